@@ -1,0 +1,1 @@
+"""The coordinator of jaxft: who takes part in a step, and whether the step counts."""
