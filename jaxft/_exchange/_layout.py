@@ -1,0 +1,143 @@
+"""Where every element of a contribution lies: the flat order in which groups sum.
+
+Theory of operation. What a step hands to `pmean` is a list of leaves. For the exchange they are packed into
+one flat buffer per dtype, a *region*: leaves of that dtype in the order of the list, each at an offset that
+is a multiple of 64 elements, so that every leaf is 64-byte aligned whatever its item size (an aligned numpy
+buffer becomes a CPU `jax.Array` without a copy; an unaligned one of 218 MB costs 120 ms). One big buffer
+beats many small ones on the wire too: a hundred leaves of 1 KB cost 4 ms one by one.
+
+A layout follows from *global* shapes alone, never from a group's mesh: two groups with different meshes agree
+on where element (leaf, index) lies, and so can sum. Groups compare `digest` before they ever exchange.
+
+The padding between leaves travels with them. It is zero in every contribution, so it stays zero in every sum.
+
+This module is pure: it knows dtypes by name and imports neither numpy nor jax.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jaxft._errors import ConfigurationError
+
+# Every leaf starts at a multiple of this many elements: 64 bytes or a multiple thereof for any item size.
+ALIGN_ELEMENTS = 64
+
+# dtype of a leaf -> (bytes of an item, dtype in which it is summed). The half precisions are summed in
+# float32 and rounded once at the end; the others are summed as they are.
+_DTYPES: dict[str, tuple[int, str]] = {
+    "bfloat16": (2, "float32"),
+    "float16": (2, "float32"),
+    "float32": (4, "float32"),
+    "float64": (8, "float64"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSpec:
+    """One leaf: its path in the pytree (for messages), its global shape, the name of its dtype."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a leaf lies: `size` elements of a region, from `offset` on."""
+
+    region: int
+    offset: int
+    size: int
+
+    @property
+    def stop(self) -> int:
+        return self.offset + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The leaves of one dtype, packed: `size` elements, padding included."""
+
+    dtype: str
+    size: int
+
+    @property
+    def item_bytes(self) -> int:
+        return _DTYPES[self.dtype][0]
+
+    @property
+    def sum_dtype(self) -> str:
+        """The dtype in which this region is summed, and in which a sum of several shards is kept and sent."""
+        return _DTYPES[self.dtype][1]
+
+    @property
+    def sum_item_bytes(self) -> int:
+        return _DTYPES[self.sum_dtype][0]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.size * self.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The flat, canonical element order of one list of leaves. Build it with `Layout.of`."""
+
+    specs: tuple[LeafSpec, ...]
+    places: tuple[Place, ...]  # one for each leaf, in the order of the leaves
+    regions: tuple[Region, ...]
+    digest: str  # equal digests, equal layouts
+
+    @staticmethod
+    def of(specs: Sequence[LeafSpec]) -> "Layout":
+        """Lay out leaves. Raises ConfigurationError for a dtype that cannot be averaged."""
+        order: dict[str, int] = {}
+        sizes: list[int] = []
+        places: list[Place] = []
+        for spec in specs:
+            _check(spec)
+            region = order.setdefault(spec.dtype, len(sizes))
+            if region == len(sizes):
+                sizes.append(0)
+            places.append(Place(region=region, offset=sizes[region], size=spec.size))
+            sizes[region] = _aligned(sizes[region] + spec.size)
+        regions = tuple(Region(dtype=dtype, size=sizes[region]) for dtype, region in order.items())
+        return Layout(specs=tuple(specs), places=tuple(places), regions=regions, digest=_digest(specs))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one contribution, which is also the bytes of one result."""
+        return sum(region.size_bytes for region in self.regions)
+
+    def gaps(self) -> Iterator[Place]:
+        """The padding after each leaf, where there is any."""
+        for place in self.places:
+            padding = _aligned(place.stop) - place.stop
+            if padding > 0:
+                yield Place(region=place.region, offset=place.stop, size=padding)
+
+
+def _check(spec: LeafSpec) -> None:
+    assert all(extent >= 0 for extent in spec.shape)
+    if spec.dtype not in _DTYPES:
+        raise ConfigurationError(
+            f"Leaf {spec.path!r} has dtype {spec.dtype!r}, which cannot be averaged over groups. "
+            f"jaxft averages {', '.join(_DTYPES)}: convert the leaf before you hand it to pmean."
+        )
+
+
+def _aligned(elements: int) -> int:
+    return -(-elements // ALIGN_ELEMENTS) * ALIGN_ELEMENTS
+
+
+def _digest(specs: Sequence[LeafSpec]) -> str:
+    digest = hashlib.sha256(f"jaxft layout 1, align {ALIGN_ELEMENTS}".encode())
+    for spec in specs:
+        digest.update(f"\n{spec.path!r} {spec.dtype} {','.join(map(str, spec.shape))}".encode())
+    return digest.hexdigest()
