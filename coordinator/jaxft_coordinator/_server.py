@@ -1,0 +1,211 @@
+"""The coordinator's shell: gRPC streams in, the pure machine, gRPC streams out.
+
+One asyncio loop owns every job, so there is no lock: a stream's reader hands each message to `_handle`, which
+steps the machine and puts what it must send into the outboxes of the sessions concerned.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from jaxft_coordinator import wire
+from jaxft_coordinator.core import machine
+from jaxft_coordinator.core.job import (
+    Close,
+    Event,
+    GroupSaid,
+    Job,
+    Options,
+    Report,
+    Send,
+    SessionClosed,
+    SessionId,
+    Tick,
+)
+from jaxft_coordinator.core.messages import Evicted, GroupMessage, Hello, Refused
+from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
+
+_log = logging.getLogger("jaxft_coordinator")
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
+MAX_MESSAGE_BYTES = 4 << 20
+# A quorum of a thousand groups is 60 KB; a group that lets this many messages pile up reads none of them.
+MAX_OUTBOX_MESSAGES = 1000
+FIRST_MESSAGE_TIMEOUT_S = 10.0
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Liveness is the protocol's own heartbeat. These only say how often a client's keepalive may ping.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Two coordinators on one port would each see half of a job.
+    ("grpc.so_reuseport", 0),
+]
+
+
+@dataclass(eq=False)
+class _Session:
+    id: SessionId
+    job: str = ""
+    outbox: asyncio.Queue[pb.CoordinatorMessage | None] = field(
+        default_factory=lambda: asyncio.Queue(MAX_OUTBOX_MESSAGES)
+    )
+    closed: bool = False
+
+    def put(self, message: pb.CoordinatorMessage | None) -> None:
+        """Queue `message`; None ends the stream after what is queued already."""
+        if self.closed:
+            return
+        if message is None:
+            self.closed = True
+        with contextlib.suppress(asyncio.QueueFull):
+            self.outbox.put_nowait(message)
+            return
+        # It has stopped reading: drop the backlog and end the stream, the group comes back as a joiner.
+        self.closed = True
+        while not self.outbox.empty():
+            self.outbox.get_nowait()
+        self.outbox.put_nowait(None)
+
+
+class Server(pb_grpc.CoordinatorServicer):
+    """Serves any number of jobs, by name, on one port.
+
+    Args:
+        bind: `host:port`; port 0 takes a free one, which `port` then tells.
+        options: what holds for all jobs.
+        quorum_tick_s: how often silence is looked for. Deaths that close a stream are seen at once.
+    """
+
+    def __init__(self, bind: str, options: Options, *, quorum_tick_s: float = 0.1) -> None:
+        self.port = 0
+        self._bind = bind
+        self._options = options
+        self._tick_s = quorum_tick_s
+        self._jobs: dict[str, Job] = {}
+        self._sessions: dict[SessionId, _Session] = {}
+        self._ids = itertools.count(1)
+        self._server: grpc.aio.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        # Typed as missing because grpc_health imports it only where asyncio exists.
+        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
+
+    async def start(self) -> None:
+        """Bind and serve.
+
+        Raises:
+            OSError: if the address cannot be bound.
+        """
+        server = grpc.aio.server(options=_OPTIONS)
+        pb_grpc.add_CoordinatorServicer_to_server(self, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((SERVICE, reflection.SERVICE_NAME), server)
+        try:
+            self.port = server.add_insecure_port(self._bind)
+        except RuntimeError as error:
+            raise OSError(
+                f"cannot listen on {self._bind!r}: the port is in use, or the address is not this machine's. "
+                "Stop the other process or choose another --bind."
+            ) from error
+        await server.start()
+        self._server = server
+        self._ticker = asyncio.create_task(self._tick_forever())
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        _log.info("coordinator listens on %s (port %d)", self._bind, self.port)
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """Stop taking calls, end the streams, and return. Groups then wait for a coordinator to come back."""
+        assert self._server is not None
+        assert self._ticker is not None
+        await self._health.enter_graceful_shutdown()
+        self._ticker.cancel()
+        for session in self._sessions.values():
+            session.put(None)
+        await self._server.stop(grace_s)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[pb.GroupMessage], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.CoordinatorMessage]:
+        session = _Session(SessionId(next(self._ids)))
+        self._sessions[session.id] = session
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        try:
+            while (message := await session.outbox.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+            self._closed(session, "its connection closed")
+
+    async def _read(self, session: _Session, requests: AsyncIterator[pb.GroupMessage]) -> None:
+        reason = "its connection closed"
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
+                first = await anext(aiter(requests), None)
+            if first is not None:
+                self._handle(session, wire.group_from_proto(first))
+                async for request in requests:
+                    self._handle(session, wire.group_from_proto(request))
+        except TimeoutError:
+            reason = f"it said nothing for {FIRST_MESSAGE_TIMEOUT_S:.0f} s"
+        except (wire.WireError, machine.IllegalEvent) as error:
+            reason = f"it broke the protocol: {error}"
+            _log.warning("session %d: %s", session.id, error)
+            session.put(wire.coordinator_to_proto(Evicted(reason, may_return=False)))
+        except Exception:
+            reason = "the coordinator failed on its message"
+            _log.exception("session %d: %s", session.id, reason)
+        self._closed(session, reason)
+        session.put(None)
+
+    def _handle(self, session: _Session, message: GroupMessage) -> None:
+        if session.closed:
+            return
+        if isinstance(message, Hello) and not session.job:
+            if not message.job or len(message.job) > 200:
+                session.put(wire.coordinator_to_proto(Refused("a job needs a name of 1 to 200 characters")))
+                session.put(None)
+                return
+            session.job = message.job
+        if not session.job:
+            raise machine.IllegalEvent("the first message of a session must be Hello")
+        self._step(session.job, GroupSaid(session.id, message))
+
+    def _closed(self, session: _Session, reason: str) -> None:
+        if self._sessions.pop(session.id, None) is None or not session.job:
+            return
+        self._step(session.job, SessionClosed(session.id, reason))
+
+    def _step(self, name: str, event: Event) -> None:
+        job = self._jobs.get(name) or Job(name, self._options)
+        job, effects = machine.step(job, event, time.monotonic())
+        if job.empty:
+            self._jobs.pop(name, None)
+        else:
+            self._jobs[name] = job
+        for effect in effects:
+            match effect:
+                case Send(session_id, message):
+                    if session := self._sessions.get(session_id):
+                        session.put(wire.coordinator_to_proto(message))
+                case Close(session_id):
+                    if session := self._sessions.get(session_id):
+                        session.put(None)
+                case Report(text):
+                    _log.info("%s", text)
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            for name in list(self._jobs):
+                self._step(name, Tick())

@@ -1,0 +1,184 @@
+"""What the coordinator knows of one job, as frozen values, and what can happen to it.
+
+`machine.py` moves a `Job` from state to state; nothing else does.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NewType
+
+from jaxft_coordinator.core.messages import (
+    Change,
+    CoordinatorMessage,
+    GroupMessage,
+    GroupName,
+    HealId,
+    Incarnation,
+    NewQuorum,
+    QuorumId,
+    Step,
+)
+
+SessionId = NewType("SessionId", int)
+Holder = tuple[GroupName, Incarnation]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of the coordinator that hold for all its jobs."""
+
+    min_replicas: int = 1
+    join_timeout_s: float = 60.0
+    heartbeat_timeout_s: float = 5.0
+
+    @property
+    def heartbeat_interval_ms(self) -> int:
+        """Five heartbeats fit into the timeout, so four may be lost or late."""
+        return max(1, round(self.heartbeat_timeout_s * 1000 / 5))
+
+    @property
+    def vote_grace_s(self) -> float:
+        """How long the others may take to vote once somebody has failed: they notice within milliseconds."""
+        return min(1.0, self.heartbeat_timeout_s / 5)
+
+
+class Phase(enum.Enum):
+    """Where a group stands with its job."""
+
+    PRESENT = "present"  # said Hello; may still be compiling
+    STALE = "stale"  # joined, but does not hold the frontier and has no donors yet
+    HEALING = "healing"  # fetches the frontier from donors
+    READY = "ready"  # has caught up; enters at the next boundary
+    MEMBER = "member"  # holds the frontier and takes part
+    LEAVING = "leaving"  # takes no part any more; still serves its heals
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    name: GroupName
+    incarnation: Incarnation
+    session: SessionId
+    address: str
+    last_heard_s: float
+    phase: Phase = Phase.PRESENT
+    step: Step = Step(0)
+    digest: str = ""
+    heal_id: HealId | None = None
+    donors: tuple[GroupName, ...] = ()
+    finished: bool = False
+
+    @property
+    def holder(self) -> Holder:
+        return (self.name, self.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """State `step`, the quorum whose commit made it (0: the founding state), and who is known to hold it."""
+
+    step: Step
+    quorum_id: QuorumId
+    digest: str
+    holders: frozenset[Holder]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    voter: GroupName
+    accused: tuple[GroupName, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """The votes on one attempt. Bit i of a mask stands for member i of the quorum in force."""
+
+    ok: int = 0
+    lost: int = 0
+    failures: tuple[Failure, ...] = ()
+    deadline_s: float | None = None
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    name: str
+    options: Options
+    settings: Mapping[str, str] | None = None
+    min_replicas: int = 0
+    groups: Mapping[GroupName, Group] = field(default_factory=dict[GroupName, Group])
+    sessions: Mapping[SessionId, GroupName] = field(default_factory=dict[SessionId, GroupName])
+    frontier: Frontier | None = None
+    quorum: NewQuorum | None = None
+    seats: Mapping[GroupName, int] = field(
+        default_factory=dict[GroupName, int]
+    )  # positions in the last quorum
+    ballot: Ballot = Ballot()
+    last_quorum_id: QuorumId = QuorumId(0)
+    last_heal_id: HealId = HealId(0)
+    first_join_s: float | None = None
+    left: tuple[Change, ...] = ()
+    waiting: str = ""
+    finished: Step | None = None
+    last_tick_s: float | None = None
+
+    @property
+    def total_shards(self) -> int | None:
+        """S, or None where every member brings one shard of its own (TorchFT's meaning)."""
+        shards = (self.settings or {}).get("shards", "")
+        return int(shards) if shards.isdigit() else None
+
+    @property
+    def empty(self) -> bool:
+        """Nothing would be lost if this job were forgotten."""
+        return not self.groups and self.frontier is None
+
+
+# ---- events ----
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSaid:
+    session: SessionId
+    message: GroupMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    session: SessionId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = GroupSaid | SessionClosed | Tick
+
+
+# ---- effects ----
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    session: SessionId
+    message: CoordinatorMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End this session once what was sent to it has left."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One line for the log: a transition that people should see."""
+
+    text: str
+
+
+Effect = Send | Close | Report

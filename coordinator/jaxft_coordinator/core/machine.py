@@ -1,0 +1,150 @@
+"""The coordinator's protocol: one pure function per job, `step(job, event, now_s) -> (job, effects)`.
+
+Theory of operation
+===================
+
+A group's life, as its job sees it (`Phase`):
+
+    Hello -> PRESENT -> Join -> MEMBER                      if it holds the frontier
+                             -> STALE -> HEALING -> READY   if it does not
+                                                 -> MEMBER  at the next boundary
+    MEMBER -> LEAVING -> (Goodbye)                          of its own accord
+    any    -> (gone)                                        stream closed, no heartbeat, evicted
+
+The job moves by three things only: it is *founded* (its first state is chosen), a *quorum* is formed, and a
+quorum's step is *committed*. All three are in `quorums.py`, with the rule for counting votes.
+
+What holds after every event:
+
+1. `last_quorum_id` never goes back, and no two quorums share an id.
+2. The frontier goes up by one at a time, and only by the votes of a quorum formed at it: each living member
+   said that it holds the complete sum. One decision is made for all of them in one event.
+3. Only groups in `frontier.holders` donate: they were sent the commit that made the frontier (or founded it).
+   An equal step number proves nothing.
+4. A quorum has at least `min_replicas` members when it is formed.
+5. In a quorum each shard has exactly one owner; when a step is tried again, owners that live keep theirs.
+6. The stream to each group is ordered. So a Pin of state s, sent while the frontier is s, arrives before the
+   Commit that would overwrite state s; nothing waits for a joiner.
+
+Deliberately not here: sockets, clocks (time comes as an argument), durable storage, groups of several ranks.
+"""
+
+from typing import assert_never
+
+from jaxft_coordinator.core import quorums, sessions
+from jaxft_coordinator.core.job import (
+    Effect,
+    Event,
+    Group,
+    GroupSaid,
+    Job,
+    Phase,
+    SessionClosed,
+    SessionId,
+    Tick,
+)
+from jaxft_coordinator.core.messages import (
+    GroupMessage,
+    HealFailed,
+    Heartbeat,
+    Hello,
+    Join,
+    Leave,
+    Ready,
+    Vote,
+)
+from jaxft_coordinator.core.turn import Turn
+
+
+class IllegalEvent(Exception):
+    """A group broke the protocol. The job is untouched; the shell ends that group's session."""
+
+
+def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]:
+    """Return the job after `event` at time `now_s` (monotonic seconds), and what must be done.
+
+    Raises:
+        IllegalEvent: if the event's sender may not send it now.
+    """
+    turn = Turn(job, now_s)
+    match event:
+        case GroupSaid(session, Hello() as message):
+            if session in job.sessions:
+                raise IllegalEvent("a session has one Hello")
+            sessions.hello(turn, session, message)
+        case GroupSaid(session, message):
+            if not _said(turn, _speaker(job, session), message):
+                return turn.job, tuple(turn.effects)
+        case SessionClosed(session, reason):
+            group = _group_of(job, session)
+            if group is None:
+                return job, ()
+            sessions.closed(turn, group, reason)
+        case Tick():
+            _tick(turn)
+        case _:
+            assert_never(event)
+    _advance(turn)
+    return turn.job, tuple(turn.effects)
+
+
+def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
+    """Handle `message`; return whether anything else may follow from it at once."""
+    match message:
+        case Heartbeat():
+            turn.put(group, last_heard_s=turn.now_s)
+            return False
+        case Vote():
+            frontier = turn.job.frontier
+            quorums.vote(turn, group, message)
+            return turn.job.frontier is not frontier or turn.job.quorum is None
+        case Join():
+            if group.phase is not Phase.PRESENT:
+                raise IllegalEvent(f"group {group.name!r} joined twice")
+            sessions.join(turn, group, message)
+        case Ready():
+            sessions.ready(turn, group, message)
+        case HealFailed():
+            sessions.heal_failed(turn, group, message)
+        case Leave():
+            sessions.leave(turn, group, message)
+        case Hello():
+            raise IllegalEvent("a session has one Hello")
+        case _:
+            assert_never(message)
+    return True
+
+
+def _advance(turn: Turn) -> None:
+    """Whatever can happen now without a further event."""
+    quorums.found(turn)
+    sessions.plan_heals(turn)
+    quorums.form(turn)
+    sessions.finish(turn)
+
+
+def _tick(turn: Turn) -> None:
+    job, now_s = turn.job, turn.now_s
+    timeout_s = job.options.heartbeat_timeout_s
+    # If the coordinator itself stood still, the silence was its own: nobody is judged by it.
+    stood_still_s = 0.0 if job.last_tick_s is None else now_s - job.last_tick_s
+    turn.update(last_tick_s=now_s)
+    if stood_still_s > timeout_s / 2:
+        for group in job.groups.values():
+            turn.put(group, last_heard_s=now_s)
+        return
+    for group in turn.select(lambda group: now_s - group.last_heard_s > timeout_s):
+        sessions.dismiss(turn, group, f"no heartbeat for {now_s - group.last_heard_s:.1f} s", may_return=True)
+    quorums.settle(turn)
+
+
+def _speaker(job: Job, session: SessionId) -> Group:
+    group = _group_of(job, session)
+    if group is None:
+        raise IllegalEvent("the first message of a session must be Hello")
+    return group
+
+
+def _group_of(job: Job, session: SessionId) -> Group | None:
+    name = job.sessions.get(session)
+    return None if name is None else job.groups[name]

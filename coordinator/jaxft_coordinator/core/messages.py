@@ -1,0 +1,188 @@
+"""What groups and the coordinator say to each other, as frozen values.
+
+They mirror `proto/coordinator.proto`, which documents every field. The cores of both ends speak in these;
+only the shells know of protobuf. "State s" is the state after s committed steps; step s makes state s + 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NewType
+
+GroupName = NewType("GroupName", str)
+Incarnation = NewType("Incarnation", int)
+QuorumId = NewType("QuorumId", int)
+HealId = NewType("HealId", int)
+Step = NewType("Step", int)
+
+PROTOCOL_VERSION = 1
+
+
+# ---- group to coordinator ----
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    job: str
+    group: GroupName
+    incarnation: Incarnation
+    address: str
+    rank: int = 0
+    ranks: int = 1
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    step: Step
+    digest: str
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    last_quorum_id: QuorumId = QuorumId(0)
+    min_replicas: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    heal_id: HealId
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    quorum_id: QuorumId
+    step: Step
+    ok: bool
+    accused: tuple[GroupName, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class HealFailed:
+    heal_id: HealId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    finished: bool
+
+
+GroupMessage = Hello | Join | Ready | Vote | Heartbeat | HealFailed | Leave
+
+
+# ---- coordinator to group ----
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    group: GroupName
+    incarnation: Incarnation
+    address: str
+    shards: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    group: GroupName
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    heartbeat_interval_ms: int
+    frontier_step: Step | None = None
+    frontier_quorum_id: QuorumId = QuorumId(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    name: str
+    job: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    reason: str
+    differences: tuple[Difference, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewQuorum:
+    quorum_id: QuorumId
+    step: Step
+    total_shards: int
+    members: tuple[Member, ...]
+    joined: tuple[Change, ...] = ()
+    left: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    quorum_id: QuorumId
+    step: Step
+    next: NewQuorum | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    heal_id: HealId
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    heal_id: HealId
+
+
+@dataclass(frozen=True, slots=True)
+class Heal:
+    heal_id: HealId
+    step: Step
+    donors: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierMoved:
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    reason: str
+    may_return: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    pass
+
+
+CoordinatorMessage = (
+    Welcome
+    | Refused
+    | NewQuorum
+    | Commit
+    | Pin
+    | Release
+    | Heal
+    | FrontierMoved
+    | Waiting
+    | Finished
+    | Evicted
+    | Goodbye
+)

@@ -1,0 +1,16 @@
+"""The order of group names: as people count, so that group-2 stands before group-10."""
+
+import functools
+import re
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+@functools.lru_cache(maxsize=65536)
+def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a sort key under which runs of digits compare as numbers and the rest as text.
+
+    The name itself comes last, so that names that count alike ("g-1", "g-01") still have one order.
+    """
+    parts = _DIGITS.split(name)
+    return (*((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts), (2, 0, name))

@@ -1,0 +1,209 @@
+"""Groups come, join, heal, and go."""
+
+from dataclasses import replace
+
+from jaxft_coordinator.core import quorums
+from jaxft_coordinator.core.job import Close, Group, Phase, Send, SessionId
+from jaxft_coordinator.core.messages import (
+    PROTOCOL_VERSION,
+    Difference,
+    Finished,
+    Goodbye,
+    Heal,
+    HealFailed,
+    HealId,
+    Hello,
+    Join,
+    Leave,
+    Pin,
+    QuorumId,
+    Ready,
+    Refused,
+    Welcome,
+)
+from jaxft_coordinator.core.turn import Turn, as_member
+
+MAX_NAME_LENGTH = 200
+
+
+def hello(turn: Turn, session: SessionId, message: Hello) -> None:
+    problem = _hello_problem(message)
+    if problem:
+        turn.effects += [Send(session, Refused(problem)), Close(session)]
+        return
+    known = turn.job.groups.get(message.group)
+    if known is not None and known.incarnation == message.incarnation:
+        remove(turn, known, "it lost its connection")
+    elif known is not None:
+        dismiss(turn, known, f"another process has joined as {message.group!r}", may_return=False)
+    group = Group(message.group, message.incarnation, session, message.address, turn.now_s)
+    turn.add(group)
+    frontier = turn.job.frontier
+    interval_ms = turn.job.options.heartbeat_interval_ms
+    if frontier is None:
+        turn.send(group, Welcome(interval_ms))
+    else:
+        turn.send(group, Welcome(interval_ms, frontier.step, frontier.quorum_id))
+    turn.report(f"{group.name} is present")
+
+
+def join(turn: Turn, group: Group, message: Join) -> None:
+    job = turn.job
+    differences = _differences(turn, message)
+    if differences:
+        names = ", ".join(difference.name for difference in differences)
+        refuse(turn, group, f"group {group.name!r} differs from job {job.name!r} in: {names}", differences)
+        return
+    if job.frontier is not None and message.step > job.frontier.step:
+        refuse(
+            turn,
+            group,
+            f"group {group.name!r} holds step {message.step}, but job {job.name!r} is only at step "
+            f"{job.frontier.step}: this looks like another run; give it a job name of its own",
+        )
+        return
+    turn.update(
+        settings=job.settings if job.settings is not None else dict(message.settings),
+        min_replicas=job.min_replicas or message.min_replicas or job.options.min_replicas,
+        last_quorum_id=QuorumId(max(job.last_quorum_id, message.last_quorum_id)),
+    )
+    if job.frontier is None and job.first_join_s is None:
+        turn.update(first_join_s=turn.now_s)
+    joined = turn.put(group, step=message.step, digest=message.digest, phase=Phase.STALE)
+    if _holds_frontier(turn, joined):
+        frontier = turn.job.frontier
+        assert frontier is not None
+        turn.update(frontier=replace(frontier, holders=frontier.holders | {joined.holder}))
+        turn.put(joined, phase=Phase.MEMBER)
+
+
+def ready(turn: Turn, group: Group, message: Ready) -> None:
+    if message.heal_id != group.heal_id or group.phase not in (Phase.HEALING, Phase.READY):
+        return  # of a heal that was given up meanwhile
+    turn.put(group, phase=Phase.READY, step=message.step)
+
+
+def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:
+    if message.heal_id != group.heal_id:
+        return
+    turn.report(f"{group.name} could not heal: {message.reason}")
+    turn.put(turn.release_heal(group), phase=Phase.STALE)
+    if group.phase is Phase.MEMBER:
+        turn.note_left(group.name, "it could not catch up")
+    quorums.lose(turn, group.name)
+
+
+def leave(turn: Turn, group: Group, message: Leave) -> None:
+    """Take `group` out of the quorum at once; it stays as a donor for those who need it."""
+    turn.report(f"{group.name} leaves")
+    left = turn.put(turn.release_heal(group), phase=Phase.LEAVING)
+    if group.phase is Phase.MEMBER:
+        turn.note_left(left.name, "it left")
+    last = not turn.select(lambda other: other.phase is Phase.MEMBER)
+    if last and message.finished and left in turn.holders():
+        assert turn.job.frontier is not None
+        turn.update(finished=turn.job.frontier.step, quorum=None)
+        turn.report(f"finished at step {turn.job.frontier.step}")
+    quorums.lose(turn, left.name)
+
+
+def closed(turn: Turn, group: Group, reason: str) -> None:
+    if group.phase is not Phase.LEAVING:
+        turn.report(f"lost {group.name} ({reason})")
+    remove(turn, group, reason)
+
+
+def remove(turn: Turn, group: Group, reason: str) -> None:
+    """The group's session is over."""
+    turn.forget(group, reason)
+    quorums.lose(turn, group.name)
+
+
+def dismiss(turn: Turn, group: Group, reason: str, *, may_return: bool) -> None:
+    """Evict `group`: tell it, end its session, go on without it."""
+    turn.expel(group, reason, may_return=may_return)
+    quorums.lose(turn, group.name)
+
+
+def refuse(turn: Turn, group: Group, reason: str, differences: tuple[Difference, ...] = ()) -> None:
+    turn.report(f"refuses {group.name}: {reason}")
+    turn.send(group, Refused(reason, differences))
+    turn.effects.append(Close(group.session))
+    remove(turn, group, "refused")
+
+
+def plan_heals(turn: Turn) -> None:
+    """Give donors to every group that needs the frontier, and send home those who need nothing any more."""
+    frontier = turn.job.frontier
+    if frontier is None:
+        return
+    donors = turn.holders()
+    for group in turn.select(lambda group: group.phase is Phase.STALE):
+        if not donors:
+            if turn.job.finished is not None:
+                _tell_finished(turn, group)
+            continue
+        heal_id = HealId(turn.job.last_heal_id + 1)
+        turn.update(last_heal_id=heal_id)
+        for donor in donors:
+            turn.send(donor, Pin(heal_id, frontier.step))
+        names = tuple(donor.name for donor in donors)
+        turn.put(group, phase=Phase.HEALING, heal_id=heal_id, donors=names)
+        turn.send(group, Heal(heal_id, frontier.step, tuple(as_member(donor) for donor in donors)))
+        turn.report(f"{group.name} heals to step {frontier.step} from {', '.join(names)}")
+
+
+def finish(turn: Turn) -> None:
+    """After the end: tell joiners that have caught up, and let leavers go whom nobody needs."""
+    job = turn.job
+    if job.finished is not None:
+        for group in turn.select(lambda group: group.phase is Phase.READY and group.step == job.finished):
+            _tell_finished(turn, group)
+    needy = (Phase.PRESENT, Phase.STALE, Phase.HEALING, Phase.READY)
+    if turn.select(lambda group: group.phase in needy) and turn.job.frontier is not None:
+        return
+    for group in turn.select(lambda group: group.phase is Phase.LEAVING):
+        turn.send(group, Goodbye())
+        turn.effects.append(Close(group.session))
+        turn.remove(group)
+
+
+def _tell_finished(turn: Turn, group: Group) -> None:
+    assert turn.job.finished is not None
+    turn.send(group, Finished(turn.job.finished))
+    turn.put(turn.release_heal(group), phase=Phase.LEAVING)
+
+
+def _hello_problem(message: Hello) -> str:
+    if message.protocol_version != PROTOCOL_VERSION:
+        return (
+            f"protocol version {message.protocol_version} of group {message.group!r} is not the "
+            f"coordinator's {PROTOCOL_VERSION}: install the same jaxft on both"
+        )
+    if not message.group or len(message.group) > MAX_NAME_LENGTH:
+        return f"a group needs a name of 1 to {MAX_NAME_LENGTH} characters, not {len(message.group)}"
+    if (message.rank, message.ranks) != (0, 1):
+        return f"rank {message.rank} of {message.ranks}: groups of several processes are not supported yet"
+    return ""
+
+
+def _differences(turn: Turn, message: Join) -> tuple[Difference, ...]:
+    job = turn.job
+    if job.settings is None:
+        return ()
+    ours = {**job.settings, "min_replicas": str(job.min_replicas)}
+    asked = message.min_replicas or job.options.min_replicas
+    theirs = {**message.settings, "min_replicas": str(asked)}
+    return tuple(
+        Difference(name, ours.get(name, "-"), theirs.get(name, "-"))
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    )
+
+
+def _holds_frontier(turn: Turn, group: Group) -> bool:
+    """Equal step alone proves nothing: the same incarnation heard the commit, or the digest is the same."""
+    frontier = turn.job.frontier
+    if frontier is None or group.step != frontier.step:
+        return False
+    return group.holder in frontier.holders or bool(group.digest and group.digest == frontier.digest)

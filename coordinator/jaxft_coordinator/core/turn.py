@@ -1,0 +1,112 @@
+"""One turn of the machine: a draft of the job's next state and the effects so far.
+
+Local mutation, pure result: `machine.step` makes a Turn, moves it, and takes job and effects out of it. If
+anything raises on the way, the job that came in is untouched.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from jaxft_coordinator.core.job import Close, Effect, Group, Holder, Job, Phase, Report, Send
+from jaxft_coordinator.core.messages import (
+    Change,
+    CoordinatorMessage,
+    Evicted,
+    GroupName,
+    Incarnation,
+    Member,
+    Release,
+    Waiting,
+)
+from jaxft_coordinator.core.names import natural_key
+
+
+class Turn:
+    def __init__(self, job: Job, now_s: float) -> None:
+        self.job = job
+        self.now_s = now_s
+        self.effects: list[Effect] = []
+
+    def update(self, **changes: Any) -> None:
+        self.job = replace(self.job, **changes)
+
+    def put(self, group: Group, **changes: Any) -> Group:
+        """Store `group` with `changes` and return what was stored."""
+        stored = replace(group, **changes)
+        self.update(groups={**self.job.groups, stored.name: stored})
+        return stored
+
+    def add(self, group: Group) -> Group:
+        self.update(sessions={**self.job.sessions, group.session: group.name})
+        return self.put(group)
+
+    def remove(self, group: Group) -> None:
+        job = self.job
+        self.update(
+            groups={name: other for name, other in job.groups.items() if name != group.name},
+            sessions={session: name for session, name in job.sessions.items() if session != group.session},
+        )
+
+    def expel(self, group: Group, reason: str, *, may_return: bool) -> None:
+        """Tell `group` that it is out and end its session. The quorum is the caller's to mend."""
+        self.report(f"evicts {group.name}: {reason}")
+        self.send(group, Evicted(reason, may_return))
+        self.effects.append(Close(group.session))
+        self.forget(group, reason)
+
+    def forget(self, group: Group, reason: str) -> None:
+        """Take `group` out of the job: whatever it held or was given goes back."""
+        self.remove(self.release_heal(group))
+        if group.phase is Phase.MEMBER:
+            self.note_left(group.name, reason)
+
+    def send(self, group: Group, message: CoordinatorMessage) -> None:
+        self.effects.append(Send(group.session, message))
+
+    def report(self, text: str) -> None:
+        self.effects.append(Report(f"[{self.job.name}] {text}"))
+
+    def select(self, condition: Callable[[Group], bool]) -> list[Group]:
+        """Groups that meet `condition`, in the order in which people count them."""
+        found = (group for group in self.job.groups.values() if condition(group))
+        return sorted(found, key=lambda group: natural_key(group.name))
+
+    def holders(self) -> list[Group]:
+        """Live groups that hold the frontier for certain: the only ones that may donate."""
+        frontier = self.job.frontier
+        if frontier is None:
+            return []
+        held: frozenset[Holder] = frontier.holders
+        return self.select(
+            lambda group: group.holder in held and group.phase in (Phase.MEMBER, Phase.LEAVING)
+        )
+
+    def note_left(self, name: GroupName, reason: str) -> None:
+        self.update(left=(*self.job.left, Change(name, reason)))
+
+    def release_heal(self, group: Group) -> Group:
+        """Let the donors of `group` free what they keep for it."""
+        if group.heal_id is None:
+            return group
+        for name in group.donors:
+            donor = self.job.groups.get(name)
+            if donor is not None:
+                self.send(donor, Release(group.heal_id))
+        return self.put(group, heal_id=None, donors=())
+
+    def wait_for(self, reason: str) -> None:
+        """Tell everyone, once, why the job stands still; "" when it moves."""
+        if reason == self.job.waiting:
+            return
+        self.update(waiting=reason)
+        if not reason:
+            return
+        self.report(f"waiting: {reason}")
+        for group in self.job.groups.values():
+            if group.phase is not Phase.LEAVING:
+                self.send(group, Waiting(reason))
+
+
+def as_member(group: Group, shards: tuple[int, ...] = ()) -> Member:
+    return Member(group.name, Incarnation(group.incarnation), group.address, shards)

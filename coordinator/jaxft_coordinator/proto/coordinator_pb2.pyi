@@ -1,0 +1,262 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GroupMessage(_message.Message):
+    __slots__ = ("hello", "join", "ready", "vote", "heartbeat", "heal_failed", "leave")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    VOTE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    HEAL_FAILED_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    join: Join
+    ready: Ready
+    vote: Vote
+    heartbeat: Heartbeat
+    heal_failed: HealFailed
+    leave: Leave
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., heal_failed: _Optional[_Union[HealFailed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+
+class CoordinatorMessage(_message.Message):
+    __slots__ = ("welcome", "refused", "new_quorum", "commit", "pin", "release", "heal", "frontier_moved", "waiting", "finished", "evicted", "goodbye")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    NEW_QUORUM_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    HEAL_FIELD_NUMBER: _ClassVar[int]
+    FRONTIER_MOVED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    refused: Refused
+    new_quorum: NewQuorum
+    commit: Commit
+    pin: Pin
+    release: Release
+    heal: Heal
+    frontier_moved: FrontierMoved
+    waiting: Waiting
+    finished: Finished
+    evicted: Evicted
+    goodbye: Goodbye
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., new_quorum: _Optional[_Union[NewQuorum, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., frontier_moved: _Optional[_Union[FrontierMoved, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "job", "group", "incarnation", "rank", "ranks", "address")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    job: str
+    group: str
+    incarnation: int
+    rank: int
+    ranks: int
+    address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Join(_message.Message):
+    __slots__ = ("step", "digest", "settings", "last_quorum_id", "min_replicas")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    LAST_QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
+    MIN_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    digest: str
+    settings: _containers.ScalarMap[str, str]
+    last_quorum_id: int
+    min_replicas: int
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., settings: _Optional[_Mapping[str, str]] = ..., last_quorum_id: _Optional[int] = ..., min_replicas: _Optional[int] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("heal_id", "step")
+    HEAL_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    heal_id: int
+    step: int
+    def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Vote(_message.Message):
+    __slots__ = ("quorum_id", "step", "ok", "accused", "reason")
+    QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    ACCUSED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    quorum_id: int
+    step: int
+    ok: bool
+    accused: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., ok: bool = ..., accused: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HealFailed(_message.Message):
+    __slots__ = ("heal_id", "reason")
+    HEAL_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    heal_id: int
+    reason: str
+    def __init__(self, heal_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("finished",)
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    finished: bool
+    def __init__(self, finished: bool = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("heartbeat_interval_ms", "has_frontier", "frontier_step", "frontier_quorum_id")
+    HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    HAS_FRONTIER_FIELD_NUMBER: _ClassVar[int]
+    FRONTIER_STEP_FIELD_NUMBER: _ClassVar[int]
+    FRONTIER_QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
+    heartbeat_interval_ms: int
+    has_frontier: bool
+    frontier_step: int
+    frontier_quorum_id: int
+    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., has_frontier: bool = ..., frontier_step: _Optional[int] = ..., frontier_quorum_id: _Optional[int] = ...) -> None: ...
+
+class Difference(_message.Message):
+    __slots__ = ("name", "job", "group")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    job: str
+    group: str
+    def __init__(self, name: _Optional[str] = ..., job: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("reason", "differences")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    differences: _containers.RepeatedCompositeFieldContainer[Difference]
+    def __init__(self, reason: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("group", "incarnation", "address", "shards")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    incarnation: int
+    address: str
+    shards: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., shards: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Change(_message.Message):
+    __slots__ = ("group", "reason")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    reason: str
+    def __init__(self, group: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class NewQuorum(_message.Message):
+    __slots__ = ("quorum_id", "step", "total_shards", "members", "joined", "left")
+    QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    quorum_id: int
+    step: int
+    total_shards: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    joined: _containers.RepeatedCompositeFieldContainer[Change]
+    left: _containers.RepeatedCompositeFieldContainer[Change]
+    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., total_shards: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[Change, _Mapping]]] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("quorum_id", "step", "next")
+    QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    quorum_id: int
+    step: int
+    next: NewQuorum
+    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., next: _Optional[_Union[NewQuorum, _Mapping]] = ...) -> None: ...
+
+class Pin(_message.Message):
+    __slots__ = ("heal_id", "step")
+    HEAL_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    heal_id: int
+    step: int
+    def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("heal_id",)
+    HEAL_ID_FIELD_NUMBER: _ClassVar[int]
+    heal_id: int
+    def __init__(self, heal_id: _Optional[int] = ...) -> None: ...
+
+class Heal(_message.Message):
+    __slots__ = ("heal_id", "step", "donors")
+    HEAL_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
+    heal_id: int
+    step: int
+    donors: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class FrontierMoved(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class Evicted(_message.Message):
+    __slots__ = ("reason", "may_return")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MAY_RETURN_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    may_return: bool
+    def __init__(self, reason: _Optional[str] = ..., may_return: bool = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

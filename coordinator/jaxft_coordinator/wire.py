@@ -1,0 +1,232 @@
+"""Between the messages of the cores and their protobuf forms, both ways.
+
+Foreign bytes end here: what a group sent becomes a frozen value, or a `WireError` that says what was wrong.
+"""
+
+from typing import assert_never
+
+from jaxft_coordinator.core import messages as m
+from jaxft_coordinator.proto import coordinator_pb2 as pb
+
+# A group's settings are a handful of digests and short summaries.
+MAX_SETTINGS = 100
+MAX_TEXT_LENGTH = 10_000
+MAX_ACCUSED = 10_000
+
+
+class WireError(ValueError):
+    """A message that is not of the protocol."""
+
+
+def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
+    match message:
+        case m.Vote(quorum_id, step, ok, accused, reason):
+            return pb.GroupMessage(
+                vote=pb.Vote(quorum_id=quorum_id, step=step, ok=ok, accused=accused, reason=reason)
+            )
+        case m.Heartbeat():
+            return pb.GroupMessage(heartbeat=pb.Heartbeat())
+        case m.Hello():
+            return pb.GroupMessage(
+                hello=pb.Hello(
+                    protocol_version=message.protocol_version,
+                    job=message.job,
+                    group=message.group,
+                    incarnation=message.incarnation,
+                    rank=message.rank,
+                    ranks=message.ranks,
+                    address=message.address,
+                )
+            )
+        case m.Join():
+            return pb.GroupMessage(
+                join=pb.Join(
+                    step=message.step,
+                    digest=message.digest,
+                    settings=message.settings,
+                    last_quorum_id=message.last_quorum_id,
+                    min_replicas=message.min_replicas,
+                )
+            )
+        case m.Ready(heal_id, step):
+            return pb.GroupMessage(ready=pb.Ready(heal_id=heal_id, step=step))
+        case m.HealFailed(heal_id, reason):
+            return pb.GroupMessage(heal_failed=pb.HealFailed(heal_id=heal_id, reason=reason))
+        case m.Leave(finished):
+            return pb.GroupMessage(leave=pb.Leave(finished=finished))
+        case _:
+            assert_never(message)
+
+
+def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
+    match message.WhichOneof("kind"):
+        case "vote":
+            return _vote(message.vote)
+        case "heartbeat":
+            return m.Heartbeat()
+        case "hello":
+            return _hello(message.hello)
+        case "join":
+            return _join(message.join)
+        case "ready":
+            return m.Ready(m.HealId(message.ready.heal_id), m.Step(message.ready.step))
+        case "heal_failed":
+            failed = message.heal_failed
+            return m.HealFailed(m.HealId(failed.heal_id), _text("reason", failed.reason))
+        case "leave":
+            return m.Leave(message.leave.finished)
+        case unknown:
+            raise WireError(f"a message of kind {unknown!r} is not part of protocol {m.PROTOCOL_VERSION}")
+
+
+def coordinator_to_proto(message: m.CoordinatorMessage) -> pb.CoordinatorMessage:
+    match message:
+        case m.Commit(quorum_id, step, following):
+            commit = pb.Commit(quorum_id=quorum_id, step=step)
+            if following is not None:
+                commit.next.CopyFrom(_quorum_to_proto(following))
+            return pb.CoordinatorMessage(commit=commit)
+        case m.NewQuorum():
+            return pb.CoordinatorMessage(new_quorum=_quorum_to_proto(message))
+        case m.Welcome(interval_ms, frontier_step, frontier_quorum_id):
+            welcome = pb.Welcome(heartbeat_interval_ms=interval_ms)
+            if frontier_step is not None:
+                welcome.has_frontier = True
+                welcome.frontier_step = frontier_step
+                welcome.frontier_quorum_id = frontier_quorum_id
+            return pb.CoordinatorMessage(welcome=welcome)
+        case m.Refused(reason, differences):
+            listed = [pb.Difference(name=d.name, job=d.job, group=d.group) for d in differences]
+            return pb.CoordinatorMessage(refused=pb.Refused(reason=reason, differences=listed))
+        case m.Pin(heal_id, step):
+            return pb.CoordinatorMessage(pin=pb.Pin(heal_id=heal_id, step=step))
+        case m.Release(heal_id):
+            return pb.CoordinatorMessage(release=pb.Release(heal_id=heal_id))
+        case m.Heal(heal_id, step, donors):
+            listed_donors = [_member_to_proto(donor) for donor in donors]
+            return pb.CoordinatorMessage(heal=pb.Heal(heal_id=heal_id, step=step, donors=listed_donors))
+        case m.FrontierMoved(step):
+            return pb.CoordinatorMessage(frontier_moved=pb.FrontierMoved(step=step))
+        case m.Waiting(reason):
+            return pb.CoordinatorMessage(waiting=pb.Waiting(reason=reason))
+        case m.Finished(step):
+            return pb.CoordinatorMessage(finished=pb.Finished(step=step))
+        case m.Evicted(reason, may_return):
+            return pb.CoordinatorMessage(evicted=pb.Evicted(reason=reason, may_return=may_return))
+        case m.Goodbye():
+            return pb.CoordinatorMessage(goodbye=pb.Goodbye())
+        case _:
+            assert_never(message)
+
+
+def coordinator_from_proto(message: pb.CoordinatorMessage) -> m.CoordinatorMessage:
+    match message.WhichOneof("kind"):
+        case "commit":
+            commit = message.commit
+            following = _quorum_from_proto(commit.next) if commit.HasField("next") else None
+            return m.Commit(m.QuorumId(commit.quorum_id), m.Step(commit.step), following)
+        case "new_quorum":
+            return _quorum_from_proto(message.new_quorum)
+        case "welcome":
+            welcome = message.welcome
+            frontier_step = m.Step(welcome.frontier_step) if welcome.has_frontier else None
+            return m.Welcome(
+                welcome.heartbeat_interval_ms, frontier_step, m.QuorumId(welcome.frontier_quorum_id)
+            )
+        case "refused":
+            listed = tuple(m.Difference(d.name, d.job, d.group) for d in message.refused.differences)
+            return m.Refused(message.refused.reason, listed)
+        case "pin":
+            return m.Pin(m.HealId(message.pin.heal_id), m.Step(message.pin.step))
+        case "release":
+            return m.Release(m.HealId(message.release.heal_id))
+        case "heal":
+            heal = message.heal
+            donors = tuple(_member_from_proto(donor) for donor in heal.donors)
+            return m.Heal(m.HealId(heal.heal_id), m.Step(heal.step), donors)
+        case "frontier_moved":
+            return m.FrontierMoved(m.Step(message.frontier_moved.step))
+        case "waiting":
+            return m.Waiting(message.waiting.reason)
+        case "finished":
+            return m.Finished(m.Step(message.finished.step))
+        case "evicted":
+            return m.Evicted(message.evicted.reason, message.evicted.may_return)
+        case "goodbye":
+            return m.Goodbye()
+        case unknown:
+            raise WireError(f"a message of kind {unknown!r} is not part of protocol {m.PROTOCOL_VERSION}")
+
+
+def _hello(hello: pb.Hello) -> m.Hello:
+    return m.Hello(
+        _text("job", hello.job),
+        m.GroupName(_text("group", hello.group)),
+        m.Incarnation(hello.incarnation),
+        _text("address", hello.address),
+        hello.rank,
+        hello.ranks,
+        hello.protocol_version,
+    )
+
+
+def _join(join: pb.Join) -> m.Join:
+    if len(join.settings) > MAX_SETTINGS:
+        raise WireError(f"{len(join.settings)} settings are more than the {MAX_SETTINGS} allowed")
+    settings = {_text("setting", name): _text(name, value) for name, value in join.settings.items()}
+    return m.Join(
+        m.Step(join.step),
+        _text("digest", join.digest),
+        settings,
+        m.QuorumId(join.last_quorum_id),
+        join.min_replicas,
+    )
+
+
+def _vote(vote: pb.Vote) -> m.Vote:
+    if len(vote.accused) > MAX_ACCUSED:
+        raise WireError(f"{len(vote.accused)} accused groups are more than the {MAX_ACCUSED} allowed")
+    accused = tuple(m.GroupName(_text("accused", name)) for name in vote.accused)
+    return m.Vote(
+        m.QuorumId(vote.quorum_id), m.Step(vote.step), vote.ok, accused, _text("reason", vote.reason)
+    )
+
+
+def _text(name: str, value: str) -> str:
+    if len(value) > MAX_TEXT_LENGTH:
+        raise WireError(f"{name[:40]!r} has {len(value)} characters; {MAX_TEXT_LENGTH} are allowed")
+    return value
+
+
+def _quorum_to_proto(quorum: m.NewQuorum) -> pb.NewQuorum:
+    return pb.NewQuorum(
+        quorum_id=quorum.quorum_id,
+        step=quorum.step,
+        total_shards=quorum.total_shards,
+        members=[_member_to_proto(member) for member in quorum.members],
+        joined=[pb.Change(group=change.group, reason=change.reason) for change in quorum.joined],
+        left=[pb.Change(group=change.group, reason=change.reason) for change in quorum.left],
+    )
+
+
+def _quorum_from_proto(quorum: pb.NewQuorum) -> m.NewQuorum:
+    return m.NewQuorum(
+        m.QuorumId(quorum.quorum_id),
+        m.Step(quorum.step),
+        quorum.total_shards,
+        tuple(_member_from_proto(member) for member in quorum.members),
+        tuple(m.Change(m.GroupName(change.group), change.reason) for change in quorum.joined),
+        tuple(m.Change(m.GroupName(change.group), change.reason) for change in quorum.left),
+    )
+
+
+def _member_to_proto(member: m.Member) -> pb.Member:
+    return pb.Member(
+        group=member.group, incarnation=member.incarnation, address=member.address, shards=member.shards
+    )
+
+
+def _member_from_proto(member: pb.Member) -> m.Member:
+    return m.Member(
+        m.GroupName(member.group), m.Incarnation(member.incarnation), member.address, tuple(member.shards)
+    )
