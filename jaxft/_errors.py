@@ -21,6 +21,10 @@ class JoinRefused(ConfigurationError):
     """The coordinator refused this group: its settings differ from those of the job."""
 
 
+class Evicted(JaxftError):
+    """The coordinator put this group out for good: another process goes by its name."""
+
+
 class CannotHeal(JaxftError):
     """No group that holds the job's committed state could be reached within the failure timeout."""
 

@@ -1,0 +1,439 @@
+"""The replica's protocol: one pure function, `step(replica, event, now_s) -> (replica, effects)`.
+
+Theory of operation
+===================
+
+One group of a job. Events come from its session with the coordinator and from its training thread; effects go to
+the session. What the training thread should be doing is not an effect but a function of the state, `directive`:
+it may be read late, or twice, and is right all the same.
+
+    OFFLINE -> GREETING -> PRESENT -> JOINING -> WORKING -> VOTED -> APPLYING -> WORKING -> ...
+                                      JOINING -> HEALING -> FOLLOWING -> WORKING
+
+What holds after every event:
+
+1. `quorum` only ever changes to one with a higher id. A vote carries the id of the quorum in force and the step
+   that the group stands at, so a late one is told apart.
+2. APPLYING is entered only by a COMMIT that names the vote this group cast, or, after a lost connection, by a
+   Welcome whose frontier was made by that very vote's quorum. A group never infers a commit from its own
+   exchange.
+3. The step goes up by one with Applied or Replayed, and is set by Healed. Nothing else moves it.
+4. A lost stream ends the attempt, not the step: what was computed stays with the training thread, and the group
+   comes back with the step it holds.
+5. A stay in OFFLINE ends after `failure_timeout_s`, and so does a wait for a state that nobody holds.
+
+Deliberately not here: sockets, clocks (time comes as an argument), threads, arrays.
+"""
+
+from dataclasses import replace
+from typing import Any, assert_never
+
+from jaxft_coordinator.core.messages import (
+    Commit,
+    CoordinatorMessage,
+    Evicted,
+    Finished,
+    FrontierMoved,
+    Goodbye,
+    GroupMessage,
+    Heal,
+    HealFailed,
+    HealId,
+    Heartbeat,
+    Hello,
+    Join,
+    Leave,
+    NewQuorum,
+    Pin,
+    QuorumId,
+    Ready,
+    Refused,
+    Release,
+    Step,
+    Vote,
+    Waiting,
+    Welcome,
+)
+
+from jaxft._replica._types import (
+    Applied,
+    Apply,
+    Attempt,
+    Connected,
+    Dial,
+    Directive,
+    Disconnected,
+    Effect,
+    Event,
+    ExchangeBroke,
+    Exchanged,
+    Fail,
+    Failure,
+    HealBroke,
+    Healed,
+    HealFrom,
+    Heard,
+    LeaveNow,
+    Note,
+    Over,
+    Phase,
+    PinState,
+    Prepared,
+    ReleasePin,
+    Replay,
+    Replayed,
+    Replica,
+    Say,
+    Tick,
+    Wait,
+)
+
+FIRST_REDIAL_S = 0.05
+LAST_REDIAL_S = 1.0
+
+# Phases in which the session is over, or its end is no loss.
+_DONE = (Phase.FINISHED, Phase.LEAVING, Phase.LEFT, Phase.FAILED)
+
+
+def step(replica: Replica, event: Event, now_s: float) -> tuple[Replica, tuple[Effect, ...]]:
+    """Return the replica after `event` at time `now_s` (monotonic seconds), and what must be done."""
+    turn = _Turn(replica, now_s)
+    match event:
+        case Heard(message):
+            _heard(turn, message)
+        case Connected():
+            _connected(turn)
+        case Disconnected(reason):
+            _disconnected(turn, reason)
+        case Tick():
+            _tick(turn)
+        case Prepared():
+            _prepared(turn, event)
+        case Exchanged(quorum_id, number):
+            _cast(turn, Vote(quorum_id, number, ok=True))
+        case ExchangeBroke(quorum_id, number, accused, reason):
+            _cast(turn, Vote(quorum_id, number, ok=False, accused=accused, reason=reason))
+        case Applied(number):
+            _applied(turn, number)
+        case Healed(heal_id, number) | Replayed(heal_id, number):
+            _caught_up_to(turn, heal_id, number)
+        case HealBroke(heal_id, reason):
+            _heal_broke(turn, heal_id, reason)
+        case LeaveNow(finished):
+            _leave(turn, finished=finished)
+        case _:
+            assert_never(event)
+    return turn.replica, tuple(turn.effects)
+
+
+def directive(replica: Replica) -> Directive:
+    """What the training thread should be doing."""
+    if replica.failure is not None:
+        return Fail(replica.failure)
+    match replica.phase:
+        case Phase.WORKING if replica.quorum is not None:
+            return Attempt(replica.quorum, replica.step)
+        case Phase.APPLYING if replica.vote is not None:
+            return Apply(replica.vote.quorum_id, replica.vote.step)
+        case Phase.HEALING if replica.heal is not None:
+            return HealFrom(replica.heal)
+        case Phase.FOLLOWING if replica.heal is not None and replica.frontier_step is not None:
+            if replica.step < replica.frontier_step:
+                return Replay(replica.heal.heal_id, replica.step, replica.frontier_step)
+        case Phase.FINISHED:
+            return Over(replica.frontier_step if replica.frontier_step is not None else replica.step)
+        case Phase.LEFT:
+            return Over(replica.step)
+        case _:
+            pass
+    return Wait(_whom(replica))
+
+
+class _Turn:
+    def __init__(self, replica: Replica, now_s: float) -> None:
+        self.replica = replica
+        self.now_s = now_s
+        self.effects: list[Effect] = []
+
+    def update(self, **changes: Any) -> None:
+        self.replica = replace(self.replica, **changes)
+
+    def enter(self, phase: Phase, **changes: Any) -> None:
+        self.update(phase=phase, since_s=self.now_s, waiting="", **changes)
+
+    def say(self, message: GroupMessage) -> None:
+        self.effects.append(Say(message))
+
+    def note(self, text: str, *, warning: bool = False) -> None:
+        self.effects.append(Note(text, warning))
+
+    def fail(self, error: str, text: str) -> None:
+        self.enter(Phase.FAILED, failure=Failure(error, text))
+
+
+def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
+    match message:
+        case Commit():
+            _commit(turn, message)
+        case NewQuorum():
+            _new_quorum(turn, message)
+        case Welcome():
+            _welcome(turn, message)
+        case Refused():
+            _refused(turn, message)
+        case Pin(heal_id, number):
+            turn.effects.append(PinState(heal_id, number))
+        case Release(heal_id):
+            turn.effects.append(ReleasePin(heal_id))
+        case Heal():
+            turn.enter(Phase.HEALING, heal=message, quorum=None, frontier_step=message.step)
+        case FrontierMoved(number):
+            turn.update(frontier_step=number)
+        case Waiting(reason):
+            turn.update(waiting=reason)
+            turn.note(f"waiting: {reason}")
+        case Finished(number):
+            turn.enter(Phase.FINISHED, frontier_step=number)
+        case Evicted(reason, may_return):
+            _evicted(turn, reason, may_return=may_return)
+        case Goodbye():
+            turn.enter(Phase.LEFT)
+        case _:
+            assert_never(message)
+
+
+def _connected(turn: _Turn) -> None:
+    me = turn.replica.identity
+    turn.enter(Phase.GREETING)
+    turn.say(Hello(me.job, me.group, me.incarnation, me.address))
+
+
+def _welcome(turn: _Turn, message: Welcome) -> None:
+    interval_s = message.heartbeat_interval_ms / 1000
+    turn.update(
+        heartbeat_interval_s=interval_s,
+        next_heartbeat_s=turn.now_s + interval_s,
+        dials=0,
+        offline_since_s=None,
+        frontier_step=message.frontier_step,
+    )
+    vote = turn.replica.vote
+    committed = (message.frontier_step, message.frontier_quorum_id)
+    if vote is not None and vote.ok and committed == (vote.step + 1, vote.quorum_id):
+        turn.enter(Phase.APPLYING)
+        return
+    _join_or_wait(turn)
+
+
+def _join_or_wait(turn: _Turn) -> None:
+    replica = turn.replica
+    prepared = replica.prepared
+    if prepared is None:
+        turn.enter(Phase.PRESENT)
+        return
+    # The digest was taken of the first state; a state that has moved on is known by its incarnation.
+    digest = prepared.digest if prepared.step == replica.step else ""
+    turn.enter(Phase.JOINING, joined=True, vote=None)
+    turn.say(Join(replica.step, digest, prepared.settings, replica.last_quorum_id, prepared.min_replicas))
+
+
+def _prepared(turn: _Turn, prepared: Prepared) -> None:
+    turn.update(prepared=prepared, step=prepared.step)
+    if turn.replica.phase is Phase.PRESENT:
+        _join_or_wait(turn)
+
+
+def _new_quorum(turn: _Turn, quorum: NewQuorum) -> None:
+    replica = turn.replica
+    if quorum.quorum_id <= replica.last_quorum_id:
+        return
+    if replica.phase in _DONE:
+        return
+    before = replica.last_quorum_id
+    turn.update(quorum=quorum, last_quorum_id=quorum.quorum_id, frontier_step=quorum.step)
+    turn.note(_quorum_line(before, quorum, retried=replica.phase in (Phase.WORKING, Phase.VOTED)))
+    if replica.phase is Phase.APPLYING or quorum.step > replica.step:
+        return  # it takes part as soon as it holds the state
+    turn.enter(Phase.WORKING, vote=None)
+
+
+def _cast(turn: _Turn, vote: Vote) -> None:
+    replica = turn.replica
+    if replica.phase is not Phase.WORKING or replica.quorum is None:
+        return
+    if (vote.quorum_id, vote.step) != (replica.quorum.quorum_id, replica.step):
+        return  # of an attempt that is over
+    turn.enter(Phase.VOTED, vote=vote)
+    turn.say(vote)
+
+
+def _commit(turn: _Turn, commit: Commit) -> None:
+    vote = turn.replica.vote
+    if turn.replica.phase is not Phase.VOTED or vote is None or not vote.ok:
+        return
+    if (commit.quorum_id, commit.step) != (vote.quorum_id, vote.step):
+        return
+    turn.enter(Phase.APPLYING)
+    if commit.next is not None:
+        _new_quorum(turn, commit.next)
+
+
+def _applied(turn: _Turn, number: Step) -> None:
+    turn.update(step=number, vote=None)
+    if turn.replica.phase is not Phase.APPLYING:
+        return
+    if turn.replica.joined:
+        turn.enter(Phase.WORKING)
+    else:
+        _join_or_wait(turn)
+
+
+def _caught_up_to(turn: _Turn, heal_id: HealId, number: Step) -> None:
+    """The training thread holds state `number`, through heal `heal_id`."""
+    turn.update(step=number)
+    replica = turn.replica
+    if replica.heal is None or replica.heal.heal_id != heal_id:
+        return  # that heal was given up meanwhile; the state is good all the same
+    if replica.phase is Phase.HEALING:
+        turn.enter(Phase.FOLLOWING)
+    if replica.quorum is not None and replica.quorum.step == number:
+        turn.enter(Phase.WORKING)
+        return
+    if replica.frontier_step is not None and number >= replica.frontier_step:
+        turn.say(Ready(heal_id, number))
+
+
+def _heal_broke(turn: _Turn, heal_id: HealId, reason: str) -> None:
+    heal = turn.replica.heal
+    if heal is None or heal.heal_id != heal_id:
+        return
+    turn.note(f"heal failed: {reason}; asks for other donors", warning=True)
+    turn.say(HealFailed(heal.heal_id, reason))
+    turn.enter(Phase.JOINING, heal=None, quorum=None)
+
+
+def _evicted(turn: _Turn, reason: str, *, may_return: bool) -> None:
+    if turn.replica.phase in _DONE:
+        turn.enter(Phase.LEFT)
+        return
+    if may_return:
+        turn.note(f"evicted: {reason}; comes back as a joiner", warning=True)
+        return  # the stream ends next, and `_disconnected` dials again
+    me = turn.replica.identity
+    turn.fail(
+        "Evicted",
+        f"group {me.group!r} of job {me.job!r} was put out by the coordinator {me.coordinator}: {reason}. "
+        "Each group of a job needs a name of its own; is an older process of this group still running?",
+    )
+
+
+def _refused(turn: _Turn, message: Refused) -> None:
+    me = turn.replica.identity
+    lines = [f"the coordinator {me.coordinator} refused group {me.group!r}: {message.reason}."]
+    lines += [
+        f"  {difference.name}: the job has {difference.job!r}, this group {difference.group!r}"
+        for difference in message.differences
+    ]
+    if message.differences:
+        lines.append(
+            "Start every group of a job with the same program and settings, or use another job name."
+        )
+    turn.fail("JoinRefused", "\n".join(lines))
+
+
+def _disconnected(turn: _Turn, reason: str) -> None:
+    replica = turn.replica
+    if replica.phase in _DONE:
+        if replica.phase is Phase.LEAVING:
+            turn.enter(Phase.LEFT)
+        return
+    since_s = replica.offline_since_s
+    if since_s is None:
+        since_s = turn.now_s
+        if replica.joined:
+            turn.note(
+                f"lost the coordinator {replica.identity.coordinator} ({reason}); dials again", warning=True
+            )
+    delay_s = min(FIRST_REDIAL_S * 2.0**replica.dials, LAST_REDIAL_S)
+    turn.enter(
+        Phase.OFFLINE,
+        joined=False,
+        quorum=None,
+        heal=None,
+        offline_since_s=since_s,
+        offline_reason=reason,
+        dials=replica.dials + 1,
+    )
+    turn.effects.append(Dial(delay_s))
+
+
+def _leave(turn: _Turn, *, finished: bool) -> None:
+    if turn.replica.phase in (Phase.OFFLINE, Phase.GREETING, Phase.LEFT, Phase.FAILED):
+        turn.enter(Phase.LEFT)
+        return
+    turn.enter(Phase.LEAVING)
+    turn.say(Leave(finished))
+
+
+def _tick(turn: _Turn) -> None:
+    replica = turn.replica
+    online = replica.phase not in (Phase.OFFLINE, Phase.GREETING, Phase.LEFT, Phase.FAILED)
+    if online and turn.now_s >= replica.next_heartbeat_s:
+        turn.update(next_heartbeat_s=turn.now_s + replica.heartbeat_interval_s)
+        turn.say(Heartbeat())
+    _check_deadlines(turn)
+
+
+def _check_deadlines(turn: _Turn) -> None:
+    replica, me = turn.replica, turn.replica.identity
+    timeout_s = replica.failure_timeout_s
+    if replica.offline_since_s is not None and turn.now_s - replica.offline_since_s > timeout_s:
+        if replica.phase not in (*_DONE, Phase.FAILED):
+            turn.fail(
+                "CoordinatorUnreachable",
+                f"no answer from the coordinator {me.coordinator} for {timeout_s:g} s "
+                f"(last: {replica.offline_reason}). Is it running, and is the address right? Start one with "
+                "`jaxft-coordinator --bind [::]:29510`.",
+            )
+        return
+    waited_s = turn.now_s - replica.since_s
+    behind = replica.frontier_step is not None and replica.step != replica.frontier_step
+    if replica.phase is Phase.JOINING and behind and waited_s > timeout_s:
+        turn.fail(
+            "CannotHeal",
+            f"group {me.group!r} holds step {replica.step} of job {me.job!r}, whose last committed step is "
+            f"{replica.frontier_step}, and for {timeout_s:g} s no group that holds it was there "
+            f"({replica.waiting or 'no reason given'}). A fresh state never replaces a committed one: bring a "
+            "group that holds it back, or start a new run under another job name.",
+        )
+    elif replica.phase is Phase.LEAVING and waited_s > timeout_s:
+        turn.note(f"leaves after {timeout_s:g} s although a joiner may still need it", warning=True)
+        turn.enter(Phase.LEFT)
+
+
+def _whom(replica: Replica) -> str:
+    """Whom a waiting group waits for, for people."""
+    me = replica.identity
+    if replica.waiting:
+        return replica.waiting
+    match replica.phase:
+        case Phase.OFFLINE | Phase.GREETING:
+            return f"the coordinator {me.coordinator} ({replica.offline_reason or 'connecting'})"
+        case Phase.VOTED if replica.quorum is not None:
+            others = ", ".join(member.group for member in replica.quorum.members if member.group != me.group)
+            return f"the decision on step {replica.step}: the votes of {others or 'nobody else'}"
+        case Phase.FOLLOWING:
+            return f"the boundary after step {replica.step}, to enter the quorum"
+        case Phase.LEAVING:
+            return "joiners that still fetch this group's state"
+        case _:
+            return "the coordinator's next word"
+
+
+def _quorum_line(before: QuorumId, quorum: NewQuorum, *, retried: bool) -> str:
+    left = "; ".join(f"lost {change.group} ({change.reason})" for change in quorum.left)
+    joined = ", ".join(change.group for change in quorum.joined)
+    what = "; ".join(text for text in (left, f"joined {joined}" if joined else "") if text)
+    names = ", ".join(member.group for member in quorum.members)
+    then = f"step {quorum.step} is tried again" if retried else f"from step {quorum.step}"
+    return f"quorum {before} -> {quorum.quorum_id}: {what or 'shards dealt anew'}; now {names}; {then}"

@@ -1,0 +1,268 @@
+"""What can happen to a replica, what it must then do, and what it tells the training thread."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxft_coordinator.core.messages import (
+    CoordinatorMessage,
+    GroupMessage,
+    GroupName,
+    Heal,
+    HealId,
+    Incarnation,
+    NewQuorum,
+    QuorumId,
+    Step,
+    Vote,
+)
+
+
+class Phase(enum.Enum):
+    """Where this group stands. docs/protocol.md draws the moves between them."""
+
+    OFFLINE = "offline"  # no stream to the coordinator; tries again
+    GREETING = "greeting"  # said Hello, awaits Welcome
+    PRESENT = "present"  # welcome; the training thread still compiles
+    JOINING = "joining"  # said Join; awaits a quorum or a heal
+    HEALING = "healing"  # fetches a snapshot
+    FOLLOWING = "following"  # holds a snapshot, replays the log up to the frontier
+    WORKING = "working"  # in a quorum: computes and exchanges
+    VOTED = "voted"  # awaits the decision
+    APPLYING = "applying"  # heard COMMIT; the training thread applies
+    FINISHED = "finished"  # the job is over
+    LEAVING = "leaving"  # goes on purpose; serves its heals until Goodbye
+    LEFT = "left"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    job: str
+    group: GroupName
+    incarnation: Incarnation
+    address: str
+    coordinator: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why this group cannot go on: the name of an error class of `jaxft._errors`, and its text."""
+
+    error: str
+    text: str
+
+
+# ---- events: from the training thread ----
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Both programs are compiled; the group holds state `step` and wants to take part."""
+
+    step: Step
+    digest: str
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    min_replicas: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    quorum_id: QuorumId
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeBroke:
+    quorum_id: QuorumId
+    step: Step
+    accused: tuple[GroupName, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The training thread holds state `step` now."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """The snapshot of this heal is in place."""
+
+    heal_id: HealId
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    heal_id: HealId
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class HealBroke:
+    heal_id: HealId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveNow:
+    finished: bool
+
+
+# ---- events: from the session ----
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    message: CoordinatorMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = (
+    Prepared
+    | Exchanged
+    | ExchangeBroke
+    | Applied
+    | Healed
+    | Replayed
+    | HealBroke
+    | LeaveNow
+    | Connected
+    | Disconnected
+    | Heard
+    | Tick
+)
+
+
+# ---- effects ----
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    message: GroupMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open the stream, after `delay_s`."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PinState:
+    heal_id: HealId
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePin:
+    heal_id: HealId
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line for the log: a transition that people should see."""
+
+    text: str
+    warning: bool = False
+
+
+Effect = Say | Dial | PinState | ReleasePin | Note
+
+
+# ---- directives: what the training thread should be doing, as a function of the state ----
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do until this changes; `reason` says for whom."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealFrom:
+    heal: Heal
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Fetch and apply the means of step `step`; the job stands at state `until`."""
+
+    heal_id: HealId
+    step: Step
+    until: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Compute this group's shards of the quorum's step and exchange them."""
+
+    quorum: NewQuorum
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Step `step` is committed: apply it."""
+
+    quorum_id: QuorumId
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The job finished at state `step`."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    failure: Failure
+
+
+Directive = Wait | HealFrom | Replay | Attempt | Apply | Over | Fail
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """All that a group knows of its job."""
+
+    identity: Identity
+    failure_timeout_s: float
+    phase: Phase = Phase.OFFLINE
+    step: Step = Step(0)
+    prepared: Prepared | None = None
+    joined: bool = False
+    quorum: NewQuorum | None = None
+    vote: Vote | None = None
+    heal: Heal | None = None
+    frontier_step: Step | None = None
+    last_quorum_id: QuorumId = QuorumId(0)
+    heartbeat_interval_s: float = 1.0
+    next_heartbeat_s: float = 0.0
+    since_s: float = 0.0  # when the present phase began
+    dials: int = 0
+    offline_since_s: float | None = None
+    offline_reason: str = ""
+    waiting: str = ""
+    failure: Failure | None = None
