@@ -1,0 +1,52 @@
+# Everything sets itself up: `make demo` and `make test` work in a fresh clone with Python 3.11+ and make alone.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-newest storm lint format docs stubs clean
+
+help:  ## this text
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP)  ## make the environment in .venv
+
+$(STAMP): pyproject.toml coordinator/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jaxft needs Python 3.11 or newer; say which: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e coordinator -e '.[llama3]' --group dev
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## train Llama 3 in three replica groups, kill each with kill -9, compare bit for bit
+	$(BIN)/jaxft demo $(ARGS)
+
+test: $(STAMP)  ## all tests but the storms, under 10 minutes on 2 cores
+	$(BIN)/pytest $(ARGS)
+
+test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13
+	$(MAKE) test PYTHON=$(NEWEST) VENV=.venv-newest
+
+storm: $(STAMP)  ## the long fault storms
+	$(BIN)/pytest -m storm -n 0 $(ARGS)
+
+lint: $(STAMP)  ## ruff, pyright, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)  ## the manual, warnings as errors, into docs/_build
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --group docs
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build
+
+stubs: $(STAMP)  ## regenerate the gRPC stubs
+	$(BIN)/python coordinator/generate_stubs.py
+
+clean:
+	rm -rf $(VENV) .venv-newest docs/_build
