@@ -111,7 +111,9 @@ class Job:
     sessions: Mapping[SessionId, GroupName] = field(default_factory=dict[SessionId, GroupName])
     frontier: Frontier | None = None
     quorum: NewQuorum | None = None
-    seats: Mapping[GroupName, int] = field(
+    # Places and shards in the last quorum, also while there is none: its members may have computed them.
+    seats: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
+    held: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict[GroupName, tuple[int, ...]])
         default_factory=dict[GroupName, int]
     )  # positions in the last quorum
     ballot: Ballot = Ballot()

@@ -69,7 +69,7 @@ def form(turn: Turn) -> None:
             turn.wait_for(_quorum_text(turn, members))
         return
     turn.update(ballot=Ballot())
-    _install(turn, members, held={}, announce=True)
+    _install(turn, members, again=True, announce=True)
 
 
 def vote(turn: Turn, group: Group, vote: Vote) -> None:
@@ -144,7 +144,7 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
     members = _candidates(turn, Step(frontier.step - 1))
     following = None
     if len(members) >= turn.job.min_replicas and _differs(turn, quorum, members):
-        following = _install(turn, members, held={}, announce=False)
+        following = _install(turn, members, again=False, announce=False)
     elif len(members) < turn.job.min_replicas:
         turn.update(quorum=None)
     message = Commit(quorum.quorum_id, Step(frontier.step - 1), following)
@@ -180,13 +180,11 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int) -> None:
     if len(members) < max(1, turn.job.min_replicas):
         return  # `form` goes on when there are enough
     turn.update(ballot=Ballot(retries=retries))
-    held = {member.group: member.shards for member in quorum.members}
-    _install(turn, members, held=held, announce=True)
+    _install(turn, members, again=True, announce=True)
 
 
-def _install(
-    turn: Turn, members: list[Group], *, held: dict[GroupName, tuple[int, ...]], announce: bool
-) -> NewQuorum:
+def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -> NewQuorum:
+    """Put a quorum of `members` in force; `again` if its first step may have been tried before."""
     job = turn.job
     assert job.frontier is not None
     total = job.total_shards
@@ -194,8 +192,8 @@ def _install(
     if total is None:
         shards = {name: (position,) for position, name in enumerate(names)}
         total = len(names)
-    elif held:
-        shards = assign.after_loss(total, names, {str(name): value for name, value in held.items()})
+    elif again and job.held:
+        shards = assign.after_loss(total, names, {str(name): value for name, value in job.held.items()})
     else:
         shards = assign.at_boundary(total, names)
     quorum = NewQuorum(
@@ -209,7 +207,8 @@ def _install(
     for group in members:
         turn.put(turn.job.groups[group.name], phase=Phase.MEMBER)
     seats = {name: position for position, name in enumerate(names)}
-    turn.update(quorum=quorum, seats=seats, last_quorum_id=quorum.quorum_id, left=())
+    held = {member.group: member.shards for member in quorum.members}
+    turn.update(quorum=quorum, seats=seats, held=held, last_quorum_id=quorum.quorum_id, left=())
     turn.wait_for("")
     turn.report(_quorum_line(quorum))
     if announce:
