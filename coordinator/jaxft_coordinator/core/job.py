@@ -114,8 +114,6 @@ class Job:
     # Places and shards in the last quorum, also while there is none: its members may have computed them.
     seats: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     held: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict[GroupName, tuple[int, ...]])
-        default_factory=dict[GroupName, int]
-    )  # positions in the last quorum
     ballot: Ballot = Ballot()
     last_quorum_id: QuorumId = QuorumId(0)
     last_heal_id: HealId = HealId(0)
