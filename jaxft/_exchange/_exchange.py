@@ -1,0 +1,237 @@
+"""The exchange: every member of a quorum ends with the mean over all shards, or with an error.
+
+Theory of operation. The plan (`_plan.py`) makes each member the owner of a slice of every region. For each chunk
+of its slice an owner receives what the others hold of it, combines all nodes in the order of the tree, and sends
+the mean to everybody. All of this overlaps: while one chunk is summed the kernel carries others both ways. One
+thread does it with one poll; sockets never block; payloads go straight from the partial sums and into scratch
+memory or the result.
+
+    partial sums of slice j   --->  owner j: combine chunk by chunk  --->  means of slice j, to all
+
+Frames of partial sums never wait for anything at their sender, and means never wait for room at their receiver.
+A receiver may pause a peer that runs ahead (only the chunks of a small window have scratch memory); it then
+waits for a peer that is behind, which is not paused. So no circle of members can wait for each other.
+
+Invariants:
+- Contributions are only read.
+- A frame is taken only if its header is the one expected (`_frames.py`).
+- On any error all connections of the quorum are closed, so every member's exchange ends, too. Having finished
+  an exchange says nothing about the others: the vote decides whether the step counts.
+
+Who is blamed. An end of file does not tell who died, since the others close in cascade; all who are seen
+failing at that moment are named. When nothing moves, those are named that owe partial sums, which they could
+send without help; failing those, everybody who owes something.
+"""
+
+import logging
+import math
+import select
+import time
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from jaxft._errors import ExchangeFailed
+from jaxft._exchange._channel import Channel, Frame
+from jaxft._exchange._frames import Stamp, tag
+from jaxft._exchange._layout import Layout
+from jaxft._exchange._links import Links
+from jaxft._exchange._memory import leaves_of
+from jaxft._exchange._owner import Owner
+from jaxft._exchange._partials import Partials
+from jaxft._exchange._script import Planned, means_from, partials_to
+from jaxft._wire import SLOW_WAIT_S
+
+_log = logging.getLogger("jaxft")
+
+_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+def exchange(
+    links: Links,
+    *,
+    layout: Layout,
+    step: int,
+    partials: Partials,
+    total_shards: int,
+    deadline_s: float,
+    progress_timeout_s: float,
+) -> list[np.ndarray]:
+    """Average the contributions of all members of a quorum.
+
+    Args:
+        links: the quorum's connections. Closed if this raises.
+        layout: of the leaves, the same at every member.
+        step: the step that the contributions are for.
+        partials: what this member contributes: exactly its shards of the quorum. It is only read.
+        total_shards: the number of all shards of the step.
+        deadline_s: when to give up, on the clock of `time.monotonic()`.
+        progress_timeout_s: how long to wait while no byte moves to or from any peer.
+
+    Returns:
+        The means, in the order of the leaves, in fresh memory. The bits do not depend on the members.
+
+    Raises:
+        ExchangeFailed: names the peers that were seen to fail; nobody, if the abort flag was set.
+    """
+    plan = links.plan(layout, total_shards)
+    if partials.nodes != plan.nodes[links.me] or partials.shards != total_shards:
+        raise ValueError(
+            f"Group {links.members[links.me].group!r} holds {partials.nodes} of {partials.shards} shards, "
+            f"but its shards in quorum {links.quorum_id} make {plan.nodes[links.me]} of {total_shards}."
+        )
+    if len(links.members) == 1:
+        return partials.mean_alone()
+    try:
+        run = _Run(links, layout, step, partials)
+        run.until_done(deadline_s=deadline_s, progress_timeout_s=progress_timeout_s)
+    except BaseException:
+        links.close()
+        raise
+    return leaves_of(layout, run.owner.result)
+
+
+class _Run:
+    """One exchange, from the first byte to the last."""
+
+    def __init__(self, links: Links, layout: Layout, step: int, partials: Partials) -> None:
+        plan = links.plan(layout, partials.shards)
+        job, layout_tag = tag(links.job), tag(layout.digest)
+        stamps = [
+            Stamp(number, job, links.quorum_id, step, layout_tag) for number in range(len(links.members))
+        ]
+        self.owner = Owner(plan, me=links.me, layout=layout, partials=partials, scratch=links.scratch)
+        self._links = links
+        self._step = step
+        self._means = means_from(stamp=stamps[links.me], plan=plan, layout=layout)
+        self._channels = {
+            number: Channel(
+                sock,
+                outgoing=self._outgoing(
+                    partials_to(number, stamp=stamps[links.me], plan=plan, layout=layout)
+                ),
+                partials=partials_to(links.me, stamp=stamps[number], plan=plan, layout=layout),
+                means=means_from(stamp=stamps[number], plan=plan, layout=layout),
+                place=self.owner.place,
+                arrived=self.owner.arrived,
+            )
+            for number, sock in links.socks.items()
+        }
+        self._by_fd = {channel.sock.fileno(): number for number, channel in self._channels.items()}
+        self._poller = select.poll()
+        self._poller.register(links.abort, select.POLLIN)
+        self._watched: dict[int, int] = {}  # poll events by descriptor; those that are watched for something
+        self._begun_s = self._moved_s = time.monotonic()
+        self._slow_s = SLOW_WAIT_S
+
+    def until_done(self, *, deadline_s: float, progress_timeout_s: float) -> None:
+        while True:
+            if self.owner.can_combine:
+                self._combine()
+            self._watch()
+            if self.owner.done and not self._watched:
+                return
+            timeout_s = 0.0
+            if not self.owner.can_combine:
+                patience_s = self._moved_s + min(progress_timeout_s, self._slow_s)
+                timeout_s = max(0.0, min(deadline_s, patience_s) - time.monotonic())
+            events = self._poller.poll(1000 * timeout_s)
+            if self._links.abort.is_set:
+                raise self._failed((), f"was aborted: {self._links.abort.reason}")
+            moved_bytes = sum(self._serve(self._by_fd[fd], event) for fd, event in events)
+            self._check_time(moved_bytes, deadline_s=deadline_s, progress_timeout_s=progress_timeout_s)
+
+    def _outgoing(self, planned: Iterable[Planned]) -> Iterator[Frame]:
+        for frame in planned:
+            assert frame.node is not None
+            yield frame.header, self.owner.partial_bytes(frame.chunk, frame.node)
+
+    def _combine(self) -> None:
+        number = self.owner.combine()
+        for channel in self._channels.values():
+            channel.resume()
+            if self._means:
+                frame = self._means[number]
+                channel.push((frame.header, self.owner.mean_bytes(frame.chunk)))
+
+    def _watch(self) -> None:
+        """Poll each connection for what its channel can do next, and not at all once it is through."""
+        for channel in self._channels.values():
+            events = select.POLLOUT if channel.sending else 0
+            if channel.paused:
+                events |= select.POLLRDHUP  # there is no room for its bytes, but its end would be news
+            elif channel.receiving:
+                events |= select.POLLIN
+            fd = channel.sock.fileno()
+            if events == self._watched.get(fd, 0):
+                continue
+            if events:
+                self._poller.register(fd, events)
+                self._watched[fd] = events
+            else:
+                self._poller.unregister(fd)
+                del self._watched[fd]
+
+    def _serve(self, number: int, event: int) -> int:
+        channel = self._channels[number]
+        moved_bytes = 0
+        try:
+            if channel.receiving and event & ~select.POLLOUT:
+                moved_bytes += channel.receive()
+            if channel.sending and event & ~select.POLLIN:
+                moved_bytes += channel.send()
+        except OSError as error:
+            raise self._lost(number, error.strerror or str(error)) from error
+        return moved_bytes
+
+    def _check_time(self, moved_bytes: int, *, deadline_s: float, progress_timeout_s: float) -> None:
+        now_s = time.monotonic()
+        if moved_bytes:
+            self._moved_s = now_s
+            self._slow_s = SLOW_WAIT_S
+        still_s = now_s - self._moved_s
+        if now_s >= deadline_s:
+            raise self._failed(
+                self._owing(), f"missed its deadline, waiting for {self._names(self._owing())}"
+            )
+        if still_s >= progress_timeout_s:
+            names = self._names(self._owing())
+            raise self._failed(self._owing(), f"stood still for {still_s:.1f} s, waiting for {names}")
+        if still_s >= self._slow_s:
+            self._slow_s = math.inf
+            _log.warning(
+                "The exchange of step %d in quorum %d has waited for %s for %.0f s.",
+                self._step,
+                self._links.quorum_id,
+                self._names(self._owing()),
+                still_s,
+            )
+
+    def _owing(self) -> list[int]:
+        """Whom this member waits for: those that could go on without help, or else everybody unfinished."""
+        owing = [number for number, channel in self._channels.items() if channel.owes_partials]
+        return owing or [number for fd, number in self._by_fd.items() if fd in self._watched]
+
+    def _lost(self, number: int, why: str) -> ExchangeFailed:
+        """One connection failed; who else is seen failing at this moment may be the cause as well."""
+        reasons = {number: why}
+        poller = select.poll()
+        for fd in self._watched:
+            poller.register(fd, select.POLLRDHUP)
+        for fd, _ in poller.poll(0):
+            reasons.setdefault(self._by_fd[fd], "closed the connection")
+        text = "; ".join(f"{self._names([number])} {why}" for number, why in reasons.items())
+        return self._failed(reasons, f"lost a peer: {text}")
+
+    def _failed(self, numbers: Iterable[int], why: str) -> ExchangeFailed:
+        elapsed_s = time.monotonic() - self._begun_s
+        peers = tuple(self._links.members[number].group for number in numbers)
+        return ExchangeFailed(
+            f"The exchange of step {self._step} in quorum {self._links.quorum_id} {why} ({elapsed_s:.3f} s after "
+            "it began). Contributions are kept; the step is tried again under the next quorum.",
+            peers,
+        )
+
+    def _names(self, numbers: Iterable[int]) -> str:
+        peers = (self._links.members[number] for number in numbers)
+        return ", ".join(f"group {peer.group!r} ({peer.address})" for peer in peers)

@@ -1,0 +1,123 @@
+"""How the members of a quorum connect, each with each.
+
+Of two members the lower in the quorum's order dials. All dials go on at once, and then what others have dialled
+is taken: a member that does not answer hides no other, and is the only one that is blamed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from socket import socket
+
+from jaxft._dataplane import Abort, Hello, Listener
+from jaxft._errors import ExchangeFailed
+from jaxft._hello import Dialling
+from jaxft._wire import Aborted, wait_any
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A member of a quorum: its name and incarnation, where it listens, and its shards of the step."""
+
+    group: str
+    incarnation: int
+    address: str
+    shards: tuple[int, ...]
+
+
+def connect_mesh(
+    listener: Listener, hello: Hello, *, me: int, members: Sequence[Peer], abort: Abort, deadline_s: float
+) -> dict[int, socket]:
+    """Connect to every other member; returns the sockets by the members' numbers. Raises ExchangeFailed."""
+    socks: dict[int, socket] = {}
+    dialling: dict[int, Dialling] = {}
+    try:
+        for number in range(me + 1, len(members)):
+            dialling[number] = _begin(members[number], hello)
+        while dialling:
+            for number in _advance(dialling, members, hello, abort=abort, deadline_s=deadline_s):
+                socks[number] = dialling.pop(number).sock
+        _take_lower(socks, listener, hello, members[:me], abort=abort, deadline_s=deadline_s)
+    except BaseException:
+        for sock in [*socks.values(), *(unfinished.sock for unfinished in dialling.values())]:
+            sock.close()
+        raise
+    return socks
+
+
+def _begin(peer: Peer, hello: Hello) -> Dialling:
+    try:
+        return Dialling(peer.address, hello)
+    except ConnectionError as error:
+        raise _failed(hello, str(error), [peer]) from error
+
+
+def _advance(
+    dialling: dict[int, Dialling],
+    members: Sequence[Peer],
+    hello: Hello,
+    *,
+    abort: Abort,
+    deadline_s: float,
+) -> list[int]:
+    """Wait for an answer to any dial; returns those that were accepted by it."""
+    sources = {one.sock.fileno(): one.events for one in dialling.values()}
+    waited_for = [members[number] for number in dialling]
+    what = f"{_names(waited_for)} to accept a connection for quorum {hello.quorum_id}"
+    try:
+        ready = wait_any(sources, deadline_s=deadline_s, what=what, abort=abort)
+    except TimeoutError as error:
+        raise _failed(hello, str(error), waited_for) from error
+    except Aborted as error:
+        raise _failed(hello, str(error), []) from error
+    accepted: list[int] = []
+    failures: dict[int, ConnectionError] = {}
+    for number, one in dialling.items():
+        if one.sock.fileno() not in ready:
+            continue
+        try:
+            if one.advance():
+                accepted.append(number)
+        except ConnectionError as error:
+            failures[number] = error
+    if failures:
+        text = " ".join(map(str, failures.values()))
+        raise _failed(hello, text, [members[number] for number in failures])
+    return accepted
+
+
+def _take_lower(
+    socks: dict[int, socket],
+    listener: Listener,
+    hello: Hello,
+    lower: Sequence[Peer],
+    *,
+    abort: Abort,
+    deadline_s: float,
+) -> None:
+    late: list[Peer] = []
+    for number, peer in enumerate(lower):
+        try:
+            socks[number] = listener.take(
+                quorum_id=hello.quorum_id,
+                group=peer.group,
+                incarnation=peer.incarnation,
+                deadline_s=deadline_s,
+                abort=abort,
+            )
+        except TimeoutError:
+            late.append(peer)  # whoever is behind it in the order may be here already
+        except ConnectionError as error:
+            raise _failed(hello, str(error), []) from error  # it is we who go: nobody to blame
+    if late:
+        raise _failed(hello, f"{_names(late)} did not connect to us in time.", late)
+
+
+def _failed(hello: Hello, why: str, peers: Sequence[Peer]) -> ExchangeFailed:
+    return ExchangeFailed(
+        f"Group {hello.group!r} could not connect to all members of quorum {hello.quorum_id}. {why}",
+        tuple(peer.group for peer in peers),
+    )
+
+
+def _names(peers: Iterable[Peer]) -> str:
+    return ", ".join(f"group {peer.group!r} at {peer.address}" for peer in peers)

@@ -1,0 +1,212 @@
+"""Blocking socket calls that end: each has a deadline, and can be woken by an `Abort`.
+
+Deadlines are absolute, on the clock of `time.monotonic()`. Sockets stay in blocking mode and are read and
+written with MSG_DONTWAIT between polls, so one deadline spans a whole transfer and a wait can watch a second
+descriptor. Nothing here retries: whoever called knows better whether it is worth it.
+"""
+
+import logging
+import math
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+_log = logging.getLogger("jaxft")
+
+# After this long somebody will wonder what the process is waiting for.
+SLOW_WAIT_S = 5.0
+
+# How long a machine that vanished without a FIN may go unnoticed by TCP itself. The exchange has its own,
+# shorter deadlines; this is for connections that nobody is waiting on. gRPC's default is 20 s.
+_USER_TIMEOUT_MS = 30_000
+_KEEPALIVE_IDLE_S = 10
+_KEEPALIVE_INTERVAL_S = 5
+_KEEPALIVE_PROBES = 4
+
+# Never wait in a system call; and whatever the process does about SIGPIPE, a peer must not end it.
+SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+# sendmsg takes at most IOV_MAX (1024) buffers; far fewer fill the socket's buffer.
+_MAX_BUFFERS = 64
+
+# One poll never sleeps longer, so that a deadline may be infinite.
+_LONGEST_POLL_S = 3600.0
+
+
+class Aborted(ConnectionError):
+    """A wait ended because its `Abort` was set."""
+
+
+class Abort:
+    """A flag that any thread may set once, and that wakes whoever polls its descriptor at that moment."""
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+        self._lock = threading.Lock()
+        self._read_fd, self._write_fd = os.pipe()
+        weakref.finalize(self, _close_fds, self._read_fd, self._write_fd).atexit = False
+
+    def set(self, reason: str) -> None:
+        """Set the flag. Only the first reason is kept."""
+        with self._lock:
+            if self._reason is not None:
+                return
+            self._reason = reason
+            os.write(self._write_fd, b"!")
+
+    @property
+    def is_set(self) -> bool:
+        return self._reason is not None
+
+    @property
+    def reason(self) -> str:
+        """Why it was set; empty while it is not."""
+        return self._reason or ""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable from the moment the flag is set, for ever."""
+        return self._read_fd
+
+
+def wait(
+    source: int | socket.socket, events: int, *, deadline_s: float, what: str, abort: Abort | None = None
+) -> None:
+    """Wait until one of the poll events holds for a descriptor. A wait of over 5 s is logged, once.
+
+    Args:
+        source: the descriptor, or a socket.
+        events: a mask of select.POLLIN and select.POLLOUT.
+        deadline_s: when to give up.
+        what: completes "Waiting for ..." in the log and in the error.
+        abort: a flag that ends the wait.
+
+    Raises:
+        TimeoutError: the deadline passed.
+        Aborted: the flag was set.
+    """
+    fd = source if isinstance(source, int) else source.fileno()
+    wait_any({fd: events}, deadline_s=deadline_s, what=what, abort=abort)
+
+
+def wait_any(
+    sources: Mapping[int, int], *, deadline_s: float, what: str, abort: Abort | None = None
+) -> list[int]:
+    """As `wait`, for several descriptors with their events; returns those that are ready."""
+    poller = select.poll()
+    for fd, events in sources.items():
+        poller.register(fd, events)
+    if abort is not None:
+        poller.register(abort, select.POLLIN)
+    begun_s = time.monotonic()
+    slow_s = begun_s + SLOW_WAIT_S
+    while True:
+        now_s = time.monotonic()
+        ready = poller.poll(1000 * max(0.0, min(deadline_s - now_s, slow_s - now_s, _LONGEST_POLL_S)))
+        if abort is not None and abort.is_set:
+            raise Aborted(abort.reason)
+        if ready:
+            return [fd for fd, _ in ready]
+        now_s = time.monotonic()
+        if now_s >= deadline_s:
+            raise TimeoutError(f"Waited {now_s - begun_s:.1f} s for {what}, in vain.")
+        if now_s >= slow_s:
+            _log.warning("Waiting for %s, for %.0f s so far.", what, now_s - begun_s)
+            slow_s = math.inf
+
+
+def recv_exactly(
+    sock: socket.socket,
+    view: memoryview,
+    *,
+    deadline_s: float,
+    abort: Abort | None = None,
+    what: str = "the peer's data",
+) -> None:
+    """Fill a buffer from a socket.
+
+    Raises:
+        ConnectionError: the peer closed or reset the connection first.
+        TimeoutError: the deadline passed.
+        Aborted: the flag was set (a ConnectionError too).
+    """
+    rest = _flat(view)
+    while rest.nbytes:
+        try:
+            received = sock.recv_into(rest, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            wait(sock, select.POLLIN, deadline_s=deadline_s, what=what, abort=abort)
+            continue
+        if received == 0:
+            short = f"{rest.nbytes} bytes short of {view.nbytes}"
+            raise ConnectionError(f"The peer closed the connection, {short}.")
+        rest = rest[received:]
+
+
+def send_all(
+    sock: socket.socket,
+    buffers: Sequence[bytes | memoryview],
+    *,
+    deadline_s: float,
+    abort: Abort | None = None,
+    what: str = "the peer to take our data",
+) -> None:
+    """Send several buffers, one after the other, without copying them together.
+
+    Raises:
+        ConnectionError: the peer closed or reset the connection.
+        TimeoutError: the deadline passed.
+        Aborted: the flag was set (a ConnectionError too).
+    """
+    pending = deque(view for view in map(_flat, buffers) if view.nbytes)
+    while pending:
+        try:
+            sent = sock.sendmsg(tuple(islice(pending, _MAX_BUFFERS)), (), SEND_FLAGS)
+        except BlockingIOError:
+            wait(sock, select.POLLOUT, deadline_s=deadline_s, what=what, abort=abort)
+            continue
+        drop_sent(pending, sent)
+
+
+def drop_sent(pending: deque[memoryview], sent: int) -> None:
+    """Remove the first `sent` bytes from a queue of buffers."""
+    while sent:
+        first = pending[0]
+        if sent < first.nbytes:
+            pending[0] = first[sent:]
+            return
+        sent -= first.nbytes
+        pending.popleft()
+
+
+def tune(sock: socket.socket) -> None:
+    """Set what every connection of the data plane wants: no delay for small frames, an end for dead peers."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split "host:port" or "[v6::address]:port". Raises ConnectionError if it is neither."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConnectionError(f"{address!r} is not an address: expected host:port, or [v6 address]:port.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _flat(buffer: bytes | memoryview) -> memoryview:
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses an empty view
+
+
+def _close_fds(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)

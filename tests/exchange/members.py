@@ -1,0 +1,145 @@
+"""What tests of the exchange share: contributions, an independent reference, meshes without a network."""
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+import numpy as np
+
+from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials, Peer, exchange
+
+MIXED = (
+    LeafSpec("matrix", (130, 70), "float32"),
+    LeafSpec("half", (3, 41), "bfloat16"),
+    LeafSpec("loss", (), "float32"),
+    LeafSpec("empty", (0, 4), "float32"),
+    LeafSpec("double", (33,), "float64"),
+    LeafSpec("brain", (5000,), "bfloat16"),
+    LeafSpec("small", (7,), "float16"),
+)
+
+# Big enough for several chunks in every slice of a few members.
+BIG = (LeafSpec("big", (1_200_001,), "float32"), *MIXED, LeafSpec("wide", (900_000,), "bfloat16"))
+
+
+def contribution(specs: Sequence[LeafSpec], shard: int) -> list[np.ndarray]:
+    """Values of very different magnitude, so that another order of summation shows in the bits."""
+    rng = np.random.default_rng(1000 + shard)
+    return [
+        np.asarray(rng.standard_normal(spec.shape) * 10.0 ** rng.integers(-3, 4, spec.shape)).astype(
+            spec.dtype
+        )
+        for spec in specs
+    ]
+
+
+def partials_of(layout: Layout, total: int, shards: Sequence[int]) -> Partials:
+    partials = Partials(layout, total)
+    for shard in shards:
+        partials.add(shard, contribution(layout.specs, shard))
+    return partials
+
+
+def reference_sum(values: Sequence[np.ndarray]) -> np.ndarray:
+    """The canonical sum, written apart from the code under test: cut at the largest power of two below."""
+    if len(values) == 1:
+        return values[0]
+    cut = 1
+    while cut * 2 < len(values):
+        cut *= 2
+    return reference_sum(values[:cut]) + reference_sum(values[cut:])
+
+
+def reference_means(specs: Sequence[LeafSpec], total: int) -> list[np.ndarray]:
+    shards = [contribution(specs, shard) for shard in range(total)]
+    means: list[np.ndarray] = []
+    for spec, *leaves in zip(specs, *shards, strict=True):
+        dtype = np.float64 if spec.dtype == "float64" else np.float32
+        mean = reference_sum([leaf.astype(dtype) for leaf in leaves]) / dtype(total)
+        means.append(np.asarray(mean).astype(spec.dtype))
+    return means
+
+
+def assert_same_bits(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
+    assert len(got) == len(wanted)
+    for one, other in zip(got, wanted, strict=True):
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+        assert one.tobytes() == other.tobytes()
+
+
+def peers_of(shards: Sequence[Sequence[int]], addresses: Sequence[str] | None = None) -> list[Peer]:
+    """Members named group-0, group-1, ... with these shards."""
+    return [
+        Peer(
+            group=f"group-{number}",
+            incarnation=7 + number,
+            address=addresses[number] if addresses else f"memory:{number}",
+            shards=tuple(held),
+        )
+        for number, held in enumerate(shards)
+    ]
+
+
+@contextmanager
+def mesh(shards: Sequence[Sequence[int]], quorum_id: int = 4) -> Iterator[list[Links]]:
+    """The links of every member, joined in memory."""
+    socks: list[dict[int, socket.socket]] = [{} for _ in shards]
+    for one, other in itertools.combinations(range(len(shards)), 2):
+        socks[one][other], socks[other][one] = socket.socketpair()
+    links = [
+        Links(job="job", quorum_id=quorum_id, me=me, members=peers_of(shards), socks=mine, abort=Abort())
+        for me, mine in enumerate(socks)
+    ]
+    try:
+        yield links
+    finally:
+        for one in links:
+            one.close()
+
+
+def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run each call in a thread of its own; returns what they returned or raised."""
+    outcomes: list[Any] = [None] * len(calls)
+
+    def run(number: int) -> None:
+        try:
+            outcomes[number] = calls[number]()
+        except BaseException as error:
+            outcomes[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    return outcomes
+
+
+def run_exchange(links: Links, partials: Partials, *, step: int = 11, **limits: float) -> list[np.ndarray]:
+    """One member's exchange, with limits that only a hanging test would reach."""
+    return exchange(
+        links,
+        layout=partials.layout,
+        step=step,
+        partials=partials,
+        total_shards=partials.shards,
+        deadline_s=time.monotonic() + limits.get("deadline_s", 30.0),
+        progress_timeout_s=limits.get("progress_timeout_s", 30.0),
+    )
+
+
+def exchange_all(links: Sequence[Links], partials: Sequence[Partials], *, step: int = 11) -> list[Any]:
+    """Every member's exchange at once; returns the means, or the exceptions."""
+    return together(
+        [
+            lambda one=one, mine=mine: run_exchange(one, mine, step=step)
+            for one, mine in zip(links, partials, strict=True)
+        ]
+    )

@@ -1,0 +1,151 @@
+"""A group's contributions to one step."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxft._errors import ConfigurationError
+from jaxft._exchange import Layout, LeafSpec, Node, Partials, cover
+
+from .members import MIXED, assert_same_bits, contribution, partials_of, reference_means
+
+LAYOUT = Layout.of(MIXED)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 13).flatmap(lambda total: st.permutations(range(total))))
+def test_alone_the_mean_is_the_reference_in_whatever_order_shards_come(order: list[int]) -> None:
+    total = len(order)
+    partials = partials_of(LAYOUT, total, order)
+    assert partials.nodes == (Node(0, total),)
+    assert_same_bits(partials.mean_alone(), reference_means(MIXED, total))
+
+
+@given(st.sets(st.integers(0, 10)))
+def test_what_is_held_is_the_cover(shards: set[int]) -> None:
+    layout = Layout.of([LeafSpec("x", (3,), "float32")])
+    partials = partials_of(layout, 11, sorted(shards))
+    assert partials.nodes == cover(shards, 11)
+    assert [shard for shard in range(11) if partials.has(shard)] == sorted(shards)
+
+
+def test_a_single_contribution_keeps_its_dtype_and_a_sum_does_not() -> None:
+    partials = partials_of(LAYOUT, 4, [0])
+    assert [buffer.dtype.name for buffer in partials.buffers(Node(0, 1))] == [
+        region.dtype for region in LAYOUT.regions
+    ]
+    partials.add(1, contribution(MIXED, 1))
+    assert [buffer.dtype.name for buffer in partials.buffers(Node(0, 2))] == [
+        region.sum_dtype for region in LAYOUT.regions
+    ]
+    with pytest.raises(KeyError):
+        partials.buffers(Node(0, 1))  # merged: its memory is free
+
+
+def test_merging_is_in_place() -> None:
+    layout = Layout.of([LeafSpec("x", (5,), "float32")])
+    partials = partials_of(layout, 4, [0])
+    (left,) = partials.buffers(Node(0, 1))
+    partials.add(1, contribution(layout.specs, 1))
+    assert partials.buffers(Node(0, 2))[0] is left
+
+
+def test_padding_is_zero() -> None:
+    partials = partials_of(LAYOUT, 2, [0, 1])
+    for gap in LAYOUT.gaps():
+        assert not partials.buffers(Node(0, 2))[gap.region][gap.offset : gap.stop].any()
+
+
+def test_results_are_fresh_aligned_and_contiguous() -> None:
+    partials = partials_of(LAYOUT, 2, [0, 1])
+    first, second = partials.mean_alone(), partials.mean_alone()
+    assert_same_bits(first, second)
+    for one, other, spec in zip(first, second, MIXED, strict=True):
+        assert not np.shares_memory(one, other)
+        assert (one.shape, one.dtype.name) == (spec.shape, spec.dtype)
+        assert one.flags.c_contiguous
+        assert one.ctypes.data % 64 == 0
+
+
+def test_contributions_are_copied() -> None:
+    leaves = contribution(MIXED, 0)
+    partials = Partials(LAYOUT, 1)
+    partials.add(0, leaves)
+    wanted = partials.mean_alone()
+    for leaf in leaves:
+        leaf[...] = 0
+    assert_same_bits(partials.mean_alone(), wanted)
+
+
+def test_a_shard_is_added_once() -> None:
+    partials = partials_of(LAYOUT, 4, [0, 1])
+    with pytest.raises(AssertionError, match="shard 1 was added before"):
+        partials.add(1, contribution(MIXED, 1))
+    with pytest.raises(AssertionError):
+        partials.add(4, contribution(MIXED, 4))
+
+
+def test_alone_needs_every_shard() -> None:
+    with pytest.raises(AssertionError, match=r"holds \(\[0,1\),\) of \[0,2\)"):
+        partials_of(LAYOUT, 2, [0]).mean_alone()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (lambda leaves: leaves[:-1], "A contribution of 6 leaves .* laid out for 7"),
+        (
+            lambda leaves: [leaves[0].T, *leaves[1:]],
+            r"'matrix' has shape \(70, 130\) .* laid out for \(130, 70\)",
+        ),
+        (lambda leaves: [*leaves[:-1], leaves[-1].astype(np.float32)], "'small' .* dtype float32"),
+    ],
+)
+def test_other_leaves_are_refused_and_change_nothing(spoil, match) -> None:
+    partials = partials_of(LAYOUT, 4, [0])
+    before = [buffer.copy() for buffer in partials.buffers(Node(0, 1))]
+    with pytest.raises(ConfigurationError, match=match):
+        partials.add(1, spoil(contribution(MIXED, 1)))
+    assert partials.nodes == (Node(0, 1),)
+    assert_same_bits(partials.buffers(Node(0, 1)), before)
+
+
+def test_a_leaf_that_cannot_be_read_changes_nothing() -> None:
+    partials = partials_of(LAYOUT, 2, [0])
+    leaves = [jax.numpy.asarray(leaf) for leaf in contribution(MIXED, 1)[:2]] + contribution(MIXED, 1)[2:]
+    leaves[1].delete()
+    with pytest.raises(RuntimeError):
+        partials.add(1, leaves)
+    assert partials.nodes == (Node(0, 1),)
+    partials.add(1, contribution(MIXED, 1))
+    assert_same_bits(partials.mean_alone(), reference_means(MIXED, 2))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [P("a", "b"), P("b"), P(None, "a"), P(("a", "b")), P()],
+    ids=["2d", "rows", "columns", "both", "copies"],
+)
+def test_arrays_on_several_devices_are_put_together(spec: P) -> None:
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    specs = [LeafSpec("x", (8, 12), "float32"), LeafSpec("y", (4, 4, 3), "bfloat16")]
+    leaves = contribution(specs, 0)
+    partials = Partials(Layout.of(specs), 1)
+    partials.add(0, [jax.device_put(leaf, NamedSharding(mesh, spec)) for leaf in leaves])
+    assert_same_bits(partials.mean_alone(), leaves)
+
+
+def test_scalars_and_arrays_of_one_device() -> None:
+    specs = [
+        LeafSpec("loss", (), "float32"),
+        LeafSpec("x", (2, 3), "bfloat16"),
+        LeafSpec("none", (0,), "float32"),
+    ]
+    leaves = contribution(specs, 0)
+    partials = Partials(Layout.of(specs), 1)
+    partials.add(0, [np.float32(leaves[0]), jax.device_put(leaves[1]), jax.numpy.zeros((0,))])
+    assert_same_bits(partials.mean_alone(), leaves)
