@@ -1,1 +1,41 @@
 """Fault-tolerant training for JAX: failures change the speed of a run, never the run."""
+
+import logging as _logging
+
+from jaxft._digest import digest
+from jaxft._errors import (
+    CannotHeal,
+    ConfigurationError,
+    CoordinatorUnreachable,
+    Evicted,
+    JaxftError,
+    JobFinished,
+    JoinRefused,
+    StepError,
+)
+from jaxft._manager import Manager
+from jaxft._marker import pmean
+from jaxft._report import HealReport, StepReport
+from jaxft._step import fault_tolerant, from_functions
+from jaxft._version import __version__
+
+__all__ = [
+    "CannotHeal",
+    "ConfigurationError",
+    "CoordinatorUnreachable",
+    "Evicted",
+    "HealReport",
+    "JaxftError",
+    "JobFinished",
+    "JoinRefused",
+    "Manager",
+    "StepError",
+    "StepReport",
+    "__version__",
+    "digest",
+    "fault_tolerant",
+    "from_functions",
+    "pmean",
+]
+
+_logging.getLogger("jaxft").addHandler(_logging.NullHandler())

@@ -19,7 +19,8 @@ What holds after every event:
    exchange.
 3. The step goes up by one with Applied or Replayed, and is set by Healed. Nothing else moves it.
 4. A lost stream ends the attempt, not the step: what was computed stays with the training thread, and the group
-   comes back with the step it holds.
+   comes back with the step it holds. A commit that it has heard is applied first: what Join says stays true.
+   Heals do not outlive a stream, at either end: nobody could say any more when a pin may go.
 5. A stay in OFFLINE ends after `failure_timeout_s`, and so does a wait for a state that nobody holds.
 
 Deliberately not here: sockets, clocks (time comes as an argument), threads, arrays.
@@ -93,6 +94,7 @@ LAST_REDIAL_S = 1.0
 
 # Phases in which the session is over, or its end is no loss.
 _DONE = (Phase.FINISHED, Phase.LEAVING, Phase.LEFT, Phase.FAILED)
+_CATCHES_UP = (Phase.HEALING, Phase.FOLLOWING)
 
 
 def step(replica: Replica, event: Event, now_s: float) -> tuple[Replica, tuple[Effect, ...]]:
@@ -140,10 +142,8 @@ def directive(replica: Replica) -> Directive:
         case Phase.FOLLOWING if replica.heal is not None and replica.frontier_step is not None:
             if replica.step < replica.frontier_step:
                 return Replay(replica.heal.heal_id, replica.step, replica.frontier_step)
-        case Phase.FINISHED:
-            return Over(replica.frontier_step if replica.frontier_step is not None else replica.step)
-        case Phase.LEFT:
-            return Over(replica.step)
+        case Phase.FINISHED | Phase.LEFT:
+            return Over(replica.step if replica.finished is None else replica.finished)
         case _:
             pass
     return Wait(_whom(replica))
@@ -173,6 +173,18 @@ class _Turn:
 
 def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
     match message:
+        case Pin(heal_id, number):
+            turn.update(pins=turn.replica.pins | {heal_id})
+            turn.effects.append(PinState(heal_id, number))
+        case Release(heal_id):
+            turn.update(pins=turn.replica.pins - {heal_id})
+            turn.effects.append(ReleasePin(heal_id))
+        case Evicted(reason, may_return):
+            _evicted(turn, reason, may_return=may_return)
+        case Goodbye():
+            turn.enter(Phase.LEFT)
+        case _ if turn.replica.phase in _DONE:
+            pass  # it was said before it was known that this group goes
         case Commit():
             _commit(turn, message)
         case NewQuorum():
@@ -181,10 +193,6 @@ def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
             _welcome(turn, message)
         case Refused():
             _refused(turn, message)
-        case Pin(heal_id, number):
-            turn.effects.append(PinState(heal_id, number))
-        case Release(heal_id):
-            turn.effects.append(ReleasePin(heal_id))
         case Heal():
             turn.enter(Phase.HEALING, heal=message, quorum=None, frontier_step=message.step)
         case FrontierMoved(number):
@@ -193,11 +201,7 @@ def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
             turn.update(waiting=reason)
             turn.note(f"waiting: {reason}")
         case Finished(number):
-            turn.enter(Phase.FINISHED, frontier_step=number)
-        case Evicted(reason, may_return):
-            _evicted(turn, reason, may_return=may_return)
-        case Goodbye():
-            turn.enter(Phase.LEFT)
+            turn.enter(Phase.FINISHED, finished=number)
         case _:
             assert_never(message)
 
@@ -220,6 +224,8 @@ def _welcome(turn: _Turn, message: Welcome) -> None:
     vote = turn.replica.vote
     committed = (message.frontier_step, message.frontier_quorum_id)
     if vote is not None and vote.ok and committed == (vote.step + 1, vote.quorum_id):
+        turn.update(commit_heard=True)
+    if turn.replica.commit_heard:
         turn.enter(Phase.APPLYING)
         return
     _join_or_wait(turn)
@@ -273,13 +279,13 @@ def _commit(turn: _Turn, commit: Commit) -> None:
         return
     if (commit.quorum_id, commit.step) != (vote.quorum_id, vote.step):
         return
-    turn.enter(Phase.APPLYING)
+    turn.enter(Phase.APPLYING, commit_heard=True)
     if commit.next is not None:
         _new_quorum(turn, commit.next)
 
 
 def _applied(turn: _Turn, number: Step) -> None:
-    turn.update(step=number, vote=None)
+    turn.update(step=number, vote=None, commit_heard=False)
     if turn.replica.phase is not Phase.APPLYING:
         return
     if turn.replica.joined:
@@ -290,9 +296,12 @@ def _applied(turn: _Turn, number: Step) -> None:
 
 def _caught_up_to(turn: _Turn, heal_id: HealId, number: Step) -> None:
     """The training thread holds state `number`, through heal `heal_id`."""
-    turn.update(step=number)
+    prepared = turn.replica.prepared
+    assert prepared is not None
+    # Its digest was of the state that this one has replaced, though they may have the same number.
+    turn.update(step=number, prepared=replace(prepared, digest=""))
     replica = turn.replica
-    if replica.heal is None or replica.heal.heal_id != heal_id:
+    if replica.heal is None or replica.heal.heal_id != heal_id or replica.phase not in _CATCHES_UP:
         return  # that heal was given up meanwhile; the state is good all the same
     if replica.phase is Phase.HEALING:
         turn.enter(Phase.FOLLOWING)
@@ -305,7 +314,7 @@ def _caught_up_to(turn: _Turn, heal_id: HealId, number: Step) -> None:
 
 def _heal_broke(turn: _Turn, heal_id: HealId, reason: str) -> None:
     heal = turn.replica.heal
-    if heal is None or heal.heal_id != heal_id:
+    if heal is None or heal.heal_id != heal_id or turn.replica.phase not in _CATCHES_UP:
         return
     turn.note(f"heal failed: {reason}; asks for other donors", warning=True)
     turn.say(HealFailed(heal.heal_id, reason))
@@ -343,8 +352,10 @@ def _refused(turn: _Turn, message: Refused) -> None:
 
 def _disconnected(turn: _Turn, reason: str) -> None:
     replica = turn.replica
+    turn.effects += [ReleasePin(heal_id) for heal_id in sorted(replica.pins)]
+    turn.update(pins=frozenset())
     if replica.phase in _DONE:
-        if replica.phase is Phase.LEAVING:
+        if replica.phase in (Phase.LEAVING, Phase.FINISHED):
             turn.enter(Phase.LEFT)
         return
     since_s = replica.offline_since_s
@@ -354,7 +365,7 @@ def _disconnected(turn: _Turn, reason: str) -> None:
             turn.note(
                 f"lost the coordinator {replica.identity.coordinator} ({reason}); dials again", warning=True
             )
-    delay_s = min(FIRST_REDIAL_S * 2.0**replica.dials, LAST_REDIAL_S)
+    delay_s = min(FIRST_REDIAL_S * 2.0 ** min(replica.dials, 10), LAST_REDIAL_S)  # 2.0**1024 overflows
     turn.enter(
         Phase.OFFLINE,
         joined=False,

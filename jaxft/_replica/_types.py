@@ -255,7 +255,9 @@ class Replica:
     joined: bool = False
     quorum: NewQuorum | None = None
     vote: Vote | None = None
+    commit_heard: bool = False  # the step of `vote` counts, and is not applied yet
     heal: Heal | None = None
+    pins: frozenset[HealId] = frozenset()
     frontier_step: Step | None = None
     last_quorum_id: QuorumId = QuorumId(0)
     heartbeat_interval_s: float = 1.0
@@ -265,4 +267,5 @@ class Replica:
     offline_since_s: float | None = None
     offline_reason: str = ""
     waiting: str = ""
+    finished: Step | None = None
     failure: Failure | None = None

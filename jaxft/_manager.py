@@ -1,0 +1,216 @@
+"""`Manager`: a group's membership of a job."""
+
+import logging
+import secrets
+import socket
+from types import TracebackType
+from typing import Any, Self
+
+from jaxft_coordinator.core.messages import GroupName, Incarnation, NewQuorum
+
+from jaxft import _errors
+from jaxft._dataplane import Listener
+from jaxft._errors import ConfigurationError, JaxftError
+from jaxft._exchange._layout import Layout
+from jaxft._heal._server import HealServer
+from jaxft._heal._store import StateStore
+from jaxft._programs import Programs
+from jaxft._replica._session import Session
+from jaxft._replica._types import Identity, LeaveNow
+from jaxft._report import StepReport
+from jaxft._runner import Runner
+
+_log = logging.getLogger("jaxft")
+
+MAX_NAME_LENGTH = 200
+
+
+class Manager:
+    """This process's membership of a training job, as one of its replica groups.
+
+    A context manager. Entering it dials the coordinator; the group takes part from the first call of the step
+    on, once its programs are compiled. Leaving the `with` block normally means that training came to its end
+    here: the group leaves the quorum, and stays a donor until joiners that are on their way have fetched the
+    state. Leaving it by an exception (or by SystemExit, as on preemption) leaves the job to the others.
+
+    While it runs:
+
+    * A lost peer is not an error. The step is tried again with those who live; `report` says so.
+    * A lost coordinator is waited for, up to `failure_timeout_s`; what was computed is kept.
+    * If this group itself was thought dead, it comes back by itself: it heals from its peers.
+
+    Args:
+        coordinator: `host:port` of the coordinator.
+        group: this group's lasting name, its own within the job; the same again after a restart.
+        job: the training run's name. A coordinator serves many jobs.
+        step: the number of committed steps behind the state that the first call of the step will pass; more
+            than 0 after a restore from a checkpoint.
+        failure_timeout_s: how long any one failure may take before this group gives up: no answer from the
+            coordinator, nobody that holds the job's state, a peer that neither moves nor dies. Every other
+            timeout derives from it.
+        min_replicas: how many groups a step needs; the coordinator's setting by default. Equal in all groups.
+        host: the address at which the other groups reach this one; by default the one from which this machine
+            reaches the coordinator.
+
+    Raises:
+        ConfigurationError: for an argument that cannot be right.
+        CoordinatorUnreachable: on entering, if the coordinator does not answer within `failure_timeout_s`.
+        JoinRefused: from the first step, if this group's program or settings differ from the job's.
+
+    Example:
+        >>> import jaxft
+        >>> manager = jaxft.Manager("localhost:29510", group="group-0", job="docs")
+        >>> manager.step
+        0
+    """
+
+    def __init__(
+        self,
+        coordinator: str,
+        *,
+        group: str,
+        job: str = "default",
+        step: int = 0,
+        failure_timeout_s: float = 60.0,
+        min_replicas: int | None = None,
+        host: str | None = None,
+    ) -> None:
+        _check_address(coordinator)
+        _check_name("group", group)
+        _check_name("job", job)
+        if step < 0:
+            raise ConfigurationError(f"step must be the number of committed steps, 0 or more, not {step}")
+        if not failure_timeout_s > 0:
+            raise ConfigurationError(
+                f"failure_timeout_s must be more than 0 seconds, not {failure_timeout_s}"
+            )
+        if min_replicas is not None and min_replicas < 1:
+            raise ConfigurationError(f"min_replicas must be at least 1, not {min_replicas}")
+        self._coordinator = coordinator
+        self._group = group
+        self._job = job
+        self._first_step = step
+        self._failure_timeout_s = failure_timeout_s
+        self._min_replicas = min_replicas
+        self._host = host
+        self._listener: Listener | None = None
+        self._session: Session | None = None
+        self._store: StateStore | None = None
+        self._runner: Runner | None = None
+
+    @property
+    def group(self) -> str:
+        """This group's name."""
+        return self._group
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self._job
+
+    @property
+    def step(self) -> int:
+        """The number of committed steps behind the state that this group holds."""
+        return self._first_step if self._runner is None else self._runner.step
+
+    @property
+    def quorum(self) -> NewQuorum | None:
+        """The quorum in force, with `quorum_id`, the `members` in order and their shards; None outside one."""
+        return None if self._session is None else self._session.quorum
+
+    @property
+    def participating(self) -> bool:
+        """Whether this group is a member of the quorum in force."""
+        quorum = self.quorum
+        return quorum is not None and self._group in {member.group for member in quorum.members}
+
+    @property
+    def report(self) -> StepReport:
+        """What the last call of the step did."""
+        return StepReport(step=self._first_step) if self._runner is None else self._runner.report
+
+    def __enter__(self) -> Self:
+        if self._session is not None:
+            raise ConfigurationError("a Manager is entered once; make another for another run")
+        store = StateStore()
+        listener = Listener(job=self._job, on_heal=HealServer(store).serve)
+        host = self._host or _own_address(self._coordinator)
+        identity = Identity(
+            self._job,
+            GroupName(self._group),
+            Incarnation(secrets.randbits(63)),
+            f"{host}:{listener.port}",
+            self._coordinator,
+        )
+        session = Session(identity, store, failure_timeout_s=self._failure_timeout_s)
+        self._listener, self._store, self._session = listener, store, session
+        session.start()
+        if session.failed is not None:
+            self._close()
+            raise getattr(_errors, session.failed.error, JaxftError)(session.failed.text)
+        self._runner = Runner(
+            session,
+            store,
+            listener,
+            identity,
+            failure_timeout_s=self._failure_timeout_s,
+            step=self._first_step,
+            min_replicas=self._min_replicas,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        self._session.post(LeaveNow(finished=kind is None))
+        # After an exception nobody is kept waiting here: joiners find other donors.
+        self._session.wait_until_left(self._failure_timeout_s if kind is None else 1.0)
+        self._close()
+
+    def _run(
+        self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None
+    ) -> tuple[Any, Any]:
+        if self._runner is None:
+            raise ConfigurationError(
+                f"group {self._group!r} is not in its job: call the step inside `with jaxft.Manager(...) as "
+                "manager:`"
+            )
+        return self._runner.run(programs, layout, state, batch, shards)
+
+    def _close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+        if self._session is not None:
+            self._session.close()
+        if self._listener is not None:
+            self._listener.close()
+
+
+def _check_address(coordinator: str) -> None:
+    host, colon, port = coordinator.rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigurationError(f"the coordinator's address must be host:port, not {coordinator!r}")
+
+
+def _check_name(what: str, name: str) -> None:
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise ConfigurationError(
+            f"{what} must be a name of 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}"
+        )
+
+
+def _own_address(coordinator: str) -> str:
+    """The address of the interface that leads to the coordinator: what the other groups can reach as well."""
+    host, _, port = coordinator.rpartition(":")
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # sends nothing: it only picks the route
+            address = probe.getsockname()[0]
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot find the way to the coordinator {coordinator!r}: {error}. Is the host name right? Else pass "
+            "`host=`, the address at which the other groups reach this one."
+        ) from error
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,281 @@
+"""Carries the replica's core: a thread with an event loop, the stream to the coordinator, and the slot from
+which the training thread reads what to do.
+
+The loop's thread alone owns the replica's state. The training thread posts events and waits for a directive;
+when a directive gives way to another, whatever it still does under the old one is told to stop.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Protocol, assert_never
+
+import grpc
+import grpc.aio
+from jaxft_coordinator import wire
+from jaxft_coordinator.core.messages import GroupMessage, NewQuorum
+from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
+
+from jaxft._replica import _core
+from jaxft._replica._types import (
+    Apply,
+    Attempt,
+    Connected,
+    Dial,
+    Directive,
+    Disconnected,
+    Event,
+    Fail,
+    Failure,
+    HealFrom,
+    Heard,
+    Identity,
+    Note,
+    Over,
+    Phase,
+    PinState,
+    ReleasePin,
+    Replay,
+    Replica,
+    Say,
+    Tick,
+    Wait,
+)
+from jaxft._wire import Abort
+
+_log = logging.getLogger("jaxft")
+
+TICK_S = 0.05
+# A wait is mentioned after this, and again each time it has doubled.
+FIRST_MENTION_S = 5.0
+
+_OPTIONS = [
+    # Finds a coordinator whose machine is gone without a FIN. The server allows a ping a second.
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Each dial is a channel of its own, so gRPC's own back-off never applies; ours is in the core.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+]
+
+
+class Pins(Protocol):
+    """Keeps states for joiners (`jaxft._heal._store.StateStore`)."""
+
+    def pin(self, heal_id: int, step: int) -> None: ...
+    def release(self, heal_id: int) -> None: ...
+
+
+class Session:
+    def __init__(self, identity: Identity, pins: Pins, *, failure_timeout_s: float) -> None:
+        self._replica = Replica(
+            identity, failure_timeout_s, since_s=time.monotonic(), offline_since_s=time.monotonic()
+        )
+        self._pins = pins
+        self._changed = threading.Condition()
+        self._sequence = 0
+        self._directive: Directive = _core.directive(self._replica)
+        self._activity: tuple[object, Abort] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outbox: asyncio.Queue[GroupMessage] | None = None
+        self._thread = threading.Thread(target=self._run, name="jaxft-session", daemon=True)
+
+    # ---- the training thread's side ----
+
+    def start(self) -> None:
+        """Dial the coordinator; return when this group is welcome.
+
+        Raises:
+            JaxftError: what `Fail` says, if it was refused or the coordinator cannot be reached.
+        """
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._replica.phase not in (Phase.OFFLINE, Phase.GREETING))
+
+    def post(self, event: Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(self._handle, event)
+
+    def wait(self, seen: int) -> tuple[int, Directive]:
+        """Return the first directive after number `seen` that is not `Wait`, with its number."""
+        began_s = time.monotonic()
+        mention_s = FIRST_MENTION_S
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._actionable(seen), timeout=mention_s):
+                    return self._sequence, self._directive
+                directive = self._directive
+            waited_s = time.monotonic() - began_s
+            reason = directive.reason if isinstance(directive, Wait) else "its own turn"
+            _log.info("[jaxft %s] waiting %.0f s for %s", self._replica.identity.group, waited_s, reason)
+            mention_s = waited_s
+
+    @contextlib.contextmanager
+    def activity(self, directive: Directive, abort: Abort) -> Iterator[Abort]:
+        """Have `abort` set as soon as `directive` no longer stands, for the length of the context."""
+        with self._changed:
+            self._activity = (_key(directive), abort)
+            self._stop_if_stale()
+        try:
+            yield abort
+        finally:
+            with self._changed:
+                self._activity = None
+
+    def wait_until_left(self, timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._replica.phase in (Phase.LEFT, Phase.FAILED), timeout_s)
+
+    @property
+    def quorum(self) -> NewQuorum | None:
+        return self._replica.quorum
+
+    @property
+    def failed(self) -> Failure | None:
+        return self._replica.failure
+
+    def close(self) -> None:
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5.0)
+
+    def _actionable(self, seen: int) -> bool:
+        return self._sequence > seen and not isinstance(self._directive, Wait)
+
+    # ---- the loop's side ----
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._keep(self._tick_forever())
+        self._keep(self._connect(0.0))
+        try:
+            self._loop.run_forever()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+            self._loop.close()
+
+    def _keep(self, coroutine: object) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine)  # pyright: ignore[reportArgumentType]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _handle(self, event: Event) -> None:
+        try:
+            replica, effects = _core.step(self._replica, event, time.monotonic())
+        except Exception as error:
+            _log.exception("[jaxft %s] failed on %r", self._replica.identity.group, event)
+            self._fail(f"internal error on {type(event).__name__}: {error!r}")
+            return
+        for effect in effects:
+            match effect:
+                case Say(message):
+                    if self._outbox is not None:
+                        self._outbox.put_nowait(message)
+                case Dial(delay_s):
+                    self._keep(self._connect(delay_s))
+                case PinState(heal_id, step):
+                    self._pins.pin(heal_id, step)
+                case ReleasePin(heal_id):
+                    self._pins.release(heal_id)
+                case Note(text, warning):
+                    level = logging.WARNING if warning else logging.INFO
+                    _log.log(level, "[jaxft %s] %s", replica.identity.group, text)
+                case _:
+                    assert_never(effect)
+        self._show(replica)
+
+    def _show(self, replica: Replica) -> None:
+        """Make the new state visible, and wake whoever waits for what changed in it."""
+        directive = _core.directive(replica)
+        moved = replica.phase is not self._replica.phase
+        with self._changed:
+            self._replica = replica
+            if directive != self._directive:
+                self._directive = directive
+                self._sequence += 1
+                self._stop_if_stale()
+                self._changed.notify_all()
+            elif moved:
+                self._changed.notify_all()
+
+    def _stop_if_stale(self) -> None:
+        if self._activity is None:
+            return
+        key, abort = self._activity
+        if key != _key(self._directive) and not abort.is_set:
+            abort.set("what the group was doing has been overtaken")
+
+    def _fail(self, text: str) -> None:
+        with self._changed:
+            self._directive = Fail(Failure("JaxftError", text))
+            self._sequence += 1
+            self._stop_if_stale()
+            self._changed.notify_all()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._handle(Tick())
+
+    async def _connect(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        if self._replica.phase is not Phase.OFFLINE:
+            return
+        channel = grpc.aio.insecure_channel(self._replica.identity.coordinator, options=_OPTIONS)
+        reason = "the coordinator ended the session"
+        writer: asyncio.Task[None] | None = None
+        try:
+            call = pb_grpc.CoordinatorStub(channel).Session()
+            self._outbox = asyncio.Queue()
+            writer = self._keep(self._write(call, self._outbox))
+            self._handle(Connected())
+            async for message in call:
+                self._handle(Heard(wire.coordinator_from_proto(message)))
+        except grpc.aio.AioRpcError as error:
+            reason = error.details() or error.code().name
+        except wire.WireError as error:
+            reason = f"the coordinator said what this jaxft does not know: {error}"
+        finally:
+            self._outbox = None
+            if writer is not None:
+                writer.cancel()
+            await channel.close()
+        self._handle(Disconnected(reason))
+
+    async def _write(
+        self,
+        call: "grpc.aio.StreamStreamCall[pb.GroupMessage, pb.CoordinatorMessage]",
+        outbox: asyncio.Queue[GroupMessage],
+    ) -> None:
+        with contextlib.suppress(
+            grpc.aio.AioRpcError, asyncio.InvalidStateError
+        ):  # the reader sees why it ended
+            while True:
+                await call.write(wire.group_to_proto(await outbox.get()))
+
+
+def _key(directive: Directive) -> object:
+    """What must stay the same for an activity to go on."""
+    match directive:
+        case Attempt(quorum, step):
+            return ("attempt", quorum.quorum_id, step)
+        case HealFrom(heal):
+            return ("heal", heal.heal_id)
+        case Replay(heal_id):
+            return ("replay", heal_id)
+        case Apply(quorum_id, step):
+            return ("apply", quorum_id, step)
+        case Wait() | Over() | Fail():
+            return ("none",)
+        case _:
+            assert_never(directive)

@@ -1,0 +1,391 @@
+"""The training thread's part of a step: does what the replica's core directs, and says how it went.
+
+    Attempt -> compute the shards that are missing, exchange, vote
+    Apply   -> apply the means
+    HealFrom, Replay -> become equal to the job's frontier
+
+Each phase is announced on the logger at DEBUG ("compute step 3 shard 1", "exchange step 3", ...).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jaxft_coordinator.core.messages import GroupName, NewQuorum, Step
+
+from jaxft import _errors
+from jaxft._dataplane import Abort, Listener
+from jaxft._digest import digest
+from jaxft._errors import ConfigurationError, ExchangeFailed, JaxftError, JobFinished
+from jaxft._exchange._exchange import exchange
+from jaxft._exchange._layout import Layout
+from jaxft._exchange._links import Links, Peer
+from jaxft._exchange._partials import Partials
+from jaxft._heal import HealFailed
+from jaxft._heal._fetch import Fetcher
+from jaxft._heal._store import StateStore
+from jaxft._programs import Programs
+from jaxft._replica._session import Session
+from jaxft._replica._types import (
+    Applied,
+    Apply,
+    Attempt,
+    ExchangeBroke,
+    Exchanged,
+    Fail,
+    HealBroke,
+    Healed,
+    HealFrom,
+    Identity,
+    Over,
+    Prepared,
+    Replay,
+    Replayed,
+)
+from jaxft._report import HealReport, StepReport
+from jaxft._version import __version__
+
+_log = logging.getLogger("jaxft")
+
+BatchFor = Callable[[int, int], Any]
+
+
+@dataclass
+class _Work:
+    """What this group has computed of one step. It outlives attempts, so nothing is computed twice."""
+
+    step: int
+    contributions: dict[int, list[jax.Array]] = field(default_factory=dict)
+    locals: dict[int, Any] = field(default_factory=dict)
+    partials: Partials | None = None
+    means: list[np.ndarray] | None = None
+
+
+class Runner:
+    """Runs the steps of one job for one group. Not thread-safe: the training thread owns it."""
+
+    def __init__(
+        self,
+        session: Session,
+        store: StateStore,
+        listener: Listener,
+        identity: Identity,
+        *,
+        failure_timeout_s: float,
+        step: int,
+        min_replicas: int | None,
+    ) -> None:
+        self.step = step
+        self.report = StepReport(step=step)
+        self._session = session
+        self._store = store
+        self._listener = listener
+        self._me = identity
+        self._timeout_s = failure_timeout_s
+        self._min_replicas = min_replicas
+        self._prepared: tuple[Mapping[str, str], int | None] | None = None
+        self._work = _Work(step)
+        self._links: Links | None = None
+        self._abort = Abort()
+        self._voted_s = 0.0
+        self._seen = -1  # number of the last directive that was acted on
+        self._fetcher: Fetcher | None = None
+        self._heal_began_s = 0.0
+
+    def run(
+        self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None
+    ) -> tuple[Any, Any]:
+        """Take part until at least one more step is committed; return the state after it, and its metrics.
+
+        A group that had to heal returns as soon as it stands at the frontier, with the metrics of the last step
+        it replayed, so that its loop may see how far the job has come.
+        """
+        self._prepare(programs, layout, state, shards)
+        batch_for: BatchFor = batch if callable(batch) else (lambda step, shard: batch)
+        before = self.report
+        self.report = StepReport(step=self.step, quorum_id=before.quorum_id, members=before.members)
+        metrics: Any = None
+        caught_up = False
+        while True:
+            self._seen, directive = self._session.wait(self._seen)
+            match directive:
+                case Attempt() if caught_up:
+                    self._seen -= 1  # the next call takes it up
+                    return state, programs.blank_metrics() if metrics is None else metrics
+                case Attempt(quorum, step):
+                    self._attempt(programs, layout, state, batch_for, quorum, step)
+                case Apply(_, step):
+                    return self._apply(programs, state, step)
+                case HealFrom():
+                    healed = self._heal(directive, programs, state)
+                    if healed is not None:
+                        state, metrics, caught_up = healed, None, True
+                case Replay():
+                    replayed = self._replay(directive, programs, state)
+                    if replayed is not None:
+                        state, metrics = replayed
+                        caught_up = True
+                case Over(step) if caught_up and self.step == step:
+                    return state, programs.blank_metrics() if metrics is None else metrics
+                case Over(step):
+                    raise JobFinished(self._finished_text(step))
+                case Fail(failure):
+                    raise getattr(_errors, failure.error, JaxftError)(failure.text)
+                case _:
+                    raise AssertionError(directive)
+
+    def close(self) -> None:
+        if self._links is not None:
+            self._links.close()
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+    # ---- joining ----
+
+    def _prepare(self, programs: Programs, layout: Layout, state: Any, shards: int | None) -> None:
+        settings = {
+            **programs.fingerprint,
+            "layout": layout.digest,
+            "shards": "members" if shards is None else str(shards),
+            "jaxft": __version__,
+        }
+        if self._prepared is not None:
+            self._check_same(settings)
+            return
+        self._prepared = (settings, shards)
+        self._store.publish(self.step, jax.tree.leaves(state))
+        self._session.post(Prepared(Step(self.step), digest(state), settings, self._min_replicas or 0))
+
+    def _check_same(self, settings: Mapping[str, str]) -> None:
+        """A group's first step defines its part in the job; another shape of batch may follow, no other state."""
+        assert self._prepared is not None
+        for name in ("state", "contribution", "shards"):
+            if settings.get(name) != self._prepared[0].get(name):
+                raise ConfigurationError(
+                    f"this step differs from the one that group {self._me.group!r} joined job {self._me.job!r} "
+                    f"with, in {name}: {self._prepared[0].get(name)!r} then, {settings.get(name)!r} now. One "
+                    "Manager serves one training step; use another Manager, under another job name."
+                )
+
+    # ---- one attempt ----
+
+    def _attempt(
+        self,
+        programs: Programs,
+        layout: Layout,
+        state: Any,
+        batch_for: BatchFor,
+        quorum: NewQuorum,
+        step: int,
+    ) -> None:
+        if self._work.step != step:
+            self._work = _Work(step)
+        self._note_members(quorum)
+        self.report = replace(self.report, attempts=self.report.attempts + 1)
+        if self._links is None or self._links.quorum_id != quorum.quorum_id:
+            self._drop_links()
+            self._abort = Abort()  # one for each quorum: its links watch it
+        with self._session.activity(Attempt(quorum, Step(step)), self._abort) as abort:
+            if not self._compute(programs, layout, state, batch_for, quorum, abort):
+                return
+            began_s = time.perf_counter()
+            try:
+                self._work.means = self._exchange(layout, quorum, step, abort)
+            except ExchangeFailed as error:
+                self._drop_links()
+                if not abort.is_set:
+                    accused = tuple(GroupName(peer) for peer in error.peers)
+                    self._session.post(ExchangeBroke(quorum.quorum_id, Step(step), accused, str(error)))
+                return
+            finally:
+                took_s = time.perf_counter() - began_s
+                self.report = replace(self.report, exchange_s=self.report.exchange_s + took_s)
+        _log.debug("vote step %d", step)
+        self._voted_s = time.perf_counter()
+        self._session.post(Exchanged(quorum.quorum_id, Step(step)))
+
+    def _compute(
+        self,
+        programs: Programs,
+        layout: Layout,
+        state: Any,
+        batch_for: BatchFor,
+        quorum: NewQuorum,
+        abort: Abort,
+    ) -> bool:
+        """Compute what is missing of this group's shards; False if the attempt was overtaken meanwhile."""
+        work = self._work
+        began_s = time.perf_counter()
+        by_members = self._prepared is not None and self._prepared[1] is None
+        if not by_members and not work.locals.keys() <= set(_shards_of(quorum, self._me.group)):
+            # Back after a lost connection, and others have been given what this group had computed: what was
+            # summed already cannot be taken apart.
+            work = self._work = _Work(work.step)
+        if work.partials is None or by_members:
+            work.partials = Partials(layout, quorum.total_shards)
+        for shard in _shards_of(quorum, self._me.group):
+            if abort.is_set:
+                return False
+            # Where each member brings one shard of its own, its number is the member's place, which may change.
+            key = 0 if by_members else shard
+            if key not in work.locals:
+                _log.debug("compute step %d shard %d", work.step, shard)
+                leaves, work.locals[key] = programs.compute(state, batch_for(work.step, shard))
+                self.report = replace(self.report, shards=(*self.report.shards, shard))
+                if by_members:
+                    work.contributions[key] = leaves
+                else:
+                    work.partials.add(shard, leaves)
+            if by_members:
+                work.partials.add(shard, work.contributions[key])
+        took_s = time.perf_counter() - began_s
+        self.report = replace(self.report, compute_s=self.report.compute_s + took_s)
+        return not abort.is_set
+
+    def _exchange(self, layout: Layout, quorum: NewQuorum, step: int, abort: Abort) -> list[np.ndarray]:
+        _log.debug("exchange step %d", step)
+        deadline_s = time.monotonic() + self._timeout_s
+        if self._links is None:
+            self._links = Links.open(
+                self._listener,
+                job=self._me.job,
+                quorum_id=quorum.quorum_id,
+                me=self._me.group,
+                members=[_peer(member) for member in quorum.members],
+                abort=abort,
+                deadline_s=deadline_s,
+            )
+        assert self._work.partials is not None
+        return exchange(
+            self._links,
+            layout=layout,
+            step=step,
+            partials=self._work.partials,
+            total_shards=quorum.total_shards,
+            deadline_s=deadline_s,
+            progress_timeout_s=self._timeout_s / 2,
+        )
+
+    def _drop_links(self) -> None:
+        if self._links is not None:
+            self._links.close()
+            self._links = None
+
+    def _apply(self, programs: Programs, state: Any, step: int) -> tuple[Any, Any]:
+        _log.debug("apply step %d", step)
+        work = self._work
+        assert work.means is not None
+        assert work.step == step
+        vote_s = time.perf_counter() - self._voted_s
+        began_s = time.perf_counter()
+        local = work.locals[min(work.locals)] if work.locals else None
+        state, metrics = self._advance(programs, state, step, work.means, local)
+        self._session.post(Applied(Step(self.step)))
+        self._work = _Work(self.step)
+        apply_s = time.perf_counter() - began_s
+        self.report = replace(self.report, step=self.step, vote_s=vote_s, apply_s=apply_s)
+        return state, metrics
+
+    def _advance(
+        self, programs: Programs, state: Any, step: int, means: list[np.ndarray], local: Any
+    ) -> tuple[Any, Any]:
+        """Turn state `step` into the next; the one place where a state is donated."""
+        self._store.log(step, means)
+        self._store.before_donation()
+        state, metrics = programs.apply(state, means, local)
+        leaves = jax.block_until_ready(jax.tree.leaves(state))
+        self.step = step + 1
+        self._store.publish(self.step, leaves)
+        return state, metrics
+
+    # ---- healing ----
+
+    def _heal(self, directive: HealFrom, programs: Programs, state: Any) -> Any:
+        """Fetch the snapshot of a heal; None if that failed or was overtaken."""
+        heal = directive.heal
+        self._heal_began_s = time.perf_counter()
+        if self._fetcher is not None:
+            self._fetcher.close()
+        donors = tuple(donor.group for donor in heal.donors)
+        _log.info("[jaxft %s] heals to step %d from %s", self._me.group, heal.step, ", ".join(donors))
+        leaves, tree = jax.tree.flatten(state)
+        with self._session.activity(directive, Abort()) as abort:
+            self._fetcher = Fetcher(
+                job=self._me.job,
+                group=self._me.group,
+                incarnation=self._me.incarnation,
+                heal_id=heal.heal_id,
+                donors=[(donor.group, donor.address) for donor in heal.donors],
+                timeout_s=self._timeout_s / 2,
+            )
+            try:
+                state = jax.tree.unflatten(tree, self._fetcher.state(heal.step, leaves, cancel=abort))
+            except HealFailed as error:
+                if not abort.is_set:
+                    self._session.post(HealBroke(heal.heal_id, str(error)))
+                return None
+        self.step = heal.step
+        self._work = _Work(self.step)
+        self._store.publish(self.step, jax.tree.leaves(state))
+        self._session.post(Healed(heal.heal_id, heal.step))
+        self._note_heal(HealReport(heal.step, 0, 0, 0.0, donors))
+        return state
+
+    def _replay(self, directive: Replay, programs: Programs, state: Any) -> tuple[Any, Any] | None:
+        assert self._fetcher is not None
+        step = directive.step
+        _log.debug("replay step %d", step)
+        with self._session.activity(directive, Abort()) as abort:
+            try:
+                means = self._fetcher.means(step, programs.contribution, cancel=abort)
+            except HealFailed as error:
+                if not abort.is_set:
+                    self._session.post(HealBroke(directive.heal_id, str(error)))
+                return None
+        state, metrics = self._advance(programs, state, step, means, None)
+        self._work = _Work(self.step)
+        self._session.post(Replayed(directive.heal_id, Step(self.step)))
+        heal = self.report.heal
+        if heal is not None:
+            self._note_heal(replace(heal, replayed_steps=heal.replayed_steps + 1))
+        return state, metrics
+
+    def _note_heal(self, heal: HealReport) -> None:
+        assert self._fetcher is not None
+        seconds = time.perf_counter() - self._heal_began_s
+        heal = replace(heal, transferred_bytes=self._fetcher.transferred_bytes, seconds=seconds)
+        self.report = replace(self.report, step=self.step, heal=heal)
+
+    # ---- words ----
+
+    def _note_members(self, quorum: NewQuorum) -> None:
+        members = tuple(member.group for member in quorum.members)
+        reasons = {str(change.group): change.reason for change in quorum.left}
+        before = self.report.members
+        left = tuple((name, reasons.get(name, "")) for name in before if name not in members)
+        joined = tuple(name for name in members if before and name not in before)
+        self.report = replace(
+            self.report,
+            quorum_id=quorum.quorum_id,
+            members=members,
+            joined=self.report.joined + joined,
+            left=self.report.left + left,
+        )
+
+    def _finished_text(self, step: int) -> str:
+        return (
+            f"job {self._me.job!r} finished at step {step}, and every group that holds its state has left; group "
+            f"{self._me.group!r} stands at step {self.step}. For another run choose another job name."
+        )
+
+
+def _shards_of(quorum: NewQuorum, group: str) -> tuple[int, ...]:
+    return next(member.shards for member in quorum.members if member.group == group)
+
+
+def _peer(member: Any) -> Peer:
+    return Peer(member.group, member.incarnation, member.address, member.shards)

@@ -1,0 +1,97 @@
+"""SIGKILL at each phase of a step, on real processes: nothing is lost, and the run ends in the same bits."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes.harness import Cluster, Worker, cluster
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+STEPS = 60
+KILLED_AT = 5
+# The survivors compute this step once the victim has been started again, and the second once it is back.
+GATE = 10
+LAST_GATE = 45
+GROUPS = ("group-0", "group-1", "group-2")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the same run, alone and without a failure."""
+    with cluster(tmp_path_factory.mktemp("alone")) as alone:
+        worker = alone.start("alone", "--steps", str(STEPS), coordinated=False)
+        alone.until_finished(worker)
+        assert worker.digest is not None
+        return worker.digest
+
+
+def start_all(here: Cluster, gates: tuple[str, ...], victim: str, die: str) -> dict[str, Worker]:
+    here.start_coordinator()
+    return here.start_together(
+        GROUPS, lambda group: ("--steps", str(STEPS), *gates, *(("--die", die) if group == victim else ()))
+    )
+
+
+def gates_in(folder: Path) -> tuple[Path, Path, tuple[str, ...]]:
+    first, last = folder / "victim-started", folder / "victim-back"
+    return first, last, ("--gate", f"{GATE}:{first}", "--gate", f"{LAST_GATE}:{last}")
+
+
+def assert_same_run(workers: list[Worker], undisturbed: str) -> None:
+    assert {worker.digest for worker in workers} == {undisturbed}
+    losses: dict[int, float] = {}
+    for worker in workers:
+        for event in worker.steps():
+            assert losses.setdefault(event["step"], event["loss"]) == event["loss"]
+
+
+def assert_no_step_lost(survivors: list[Worker]) -> None:
+    for worker in survivors:
+        steps = [event["step"] for event in worker.steps()]
+        assert steps == list(range(1, STEPS + 1))
+        for event in worker.steps():
+            assert len(set(event["shards"])) == len(event["shards"]), f"computed twice: {event}"
+    for events in zip(*(worker.steps() for worker in survivors), strict=True):
+        shards = [shard for event in events for shard in event["shards"]]
+        assert len(set(shards)) == len(shards), f"two survivors computed one shard: {events}"
+
+
+@pytest.mark.parametrize("victim", ["group-0", "group-1"])
+@pytest.mark.parametrize("phase", ["compute", "exchange", "vote", "apply"])
+def test_a_kill_in_a_step_changes_nothing(phase: str, victim: str, undisturbed: str, tmp_path: Path) -> None:
+    first, last, gates = gates_in(tmp_path)
+    with cluster(tmp_path) as here:
+        workers = start_all(here, gates, victim, f"{phase} step {KILLED_AT}")
+        here.until_dead(workers[victim])
+        back = here.start(victim, "--steps", str(STEPS), *gates)
+        here.until(lambda: back.says("heals to step"), f"{victim} to heal")
+        first.touch()
+        here.until(lambda: any(event["shards"] for event in back.steps()), f"{victim} to contribute")
+        last.touch()
+        survivors = [worker for group, worker in workers.items() if group != victim]
+        here.until_finished(back, *survivors)
+        assert_same_run([back, *survivors], undisturbed)
+        assert_no_step_lost(survivors)
+        assert all(event["step"] <= KILLED_AT for event in workers[victim].steps())
+
+
+def test_a_joiner_killed_while_it_heals_changes_nothing(undisturbed: str, tmp_path: Path) -> None:
+    first, last, gates = gates_in(tmp_path)
+    with cluster(tmp_path) as here:
+        workers = start_all(here, gates, "group-1", f"compute step {KILLED_AT}")
+        here.until_dead(workers["group-1"])
+        for _ in range(2):
+            joiner = here.start("group-1", "--steps", str(STEPS), *gates, "--die", "heals to step")
+            here.until_dead(joiner)
+        joiner = here.start("group-1", "--steps", str(STEPS), *gates, "--die", "replay step")
+        here.until(lambda: joiner.says("heals to step"), "the joiner to heal")
+        first.touch()
+        here.until_dead(joiner)
+        back = here.start("group-1", "--steps", str(STEPS), *gates)
+        here.until(lambda: any(event["shards"] for event in back.steps()), "group-1 to contribute")
+        last.touch()
+        survivors = [workers["group-0"], workers["group-2"]]
+        here.until_finished(back, *survivors)
+        assert_same_run([back, *survivors], undisturbed)
+        assert_no_step_lost(survivors)

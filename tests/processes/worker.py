@@ -1,0 +1,142 @@
+"""One replica group of a small job, as a process of its own: `python worker.py --coordinator ... --group ...`.
+
+Trains a two-layer network with Adam, writes one JSON line per event, and can be told to kill itself when the
+library announces a phase on its logger (`--die "exchange step 5"`), so that a death falls exactly there.
+"""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxft
+
+GATE_TIMEOUT_S = 90.0
+
+
+def init() -> dict[str, Any]:
+    keys = jax.random.split(jax.random.key(7), 2)
+    params = {
+        "hidden": jax.random.normal(keys[0], (16, 32), jnp.float32) * 0.3,
+        "out": jax.random.normal(keys[1], (32, 4), jnp.bfloat16) * 0.3,
+    }
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return {"params": params, "mu": zeros, "nu": jax.tree.map(jnp.copy, zeros), "count": jnp.zeros((), jnp.int32)}
+
+
+def loss_fn(params: dict[str, jax.Array], batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+    x, y = batch
+    hidden = jnp.tanh(x @ params["hidden"])
+    return jnp.mean((hidden @ params["out"].astype(jnp.float32) - y) ** 2)
+
+
+def train_step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    local, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
+    grads, loss = jaxft.pmean((grads, local))
+    count = state["count"] + 1
+    mu = jax.tree.map(lambda m, g: (0.9 * m + 0.1 * g).astype(m.dtype), state["mu"], grads)
+    nu = jax.tree.map(lambda n, g: (0.99 * n + 0.01 * g * g).astype(n.dtype), state["nu"], grads)
+    params = jax.tree.map(
+        lambda p, m, n: (p - 0.01 * m / (jnp.sqrt(n) + 1e-6)).astype(p.dtype), state["params"], mu, nu
+    )
+    return {"params": params, "mu": mu, "nu": nu, "count": count}, {"loss": loss, "local": local}
+
+
+def make_batch(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([step, shard])
+    x = rng.standard_normal((8, 16), dtype=np.float32)
+    return x, np.tanh(x[:, :4] * 2)
+
+
+class KillAt(logging.Handler):
+    """Ends this process, as kill -9 does, when the library says `text`."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(logging.DEBUG)
+        self.text = text
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.text in record.getMessage():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for(path: Path) -> None:
+    deadline_s = time.monotonic() + GATE_TIMEOUT_S
+    while not path.exists():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"gate {path} did not open in {GATE_TIMEOUT_S:.0f} s")
+        time.sleep(0.005)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--coordinator", default="")
+    parser.add_argument("--group", default="alone")
+    parser.add_argument("--job", default="toy")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--events", type=Path, required=True)
+    parser.add_argument("--die", default="")
+    parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or start:FILE; waits there until FILE is")
+    parser.add_argument("--failure-timeout-s", type=float, default=30.0)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    if arguments.die:
+        logger = logging.getLogger("jaxft")
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(KillAt(arguments.die))
+    gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
+
+    def batch_for(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        if str(step) in gates:
+            wait_for(gates[str(step)])
+        return make_batch(step, shard)
+
+    with arguments.events.open("a", buffering=1) as events:
+
+        def write(**event: Any) -> None:
+            events.write(json.dumps({"t": time.time(), **event}) + "\n")
+
+        state = init()
+        if not arguments.coordinator:
+            step = jaxft.fault_tolerant(train_step, None, shards=arguments.shards)
+            while step.step < arguments.steps:
+                state, _ = step(state, make_batch)
+            write(event="finished", step=step.step, digest=jaxft.digest(state))
+            return
+        manager = jaxft.Manager(
+            arguments.coordinator,
+            group=arguments.group,
+            job=arguments.job,
+            failure_timeout_s=arguments.failure_timeout_s,
+        )
+        with manager:
+            if "start" in gates:
+                wait_for(gates["start"])
+            step = jaxft.fault_tolerant(train_step, manager, shards=arguments.shards)
+            while manager.step < arguments.steps:
+                state, metrics = step(state, batch_for)
+                report = manager.report
+                write(
+                    event="step",
+                    step=report.step,
+                    loss=float(metrics["loss"]),
+                    attempts=report.attempts,
+                    shards=report.shards,
+                    quorum_id=report.quorum_id,
+                    members=report.members,
+                    healed=None if report.heal is None else report.heal.replayed_steps,
+                )
+            write(event="finished", step=manager.step, digest=jaxft.digest(state))
+
+
+if __name__ == "__main__":
+    main()
