@@ -1,0 +1,160 @@
+"""A job on this machine: its groups as processes, launched, killed, relaunched, and watched by their event files."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jaxft._demo._events import EventFile, FinishedEvent, StepEvent
+from jaxft._demo._processes import Child, Processes
+from jaxft._demo._record import History, Kill, RunRecord
+
+TRAINER: tuple[str, ...] = (sys.executable, "-m", "examples.llama3.train")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What every group of both runs does: the trainer's command line but for the group's own names and files."""
+
+    steps: int
+    flags: Mapping[str, str] = field(default_factory=dict)
+    trainer: tuple[str, ...] = TRAINER
+
+    def command(self, *, job: str, group: str, coordinator: str, events: Path) -> list[str]:
+        """Return the command that starts one group."""
+        flags = {
+            "--coordinator": coordinator,
+            "--job": job,
+            "--group": group,
+            "--steps": str(self.steps),
+            "--events": str(events),
+            **self.flags,
+        }
+        return [*self.trainer, *(word for flag in flags.items() for word in flag), "--digest-at-end"]
+
+
+@dataclass(eq=False, slots=True)
+class Incarnation:
+    """A group's process, and what it has told so far."""
+
+    group: str
+    number: int
+    child: Child
+    events: EventFile
+    killed: bool = False
+    steps: list[StepEvent] = field(default_factory=list)
+    finished: FinishedEvent | None = None
+
+    def read(self) -> None:
+        """Take in what it has written since the last look."""
+        for event in self.events.read():
+            match event:
+                case StepEvent():
+                    self.steps.append(event)
+                case FinishedEvent():
+                    self.finished = event
+
+    def history(self) -> History:
+        return History(
+            group=self.group, incarnation=self.number, steps=tuple(self.steps), finished=self.finished
+        )
+
+
+class Job:
+    """The groups of one run. A relaunched group keeps its name and gets a new incarnation and new files."""
+
+    def __init__(
+        self, name: str, groups: Sequence[str], training: Training, *, coordinator: str, processes: Processes
+    ) -> None:
+        self.name = name
+        self.groups = tuple(groups)
+        self.training = training
+        self._coordinator = coordinator
+        self._processes = processes
+        self._incarnations: dict[str, list[Incarnation]] = {group: [] for group in groups}
+        self._kills: list[Kill] = []
+
+    def start(self, group: str) -> Child:
+        """Launch a group, or launch it again."""
+        number = len(self._incarnations[group])
+        name = f"{self.name}.{group}.{number}"
+        events = self._processes.folder / f"{name}.jsonl"
+        command = self.training.command(
+            job=self.name, group=group, coordinator=self._coordinator, events=events
+        )
+        child = self._processes.start(name, command)
+        self._incarnations[group].append(Incarnation(group, number, child, EventFile(events)))
+        return child
+
+    def kill(self, group: str) -> Kill:
+        """Send a group's process SIGKILL, and note when."""
+        victim = self.current(group)
+        kill = Kill(group=group, incarnation=victim.number, t_s=time.time(), step=self.committed_step)
+        victim.child.kill()
+        victim.killed = True
+        self._kills.append(kill)
+        return kill
+
+    def end(self) -> None:
+        """End every process that still runs, and take in the last events."""
+        self._processes.end([incarnation.child for incarnation in self._all()])
+        self.read()
+
+    def read(self) -> None:
+        """Take in all new events."""
+        for incarnation in self._all():
+            incarnation.read()
+
+    def current(self, group: str) -> Incarnation:
+        """Return a group's newest incarnation."""
+        return self._incarnations[group][-1]
+
+    @property
+    def committed_step(self) -> int:
+        """The highest step that some group has reported."""
+        return max((i.steps[-1].step for i in self._all() if i.steps), default=0)
+
+    @property
+    def last_event_t_s(self) -> float | None:
+        """When a group last reported a step."""
+        return max((i.steps[-1].t_s for i in self._all() if i.steps), default=None)
+
+    @property
+    def over(self) -> bool:
+        """Whether no process is left that could still report something."""
+        return all(self.current(group).child.exit_code() is not None for group in self.groups)
+
+    def failed(self) -> Incarnation | None:
+        """Return an incarnation that ended without finishing, though nobody killed it."""
+        for incarnation in self._all():
+            exit_code = incarnation.child.exit_code()
+            if exit_code is None or incarnation.killed:
+                continue
+            incarnation.read()  # its last words may be newer than our last look
+            if exit_code != 0 or incarnation.finished is None:
+                return incarnation
+        return None
+
+    def full_step_s(self) -> float | None:
+        """Return how long the last step took, if every group took part in it in person; else None."""
+        newest = [self.current(group).steps for group in self.groups]
+        for steps in newest:
+            if not steps or not steps[-1].live or set(steps[-1].members) != set(self.groups):
+                return None
+        return max(steps[-1].seconds for steps in newest)
+
+    def record(self, *, planned_kills: int = 0, problems: Sequence[str] = ()) -> RunRecord:
+        """Return what has happened so far."""
+        return RunRecord(
+            groups=self.groups,
+            planned_steps=self.training.steps,
+            planned_kills=planned_kills,
+            kills=tuple(self._kills),
+            histories=tuple(incarnation.history() for incarnation in self._all()),
+            problems=tuple(problems),
+        )
+
+    def _all(self) -> Iterator[Incarnation]:
+        for incarnations in self._incarnations.values():
+            yield from incarnations

@@ -1,0 +1,48 @@
+"""When to kill whom. A plan from a seed, and a state machine that places it; neither reads a clock."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_DELAY_STEPS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A planned kill: `delay_steps` step times after the whole job is seen at work."""
+
+    group: str
+    delay_steps: float
+
+
+def plan_strikes(groups: Sequence[str], *, kills: int, seed: int) -> tuple[Strike, ...]:
+    """Return `kills` strikes. Nobody is struck twice before everybody has been struck once; so on for each round."""
+    rng = random.Random(seed)
+    victims: list[str] = []
+    while len(victims) < kills:
+        victims += rng.sample(groups, len(groups))
+    return tuple(Strike(group, rng.uniform(0, MAX_DELAY_STEPS)) for group in victims[:kills])
+
+
+class Killer:
+    """Places the strikes of a plan one by one, each from a moment on at which every group takes part."""
+
+    def __init__(self, strikes: Sequence[Strike]) -> None:
+        self._waiting = list(strikes)
+        self._due_at_s: float | None = None
+
+    def due(self, now_s: float, full_step_s: float | None) -> Strike | None:
+        """Return the strike to place now, if there is one.
+
+        Args:
+            now_s: the clock, in seconds since any moment.
+            full_step_s: what the last step took, if every group took part in it; else None.
+        """
+        if not self._waiting:
+            return None
+        if self._due_at_s is None and full_step_s is not None:
+            self._due_at_s = now_s + self._waiting[0].delay_steps * full_step_s
+        if self._due_at_s is None or now_s < self._due_at_s:
+            return None
+        self._due_at_s = None
+        return self._waiting.pop(0)

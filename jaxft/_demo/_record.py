@@ -1,0 +1,78 @@
+"""What happened in a run, as plain values: the kills and what each incarnation of each group wrote down."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from jaxft._demo._events import FinishedEvent, StepEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """One incarnation of a group, from its start to its end."""
+
+    group: str
+    incarnation: int = 0
+    steps: tuple[StepEvent, ...] = ()
+    finished: FinishedEvent | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A group's process was sent SIGKILL. `step` is what the job had committed by then, `t_s` as in the events."""
+
+    group: str
+    incarnation: int
+    t_s: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A whole run. `problems` says what went wrong with it other than by our kills."""
+
+    groups: tuple[str, ...]
+    planned_steps: int
+    planned_kills: int = 0
+    kills: tuple[Kill, ...] = ()
+    histories: tuple[History, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def committed_steps(self) -> frozenset[int]:
+        """The numbers of all steps that some group reported."""
+        return frozenset(event.step for history in self.histories for event in history.steps)
+
+    def last(self, group: str) -> History | None:
+        """Return a group's newest incarnation."""
+        own = [history for history in self.histories if history.group == group]
+        return max(own, key=lambda history: history.incarnation, default=None)
+
+
+def stall_s(kill: Kill, histories: Iterable[History]) -> float | None:
+    """Return the time from a kill until every survivor had committed again, or None if one never did.
+
+    A survivor is an incarnation of another group that had taken part before the kill and was not killed with it.
+    """
+    waits_s = [_first_live_t_s(history, after_s=kill.t_s) for history in _survivors(kill, histories)]
+    return None if not waits_s or None in waits_s else max(t for t in waits_s if t is not None) - kill.t_s
+
+
+def back_s(kill: Kill, histories: Iterable[History]) -> float | None:
+    """Return the time from a kill to the victim's first contribution to a committed step, or None."""
+    later = (h for h in histories if h.group == kill.group and h.incarnation > kill.incarnation)
+    contributions = [event.t_s for history in later for event in history.steps if event.live and event.shards]
+    return min(contributions) - kill.t_s if contributions else None
+
+
+def _survivors(kill: Kill, histories: Iterable[History]) -> Iterator[History]:
+    newest: dict[str, History] = {}
+    for history in histories:
+        took_part = any(event.live and event.t_s <= kill.t_s for event in history.steps)
+        known = newest.get(history.group)
+        if took_part and (known is None or known.incarnation < history.incarnation):
+            newest[history.group] = history
+    return (history for group, history in newest.items() if group != kill.group)
+
+
+def _first_live_t_s(history: History, *, after_s: float) -> float | None:
+    return min((event.t_s for event in history.steps if event.live and event.t_s > after_s), default=None)

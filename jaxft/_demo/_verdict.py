@@ -1,0 +1,147 @@
+"""The verdict: what two records of runs prove. Pure: values in, values out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxft._demo._lost import LostStep, lost_steps
+from jaxft._demo._record import History, Kill, RunRecord, back_s, stall_s
+
+
+@dataclass(frozen=True, slots=True)
+class KillOutcome:
+    """What a kill cost. None where it never came to that."""
+
+    kill: Kill
+    stall_s: float | None
+    back_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the demo has shown.
+
+    Attributes:
+        planned_kills: how many there should have been.
+        kills: each with its cost, in order.
+        planned_steps: how many there should have been.
+        steps_committed: by the run with the kills.
+        lost: every reason to call a step lost; `steps_lost` counts steps.
+        digests: the final state of each group, after the kills; None from one that did not come to the end.
+        undisturbed_digests: the same of the run without kills; empty if that was not run.
+        first_difference: the first step whose loss differs between the two runs.
+        s_per_step: of the run with the kills, from its first commit to its last.
+        undisturbed_s_per_step: of the run without.
+        problems: whatever else keeps this from being a success.
+    """
+
+    planned_kills: int
+    kills: tuple[KillOutcome, ...]
+    planned_steps: int
+    steps_committed: int
+    lost: tuple[LostStep, ...]
+    digests: Mapping[str, str | None]
+    undisturbed_digests: Mapping[str, str | None]
+    first_difference: int | None
+    s_per_step: float | None
+    undisturbed_s_per_step: float | None
+    problems: tuple[str, ...]
+
+    @property
+    def steps_lost(self) -> int:
+        return len({lost.step for lost in self.lost})
+
+    @property
+    def digests_equal(self) -> bool:
+        """Whether all groups ended with the same bits."""
+        return _one_value(self.digests)
+
+    @property
+    def matches_undisturbed(self) -> bool:
+        """Whether all groups of both runs ended with the same bits."""
+        both = {*self.digests.values(), *self.undisturbed_digests.values()}
+        return self.digests_equal and _one_value(self.undisturbed_digests) and len(both) == 1
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was lost, all is equal, and everything took place that was planned."""
+        return not self.lost and self.matches_undisturbed and not self.problems
+
+
+def judge(disturbed: RunRecord, undisturbed: RunRecord | None) -> Verdict:
+    """Return what the records show. Without an undisturbed run, nothing can be a success."""
+    kills = tuple(
+        KillOutcome(kill, stall_s(kill, disturbed.histories), back_s(kill, disturbed.histories))
+        for kill in disturbed.kills
+    )
+    return Verdict(
+        planned_kills=disturbed.planned_kills,
+        kills=kills,
+        planned_steps=disturbed.planned_steps,
+        steps_committed=len(disturbed.committed_steps),
+        lost=lost_steps(disturbed.histories),
+        digests=_digests(disturbed),
+        undisturbed_digests={} if undisturbed is None else _digests(undisturbed),
+        first_difference=None if undisturbed is None else _first_difference(disturbed, undisturbed),
+        s_per_step=_s_per_step(disturbed),
+        undisturbed_s_per_step=None if undisturbed is None else _s_per_step(undisturbed),
+        problems=_problems(disturbed, undisturbed, kills),
+    )
+
+
+def _problems(
+    disturbed: RunRecord, undisturbed: RunRecord | None, kills: tuple[KillOutcome, ...]
+) -> tuple[str, ...]:
+    problems = [*disturbed.problems]
+    placed, planned = len(kills), disturbed.planned_kills
+    if placed < planned:
+        problems.append(
+            f"only {placed} of {planned} kills could be placed before the job was over; give it more --steps"
+        )
+    for outcome in kills:
+        kill = outcome.kill
+        if outcome.stall_s is None:
+            problems.append(
+                f"a survivor did not commit again after {kill.group} was killed at step {kill.step}"
+            )
+        if outcome.back_s is None:
+            problems.append(f"{kill.group}, killed at step {kill.step}, did not contribute again")
+    if len(disturbed.committed_steps) != disturbed.planned_steps:
+        committed = len(disturbed.committed_steps)
+        problems.append(f"{committed} steps were committed and {disturbed.planned_steps} were to be")
+    if undisturbed is None:
+        return (*problems, "the undisturbed run did not take place")
+    problems += (f"undisturbed run: {problem}" for problem in undisturbed.problems)
+    if lost := lost_steps(undisturbed.histories):
+        problems.append(f"undisturbed run: step {lost[0].step}: {lost[0].why}")
+    return tuple(problems)
+
+
+def _digests(record: RunRecord) -> dict[str, str | None]:
+    """Only a group that came to the job's last step has a digest that counts."""
+
+    def final(history: History | None) -> str | None:
+        finished = None if history is None else history.finished
+        return finished.digest if finished is not None and finished.step == record.planned_steps else None
+
+    return {group: final(record.last(group)) for group in record.groups}
+
+
+def _one_value(digests: Mapping[str, str | None]) -> bool:
+    return len(set(digests.values())) == 1 and None not in digests.values()
+
+
+def _first_difference(disturbed: RunRecord, undisturbed: RunRecord) -> int | None:
+    ours, theirs = _losses(disturbed), _losses(undisturbed)
+    return min((step for step in ours.keys() & theirs.keys() if ours[step] != theirs[step]), default=None)
+
+
+def _losses(record: RunRecord) -> dict[int, str]:
+    return {e.step: repr(e.loss) for history in record.histories for e in history.steps if e.live}
+
+
+def _s_per_step(record: RunRecord) -> float | None:
+    """The mean over the whole run, kills and all, between the first and the last commit."""
+    commits = sorted((e.t_s, e.step) for history in record.histories for e in history.steps if e.live)
+    if not commits or commits[-1][1] <= commits[0][1]:
+        return None
+    return (commits[-1][0] - commits[0][0]) / (commits[-1][1] - commits[0][1])

@@ -1,0 +1,121 @@
+"""Speaks to fake groups as a job would go, quickly and without any training.
+
+`fake_coordinator.py PACE_S LAUNCHES` listens on a free port, and says which. A job begins when three groups are
+connected, and advances a step every PACE_S. While a group is missing, it advances by one step only; and it keeps
+two steps for each launch that is still to come, so that every kill fits in, however slow the machine is. A job
+named "undisturbed" waits for three launches only.
+"""
+
+import contextlib
+import json
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+SHARDS = 6
+GROUPS = 3
+
+
+class FakeJob:
+    """All that the groups of one job see."""
+
+    def __init__(self, steps: int, launches: int) -> None:
+        self.steps, self.launches = steps, launches
+        self.lock = threading.Lock()
+        self.step = 0
+        self.launched = 0
+        self.quorum_id = 0
+        self.changed_at_step = 0
+        self.connected: dict[str, socket.socket] = {}
+
+    def join(self, group: str, connection: socket.socket) -> None:
+        with self.lock:
+            if self.step == self.steps:
+                connection.close()
+                return
+            self.launched += 1
+            self.connected[group] = connection
+            self.note_change()
+            if self.step:
+                self.send(group, step_fields(self.step, [], self, attempts=0, loss=float("nan")))
+
+    def run(self, pace_s: float) -> None:
+        """Commit every step."""
+        while self.step < self.steps:
+            time.sleep(pace_s)
+            with self.lock:
+                self.drop_the_dead()
+                if self.may_advance():
+                    self.advance()
+        with self.lock:
+            for group in list(self.connected):
+                self.send(group, {"event": "finished", "step": self.step, "digest": f"d{self.step}"})
+                self.connected.pop(group).close()
+
+    def may_advance(self) -> bool:
+        complete = len(self.connected) == GROUPS
+        kept_steps = 2 * max(0, self.launches - self.launched)
+        free = complete and self.steps - self.step > kept_steps
+        return free or (self.step == self.changed_at_step and (complete or self.step > 0))
+
+    def advance(self) -> None:
+        self.step += 1
+        members = sorted(self.connected)
+        for index, group in enumerate(members):
+            shards = list(range(index, SHARDS, len(members)))
+            self.send(group, step_fields(self.step, shards, self, attempts=1, loss=10 / self.step))
+
+    def drop_the_dead(self) -> None:
+        for group, connection in list(self.connected.items()):
+            try:
+                alive = connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+            except BlockingIOError:
+                alive = True
+            except OSError:
+                alive = False
+            if not alive:
+                self.connected.pop(group).close()
+                self.note_change()
+
+    def note_change(self) -> None:
+        self.quorum_id += 1
+        self.changed_at_step = self.step
+
+    def send(self, group: str, fields: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # it died: the next look finds out
+            self.connected[group].sendall(json.dumps(fields).encode() + b"\n")
+
+
+def step_fields(step: int, shards: list[int], job: FakeJob, *, attempts: int, loss: float) -> dict[str, Any]:
+    return {
+        "event": "step",
+        "step": step,
+        "loss": loss,
+        "attempts": attempts,
+        **{"compute_s": 0.01, "exchange_s": 0.01, "vote_s": 0.01, "apply_s": 0.01},
+        "shards": shards,
+        "quorum_id": job.quorum_id,
+        "members": sorted(job.connected),
+    }
+
+
+def main() -> None:
+    pace_s, launches = float(sys.argv[1]), int(sys.argv[2])
+    jobs: dict[str, FakeJob] = {}
+    with socket.create_server(("localhost", 0)) as server:
+        sys.stdout.write(f"coordinator listens on localhost:0 (port {server.getsockname()[1]})\n")
+        sys.stdout.flush()
+        while True:
+            connection, _ = server.accept()
+            hello = json.loads(connection.makefile().readline())
+            name = hello["job"]
+            if name not in jobs:
+                jobs[name] = FakeJob(hello["steps"], GROUPS if name == "undisturbed" else launches)
+                threading.Thread(target=jobs[name].run, args=[pace_s], daemon=True).start()
+            jobs[name].join(hello["group"], connection)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from demo_cases import WITHOUT_JAX
+
+from jaxft._demo._processes import Child, Processes
+
+DEADLINE_S = 30.0
+# Says that it runs, and then runs until it is ended.
+WAITER = ("-c", "import signal, sys; print('up', flush=True); signal.pause()")
+STUBBORN = (
+    "-c",
+    "import signal\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "print('up', flush=True)\n"
+    "while True: signal.pause()",
+)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def start(processes: Processes, name: str, words: tuple[str, ...] = WAITER) -> Child:
+    child = processes.start(name, [sys.executable, "-S", *words])
+    wait_until(lambda: "up" in child.log.read_text() or child.exit_code() is not None)
+    return child
+
+
+def exists(pid: int) -> bool:
+    """Whether a process of this number is there and is not a zombie that its parent has yet to reap."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Processes:
+    return Processes(tmp_path, cwd=tmp_path)
+
+
+def test_a_killed_process_is_gone_and_another_takes_its_place(processes: Processes) -> None:
+    with processes:
+        victim = start(processes, "group-1.0")
+        assert victim.exit_code() is None
+        victim.kill()
+        again = start(processes, "group-1.1")
+        assert victim.wait(DEADLINE_S)
+        assert victim.exit_code() == -signal.SIGKILL
+        assert again.exit_code() is None
+        assert again.pid != victim.pid
+
+
+def test_the_child_has_the_process_id_that_we_kill(processes: Processes) -> None:
+    with processes:
+        child = start(processes, "pid", ("-c", "import os; print('up', os.getpid())"))
+        assert child.wait(DEADLINE_S)
+        assert child.log.read_text().split() == ["up", str(child.pid)]
+
+
+def test_leaving_ends_every_process(processes: Processes) -> None:
+    with processes:
+        children = [start(processes, name) for name in ("a", "b")]
+    assert [child.exit_code() for child in children] == [-signal.SIGTERM, -signal.SIGTERM]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_leaving_by_an_error_ends_every_process_at_once(
+    processes: Processes, error: type[BaseException]
+) -> None:
+    children: list[Child] = []
+
+    def fail() -> None:
+        with processes:
+            children.extend([start(processes, "a"), start(processes, "b", STUBBORN)])
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert not any(exists(child.pid) for child in children)
+
+
+def test_a_process_that_does_not_listen_is_killed(processes: Processes) -> None:
+    with processes:
+        stubborn = start(processes, "stubborn", STUBBORN)
+        processes.end([stubborn], timeout_s=0.1)
+        assert stubborn.exit_code() == -signal.SIGKILL
+
+
+def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """The parent gets SIGKILL: it has no chance to end its children itself."""
+    script = WITHOUT_JAX + (
+        "import pathlib, signal, sys\n"
+        "from jaxft._demo._processes import Processes\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "child = Processes(folder, cwd=folder).start('orphan', sys.argv[2:])\n"
+        "print(child.pid, flush=True)\n"
+        "signal.pause()\n"
+    )
+    orphan = [sys.executable, "-S", *STUBBORN]
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path), *orphan], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        log = tmp_path / "orphan.log"
+        wait_until(lambda: "up" in log.read_text())
+        assert exists(pid)
+        parent.kill()
+    wait_until(lambda: not exists(pid))
+
+
+def test_a_child_whose_parent_is_gone_already_does_not_begin(tmp_path: Path) -> None:
+    from jaxft._demo import _processes
+
+    bound = subprocess.run(
+        [sys.executable, str(_processes._BOUND), str(os.getppid()), sys.executable, "-c", "print('up')"],
+        capture_output=True,
+        text=True,
+    )
+    assert bound.returncode == 1
+    assert bound.stdout == ""
+    assert "the parent ended" in bound.stderr
+
+
+def test_a_child_reads_no_input_and_is_no_member_of_our_process_group(processes: Processes) -> None:
+    script = "import os, sys; print(repr(sys.stdin.read()), os.getpgrp() == os.getpid(), 'up')"
+    with processes:
+        child = start(processes, "child", ("-c", script))
+        assert child.wait(DEADLINE_S)
+        assert child.log.read_text().split() == ["''", "True", "up"]
+
+
+def test_the_tail_of_a_log(processes: Processes) -> None:
+    with processes:
+        child = start(processes, "group-0.0", ("-c", "for i in range(100): print('line', i)"))
+        assert child.wait(DEADLINE_S)
+        lines = child.log_tail().splitlines()
+    assert lines[0] == "--- end of the log of group-0.0 (group-0.0.log) ---"
+    assert lines[1] == "line 75"
+    assert lines[-2] == "line 99"
+
+
+def test_the_environment_is_ours_and_the_folder_the_given_one(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OURS", "1")
+    with processes:
+        child = start(processes, "child", ("-c", "import os; print(os.environ['OURS'], os.getcwd(), 'up')"))
+        assert child.wait(DEADLINE_S)
+        assert child.log.read_text().split() == ["1", str(tmp_path.resolve()), "up"]

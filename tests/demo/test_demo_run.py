@@ -1,0 +1,167 @@
+"""The whole demo with real processes; but its coordinator and its groups are fakes that train nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from demo_cases import WITHOUT_JAX
+
+from jaxft._demo import demo
+from jaxft._demo._checks import DemoError
+from jaxft._demo._display import PlainDisplay
+from jaxft._demo._job import Job, Training
+from jaxft._demo._processes import Processes
+from jaxft._demo._run import run_job
+from jaxft._demo.demo import Commands, DemoOptions, run_demo
+
+HERE = Path(__file__).parent
+PACE_S = 0.01
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(100)]
+
+
+def commands(*group_flags: str, launches: int = 6) -> Commands:
+    return Commands(
+        coordinator=(sys.executable, "-S", str(HERE / "fake_coordinator.py"), str(PACE_S), str(launches)),
+        trainer=(sys.executable, "-S", str(HERE / "fake_group.py"), *group_flags),
+    )
+
+
+def test_every_group_is_killed_once_and_the_verdict_is_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, keep = tmp_path / "verdict.json", tmp_path / "keep"
+    assert run_demo(DemoOptions(steps=30, seed=5, json=file, keep=keep), commands()) == 0
+    result = json.loads(file.read_text())
+    assert result["kills"] == 3
+    assert sorted(result["victims"]) == ["group-0", "group-1", "group-2"]
+    assert result["steps_committed"] == 30
+    assert result["steps_lost"] == 0
+    assert len(result["stall_ms"]) == len(result["back_s"]) == 3
+    pairs = zip(result["stall_ms"], result["back_s"], strict=True)
+    assert all(0 < stall_ms / 1000 < back_s for stall_ms, back_s in pairs)
+    assert result["digests_equal"]
+    assert result["matches_undisturbed"]
+    text = capsys.readouterr().out
+    assert "VERDICT: nothing was lost" in text
+    assert text.count("kill -9") == 3
+    assert text.count("is back") == 3
+    names = {path.name for path in keep.iterdir()}
+    assert {"coordinator.log", "disturbed.group-1.0.jsonl", "disturbed.group-1.1.jsonl"} <= names
+    assert "undisturbed.group-1.1.jsonl" not in names
+
+
+def test_a_group_that_ends_with_another_state_makes_it_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "verdict.json"
+    options = DemoOptions(steps=20, kills=1, json=file)
+    assert run_demo(options, commands("--digest-again", "other", launches=4)) == 1
+    result = json.loads(file.read_text())
+    assert not result["digests_equal"]
+    assert not result["matches_undisturbed"]
+    assert result["steps_lost"] == 0
+    assert "VERDICT: FAILED." in capsys.readouterr().out
+
+
+def test_kills_that_do_not_fit_any_more_make_it_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_demo(DemoOptions(steps=2, kills=9), commands(launches=3)) == 1
+    assert "kills could be placed before the job was over" in capsys.readouterr().out
+
+
+def test_a_group_that_fails_of_itself_ends_the_run_and_shows_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "verdict.json"
+    file.write_text("an older one")
+    assert run_demo(DemoOptions(steps=20, json=file), commands("--fail-at", "1")) == 1
+    text = capsys.readouterr().out
+    assert "fails on purpose" in text
+    assert "failed with exit status 1" in text
+    assert not json.loads(file.read_text())["ok"]
+
+
+def test_a_coordinator_that_does_not_start_is_an_error_with_its_log(tmp_path: Path) -> None:
+    file = tmp_path / "verdict.json"
+    file.write_text("an older one")
+    broken = Commands(coordinator=(sys.executable, "-S", "-c", "import sys; sys.exit('no port left')"))
+    with pytest.raises(DemoError, match=r"(?s)The coordinator ended at once, with 1.*no port left"):
+        run_demo(DemoOptions(json=file), broken)
+    assert not file.exists()
+
+
+def test_a_json_file_that_cannot_be_written_is_an_error_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(DemoError, match="cannot be written"):
+        run_demo(DemoOptions(json=tmp_path / "none" / "verdict.json"), commands())
+
+
+def test_a_job_that_hangs_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    silent = (sys.executable, "-S", "-c", "import signal; print('here', flush=True); signal.pause()")
+    with Processes(tmp_path, cwd=tmp_path) as processes:
+        training = Training(steps=5, trainer=silent)
+        job = Job("silent", ("group-0",), training, coordinator="localhost:1", processes=processes)
+        record = run_job(job, PlainDisplay(sys.stdout), title="silent", silence_timeout_s=0.5)
+        assert job.current("group-0").child.exit_code() is not None
+    assert record.problems == ("the job hangs: no group reported a step for 0 s",)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_no_process_outlives_a_demo_that_is_interrupted(tmp_path: Path, number: int, status: int) -> None:
+    script = WITHOUT_JAX + (
+        "import pathlib, sys\n"
+        "from jaxft._demo.demo import Commands, DemoOptions, run_demo\n"
+        "keep, coordinator, trainer = pathlib.Path(sys.argv[1]), sys.argv[2].split(), sys.argv[3].split()\n"
+        "run_demo(DemoOptions(steps=10**6, keep=keep), Commands(tuple(coordinator), tuple(trainer)))\n"
+    )
+    fakes = commands()
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        str(tmp_path),
+        " ".join(fakes.coordinator),
+        " ".join(fakes.trainer),
+    ]
+    pids: list[int] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if "(pid " in line:
+                pids.append(int(line.partition("(pid ")[2].partition(")")[0]))
+            if "/1000000" in line:
+                break
+        running.send_signal(number)
+        running.stdout.read()
+    assert running.returncode == status
+    assert len(pids) >= 4
+    deadline_s = time.monotonic() + 30.0
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_the_trainer_gets_the_flags_that_the_example_knows() -> None:
+    """Also those of a size that the demo's own flags name: a renamed flag fails here and not in the demo."""
+    from examples.llama3._flags import Flags
+
+    training = Training(steps=3, flags=demo.trainer_flags(Path("run")))
+    words = training.command(job="j", group="g", coordinator="c:1", events=Path("e.jsonl"))
+    import tyro
+
+    flags = tyro.cli(Flags, args=words[len(training.trainer) :])
+    assert (flags.group, flags.steps, flags.fsdp, flags.cpu_devices) == ("g", 3, 2, 2)
+    assert flags.digest_at_end
