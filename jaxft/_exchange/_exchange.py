@@ -82,6 +82,8 @@ def exchange(
         )
     if len(links.members) == 1:
         return partials.mean_alone()
+    if links.closed:
+        raise ExchangeFailed(f"The connections of quorum {links.quorum_id} are closed; a new quorum is needed.")
     try:
         run = _Run(links, layout, step, partials)
         run.until_done(deadline_s=deadline_s, progress_timeout_s=progress_timeout_s)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
@@ -24,18 +25,19 @@ MIXED = (
 )
 
 # Big enough for several chunks in every slice of a few members.
-BIG = (LeafSpec("big", (1_200_001,), "float32"), *MIXED, LeafSpec("wide", (900_000,), "bfloat16"))
+BIG = (LeafSpec("big", (400_001,), "float32"), *MIXED, LeafSpec("wide", (300_000,), "bfloat16"))
 
 
-def contribution(specs: Sequence[LeafSpec], shard: int) -> list[np.ndarray]:
-    """Values of very different magnitude, so that another order of summation shows in the bits."""
+@lru_cache(maxsize=200)
+def contribution(specs: tuple[LeafSpec, ...], shard: int) -> list[np.ndarray]:
+    """Values of very different magnitude, so that another order of summation shows in the bits. Read only."""
     rng = np.random.default_rng(1000 + shard)
-    return [
-        np.asarray(rng.standard_normal(spec.shape) * 10.0 ** rng.integers(-3, 4, spec.shape)).astype(
-            spec.dtype
-        )
-        for spec in specs
-    ]
+    leaves: list[np.ndarray] = []
+    for spec in specs:
+        magnitudes = np.array([1e-3, 1e-1, 1.0, 1e2, 1e4])[rng.integers(0, 5, spec.shape)]
+        leaves.append(np.asarray(rng.standard_normal(spec.shape) * magnitudes).astype(spec.dtype))
+        leaves[-1].flags.writeable = False
+    return leaves
 
 
 def partials_of(layout: Layout, total: int, shards: Sequence[int]) -> Partials:
@@ -55,7 +57,8 @@ def reference_sum(values: Sequence[np.ndarray]) -> np.ndarray:
     return reference_sum(values[:cut]) + reference_sum(values[cut:])
 
 
-def reference_means(specs: Sequence[LeafSpec], total: int) -> list[np.ndarray]:
+@lru_cache(maxsize=50)
+def reference_means(specs: tuple[LeafSpec, ...], total: int) -> list[np.ndarray]:
     shards = [contribution(specs, shard) for shard in range(total)]
     means: list[np.ndarray] = []
     for spec, *leaves in zip(specs, *shards, strict=True):

@@ -1,7 +1,7 @@
 """Where elements lie."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxft._errors import ConfigurationError
@@ -14,6 +14,7 @@ SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 SPECS = st.lists(st.builds(LeafSpec, st.text(max_size=4), SHAPES, DTYPES), max_size=12)
 
 
+@settings(deadline=None)
 @given(SPECS)
 def test_every_element_has_one_place(specs: list[LeafSpec]) -> None:
     layout = Layout.of(specs)
@@ -30,6 +31,7 @@ def test_every_element_has_one_place(specs: list[LeafSpec]) -> None:
     assert taken == [set(range(region.size)) for region in layout.regions]
 
 
+@settings(deadline=None)
 @given(SPECS)
 def test_leaves_of_a_dtype_keep_their_order(specs: list[LeafSpec]) -> None:
     layout = Layout.of(specs)

@@ -43,6 +43,7 @@ def mean(values: np.ndarray, out_dtype: str = "float32") -> np.ndarray:
     return out
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9).flatmap(any_floats))
 def test_bits_are_those_of_the_rule(values: np.ndarray) -> None:
     with np.errstate(all="ignore"):
@@ -51,6 +52,7 @@ def test_bits_are_those_of_the_rule(values: np.ndarray) -> None:
     assert mean(values).tobytes() == wanted.tobytes()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5).flatmap(any_floats), st.integers(1, 74), st.sampled_from([1, 3, 16, 1 << 17]))
 def test_bits_do_not_depend_on_how_the_work_is_cut(values: np.ndarray, cut: int, block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -81,7 +83,7 @@ def test_opposite_infinities_warn_nobody() -> None:
     assert np.isnan(mean(np.array([[np.inf], [-np.inf]], np.float32))).all()  # warnings are errors here
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(2, 17), st.data())
 def test_partial_sums_stand_for_their_shards(total: int, data: st.DataObject) -> None:
     rng = np.random.default_rng(total)

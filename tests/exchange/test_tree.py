@@ -1,7 +1,7 @@
 """The canonical order of summation."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxft._exchange._tree import Node, cover, parent, root
@@ -31,6 +31,7 @@ def assignments(draw: st.DrawFn) -> list[list[int]]:
     return [[shard for shard in range(total) if owners[shard] == member] for member in range(members)]
 
 
+@settings(deadline=None)
 @given(assignments())
 def test_the_order_does_not_depend_on_who_holds_what(shards: list[list[int]]) -> None:
     total = sum(map(len, shards))
@@ -42,6 +43,7 @@ def test_the_order_does_not_depend_on_who_holds_what(shards: list[list[int]]) ->
     assert combine(root(total), held) == brackets(0, total)
 
 
+@settings(deadline=None)
 @given(assignments())
 def test_a_cover_is_exact_ordered_and_as_small_as_it_can_be(shards: list[list[int]]) -> None:
     total = sum(map(len, shards))
@@ -54,6 +56,7 @@ def test_a_cover_is_exact_ordered_and_as_small_as_it_can_be(shards: list[list[in
                 assert not set(range(above.start, above.stop)) <= set(mine)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 300), st.data())
 def test_parent_undoes_children(total: int, data: st.DataObject) -> None:
     node = root(total)

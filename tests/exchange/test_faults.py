@@ -1,0 +1,305 @@
+"""What a peer can do to an exchange: at worst make it fail, soon, by name, with the contributions kept."""
+
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from jaxft._errors import ExchangeFailed
+from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials, _exchange, _owner
+from jaxft._exchange._frames import PARTIAL, Stamp, tag
+from jaxft._exchange._plan import Plan
+from jaxft._exchange._script import means_from, partials_to
+
+from .members import (
+    BIG,
+    assert_same_bits,
+    exchange_all,
+    mesh,
+    partials_of,
+    peers_of,
+    reference_means,
+    run_exchange,
+    together,
+)
+
+SPECS = (LeafSpec("x", (300_000,), "float32"),)
+LAYOUT = Layout.of(SPECS)
+QUORUM, STEP = 4, 11
+
+
+@contextmanager
+def against() -> Iterator[tuple[Links, socket.socket]]:
+    """Member 0 of two, and the raw socket of the other."""
+    ours, theirs = socket.socketpair()
+    links = Links(
+        job="job", quorum_id=QUORUM, me=0, members=peers_of([[0], [1]]), socks={1: ours}, abort=Abort()
+    )
+    with theirs:
+        yield links, theirs
+        links.close()
+
+
+def expected_frames(**changes: int) -> list[bytes]:
+    """The headers that member 1 sends, in order; with some fields other than they should be."""
+    plan = Plan.of(LAYOUT, [[0], [1]], 2)
+    fields = {"sender": 1, "job": tag("job"), "quorum_id": QUORUM, "step": STEP, "layout": tag(LAYOUT.digest)}
+    stamp = Stamp(**{**fields, **changes})
+    return [frame.header for frame in partials_to(0, stamp=stamp, plan=plan, layout=LAYOUT)]
+
+
+def first_header(**changes: int) -> bytes:
+    return expected_frames(**changes)[0]
+
+
+def raw_header(**changes: int) -> bytes:
+    """A first header, with one of its last fields replaced."""
+    names = ("node_start", "node_stop", "region", "length_bytes", "offset")
+    values = dict(zip(names, struct.unpack_from("<IIIIQ", first_header(), 40), strict=True))
+    return first_header()[:40] + struct.pack("<IIIIQ", *{**values, **changes}.values())
+
+
+def refuse(payload: bytes, match: str) -> None:
+    """The exchange refuses these bytes of its peer, naming it, and closes everything."""
+    held = partials_of(LAYOUT, 2, [0])
+    with against() as (links, theirs):
+        theirs.sendall(payload)
+        with pytest.raises(ExchangeFailed, match=match) as caught:
+            run_exchange(links, held, step=STEP)
+        assert caught.value.peers == ("group-1",)
+        assert links.closed
+        while theirs.recv(1 << 20):  # what was sent before, and then the end
+            pass
+    assert_same_bits(held.buffers(held.nodes[0]), partials_of(LAYOUT, 2, [0]).buffers(held.nodes[0]))
+
+
+def test_raw_header_is_the_first_header() -> None:
+    assert raw_header() == first_header()
+    assert len(first_header()) == 64
+
+
+@pytest.mark.parametrize(
+    ("header", "match"),
+    [
+        (
+            (b"GET / HTTP/1.1\r\nHost: x\r\n" + b" " * 64)[:64],
+            "'group-1' .*begins with b'GET / HTTP/1.1.*no frame",
+        ),
+        (bytes(64), "no frame of an exchange"),
+        (b"\xff" * 64, "no frame of an exchange"),
+        (first_header(quorum_id=3), "quorum_id is 3, expected 4"),
+        (first_header(step=10), "step is 10, expected 11"),
+        (first_header()[:6] + b"\x02\x00" + first_header()[8:], "sender is 2, expected 1"),
+        (first_header(job=tag("other")), "job is .*, expected"),
+        (first_header(layout=5), "layout is 5, expected"),
+        (expected_frames()[1], "offset is .*, expected 0"),
+        (raw_header(length_bytes=2**32 - 1), "length_bytes is 4294967295, expected"),
+        (raw_header(length_bytes=0), "length_bytes is 0, expected"),
+        (raw_header(offset=2**63), "offset is 9223372036854775808, expected 0"),
+        (raw_header(region=7), "region is 7, expected 0"),
+        (raw_header(node_start=0), "node_start is 0, expected 1"),
+        (first_header()[:4] + b"\x09" + first_header()[5:], "version is 9, expected 1"),
+        (first_header()[:5] + b"\x07" + first_header()[6:], "kind is 7, expected 1"),
+    ],
+)
+def test_a_frame_that_does_not_belong_here(header: bytes, match: str) -> None:
+    refuse(header, match)
+
+
+def test_nothing_is_taken_from_a_refused_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_owner.Owner, "place", lambda *_: pytest.fail("asked for memory"))
+    with against() as (links, theirs):
+        theirs.sendall(raw_header(offset=64) + b"\x01" * 1000)
+        with pytest.raises(ExchangeFailed, match="offset is 64"):
+            run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP)
+
+
+def test_means_of_a_slice_that_is_not_theirs() -> None:
+    plan = Plan.of(LAYOUT, [[0], [1]], 2)
+    stamp = Stamp(sender=0, job=tag("job"), quorum_id=QUORUM, step=STEP, layout=tag(LAYOUT.digest))
+    (header, *_) = [frame.header for frame in means_from(stamp=stamp, plan=plan, layout=LAYOUT)]
+    refuse(header, "sender is 0, expected 1")
+
+
+@pytest.mark.parametrize("cut", [0, 1, 63, 64, 65, 5000])
+def test_a_peer_that_closes(cut: int) -> None:
+    held = partials_of(LAYOUT, 2, [0])
+    with against() as (links, theirs):
+        theirs.sendall((first_header() + bytes(10_000))[:cut])
+        theirs.close()
+        with pytest.raises(ExchangeFailed, match="'group-1'") as caught:
+            run_exchange(links, held, step=STEP)
+    assert caught.value.peers == ("group-1",)
+
+
+@pytest.mark.parametrize("sent", [b"", first_header(), first_header() + bytes(5000)])
+def test_a_peer_that_stands_still(sent: bytes) -> None:
+    with against() as (links, theirs):
+        theirs.sendall(sent)
+        begun_s = time.monotonic()
+        with pytest.raises(
+            ExchangeFailed, match=r"stood still for 0\.\d s, waiting for group 'group-1'"
+        ) as caught:
+            run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP, progress_timeout_s=0.2)
+        assert 0.2 <= time.monotonic() - begun_s < 2
+    assert caught.value.peers == ("group-1",)
+
+
+def test_a_deadline_for_the_whole() -> None:
+    def trickle(theirs: socket.socket) -> None:
+        theirs.sendall(first_header())
+        try:
+            while True:
+                theirs.sendall(b"\0")
+                theirs.recv(1 << 16)
+        except OSError:
+            return
+
+    with against() as (links, theirs):
+        thread = threading.Thread(target=trickle, args=(theirs,))
+        thread.start()
+        with pytest.raises(ExchangeFailed, match="missed its deadline, waiting for group 'group-1'"):
+            run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP, deadline_s=0.3)
+        thread.join(timeout=10)
+    assert not thread.is_alive()
+
+
+def test_only_those_that_owe_partial_sums_are_blamed_for_a_standstill() -> None:
+    layout = Layout.of(BIG)
+    shards = [[0], [1], [2]]
+    with mesh(shards) as links:
+        calls: list[Callable[[], object]] = [
+            lambda one=one, held=held: run_exchange(one, partials_of(layout, 3, held), progress_timeout_s=0.3)
+            for one, held in zip(links[:2], shards[:2], strict=True)
+        ]
+        outcomes = together(calls)  # group-2 is connected, and silent
+    stood_still = [outcome for outcome in outcomes if "stood still" in str(outcome)]
+    assert stood_still  # the other may have noticed that this one closed its connections
+    assert {outcome.peers for outcome in stood_still} == {("group-2",)}
+
+
+def test_one_failure_ends_the_exchange_of_all() -> None:
+    layout = Layout.of(BIG)
+    shards = [[0], [1], [2], []]
+    with mesh(shards) as links:
+        calls: list[Callable[[], object]] = [
+            lambda one=one, held=held: run_exchange(one, partials_of(layout, 3, held))
+            for one, held in zip(links[:3], shards[:3], strict=True)
+        ]
+        calls.append(links[3].close)
+        *outcomes, _ = together(calls)
+        for outcome in outcomes:
+            assert isinstance(outcome, ExchangeFailed)
+            assert outcome.peers
+        assert all(one.closed for one in links)
+
+
+def test_abort_wakes_an_exchange_and_blames_nobody() -> None:
+    with against() as (links, _):
+        woken: list[float] = []
+        wait_here = threading.Event()
+
+        def run() -> None:
+            wait_here.set()
+            with pytest.raises(ExchangeFailed, match="was aborted: a new quorum was formed") as caught:
+                run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP)
+            woken.append(time.monotonic())
+            assert caught.value.peers == ()
+            assert links.closed
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        wait_here.wait(timeout=10)
+        aborted_s = time.monotonic()
+        links.abort.set("a new quorum was formed")
+        thread.join(timeout=10)
+        assert woken[0] - aborted_s < 0.5
+
+
+def test_an_exchange_that_was_aborted_before_it_began() -> None:
+    with against() as (links, _):
+        links.abort.set("too late")
+        with pytest.raises(ExchangeFailed, match="too late"):
+            run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP)
+
+
+def test_links_are_not_used_again_after_a_failure() -> None:
+    with against() as (links, theirs):
+        theirs.close()
+        held = partials_of(LAYOUT, 2, [0])
+        for _ in range(2):
+            with pytest.raises(ExchangeFailed):
+                run_exchange(links, held, step=STEP)
+
+
+def test_after_an_abort_another_quorum_gives_the_undisturbed_bits() -> None:
+    layout = Layout.of(BIG)
+    held = [partials_of(layout, 5, mine) for mine in ([0], [1, 2], [3, 4])]
+    before = [[buffer.copy() for node in mine.nodes for buffer in mine.buffers(node)] for mine in held]
+    with mesh([[0], [1, 2], [3, 4]], quorum_id=4) as links:
+        links[2].close()
+        assert all(isinstance(one, ExchangeFailed) for one in exchange_all(links[:2], held[:2]))
+    after = [[buffer for node in mine.nodes for buffer in mine.buffers(node)] for mine in held]
+    for one, other in zip(before, after, strict=True):
+        assert_same_bits(one, other)
+    lost: Partials = partials_of(layout, 5, [3, 4])
+    assert lost.nodes == held[2].nodes
+    survivors = [partials_of(layout, 5, [0, 3]), partials_of(layout, 5, [1, 2, 4])]
+    with mesh([[0, 3], [1, 2, 4]], quorum_id=5) as links:
+        for means in exchange_all(links, survivors):
+            assert_same_bits(means, reference_means(BIG, 5))
+
+
+def test_a_long_wait_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_exchange, "SLOW_WAIT_S", 0.05)
+    with against() as (links, _), caplog.at_level(logging.WARNING, logger="jaxft"):
+        with pytest.raises(ExchangeFailed):
+            run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP, progress_timeout_s=0.4)
+    (record,) = caplog.records
+    assert "exchange of step 11 in quorum 4 has waited for group 'group-1' (memory:1)" in record.getMessage()
+
+
+def test_no_descriptor_is_left_behind() -> None:
+    held = [partials_of(LAYOUT, 2, [0]), partials_of(LAYOUT, 2, [1])]
+
+    def once() -> None:
+        with mesh([[0], [1]]) as links:
+            assert all(isinstance(means, list) for means in exchange_all(links, held))
+        with against() as (links, theirs):
+            theirs.close()
+            with pytest.raises(ExchangeFailed):
+                run_exchange(links, held[0], step=STEP)
+
+    once()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        once()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_payloads_and_headers_are_what_the_wire_says() -> None:
+    frames: list[bytes] = []
+    held = partials_of(LAYOUT, 2, [0])
+    with against() as (links, theirs):
+        thread = threading.Thread(target=lambda: together([lambda: run_exchange(links, held, step=STEP)]))
+        thread.start()
+        plan = Plan.of(LAYOUT, [[0], [1]], 2)
+        stamp = Stamp(sender=0, job=tag("job"), quorum_id=QUORUM, step=STEP, layout=tag(LAYOUT.digest))
+        for frame in partials_to(1, stamp=stamp, plan=plan, layout=LAYOUT):
+            header = theirs.recv(64, socket.MSG_WAITALL)
+            assert header == frame.header
+            assert header[5] == PARTIAL
+            frames.append(theirs.recv(frame.length_bytes, socket.MSG_WAITALL))
+        theirs.close()
+        thread.join(timeout=10)
+    (whole,) = held.buffers(held.nodes[0])
+    assert np.frombuffer(b"".join(frames), np.float32).tobytes() == whole[whole.size // 2 :].tobytes()

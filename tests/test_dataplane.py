@@ -1,0 +1,382 @@
+"""The data plane's front door: who is let in, who is not, and that nobody can block it."""
+
+import gc
+import logging
+import os
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from jaxft import _dataplane, _parking
+from jaxft._dataplane import Abort, Hello, Listener, dial, recv_exactly, send_all
+from jaxft._errors import ConfigurationError
+
+OnHeal = Callable[[socket.socket, Hello], None]
+
+
+@contextmanager
+def listening(
+    on_heal: OnHeal | None = None, *, host: str = "127.0.0.1", job: str = "job"
+) -> Iterator[Listener]:
+    listener = Listener(host=host, job=job, on_heal=on_heal)
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def hello(kind: str = "exchange", **changes: object) -> Hello:
+    fields: dict = {"kind": kind, "job": "job", "group": "group-1", "incarnation": 3, "quorum_id": 5}
+    return Hello(**{**fields, **changes})
+
+
+def soon(wait_s: float = 10.0) -> float:
+    return time.monotonic() + wait_s
+
+
+def call(listener: Listener, said: Hello | None = None, *, wait_s: float = 10.0) -> socket.socket:
+    return dial(f"127.0.0.1:{listener.port}", said or hello(), deadline_s=soon(wait_s))
+
+
+def take(
+    listener: Listener, *, wait_s: float = 10.0, abort: Abort | None = None, **key: int
+) -> socket.socket:
+    fields = {"quorum_id": 5, "incarnation": 3, **key}
+    return listener.take(group="group-1", deadline_s=soon(wait_s), abort=abort, **fields)
+
+
+def stranger(listener: Listener, said: bytes = b"") -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", listener.port), timeout=10)
+    sock.sendall(said)
+    return sock
+
+
+def assert_ended(sock: socket.socket) -> None:
+    try:
+        assert sock.recv(1) == b""
+    except ConnectionResetError:
+        return
+
+
+def assert_open(listener: Listener, said: Hello | None = None) -> None:
+    """A real peer is still served."""
+    with call(listener, said) as theirs, take(listener) as ours:
+        theirs.sendall(b"ping")
+        assert ours.recv(4) == b"ping"
+
+
+def test_a_peer_is_accepted_and_taken() -> None:
+    with listening() as listener:
+        assert_open(listener)
+        with call(listener) as theirs, take(listener) as ours:
+            for sock in (theirs, ours):
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+            send_all(theirs, [b"a" * 300_000, memoryview(b"b" * 300_000)], deadline_s=soon())
+            received = bytearray(600_000)
+            recv_exactly(ours, memoryview(received), deadline_s=soon())
+            assert received == b"a" * 300_000 + b"b" * 300_000
+
+
+def test_taking_may_come_first() -> None:
+    with listening() as listener:
+        taken: queue.Queue[socket.socket] = queue.Queue()
+        thread = threading.Thread(target=lambda: taken.put(take(listener)))
+        thread.start()
+        with call(listener), taken.get(timeout=10):
+            thread.join()
+
+
+def test_connections_are_kept_apart_by_quorum_and_incarnation() -> None:
+    with listening() as listener, ExitStack() as stack:
+        for quorum_id, incarnation in ((5, 3), (6, 3), (5, 4)):
+            theirs = stack.enter_context(call(listener, hello(quorum_id=quorum_id, incarnation=incarnation)))
+            theirs.sendall(bytes([quorum_id, incarnation]))
+        for quorum_id, incarnation in ((5, 4), (5, 3), (6, 3)):
+            with take(listener, quorum_id=quorum_id, incarnation=incarnation) as ours:
+                assert ours.recv(2) == bytes([quorum_id, incarnation])
+
+
+def test_who_dials_again_has_given_up_the_first_connection() -> None:
+    with listening() as listener, call(listener) as first, call(listener) as second:
+        assert_ended(first)
+        with take(listener) as ours:
+            second.sendall(b"2")
+            assert ours.recv(1) == b"2"
+
+
+def test_taking_has_a_deadline_and_can_be_aborted() -> None:
+    with listening() as listener:
+        with pytest.raises(TimeoutError, match="for group 'group-1' to connect for quorum 5"):
+            take(listener, wait_s=0.02)
+        abort = Abort()
+        timer = threading.Timer(0.02, abort.set, ["new quorum"])
+        timer.start()
+        with pytest.raises(ConnectionError, match="new quorum"):
+            take(listener, abort=abort)
+        timer.join()
+
+
+def test_forgotten_quorums_are_closed_and_refused() -> None:
+    with listening() as listener, call(listener) as old, call(listener, hello(quorum_id=6)):
+        listener.forget(5)
+        assert_ended(old)
+        match = r"refused the exchange connection of group 'group-1'\. Quorum 5 is over here"
+        with pytest.raises(ConnectionError, match=match):
+            call(listener)
+        with pytest.raises(ConnectionError, match="Quorum 5 is over here"):
+            take(listener)
+        take(listener, quorum_id=6).close()
+
+
+def test_forgetting_wakes_who_waits() -> None:
+    with listening() as listener:
+        timer = threading.Timer(0.02, listener.forget, [5])
+        timer.start()
+        with pytest.raises(ConnectionError, match="Quorum 5 is over here"):
+            take(listener)
+        timer.join()
+
+
+def test_closing_ends_everything() -> None:
+    listener = Listener(host="127.0.0.1", job="job", on_heal=lambda sock, _: assert_ended(sock))
+    parked, healing = call(listener), call(listener, hello("heal", quorum_id=0))
+    silent = stranger(listener)
+    timer = threading.Timer(0.02, listener.close)
+    timer.start()
+    with pytest.raises(ConnectionError, match="This process is leaving"):
+        take(listener, quorum_id=9)
+    timer.join()
+    listener.close()  # idempotent
+    for sock in (parked, healing, silent):
+        assert_ended(sock)
+        sock.close()
+    with pytest.raises(ConnectionError, match="Connection refused"):
+        call(listener)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: example\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+        bytes(4),
+        b"\xff" * 4096,
+        b"jaxft-re" + bytes(100),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+    ids=["http", "tls", "zeros", "ones", "answer", "grpc"],
+)
+def test_garbage_is_dropped_without_an_answer(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="jaxft"), listening() as listener:
+        with stranger(listener, said) as sock:
+            assert_ended(sock)
+        assert_open(listener)
+    assert any("said no hello: it began with" in record.getMessage() for record in caplog.records)
+    assert all(record.levelno == logging.DEBUG for record in caplog.records)
+
+
+def test_a_cut_hello_is_dropped() -> None:
+    whole = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(TimeoutError):
+            dial(address, hello(), deadline_s=soon(0.05))
+        with server.accept()[0] as sock:
+            whole += sock.recv(1000)
+    with listening() as listener:
+        for cut in (1, 8, 29, 30, len(whole) - 1):
+            with stranger(listener, bytes(whole[:cut])) as sock:
+                sock.shutdown(socket.SHUT_WR)
+                assert_ended(sock)
+        with stranger(listener) as sock:
+            for byte in whole:
+                sock.sendall(bytes([byte]))
+            take(listener).close()
+
+
+def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_dataplane, "_MAX_HALF_OPEN", 8)
+    with listening() as listener, ExitStack() as stack:
+        socks = [stack.enter_context(stranger(listener, b"jaxft-hi")) for _ in range(20)]
+        begun_s = time.monotonic()
+        assert_open(listener)
+        assert time.monotonic() - begun_s < 1.0
+        for sock in socks[:12]:
+            assert_ended(sock)
+    monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", 0.05)
+    with listening() as listener, stranger(listener, b"jaxft") as sock:
+        assert_ended(sock)
+
+
+def raw_hello(version: int = 1, kind: int = 0, job: bytes = b"job", group: bytes = b"group-1") -> bytes:
+    return struct.pack("<8sBBHQQBB", b"jaxft-hi", version, kind, 0, 5, 3, len(job), len(group)) + job + group
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        (raw_hello(version=2), b"speaks version 2 of the data plane, this process version 1"),
+        (raw_hello(kind=9), b"unknown kind 9"),
+        (raw_hello(group=b"\xff\xfe"), b"not UTF-8"),
+        (raw_hello(job=b"other"), b"for job 'other'; this process belongs to job 'job'"),
+        (raw_hello(kind=1), b"heals nobody"),
+    ],
+)
+def test_a_hello_that_is_refused_is_answered(said: bytes, match: bytes) -> None:
+    with listening() as listener:
+        with stranger(listener, said) as sock:
+            answer = sock.recv(1000)
+            assert answer.startswith(b"jaxft-re")
+            assert match in answer
+            assert_ended(sock)
+        assert_open(listener)
+
+
+def test_the_dialler_hears_why_it_is_refused() -> None:
+    with listening(job="other") as listener:
+        with pytest.raises(ConnectionError, match=r"^127.0.0.1:\d+ refused .* for job 'job'.* job 'other'"):
+            call(listener)
+
+
+def test_names_have_a_bound() -> None:
+    with pytest.raises(ConfigurationError, match="job's name '' has 0 bytes"):
+        Listener(job="", on_heal=None)
+    with listening() as listener:
+        with pytest.raises(
+            ConfigurationError, match=r"group's name 'xx.* has 256 bytes; it must have 1 to 255"
+        ):
+            call(listener, hello(group="x" * 256))
+        with call(listener, hello(group="ü" * 127)):
+            pass
+
+
+def test_parked_connections_are_bounded_and_the_oldest_quorum_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_parking, "MAX_PARKED", 3)
+    with listening() as listener, ExitStack() as stack:
+        socks = {q: stack.enter_context(call(listener, hello(quorum_id=q))) for q in (8, 6, 7, 9)}
+        assert_ended(socks[6])
+        for quorum_id in (7, 8, 9):
+            take(listener, quorum_id=quorum_id).close()
+
+
+def test_healing_has_a_thread_of_its_own() -> None:
+    seen: queue.Queue[tuple[str, Hello]] = queue.Queue()
+
+    def on_heal(sock: socket.socket, said: Hello) -> None:
+        seen.put((threading.current_thread().name, said))
+        sock.sendall(b"state")
+
+    joiner = hello("heal", quorum_id=0)
+    with listening(on_heal) as listener, call(listener, joiner) as sock:
+        assert sock.recv(5, socket.MSG_WAITALL) == b"state"
+        assert_ended(sock)  # closed when on_heal returns
+        assert seen.get(timeout=10) == ("jaxft-heal-group-1", joiner)
+
+
+def test_healing_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def on_heal(sock: socket.socket, said: Hello) -> None:
+        raise RuntimeError("no such state")
+
+    with listening(on_heal) as listener:
+        with call(listener, hello("heal")) as sock:
+            assert_ended(sock)
+        assert_open(listener)
+    assert "Healing group 'group-1' from here broke off: no such state" in caplog.text
+
+
+def test_healing_is_bounded_and_a_stopped_joiner_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_dataplane, "_MAX_HEALING", 2)
+    with listening(lambda sock, _: assert_ended(sock)) as listener, ExitStack() as stack:
+        socks = [stack.enter_context(call(listener, hello("heal", group=f"g{k}"))) for k in range(2)]
+        with pytest.raises(ConnectionError, match="healing 2 others already; ask another donor"):
+            call(listener, hello("heal"))
+        assert_open(listener)
+        socks[0].close()
+        stack.enter_context(call_until_accepted(listener))
+
+
+def call_until_accepted(listener: Listener) -> socket.socket:
+    deadline_s = soon()
+    while True:
+        try:
+            return call(listener, hello("heal"))
+        except ConnectionError:
+            assert time.monotonic() < deadline_s
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_dialling_something_else(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with server.accept()[0] as sock:
+                sock.recv(1000)
+                sock.sendall(said)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        match = "another program, or another version" if said else "closed the connection without an answer"
+        with pytest.raises(ConnectionError, match=f"^{address} .*{match}"):
+            dial(address, hello(), deadline_s=soon())
+        thread.join()
+
+
+def test_dialling_a_stopped_process_ends_at_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match=f"{address} to accept a connection for exchange, in vain"):
+            dial(address, hello(), deadline_s=soon(0.05))
+        abort = Abort()
+        abort.set("stop")
+        with pytest.raises(ConnectionError, match="stop"):
+            dial(address, hello(), deadline_s=soon(), abort=abort)
+
+
+def test_all_addresses_and_both_families() -> None:
+    with listening(host="") as listener:
+        assert_open(listener)
+        if socket.has_dualstack_ipv6():
+            with dial(f"[::1]:{listener.port}", hello(), deadline_s=soon()):
+                take(listener).close()
+        with dial(f"localhost:{listener.port}", hello(), deadline_s=soon()):
+            take(listener).close()
+
+
+def test_the_door_stays_open_after_an_error_of_our_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with listening() as listener:
+        with monkeypatch.context() as patch:
+            patch.setattr(_dataplane, "decode", lambda _: 1 // 0)
+            with stranger(listener, raw_hello()) as sock:
+                sock.shutdown(socket.SHUT_WR)
+                assert_ended(sock)
+        assert_open(listener)
+    assert "goes on after an error" in caplog.text
+
+
+def test_no_descriptor_is_left_behind() -> None:
+    def once() -> None:
+        with listening(lambda sock, _: None) as listener, ExitStack() as stack:
+            for said in (b"", b"garbage", raw_hello(job=b"other"), raw_hello(group=b"g"), raw_hello(kind=1)):
+                stack.enter_context(stranger(listener, said))
+            assert_open(listener)
+            call(listener, hello(quorum_id=8)).close()
+
+    once()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        once()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
