@@ -1,0 +1,118 @@
+"""The sizes of Llama 3, and the checks that refuse a bad setting before anything is changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Size = Literal["debug", "50m", "1B", "3B", "8B", "70B", "405B"]
+
+
+class SettingsError(ValueError):
+    """A flag, the corpus or the mesh is wrong. Nothing has been compiled, opened or changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How Llama 3.1 stretches the rotary frequencies from 8k to 128k tokens of context."""
+
+    factor: float
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_context: int = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One size of the model. Static to jit; equal configs compile to the same program."""
+
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn_dim: int
+    vocab_size: int = 128_256
+    tied_embeddings: bool = False
+    rope_theta: float = 500_000.0
+    rope_scaling: RopeScaling | None = RopeScaling(factor=8.0)
+    norm_epsilon: float = 1e-5
+    compute_dtype: str = "bfloat16"
+    remat: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+
+# 256 bytes and three specials, rounded up to a multiple of 64 so that any usual `tp` divides it.
+BYTE_VOCAB_SIZE = 320
+
+# debug and 50m read bytes and exist for tests and benchmarks; the others are the published shapes.
+MODEL_SIZES: Mapping[Size, ModelConfig] = MappingProxyType(
+    {
+        "debug": ModelConfig(dim=160, layers=3, heads=8, kv_heads=4, ffn_dim=480, vocab_size=BYTE_VOCAB_SIZE),
+        "50m": ModelConfig(dim=512, layers=16, heads=8, kv_heads=4, ffn_dim=1536, vocab_size=BYTE_VOCAB_SIZE),
+        "1B": ModelConfig(
+            dim=2048,
+            layers=16,
+            heads=32,
+            kv_heads=8,
+            ffn_dim=8192,
+            tied_embeddings=True,
+            rope_scaling=RopeScaling(factor=32.0),
+        ),
+        "3B": ModelConfig(
+            dim=3072,
+            layers=28,
+            heads=24,
+            kv_heads=8,
+            ffn_dim=8192,
+            tied_embeddings=True,
+            rope_scaling=RopeScaling(factor=32.0),
+        ),
+        "8B": ModelConfig(dim=4096, layers=32, heads=32, kv_heads=8, ffn_dim=14_336),
+        "70B": ModelConfig(dim=8192, layers=80, heads=64, kv_heads=8, ffn_dim=28_672),
+        "405B": ModelConfig(dim=16_384, layers=126, heads=128, kv_heads=8, ffn_dim=53_248),
+    }
+)
+
+
+def check_positive(**values: float) -> None:
+    """Refuse the first value that is not above zero, by its flag's name."""
+    for name, value in values.items():
+        if not value > 0:
+            raise SettingsError(f"{flag(name)} is {value}; it must be above 0.")
+
+
+def check_mesh(model: ModelConfig, *, fsdp: int, tp: int, batch_per_shard: int, device_count: int) -> None:
+    """Refuse a mesh that the devices cannot form, or whose axes do not divide the model or the batch."""
+    check_positive(fsdp=fsdp, tp=tp, batch_per_shard=batch_per_shard)
+    if fsdp * tp > device_count:
+        raise SettingsError(
+            f"A mesh of fsdp={fsdp} x tp={tp} needs {fsdp * tp} devices, and there are {device_count} here. "
+            f"Lower --fsdp or --tp, or simulate devices with --cpu-devices {fsdp * tp}."
+        )
+    divisions = (
+        ("tp", tp, "attention heads", model.heads),
+        ("tp", tp, "key and value heads", model.kv_heads),
+        ("tp", tp, "feed-forward width", model.ffn_dim),
+        ("tp", tp, "vocabulary", model.vocab_size),
+        ("fsdp", fsdp, "model width", model.dim),
+        ("fsdp", fsdp, "sequences of a shard (--batch-per-shard)", batch_per_shard),
+    )
+    for axis, size, what, extent in divisions:
+        if extent % size != 0:
+            raise SettingsError(
+                f"{axis}={size} does not divide the {what}, {extent}. "
+                f"Choose --{axis} among {_powers_of_two_in(extent)}."
+            )
+
+
+def flag(name: str) -> str:
+    """Return the command-line spelling of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def _powers_of_two_in(extent: int) -> str:
+    powers = [2**k for k in range(extent.bit_length()) if extent % 2**k == 0]
+    return ", ".join(str(power) for power in powers[:8])

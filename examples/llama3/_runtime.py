@@ -1,0 +1,43 @@
+"""What must be settled before JAX starts its first backend: devices, XLA flags, the compilation cache."""
+
+import os
+from pathlib import Path
+
+import jax
+
+# Ours unless the user has set them. All groups of a job need the same, since flags change the compiled bits.
+XLA_FLAGS = (
+    # Simulated devices share the cores; at the default of 40 s a busy machine aborts the process.
+    "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+    # The gradient of an embedding is a scatter, and a GPU adds in any order unless it is told not to.
+    "--xla_gpu_exclude_nondeterministic_ops=true",
+)
+
+
+def start_jax(*, cpu_devices: int | None, compilation_cache: Path | None) -> None:
+    """Configure JAX. Call it before anything asks for a device.
+
+    Args:
+        cpu_devices: simulate so many devices on the CPU, or (None) take what the machine has.
+        compilation_cache: keep compiled programs there, or (None) compile at every start.
+    """
+    os.environ["XLA_FLAGS"] = with_default_flags(os.environ.get("XLA_FLAGS", ""))
+    if cpu_devices is not None:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", cpu_devices)
+    if compilation_cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(compilation_cache))
+        # JAX keeps only what took long to compile; a relaunched group wants every program at once.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def with_default_flags(xla_flags: str) -> str:
+    """Append our XLA flags to the user's, except those that the user has set."""
+    named = {word.split("=")[0] for word in xla_flags.split()}
+    return " ".join([*xla_flags.split(), *(flag for flag in XLA_FLAGS if flag.split("=")[0] not in named)])
+
+
+def user_cache() -> Path:
+    """Return the folder for this user's compiled programs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxft" / "compilation"

@@ -1,0 +1,96 @@
+"""Where every array lives. Written once: parameters, optimizer state, batch and activations all look here.
+
+Two tables. `LOGICAL_AXES` says which mesh axis a kind of dimension is spread over; `PARAMETER_AXES` says
+which kinds of dimensions each parameter has. The optimizer's moments carry their parameter's name in their path,
+so they follow it without a line of their own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+MESH_AXES = ("fsdp", "tp")
+
+LOGICAL_AXES: Mapping[str, str | None] = {
+    "batch": "fsdp",
+    "layer": None,  # scanned over: each device holds its part of every layer
+    "dim": "fsdp",
+    "heads": "tp",
+    "kv_heads": "tp",
+    "head_dim": None,
+    "ffn": "tp",
+    "vocab": "tp",
+}
+
+PARAMETER_AXES: Mapping[str, tuple[str, ...]] = {
+    "embedding": ("vocab", "dim"),
+    "attention_norm": ("layer", "dim"),
+    "query": ("layer", "dim", "heads", "head_dim"),
+    "key": ("layer", "dim", "kv_heads", "head_dim"),
+    "value": ("layer", "dim", "kv_heads", "head_dim"),
+    "output": ("layer", "heads", "head_dim", "dim"),
+    "ffn_norm": ("layer", "dim"),
+    "gate": ("layer", "dim", "ffn"),
+    "up": ("layer", "dim", "ffn"),
+    "down": ("layer", "ffn", "dim"),
+    "final_norm": ("dim",),
+    "head": ("dim", "vocab"),
+}
+
+
+def make_mesh(fsdp: int, tp: int) -> Mesh:
+    """Return a mesh over this process's first fsdp * tp devices."""
+    return jax.make_mesh(
+        (fsdp, tp), MESH_AXES, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: fsdp * tp]
+    )
+
+
+def partition_spec(*logical_axes: str | None) -> PartitionSpec:
+    """Return the mesh axes of an array whose dimensions are of these kinds; None is not spread."""
+    return PartitionSpec(*(None if axis is None else LOGICAL_AXES[axis] for axis in logical_axes))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a batch of token ids, (sequence, position)."""
+    return NamedSharding(mesh, partition_spec("batch", None))
+
+
+def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
+    """Return the sharding of every leaf of a train state: parameters, their moments, and scalars.
+
+    Raises:
+        KeyError: an array belongs to no parameter of `PARAMETER_AXES`; it would silently be replicated.
+    """
+
+    def sharding_of(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        if not leaf.shape:
+            return NamedSharding(mesh, PartitionSpec())
+        return NamedSharding(mesh, partition_spec(*PARAMETER_AXES[parameter_name(path)]))
+
+    return jax.tree_util.tree_map_with_path(sharding_of, abstract_state)
+
+
+def parameter_name(path: tuple[Any, ...]) -> str:
+    """Return the last name in a tree path, which is the parameter's own."""
+    return str(path[-1].key) if isinstance(path[-1], jax.tree_util.DictKey) else str(path[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationSharding:
+    """Ties an activation to the mesh, inside jit. Without a mesh it does nothing.
+
+    The mesh is abstract: the program names axes and no devices, so it can be compiled for others.
+    """
+
+    mesh: AbstractMesh | None = None
+
+    def __call__(self, x: jax.Array, *logical_axes: str | None) -> jax.Array:
+        if self.mesh is None:
+            return x
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, partition_spec(*logical_axes)))
+
+
+NO_MESH = ActivationSharding()

@@ -1,0 +1,154 @@
+"""Train Llama 3 in groups of devices that may die and come back at any time.
+
+Without flags it trains the debug size on one device, alone. With --coordinator HOST:PORT --group NAME it is one
+of a job's replica groups: start one per NAME, each on devices of its own.
+"""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+import tyro
+from flax import nnx
+from jax.sharding import Mesh
+
+import jaxft
+from examples.llama3._config import ModelConfig, SettingsError
+from examples.llama3._flags import Flags, Settings, check_settings, choose_mesh
+from examples.llama3._metrics import Workload, flops_per_token, peak_flops_per_s
+from examples.llama3._model import Llama, next_token_loss
+from examples.llama3._optimizer import OptimizerConfig, learning_rate, make_optimizer
+from examples.llama3._report import Report
+from examples.llama3._runtime import start_jax
+from examples.llama3._sharding import ActivationSharding, batch_sharding
+from examples.llama3._state import TrainState, init_state, parameter_count
+
+logger = logging.getLogger("llama3")
+
+TrainStep = Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]]
+
+
+def make_train_step(
+    model: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh | None = None, *, mean: Callable[[Any], Any]
+) -> TrainStep:
+    """Return the pure step. `mean` is `jaxft.pmean`, or the identity for a plain step on one batch."""
+    shard = ActivationSharding(None if mesh is None else mesh.abstract_mesh)
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(model, rngs=nnx.Rngs(0), shard=shard)))
+    transform = make_optimizer(optimizer)
+
+    def loss_of(params: Any, batch: jax.Array) -> jax.Array:
+        logits = nnx.merge(graph, params)(batch[:, :-1])
+        return next_token_loss(logits, batch[:, 1:])
+
+    def train_step(state: TrainState, batch: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
+        loss, grads = jax.value_and_grad(loss_of)(state.params, batch)
+        grads, loss = mean((grads, loss))
+        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+        rate = learning_rate(optimizer, state.step)
+        params = jax.tree.map(lambda param, update: param - rate * update, state.params, updates)
+        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
+        return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
+
+    return train_step
+
+
+def train(flags: Flags) -> None:
+    """Run until the job has committed its last step.
+
+    Raises:
+        SettingsError: a flag, the corpus or the mesh is wrong; nothing has been opened or compiled.
+        jaxft.JaxftError: the job refused this group, cannot be reached, or was over already.
+    """
+    settings = check_settings(flags)
+    manager = make_manager(flags)
+    start_jax(cpu_devices=flags.cpu_devices, compilation_cache=flags.compilation_cache)
+    mesh = choose_mesh(flags)
+    placement = batch_sharding(mesh)
+
+    def batch_for(step: int, shard: int) -> jax.Array:
+        return jax.device_put(settings.batches(step, shard), placement)
+
+    # From here on the job knows that this group is there; it takes part from the first call of `step`.
+    with manager or contextlib.nullcontext():
+        state = init_state(settings.model, settings.optimizer, mesh, seed=flags.seed)
+        train_step = make_train_step(settings.model, settings.optimizer, mesh, mean=jaxft.pmean)
+        step = jaxft.fault_tolerant(train_step, manager, shards=flags.shards)
+
+        with Report(flags, describe(flags, settings, state, mesh), manager) as report:
+            while step.step < flags.steps:
+                started_s = time.monotonic()
+                state, metrics = step(state, batch_for)
+                # Waits until the step is done: steps that queue up on simulated devices stall each other.
+                metrics = {name: float(value) for name, value in metrics.items()}
+                report.committed(step.step, metrics, step_s=time.monotonic() - started_s)
+
+            report.finished(step.step, digest=jaxft.digest(state) if flags.digest_at_end else None)
+
+
+def make_manager(flags: Flags) -> jaxft.Manager | None:
+    """Return this group's membership of its job, or None for a run that is alone."""
+    if flags.coordinator is None:
+        return None
+    return jaxft.Manager(
+        flags.coordinator, group=flags.group, job=flags.job, failure_timeout_s=flags.failure_timeout_s
+    )
+
+
+def describe(flags: Flags, settings: Settings, state: TrainState, mesh: Mesh) -> Workload:
+    """Log what is about to run, and return what its speed is measured by."""
+    model, batches = settings.model, settings.batches
+    device = mesh.devices.flat[0]
+    tokens_per_step = flags.shards * flags.batch_per_shard * flags.seq_len
+    logger.info(
+        "model %s: %s parameters, %s on %d of %d %s devices, fsdp %d x tp %d",
+        flags.size,
+        f"{parameter_count(state.params):,}",
+        model.compute_dtype,
+        mesh.size,
+        jax.device_count(),
+        device.device_kind,
+        *mesh.devices.shape,
+    )
+    logger.info(
+        "corpus: %s tokens in %d documents, %s windows, fingerprint %s",
+        f"{len(batches.corpus.tokens):,}",
+        batches.corpus.documents,
+        f"{batches.window_count:,}",
+        batches.corpus.fingerprint,
+    )
+    logger.info(
+        "a step: %d shards x %d sequences x %d tokens = %s tokens",
+        flags.shards,
+        flags.batch_per_shard,
+        flags.seq_len,
+        f"{tokens_per_step:,}",
+    )
+    return Workload(
+        tokens_per_step=tokens_per_step,
+        flops_per_token=flops_per_token(model, state.params, seq_len=flags.seq_len),
+        devices_per_replica=mesh.size,
+        peak_flops_per_s=peak_flops_per_s(device.device_kind),
+    )
+
+
+def main() -> None:
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
+    for name in ("llama3", "jaxft"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    flags = tyro.cli(Flags, prog="python -m examples.llama3.train", description=__doc__)
+    try:
+        train(flags)
+    except jaxft.JobFinished as over:
+        logger.info("%s", over)
+    except (SettingsError, jaxft.JaxftError) as error:
+        logger.error("%s: %s", type(error).__name__, error)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What the tests of examples/llama3 share: a model that compiles fast, and a corpus that needs no file."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from examples.llama3._config import ModelConfig
+from examples.llama3._data import Corpus
+from examples.llama3._model import Llama
+from examples.llama3._optimizer import OptimizerConfig
+
+TINY = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, vocab_size=320, compute_dtype="float32")
+
+OPTIMIZER = OptimizerConfig(
+    learning_rate=1e-2, warmup_steps=5, total_steps=50, weight_decay=0.1, clip_norm=1.0
+)
+
+
+def tiny(**changes: Any) -> ModelConfig:
+    return dataclasses.replace(TINY, **changes)
+
+
+def corpus_of(token_count: int) -> Corpus:
+    """Token i is i modulo 256, so that a batch shows which positions it was cut from."""
+    return Corpus(tokens=(np.arange(token_count) % 256).astype(np.uint16), documents=1, fingerprint="")
+
+
+def abstract_params(config: ModelConfig) -> Any:
+    """The parameters' shapes, without making one."""
+    return jax.eval_shape(lambda: nnx.to_pure_dict(nnx.state(Llama(config, rngs=nnx.Rngs(0)))))
+
+
+@functools.cache
+def params_of(config: ModelConfig, seed: int = 0) -> Any:
+    """Parameters by numpy, large enough that every part of the model matters; nothing to compile."""
+    rng = np.random.default_rng(seed)
+
+    def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        scale = 1.0 / math.sqrt(leaf.shape[-2] if len(leaf.shape) > 1 else 1)
+        return (scale * rng.standard_normal(leaf.shape)).astype(leaf.dtype)
+
+    return jax.tree.map(draw, abstract_params(config))
+
+
+@functools.cache
+def logits_function(config: ModelConfig) -> Any:
+    """Return (params, tokens) -> logits, jitted once for each config."""
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
+    return jax.jit(lambda params, tokens: nnx.merge(graph, params)(tokens))

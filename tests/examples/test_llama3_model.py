@@ -1,0 +1,238 @@
+"""The architecture: sizes, causality, positions, shared heads, precision."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from llama3_cases import TINY, abstract_params, logits_function, params_of, tiny
+
+from examples.llama3._config import MODEL_SIZES, RopeScaling, Size
+from examples.llama3._model import (
+    INIT_STDDEV,
+    Llama,
+    causal_attention,
+    next_token_loss,
+    rms_norm,
+    rope_frequencies,
+    rope_rotation,
+    rotate,
+)
+from examples.llama3._state import parameter_count
+
+
+@pytest.fixture(autouse=True)
+def _strict_dtypes() -> Iterator[None]:
+    """A silent cast would widen the compute dtype."""
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+TOKENS = np.random.default_rng(7).integers(0, 256, (2, 24)).astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [
+        ("1B", 1_235_814_400),
+        ("3B", 3_212_749_824),
+        ("8B", 8_030_261_248),
+        ("70B", 70_553_706_496),
+        ("405B", 405_853_388_800),
+    ],
+)
+def test_published_sizes_have_the_published_parameter_counts(size: Size, parameters: int) -> None:
+    assert parameter_count(abstract_params(MODEL_SIZES[size])) == parameters
+
+
+def test_byte_sizes_are_what_their_names_say() -> None:
+    assert 1.0e6 < parameter_count(abstract_params(MODEL_SIZES["debug"])) < 2.0e6
+    assert 45e6 < parameter_count(abstract_params(MODEL_SIZES["50m"])) < 55e6
+
+
+def test_tied_embeddings_have_no_head() -> None:
+    untied, tied = abstract_params(TINY), abstract_params(tiny(tied_embeddings=True))
+    assert untied["head"].shape == (TINY.dim, TINY.vocab_size)
+    assert set(untied) - set(tied) == {"head"}
+
+
+def test_tied_logits_are_the_embedding_s_products() -> None:
+    config = tiny(tied_embeddings=True)
+    tied = params_of(config)
+    untied = {**tied, "head": tied["embedding"].T}
+    expected = logits_function(TINY)(untied, TOKENS)
+    np.testing.assert_allclose(logits_function(config)(tied, TOKENS), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_parameters_are_float32_and_logits_too_under_bfloat16_compute() -> None:
+    config = tiny(compute_dtype="bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(abstract_params(config))} == {jnp.dtype("float32")}
+    logits = jax.eval_shape(logits_function(config), abstract_params(config), TOKENS)
+    assert (logits.shape, logits.dtype) == ((*TOKENS.shape, config.vocab_size), jnp.float32)
+
+
+def test_bfloat16_compute_stays_near_float32() -> None:
+    exact = logits_function(TINY)(params_of(TINY), TOKENS)
+    rounded = logits_function(tiny(compute_dtype="bfloat16"))(params_of(TINY), TOKENS)
+    assert 0.0 < float(jnp.max(jnp.abs(exact - rounded))) < 0.05 * float(jnp.max(jnp.abs(exact)))
+
+
+@pytest.mark.parametrize("position", [0, 11, 23])
+def test_a_token_changes_no_logits_before_it(position: int) -> None:
+    changed = TOKENS.copy()
+    changed[:, position] = (changed[:, position] + 1) % 256
+    before = np.asarray(logits_function(TINY)(params_of(TINY), TOKENS))
+    after = np.asarray(logits_function(TINY)(params_of(TINY), changed))
+    assert np.array_equal(before[:, :position], after[:, :position])
+    assert not np.array_equal(before[:, position], after[:, position])
+
+
+def test_the_order_of_earlier_tokens_matters() -> None:
+    swapped = TOKENS.copy()
+    swapped[:, [3, 17]] = swapped[:, [17, 3]]
+    before = np.asarray(logits_function(TINY)(params_of(TINY), TOKENS))
+    after = np.asarray(logits_function(TINY)(params_of(TINY), swapped))
+    assert not np.allclose(before[:, -1], after[:, -1], rtol=1e-4)
+
+
+def test_grouped_queries_equal_full_attention_over_repeated_heads() -> None:
+    grouped = params_of(TINY)
+    full = tiny(kv_heads=TINY.heads)
+    repeats = TINY.heads // TINY.kv_heads
+
+    def repeat_heads(path: tuple[Any, ...], leaf: np.ndarray) -> np.ndarray:
+        return np.repeat(leaf, repeats, axis=2) if path[-1].key in ("key", "value") else leaf
+
+    repeated = jax.tree_util.tree_map_with_path(repeat_heads, grouped)
+    np.testing.assert_allclose(
+        logits_function(full)(repeated, TOKENS),
+        logits_function(TINY)(grouped, TOKENS),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("remat", [True, False])
+def test_remat_is_per_layer_and_can_be_left_out(remat: bool) -> None:
+    gradient = jax.grad(lambda params: logits_function(tiny(remat=remat))(params, TOKENS).sum())
+    program = str(jax.make_jaxpr(gradient)(abstract_params(TINY)))
+    assert ("remat" in program) == remat
+    assert f"length={TINY.layers}" in program
+
+
+def test_causal_attention_equals_a_loop_over_positions() -> None:
+    rng = np.random.default_rng(0)
+    query = rng.normal(size=(1, 5, 4, 8)).astype(np.float32)
+    key, value = rng.normal(size=(2, 1, 5, 2, 8)).astype(np.float32)
+    expected = np.empty_like(query)
+    for head in range(4):
+        for at in range(5):
+            scores = key[0, : at + 1, head // 2] @ query[0, at, head] / math.sqrt(8)
+            weights = np.exp(scores) / np.exp(scores).sum()
+            expected[0, at, head] = weights @ value[0, : at + 1, head // 2]
+    np.testing.assert_allclose(jax.jit(causal_attention)(query, key, value), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rms_norm_gives_unit_root_mean_square_times_the_scale() -> None:
+    x = np.random.default_rng(0).normal(3.0, 5.0, (2, 3, 64)).astype(np.float32)
+    scale = np.linspace(0.5, 2.0, 64).astype(np.float32)
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * scale
+    np.testing.assert_allclose(jax.jit(rms_norm)(x, scale, 1e-5), expected, rtol=1e-5)
+
+
+def test_loss_is_the_mean_cross_entropy() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0.0, 3.0, (2, 5, 320)).astype(np.float32)
+    targets = rng.integers(0, 320, (2, 5)).astype(np.int32)
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = -np.log(np.take_along_axis(probabilities, targets[..., None], axis=-1)).mean()
+    loss = jax.jit(next_token_loss)
+    np.testing.assert_allclose(loss(logits, targets), expected, rtol=1e-5)
+    np.testing.assert_allclose(loss(np.zeros_like(logits), targets), math.log(320), rtol=1e-6)
+
+
+def test_initial_matrices_have_their_spread_and_do_not_repeat() -> None:
+    create = jax.jit(lambda key: nnx.to_pure_dict(nnx.state(Llama(tiny(dim=128), rngs=nnx.Rngs(key)))))
+    params = create(jax.random.key(0))
+    up, gate = (np.asarray(params["blocks"]["feed_forward"][name]) for name in ("up", "gate"))
+    assert abs(up.mean()) < 0.02 * INIT_STDDEV
+    assert up.std() == pytest.approx(INIT_STDDEV, rel=0.02)
+    down = np.asarray(params["blocks"]["feed_forward"]["down"])
+    assert down.std() == pytest.approx(INIT_STDDEV / math.sqrt(2 * TINY.layers), rel=0.02)
+    for one, other in ((up[0], up[1]), (up, gate), (up[:, :-1], up[:, 1:]), (up[..., :-1], up[..., 1:])):
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.03
+    assert not np.array_equal(create(jax.random.key(1))["embedding"], params["embedding"])
+
+
+# Rotary positions.
+
+
+def test_rotated_products_depend_on_the_distance_alone() -> None:
+    rng = np.random.default_rng(0)
+    query, key = rng.normal(size=(2, 1, 1, 1, TINY.head_dim)).astype(np.float32)
+
+    @jax.jit
+    def product_at(positions: jax.Array) -> jax.Array:
+        at = rope_rotation(positions, TINY)
+        return jnp.sum(rotate(query, at[:, :, :1]) * rotate(key, at[:, :, 1:]))
+
+    def product(query_position: int, key_position: int) -> float:
+        return float(product_at(np.array([query_position, key_position])))
+
+    assert product(5, 2) == pytest.approx(product(905, 902), rel=1e-3)
+    assert product(5, 2) != pytest.approx(product(5, 3), rel=1e-2)
+    assert product(4, 4) == pytest.approx(float(np.sum(query * key)), rel=1e-4)
+
+
+def test_rotation_keeps_lengths_and_leaves_position_0_alone() -> None:
+    x = np.random.default_rng(0).normal(size=(2, 9, 3, TINY.head_dim)).astype(np.float32)
+    turned = np.asarray(jax.jit(lambda x: rotate(x, rope_rotation(jnp.arange(9), TINY)))(x))
+    np.testing.assert_allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5)
+    assert np.array_equal(turned[:, 0], x[:, 0])
+    assert not np.allclose(turned[:, 1], x[:, 1])
+
+
+@pytest.mark.parametrize("size", ["1B", "8B", "405B"])
+def test_frequencies_follow_llama_3_1(size: Size) -> None:
+    config = MODEL_SIZES[size]
+    assert config.rope_scaling is not None
+    np.testing.assert_allclose(
+        rope_frequencies(config), _scaled_by_wavelength(config.head_dim, config.rope_scaling), rtol=1e-12
+    )
+
+
+def test_frequencies_of_8b_at_three_known_places() -> None:
+    """Computed by hand from theta = 500,000 and a head of 128 dimensions."""
+    frequencies = rope_frequencies(MODEL_SIZES["8B"])
+    assert frequencies.shape == (64,)
+    assert frequencies[0] == 1.0  # a wavelength of 6.3 tokens: kept
+    assert frequencies[63] == pytest.approx(500_000 ** (-126 / 128) / 8, rel=1e-12)  # 3.9 million: slowed
+    unscaled = 500_000 ** (-64 / 128)  # 4,443 tokens, between 8192 / 4 and 8192: blended
+    keep = (8192 * unscaled / (2 * math.pi) - 1.0) / 3.0
+    assert frequencies[32] == pytest.approx(unscaled * (keep + (1.0 - keep) / 8), rel=1e-12)
+
+
+def test_without_scaling_frequencies_are_plain_powers() -> None:
+    config = tiny(rope_scaling=None)
+    expected = [config.rope_theta ** (-2 * i / config.head_dim) for i in range(config.head_dim // 2)]
+    np.testing.assert_allclose(rope_frequencies(config), expected, rtol=1e-12)
+
+
+def _scaled_by_wavelength(head_dim: int, scaling: RopeScaling) -> list[float]:
+    """The published rule, stated by wavelengths, one frequency at a time."""
+    scaled = []
+    for i in range(head_dim // 2):
+        frequency = 500_000.0 ** (-2 * i / head_dim)
+        wavelength = 2 * math.pi / frequency
+        if wavelength < 8192 / 4:
+            scaled.append(frequency)
+        elif wavelength > 8192 / 1:
+            scaled.append(frequency / scaling.factor)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            scaled.append((1 - smooth) * frequency / scaling.factor + smooth * frequency)
+    return scaled

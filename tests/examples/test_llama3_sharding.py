@@ -1,0 +1,203 @@
+"""Where arrays live: the tables cover the state, and the mesh changes its place and not its numbers."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from llama3_cases import OPTIMIZER, TINY, abstract_params, corpus_of, params_of, tiny
+
+from examples.llama3._config import MODEL_SIZES, ModelConfig, SettingsError, Size, check_mesh
+from examples.llama3._data import Batches
+from examples.llama3._optimizer import make_optimizer
+from examples.llama3._sharding import (
+    NO_MESH,
+    PARAMETER_AXES,
+    ActivationSharding,
+    batch_sharding,
+    make_mesh,
+    parameter_name,
+    partition_spec,
+    state_shardings,
+)
+from examples.llama3._state import TrainState, init_state, parameter_count
+from examples.llama3.train import make_train_step
+
+# Written out by hand: what the tables must come to.
+EXPECTED_SPECS = {
+    "embedding": PartitionSpec("tp", "fsdp"),
+    "attention_norm": PartitionSpec(None, "fsdp"),
+    "query": PartitionSpec(None, "fsdp", "tp", None),
+    "key": PartitionSpec(None, "fsdp", "tp", None),
+    "value": PartitionSpec(None, "fsdp", "tp", None),
+    "output": PartitionSpec(None, "tp", None, "fsdp"),
+    "ffn_norm": PartitionSpec(None, "fsdp"),
+    "gate": PartitionSpec(None, "fsdp", "tp"),
+    "up": PartitionSpec(None, "fsdp", "tp"),
+    "down": PartitionSpec(None, "tp", "fsdp"),
+    "final_norm": PartitionSpec("fsdp"),
+    "head": PartitionSpec("fsdp", "tp"),
+}
+
+
+@pytest.mark.parametrize("config", [TINY, tiny(tied_embeddings=True), MODEL_SIZES["405B"]])
+def test_the_table_names_every_parameter_and_its_dimensions(config: ModelConfig) -> None:
+    extents = {
+        "layer": config.layers,
+        "dim": config.dim,
+        "heads": config.heads,
+        "kv_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "ffn": config.ffn_dim,
+        "vocab": config.vocab_size,
+    }
+    leaves = jax.tree_util.tree_leaves_with_path(abstract_params(config))
+    assert {parameter_name(path) for path, _ in leaves} | {"head"} == set(PARAMETER_AXES)
+    for path, leaf in leaves:
+        assert leaf.shape == tuple(extents[axis] for axis in PARAMETER_AXES[parameter_name(path)])
+
+
+def test_partition_specs_come_to_what_is_written_here() -> None:
+    assert {name: partition_spec(*axes) for name, axes in PARAMETER_AXES.items()} == EXPECTED_SPECS
+
+
+def test_moments_live_where_their_parameter_does_and_scalars_everywhere() -> None:
+    abstract = jax.eval_shape(
+        lambda params: TrainState(jnp.int32(0), params, make_optimizer(OPTIMIZER).init(params)),
+        abstract_params(TINY),
+    )
+    shardings = state_shardings(abstract, make_mesh(2, 2))
+    specs: dict[str, list[PartitionSpec]] = {}
+    for path, sharding in jax.tree_util.tree_leaves_with_path(shardings):
+        specs.setdefault(parameter_name(path), []).append(sharding.spec)
+    for name, spec in EXPECTED_SPECS.items():
+        assert specs.pop(name) == [spec] * 3, name  # the parameter, Adam's two moments
+    assert all(spec == PartitionSpec() for scalars in specs.values() for spec in scalars)
+
+
+def test_an_array_that_the_table_does_not_know_is_an_error() -> None:
+    with pytest.raises(KeyError, match="bias"):
+        state_shardings({"bias": jax.ShapeDtypeStruct((4,), jnp.float32)}, make_mesh(1, 1))
+
+
+def test_the_mesh_takes_the_first_devices() -> None:
+    mesh = make_mesh(1, 2)
+    assert mesh.devices.tolist() == [jax.devices()[:2]]
+    assert mesh.axis_names == ("fsdp", "tp")
+    assert mesh.axis_types == (AxisType.Auto, AxisType.Auto)
+
+
+def test_without_a_mesh_activations_are_left_alone() -> None:
+    x = jnp.ones((2, 3))
+    assert NO_MESH(x, "batch", None) is x
+
+
+def test_with_a_mesh_activations_are_tied_to_it() -> None:
+    mesh = make_mesh(2, 2)
+    tie = jax.jit(lambda x: ActivationSharding(mesh.abstract_mesh)(x, "batch", "ffn"))
+    x = jax.device_put(np.ones((4, 6), np.float32), NamedSharding(mesh, PartitionSpec()))
+    assert tie(x).sharding.spec == PartitionSpec("fsdp", "tp")
+
+
+@pytest.mark.parametrize(("fsdp", "tp"), [(2, 1), (2, 2)])
+def test_a_step_on_a_mesh_gives_the_numbers_of_one_device(fsdp: int, tp: int) -> None:
+    one, spread = _trained(1, 1), _trained(fsdp, tp)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(spread):
+        if leaf.ndim:
+            assert leaf.sharding.spec == EXPECTED_SPECS[parameter_name(path)]
+            assert leaf.addressable_shards[0].data.size == leaf.size // _parts(leaf.sharding.spec, fsdp, tp)
+    for here, there in zip(jax.tree.leaves(one), jax.tree.leaves(spread), strict=True):
+        np.testing.assert_allclose(here, there, rtol=1e-3, atol=1e-5)
+
+
+def test_the_initial_state_has_the_same_bits_on_every_mesh() -> None:
+    one = init_state(TINY, OPTIMIZER, make_mesh(1, 1), seed=3)
+    four = init_state(TINY, OPTIMIZER, make_mesh(2, 2), seed=3)
+    for here, there in zip(jax.tree.leaves(one), jax.tree.leaves(four), strict=True):
+        assert np.array_equal(here, there)
+
+
+def test_no_device_ever_makes_more_of_a_large_state_than_its_part() -> None:
+    """Compiles `init_state` without running it, and asks the compiler how much memory each device needs."""
+    model, needs = MODEL_SIZES["405B"], []
+
+    def compile_only(function: Any, **options: Any) -> Any:
+        return lambda *args: needs.append(
+            jitted(function, **options).lower(*args).compile().memory_analysis()
+        )
+
+    jitted = jax.jit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("examples.llama3._state.jax.jit", compile_only)
+        init_state(model, OPTIMIZER, make_mesh(2, 2), seed=0)
+    (need,) = needs
+    # The parameter and two moments, float32, over four devices.
+    quarter_bytes = 3 * 4 * parameter_count(abstract_params(model)) / 4
+    assert need.output_size_in_bytes == pytest.approx(quarter_bytes, rel=0.001)
+    assert need.temp_size_in_bytes < 1e6
+
+
+# Meshes that do not fit.
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ({"fsdp": 4, "tp": 2}, r"fsdp=4 x tp=2 needs 8 devices, and there are 4 here\. .*--cpu-devices 8"),
+        ({"fsdp": 0}, "--fsdp is 0; it must be above 0"),
+        ({"tp": -1}, "--tp is -1; it must be above 0"),
+        ({"tp": 3}, r"tp=3 does not divide the attention heads, 4\. Choose --tp among 1, 2, 4\."),
+        ({"tp": 4}, r"tp=4 does not divide the key and value heads, 2\. Choose --tp among 1, 2\."),
+        ({"fsdp": 3, "batch_per_shard": 3}, r"fsdp=3 does not divide the model width, 32\."),
+        ({"fsdp": 4}, r"fsdp=4 does not divide the sequences of a shard \(--batch-per-shard\), 2\."),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(mesh: dict[str, int], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        check_mesh(TINY, **{"fsdp": 1, "tp": 1, "batch_per_shard": 2, "device_count": 4, **mesh})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ffn_dim": 63}, "tp=2 does not divide the feed-forward width, 63. Choose --tp among 1."),
+        ({"vocab_size": 321}, "tp=2 does not divide the vocabulary, 321. Choose --tp among 1."),
+    ],
+)
+def test_a_model_that_tp_does_not_divide_is_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        check_mesh(tiny(**changes), fsdp=1, tp=2, batch_per_shard=1, device_count=2)
+
+
+@pytest.mark.parametrize("size", MODEL_SIZES)
+def test_every_size_fits_its_usual_meshes(size: Size) -> None:
+    for fsdp, tp in ((1, 1), (2, 2), (8, 1), (2, 4)):
+        check_mesh(MODEL_SIZES[size], fsdp=fsdp, tp=tp, batch_per_shard=8, device_count=8)
+
+
+@functools.cache
+def _trained(fsdp: int, tp: int) -> TrainState:
+    """Return the state after one step, computed on such a mesh from parameters that numpy made."""
+    mesh = make_mesh(fsdp, tp)
+    moments = jax.eval_shape(make_optimizer(OPTIMIZER).init, abstract_params(TINY))
+    state = TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params_of(TINY),
+        opt_state=jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), moments),
+    )
+    shardings = state_shardings(state, mesh)
+    data = Batches(corpus=corpus_of(4000), seq_len=16, batch_per_shard=2, shards=1, seed=0)
+    train_step = make_train_step(TINY, OPTIMIZER, mesh, mean=lambda gradients: gradients)
+    step = jax.jit(train_step, out_shardings=(shardings, None))
+    new_state, metrics = step(
+        jax.device_put(state, shardings), jax.device_put(data(0, 0), batch_sharding(mesh))
+    )
+    assert np.isfinite(float(metrics["loss"]))
+    return new_state
+
+
+def _parts(spec: PartitionSpec, fsdp: int, tp: int) -> int:
+    return (fsdp if "fsdp" in spec else 1) * (tp if "tp" in spec else 1)

@@ -1,0 +1,208 @@
+"""The command: its help, its checks before anything is changed, and a run."""
+
+import ast
+import inspect
+import itertools
+import json
+import logging
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import jaxft
+from examples.llama3 import train as script
+from examples.llama3._config import MODEL_SIZES, SettingsError, Size
+from examples.llama3._flags import Flags, check_settings, choose_mesh
+from examples.llama3._runtime import XLA_FLAGS, start_jax, user_cache, with_default_flags
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Run the script's `main` in this process, with the loggers' levels put back afterwards."""
+    levels = {name: logging.getLogger(name).level for name in ("llama3", "jaxft")}
+    monkeypatch.setenv("XLA_FLAGS", "")
+
+    def run(*words: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["train.py", "--compilation-cache", "None", *words])
+        script.main()
+
+    yield run
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+# The flags.
+
+
+def test_help_explains_every_flag(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command("--help")
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert "usage: python -m examples.llama3.train" in text
+    assert "{debug,50m,1B,3B,8B,70B,405B}" in text
+    for name in Flags.__dataclass_fields__:
+        assert f"--{name.replace('_', '-')}" in text
+    for words in (
+        "HOST:PORT",
+        "Python's standard library",
+        "Committed steps over",
+        "Simulate this many devices",
+    ):
+        assert words in " ".join(text.replace("│", " ").split())
+
+
+def test_every_field_of_the_flags_has_a_docstring() -> None:
+    """tyro shows a field without one with no word of explanation."""
+    (definition,) = ast.parse(inspect.getsource(Flags)).body
+    assert isinstance(definition, ast.ClassDef)
+    for field, after in itertools.pairwise([*definition.body, ast.Pass()]):
+        if isinstance(field, ast.AnnAssign):
+            assert isinstance(after, ast.Expr), ast.unparse(field)
+            assert isinstance(after.value, ast.Constant), ast.unparse(field)
+
+
+def test_the_sizes_to_choose_from_are_those_there_are() -> None:
+    assert typing.get_args(Size) == tuple(MODEL_SIZES)
+
+
+# Checks before anything is changed.
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--corpus", "nowhere.txt"), "There is no corpus at 'nowhere.txt'"),
+        (("--seq-len", "100000", "--corpus-bytes", "1000"), "and one sequence takes 100001"),
+        (("--fsdp", "3", "--batch-per-shard", "3"), "fsdp=3 does not divide the model width, 160"),
+        (("--tp", "8"), "needs 8 devices, and there are 4 here"),
+        (("--tp", "0"), "--tp is 0; it must be above 0"),
+        (("--fsdp", "2", "--batch-per-shard", "1"), "--batch-per-shard"),
+        (("--steps", "0"), "--steps is 0; it must be above 0"),
+        (("--log-every", "0"), "--log-every is 0; it must be above 0"),
+        (("--failure-timeout-s", "0"), "--failure-timeout-s is 0.0; it must be above 0"),
+        (("--cpu-devices", "0"), "--cpu-devices is 0; it must be above 0"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_changed(
+    command: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, words: tuple[str, ...], message: str
+) -> None:
+    events = tmp_path / "events.jsonl"
+    with pytest.raises(SystemExit) as stopped:
+        command("--events", str(events), *words)
+    assert stopped.value.code == 2
+    assert message in caplog.text
+    assert not events.exists()
+
+
+def test_settings_are_checked_without_a_device() -> None:
+    with pytest.raises(SettingsError, match=r"--learning-rate is -1\.0; it must be above 0"):
+        check_settings(Flags(learning_rate=-1.0))
+
+
+def test_the_mesh_takes_all_devices_that_tp_leaves() -> None:
+    assert choose_mesh(Flags()).devices.shape == (2, 1)
+    assert choose_mesh(Flags(tp=2)).devices.shape == (2, 2)
+    assert choose_mesh(Flags(fsdp=1)).devices.shape == (1, 1)
+
+
+def test_a_folder_cannot_take_events(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"--events is '.*', a folder; name a file in it"):
+        check_settings(Flags(events=tmp_path))
+
+
+def test_a_bad_coordinator_is_refused_before_anything_is_compiled(
+    command: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command("--coordinator", "somewhere", "--events", str(tmp_path / "events.jsonl"))
+    assert stopped.value.code == 1
+    assert "ConfigurationError: the coordinator's address must be host:port, not 'somewhere'" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+# The runtime.
+
+
+def test_xla_flags_are_set_unless_the_user_has() -> None:
+    assert with_default_flags("").split() == list(XLA_FLAGS)
+    mine = "--xla_cpu_collective_call_terminate_timeout_seconds=7 --xla_dump_to=here"
+    assert with_default_flags(mine).split() == [*mine.split(), XLA_FLAGS[1]]
+    assert with_default_flags(with_default_flags(mine)) == with_default_flags(mine)
+
+
+def test_the_compilation_cache_keeps_every_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {}
+    monkeypatch.setattr(jax.config, "update", settings.__setitem__)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    start_jax(cpu_devices=3, compilation_cache=tmp_path)
+    assert settings == {
+        "jax_platforms": "cpu",
+        "jax_num_cpu_devices": 3,
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+
+
+def test_the_cache_lies_where_the_user_keeps_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_cache() == tmp_path / "jaxft" / "compilation"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert user_cache() == Path.home() / ".cache" / "jaxft" / "compilation"
+
+
+# A run.
+
+
+def test_a_run_alone_logs_its_steps_and_ends_with_a_digest(
+    command: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = tmp_path / "events.jsonl"
+    arguments = ["--steps", "3", "--shards", "2", "--fsdp", "1", "--seq-len", "32", "--corpus-bytes", "50000"]
+    command(*arguments, "--digest-at-end", "--events", str(events))
+    lines = [record.getMessage() for record in caplog.records if record.name == "llama3"]
+    assert "model debug: 1,025,120 parameters, bfloat16 on 1 of 4 cpu devices, fsdp 1 x tp 1" in lines[0]
+    assert "corpus:" in lines[1]
+    assert "a step: 2 shards x 2 sequences x 32 tokens = 128 tokens" in lines[2]
+    assert [" loss " in line for line in lines[3:]] == [True, True, False]
+
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [(event["event"], event["step"]) for event in told] == [
+        ("step", 1),
+        ("step", 2),
+        ("step", 3),
+        ("finished", 3),
+    ]
+    assert told[0]["shards"] == [0, 1]
+    assert told[2]["loss"] < told[0]["loss"]
+    assert told[3]["digest"] in lines[-1]
+
+
+def test_a_job_that_was_over_is_a_clean_end(
+    command: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def over(flags: Flags) -> None:
+        raise jaxft.JobFinished("The job has reached its end.")
+
+    monkeypatch.setattr(script, "train", over)
+    command()
+    assert "The job has reached its end." in caplog.text
+
+
+def test_a_refusal_by_the_job_ends_with_its_text(
+    command: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(flags: Flags) -> None:
+        raise jaxft.JaxftError("The job has 4 shards, this group 8.")
+
+    monkeypatch.setattr(script, "train", refused)
+    with pytest.raises(SystemExit) as stopped:
+        command()
+    assert stopped.value.code == 1
+    assert "JaxftError: The job has 4 shards, this group 8." in caplog.text

@@ -1,0 +1,166 @@
+"""The optimizer, the schedule by committed steps, and a model that learns."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from llama3_cases import OPTIMIZER, TINY, abstract_params
+
+from examples.llama3._config import MODEL_SIZES, SettingsError
+from examples.llama3._data import Batches, load_corpus
+from examples.llama3._optimizer import OptimizerConfig, learning_rate, make_optimizer
+from examples.llama3._sharding import make_mesh
+from examples.llama3._state import TrainState, init_state
+from examples.llama3.train import make_train_step
+
+
+def optimizer_config(**changes: Any) -> OptimizerConfig:
+    settings = {
+        "learning_rate": 1.0,
+        "warmup_steps": 4,
+        "total_steps": 20,
+        "weight_decay": 0.1,
+        "clip_norm": 1.0,
+    }
+    return OptimizerConfig(**{**settings, **changes})
+
+
+# The schedule.
+
+
+def rates(config: OptimizerConfig, steps: int) -> np.ndarray:
+    return np.asarray(jax.jit(jax.vmap(lambda step: learning_rate(config, step)))(np.arange(steps)))
+
+
+def test_the_learning_rate_rises_then_follows_a_cosine_to_a_tenth_and_stays() -> None:
+    rate = rates(optimizer_config(), 30)
+    np.testing.assert_allclose(rate[:4], [0.25, 0.5, 0.75, 1.0], rtol=1e-6)
+    cosine = [0.1 + 0.9 * (1 + np.cos(np.pi * k / 16)) / 2 for k in range(1, 17)]
+    np.testing.assert_allclose(rate[4:20], cosine, rtol=1e-5)
+    np.testing.assert_allclose(rate[20:], 0.1, rtol=1e-5)
+
+
+def test_without_a_warm_up_the_first_step_is_near_the_peak() -> None:
+    assert rates(optimizer_config(warmup_steps=0), 1)[0] == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_run_may_be_shorter_than_its_warm_up() -> None:
+    rate = rates(optimizer_config(warmup_steps=10, total_steps=3), 3)
+    np.testing.assert_allclose(rate, [0.1, 0.2, 0.3], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_rate": 0.0}, "--learning-rate is 0.0; it must be above 0"),
+        ({"learning_rate": float("nan")}, "--learning-rate is nan; it must be above 0"),
+        ({"total_steps": 0}, "--steps is 0; it must be above 0"),
+        ({"clip_norm": -1.0}, "--clip-norm is -1.0; it must be above 0"),
+        ({"warmup_steps": -1}, "--warmup-steps is -1; it must be 0 or above"),
+        ({"weight_decay": -0.1}, "--weight-decay is -0.1; it must be 0 or above"),
+    ],
+)
+def test_bad_settings_are_refused_by_flag(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        optimizer_config(**changes)
+
+
+# The update.
+
+
+def updated(transform: optax.GradientTransformation, grads: Any, params: Any) -> Any:
+    return jax.jit(lambda grads, params: transform.update(grads, transform.init(params), params))(
+        grads, params
+    )
+
+
+def test_the_update_is_adamw_on_gradients_clipped_together() -> None:
+    params = {"query": np.full((2, 2), 0.5, np.float32), "final_norm": np.full(2, 0.5, np.float32)}
+    grads = {"query": np.full((2, 2), 3.0, np.float32), "final_norm": np.array([4.0, -4.0], np.float32)}
+    transform = make_optimizer(optimizer_config(clip_norm=0.5))
+    updates, opt_state = updated(transform, grads, params)
+    # Adam's first step is the gradient's sign; matrices then have a tenth of themselves added, norms do not.
+    np.testing.assert_allclose(updates["query"], np.full((2, 2), 1.0 + 0.1 * 0.5), rtol=1e-4)
+    np.testing.assert_allclose(updates["final_norm"], [1.0, -1.0], rtol=1e-4)
+    norm = np.sqrt(4 * 3.0**2 + 2 * 4.0**2)
+    first_moment = optax.tree.get(opt_state, "mu")
+    np.testing.assert_allclose(first_moment["query"], 0.1 * 3.0 * 0.5 / norm, rtol=1e-5)
+
+
+def test_gradients_below_the_norm_are_not_scaled() -> None:
+    params = {"query": np.zeros((2, 2), np.float32)}
+    transform = make_optimizer(optimizer_config(clip_norm=100.0))
+    _, opt_state = updated(transform, {"query": np.ones((2, 2), np.float32)}, params)
+    np.testing.assert_allclose(optax.tree.get(opt_state, "mu")["query"], 0.1, rtol=1e-6)
+
+
+def test_only_matrices_decay() -> None:
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), abstract_params(TINY))
+    transform = make_optimizer(OPTIMIZER)
+    no_gradient = jax.tree.map(np.zeros_like, params)
+    updates, _ = updated(transform, no_gradient, params)
+    decayed = {path[-1].key: float(leaf.max()) for path, leaf in jax.tree_util.tree_leaves_with_path(updates)}
+    norms = {name: decay for name, decay in decayed.items() if name.endswith("norm")}
+    assert set(norms) == {"attention_norm", "ffn_norm", "final_norm"}
+    assert set(norms.values()) == {0.0}
+    assert all(decayed[name] == pytest.approx(0.1) for name in decayed.keys() - norms.keys())
+
+
+# The step.
+
+
+def test_debug_learns_real_text_in_twenty_steps() -> None:
+    model, mesh = MODEL_SIZES["debug"], make_mesh(1, 1)
+    corpus = load_corpus(None, limit_bytes=300_000)
+    data = Batches(corpus=corpus, seq_len=64, batch_per_shard=2, shards=1, seed=0)
+    optimizer = optimizer_config(learning_rate=3e-3, warmup_steps=5)
+    state = init_state(model, optimizer, mesh, seed=0)
+    train_step = make_train_step(model, optimizer, mesh, mean=lambda gradients: gradients)
+    step = jax.jit(train_step, donate_argnums=0)
+
+    losses = []
+    for number in range(20):
+        assert int(state.step) == number
+        state, metrics = step(state, jnp.asarray(data(number, 0)))
+        losses.append(float(metrics["loss"]))
+        assert 0.0 < float(metrics["grad_norm"]) < 100.0
+
+    assert losses[0] == pytest.approx(np.log(model.vocab_size), rel=0.03)
+    assert np.mean(losses[-4:]) < losses[0] - 1.5
+
+
+def test_the_mean_is_taken_of_gradients_and_loss_before_anything_uses_them() -> None:
+    """Gradients are made zero by the mean: then only the decay moves the parameters."""
+    model, seen = MODEL_SIZES["debug"], []
+
+    def no_gradient(tree: Any) -> Any:
+        seen.append(jax.tree.structure(tree))
+        return jax.tree.map(jnp.zeros_like, tree)
+
+    train_step = make_train_step(model, OPTIMIZER, mean=no_gradient)
+    params = abstract_params(model)
+    assert jax.eval_shape(
+        lambda params, batch: train_step(_state_of(params), batch)[1],
+        params,
+        jax.ShapeDtypeStruct((1, 17), jnp.int32),
+    ).keys() == {"loss", "grad_norm"}
+    assert seen == [jax.tree.structure((params, 0.0))]
+
+
+def test_the_state_keeps_its_shapes_and_types_over_a_step() -> None:
+    """What comes out must go in again without a new compilation, and be replaceable leaf by leaf."""
+    train_step = make_train_step(MODEL_SIZES["8B"], OPTIMIZER, mean=lambda gradients: gradients)
+    before = jax.eval_shape(_state_of, abstract_params(MODEL_SIZES["8B"]))
+    after, _ = jax.eval_shape(train_step, before, jax.ShapeDtypeStruct((1, 8193), jnp.int32))
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert (old.shape, old.dtype, old.weak_type) == (new.shape, new.dtype, new.weak_type)
+
+
+def _state_of(params: Any) -> TrainState:
+    return TrainState(
+        step=jnp.zeros((), jnp.int32), params=params, opt_state=make_optimizer(OPTIMIZER).init(params)
+    )
