@@ -1,0 +1,153 @@
+"""Members of an exchange in processes of their own, told what to do over a pipe, and killed."""
+
+import hashlib
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from jaxft._dataplane import Abort, Listener
+from jaxft._errors import ExchangeFailed
+from jaxft._exchange import Layout, Links, Node, Partials, Peer
+
+from .members import BIG, contribution, peers_of, run_exchange
+
+ANSWER_WITHIN_S = 60.0
+
+# Forked from one process that has everything imported: starting each from nothing would take seconds.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["jaxft._exchange", __name__])
+
+
+class _Trapped(Partials):
+    """Contributions that stop the process for ever when they are read for the n-th time."""
+
+    trap: int | None = None
+    pipe: Connection | None = None
+
+    def buffers(self, node: Node) -> tuple[np.ndarray, ...]:
+        if self.trap is not None and self.pipe is not None:
+            self.trap -= 1
+            if self.trap == 0:
+                self.pipe.send("in the trap")
+                self.pipe.recv()
+        return super().buffers(node)
+
+
+class _Process:
+    """What runs in a member's process: its methods are called by name from the test."""
+
+    def __init__(self, pipe: Connection, total: int) -> None:
+        self.listener = Listener(host="127.0.0.1", job="job", on_heal=None)
+        self.layout = Layout.of(BIG)
+        self.partials = _Trapped(self.layout, total)
+        self.partials.pipe = pipe
+        self.links: Links | None = None
+
+    def port(self) -> int:
+        return self.listener.port
+
+    def add(self, shards: Sequence[int]) -> None:
+        for shard in shards:
+            self.partials.add(shard, contribution(self.layout.specs, shard))
+
+    def open(self, quorum_id: int, me: str, members: Sequence[Peer]) -> None:
+        self.links = Links.open(
+            self.listener,
+            job="job",
+            quorum_id=quorum_id,
+            me=me,
+            members=members,
+            abort=Abort(),
+            deadline_s=time.monotonic() + ANSWER_WITHIN_S,
+        )
+
+    def exchange(self, trap: int | None, progress_timeout_s: float) -> str:
+        """Returns a digest of the means."""
+        assert self.links is not None
+        self.partials.trap = trap
+        means = run_exchange(self.links, self.partials, progress_timeout_s=progress_timeout_s)
+        self.partials.trap = None
+        return digest(means)
+
+    def held(self) -> str:
+        """A digest of what this member contributes."""
+        return digest([buffer for node in self.partials.nodes for buffer in self.partials.buffers(node)])
+
+
+def digest(arrays: Sequence[np.ndarray]) -> str:
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+
+
+def _main(pipe: Connection, total: int) -> None:
+    process = _Process(pipe, total)
+    while (request := pipe.recv()) is not None:
+        name, arguments = request
+        try:
+            answer = getattr(process, name)(*arguments)
+        except ExchangeFailed as error:
+            answer = error.peers, str(error), time.monotonic()
+        pipe.send(answer)
+
+
+class Member:
+    """A process, as the test sees it. CLOCK_MONOTONIC is the same in all processes of a machine."""
+
+    def __init__(self, total: int) -> None:
+        self._pipe, theirs = _context.Pipe()
+        self.process = _context.Process(target=_main, args=(theirs, total), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        self._pipe.send((name, arguments))
+
+    def answer(self) -> Any:
+        assert self._pipe.poll(ANSWER_WITHIN_S), "no answer"
+        return self._pipe.recv()
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        self.tell(name, *arguments)
+        return self.answer()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def leave_the_trap(self) -> Any:
+        self._pipe.send("go on")
+        return self.answer()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+
+@contextmanager
+def started(shards: Sequence[Sequence[int]], total: int) -> Iterator[list[Member]]:
+    """Processes that hold these shards."""
+    members = [Member(total) for _ in shards]
+    try:
+        for member, held in zip(members, shards, strict=True):
+            member.tell("add", held)
+        for member in members:
+            member.answer()
+        yield members
+    finally:
+        for member in members:
+            member.end()
+
+
+def join(quorum_id: int, members: Sequence[Member], shards: Sequence[Sequence[int]]) -> None:
+    """Form a quorum of these processes, with these shards."""
+    peers = peers_of(shards, [f"127.0.0.1:{member.ask('port')}" for member in members])
+    for number, member in enumerate(members):
+        member.tell("open", quorum_id, f"group-{number}", peers)
+    for member in members:
+        assert member.answer() is None
