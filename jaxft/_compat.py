@@ -1,0 +1,265 @@
+"""The one module that reaches below JAX's public API: primitives, jaxprs, source lines.
+
+Why it is needed: a train step is cut at `pmean` by looking at its jaxpr, and JAX promises nothing about jaxprs
+(`jax.extend` is outside its compatibility policy). What may change between releases is gathered here, so that
+a new JAX means reading one file. Written for and tested with JAX 0.10.2 to 0.12; `jax._src` is never imported.
+
+What differs in that range:
+- 0.10 has `Jaxpr` (open) and `ClosedJaxpr` (with its constants). From 0.11 on there is one class, a `Jaxpr`
+  with attached constants; `jax.extend.core.ClosedJaxpr` is the same object. `open_jaxpr` and `close` hide it.
+- `scan` says how its operands divide by `num_consts` and `num_carry` in 0.10, by the tree `ft_in` later.
+- `while` has no rule for dead code elimination in 0.10: `prune` then keeps all of it, which is only slower.
+- Effects have no public classes: they are told apart by the names of their classes.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+from jax.extend import core as jex
+from jax.extend import source_info_util
+from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.sharding import AxisType
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Var: TypeAlias = jex.Var
+Literal: TypeAlias = jex.Literal
+Atom: TypeAlias = jex.Var | jex.Literal
+Eqn: TypeAlias = jex.JaxprEqn
+# A `Jaxpr` or a `ClosedJaxpr`: no static type fits both sides of 0.11.
+AnyJaxpr: TypeAlias = Any
+# `jax.tree_util.PyTreeDef` is a variable in the eyes of type checkers.
+PyTreeDef: TypeAlias = Any
+
+# Effects that nobody outside an equation sees: a named axis, a Ref that lives and dies within it.
+_HIDDEN_EFFECTS = frozenset({"NamedAxisEffect", "InternalMutableArrayEffect"})
+# Frames from here are not the user's: installed packages, the standard library, JAX and jaxft themselves.
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_ROOTS = tuple(os.path.dirname(file) + os.sep for file in (os.__file__, jax.__file__, __file__))
+
+
+def make_primitive(
+    name: str,
+    *,
+    eagerly: Callable[..., Any],
+    lowering: Callable[..., Any],
+    jvp: Callable[..., Any],
+) -> jex.Primitive:
+    """A primitive of several operands and as many results of the same types, which commutes with vmap.
+
+    The three rules raise: such a primitive only ever stands in a jaxpr that jaxft takes apart.
+    """
+    primitive = jex.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(eagerly)
+    primitive.def_abstract_eval(lambda *avals, **_: list(avals))
+    mlir.register_lowering(primitive, lowering)
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = lambda args, dims, **params: (
+        primitive.bind(*args, **params),
+        dims,
+    )
+    return primitive
+
+
+def open_jaxpr(jaxpr: AnyJaxpr) -> AnyJaxpr:
+    """The part with equations: a `Jaxpr`, whether or not it was closed."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def consts_of(jaxpr: AnyJaxpr) -> Sequence[Any]:
+    return getattr(jaxpr, "consts", ())
+
+
+def close(jaxpr: AnyJaxpr) -> AnyJaxpr:
+    """A closed jaxpr out of one that has no constants."""
+    assert not jaxpr.constvars
+    return jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jex.ClosedJaxpr(jaxpr, ())
+
+
+def new_jaxpr(invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[Eqn]) -> AnyJaxpr:
+    """An open jaxpr without constants."""
+    effects = set().union(*(eqn.effects for eqn in eqns))
+    empty = open_jaxpr(trace(lambda: ()))  # brings the debug info that a jaxpr wants to have
+    return empty.replace(
+        constvars=[], invars=list(invars), outvars=list(outvars), eqns=list(eqns), effects=effects
+    )
+
+
+def as_function(jaxpr: AnyJaxpr) -> Callable[..., list[Any]]:
+    """The function that a jaxpr without constants describes, over flat positional arguments."""
+    return jex.jaxpr_as_fun(close(jaxpr))
+
+
+def trace(function: Callable[..., Any], *args: Any) -> AnyJaxpr:
+    """The closed jaxpr of a function over flat arguments."""
+    return jax.make_jaxpr(function)(*args)
+
+
+def new_var(aval: Any) -> Var:
+    return jex.Var(aval)
+
+
+def is_var(atom: Atom) -> "TypeIs[Var]":
+    return not isinstance(atom, jex.Literal)
+
+
+def is_jaxpr(value: Any) -> bool:
+    return isinstance(value, jex.Jaxpr | jex.ClosedJaxpr)
+
+
+def sub_jaxprs(eqn: Eqn) -> Iterator[AnyJaxpr]:
+    """The jaxprs directly among an equation's parameters, open or closed."""
+    for value in eqn.params.values():
+        for entry in value if isinstance(value, tuple | list) else (value,):
+            if is_jaxpr(entry):
+                yield entry
+
+
+def has_sub_jaxprs(eqn: Eqn) -> bool:
+    return any(True for _ in sub_jaxprs(eqn))
+
+
+def called_jaxpr(eqn: Eqn) -> AnyJaxpr | None:
+    """The open jaxpr that an equation calls once with exactly its own operands and results, if it has one."""
+    found = [open_jaxpr(sub) for sub in sub_jaxprs(eqn)]
+    if len(found) != 1:
+        return None
+    sub = found[0]
+    fits = len(sub.invars) == len(eqn.invars) and len(sub.outvars) == len(eqn.outvars)
+    return sub if fits else None
+
+
+def scan_counts(eqn: Eqn) -> tuple[int, int]:
+    """How many leading operands of a scan are constants, and how many after them are carried."""
+    if "num_carry" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def ordered_effects(eqn: Eqn) -> bool:
+    return any("Ordered" in type(effect).__name__ for effect in eqn.effects)
+
+
+def ref_effects(eqn: Eqn) -> bool:
+    """Whether an equation makes, reads or writes a Ref that other equations can see."""
+    if any(_touches_ref(effect) for effect in eqn.effects):
+        return True
+    internal = any(type(effect).__name__ == "InternalMutableArrayEffect" for effect in eqn.effects)
+    return internal and not has_sub_jaxprs(eqn)
+
+
+def visible_effects(eqn: Eqn) -> bool:
+    """Whether it would be noticed if an equation ran twice, or never: debug prints and callbacks."""
+    return any(map(_visible, eqn.effects))
+
+
+def _visible(effect: Any) -> bool:
+    return type(effect).__name__ not in _HIDDEN_EFFECTS and not _touches_ref(effect)
+
+
+def _touches_ref(effect: Any) -> bool:
+    return any(cls.__name__ == "RefEffect" for cls in type(effect).__mro__)
+
+
+def prune(eqn: Eqn, used: Sequence[bool], *, keep_effects: bool) -> Eqn | None:
+    """An equation reduced to the results that are used, and to the operands that these need.
+
+    Args:
+        eqn: an equation with sub-jaxprs, such as scan, cond or a nested jit.
+        used: which of its results are needed.
+        keep_effects: False takes debug prints and callbacks out of it first.
+
+    Returns:
+        The reduced equation over a subset of the operands and the same result variables, or None if nothing
+        is left.
+    """
+    if not keep_effects and visible_effects(eqn):
+        eqn = _without_effects(eqn, {})
+    invars = list(dict.fromkeys(atom for atom in eqn.invars if is_var(atom)))
+    outvars = [var for var, wanted in zip(eqn.outvars, used, strict=True) if wanted]
+    reduced, _ = partial_eval.dce_jaxpr(new_jaxpr(invars, outvars, [eqn]), [True] * len(outvars))
+    assert len(reduced.eqns) <= 1
+    return reduced.eqns[0] if reduced.eqns else None
+
+
+def _without_effects(eqn: Eqn, done: dict[int, AnyJaxpr]) -> Eqn:
+    params = {name: _strip(value, done) for name, value in eqn.params.items()}
+    return eqn.replace(params=params, effects={effect for effect in eqn.effects if not _visible(effect)})
+
+
+def _strip(value: Any, done: dict[int, AnyJaxpr]) -> Any:
+    """A parameter with the visible effects taken out of the jaxprs in it."""
+    if isinstance(value, tuple) and any(is_jaxpr(entry) for entry in value):
+        entries = [_strip(entry, done) for entry in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else tuple(entries)
+    if not is_jaxpr(value):
+        return value
+    jaxpr: AnyJaxpr = value
+    if not any(map(_visible, jaxpr.effects)):
+        return value
+    if id(value) not in done:
+        done[id(value)] = _strip_jaxpr(value, done)
+    return done[id(value)]
+
+
+def _strip_jaxpr(jaxpr: AnyJaxpr, done: dict[int, AnyJaxpr]) -> AnyJaxpr:
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        if not visible_effects(eqn):
+            eqns.append(eqn)
+        elif has_sub_jaxprs(eqn):
+            eqns.append(_without_effects(eqn, done))
+        else:
+            # A callback whose result is not needed here; what reads it is dead, but must find a value.
+            eqns += zeros_eqns(eqn.outvars)
+    effects = {effect for effect in jaxpr.effects if not _visible(effect)}
+    stripped = open_jaxpr(jaxpr).replace(eqns=eqns, effects=effects)
+    if isinstance(jaxpr, jex.ClosedJaxpr) and not isinstance(stripped, jex.ClosedJaxpr):
+        return jex.ClosedJaxpr(stripped, consts_of(jaxpr))
+    return stripped
+
+
+def zeros_eqns(variables: Sequence[Var]) -> list[Eqn]:
+    """Equations that set variables to zeros."""
+    eqns: list[Eqn] = []
+    for var in variables:
+        made = open_jaxpr(trace(lambda var=var: zeros_like_aval(var.aval)))
+        names: dict[Var, Var] = {made.outvars[0]: var}
+        for eqn in made.eqns:
+            invars = [names[atom] if is_var(atom) else atom for atom in eqn.invars]
+            outvars = [names.setdefault(out, new_var(out.aval)) for out in eqn.outvars]
+            eqns.append(eqn.replace(invars=invars, outvars=outvars))
+    return eqns
+
+
+def zeros_like_aval(aval: Any) -> jax.Array:
+    """Zeros of an abstract value's shape, dtype (PRNG keys included) and, on explicit axes, sharding."""
+    sharding = aval.sharding if is_explicit(aval) else None
+    return jax.lax.full(aval.shape, 0, aval.dtype, sharding=sharding)
+
+
+def is_explicit(aval: Any) -> bool:
+    """Whether a value's sharding is part of its type: it lies on a mesh with explicit axes."""
+    return AxisType.Explicit in aval.sharding.mesh.axis_types
+
+
+def source_line(*eqns: Eqn) -> str:
+    """Where the user wrote an equation: the innermost frame outside installed packages.
+
+    Of several, the first that has such a frame: some are traced apart from the code around them.
+    """
+    found = next(filter(None, map(_user_line, eqns)), None)
+    return found or source_info_util.summarize(eqns[0].source_info)
+
+
+def _user_line(eqn: Eqn) -> str | None:
+    for frame in getattr(eqn.source_info.traceback, "frames", None) or ():
+        name = frame.file_name
+        if not name.startswith(_ROOTS) and not any(part in name for part in _PACKAGES):
+            return f"{name}:{frame.line_num} ({frame.function_name})"
+    return None

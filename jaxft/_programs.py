@@ -1,0 +1,144 @@
+"""Builds the programs of a step: trace, cut, compile, and say what must agree between groups."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from jaxft import _fingerprint
+from jaxft._compat import PyTreeDef
+from jaxft._compile import Applies, Executables, Spec, compile_cut
+from jaxft._cut import Cut, cut
+from jaxft._exchange._layout import LeafSpec
+from jaxft._halves import Local, OtherTypes, Programs, batch_key
+from jaxft._leaves import Separate, labels, own, refuse_tracers
+from jaxft._marker import path_names, pmean
+from jaxft._placement import pins, placed, specs
+from jaxft._trace import trace_step
+
+__all__ = ["Local", "OtherTypes", "Programs", "Shared", "cut_programs", "programs_from_functions"]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the programs of one step for several types of batch have in common."""
+
+    applies: Applies = field(default_factory=dict)
+    separate: Separate = field(default_factory=Separate)
+
+
+def cut_programs(
+    train_step: Callable[..., Any],
+    state: Any,
+    batch: Any,
+    static_args: tuple[Any, ...] = (),
+    static_kwargs: Mapping[str, Any] | None = None,
+    *,
+    shared: Shared | None = None,
+) -> Programs:
+    """Trace a train step once, cut it at its pmean, and compile the two halves.
+
+    Args:
+        train_step: `train_step(state, batch, *static_args, **static_kwargs) -> (new_state, metrics)`.
+        state: a state of the types to compile for; read for its types only.
+        batch: likewise a batch.
+        static_args: further arguments, part of the program.
+        static_kwargs: likewise by name.
+        shared: what to share with programs built before of the same step.
+
+    Raises:
+        StepError: the step cannot be cut as written.
+        ConfigurationError: the state was consumed before, or is made of tracers.
+    """
+    shared = shared or Shared()
+    leaves, state_tree = jax.tree.flatten(state)
+    leaves = own(leaves, state_tree)
+    batch_leaves, batch_tree = jax.tree.flatten(batch)
+    refuse_tracers(batch_leaves)
+    state_specs, batch_specs = specs(leaves, batch_leaves)
+    traced = trace_step(
+        train_step, (state_specs, state_tree), (batch_specs, batch_tree), static_args, static_kwargs or {}
+    )
+
+    def may_forward(old: int, new: int) -> bool:
+        return state_specs[old].sharding == state_specs[new].sharding
+
+    parts = cut(traced.jaxpr, labels(state_tree), labels(batch_tree), may_forward)
+    pinned = pins(parts.contributions, state_specs, _paths(state_tree))
+    executables = compile_cut(parts, state_specs, batch_specs, pinned, shared.applies)
+    contribution = tuple(
+        LeafSpec(one.label, tuple(one.aval.shape), one.aval.dtype.name) for one in parts.contributions
+    )
+    return Programs(
+        contribution=contribution,
+        fingerprint=_describe(parts, contribution, labels(state_tree), state_specs, leaves, batch_leaves),
+        state_shardings=state_tree.unflatten(_new_shardings(parts, executables, leaves)),
+        flops=executables.flops,
+        batch_key=batch_key(batch_leaves, batch_tree),
+        traced=traced,
+        cut=parts,
+        executables=executables,
+        separate=shared.separate,
+    )
+
+
+def programs_from_functions(
+    grad_fn: Callable[[Any, Any], tuple[Any, Any]],
+    update_fn: Callable[[Any, Any, Any], tuple[Any, Any]],
+    state: Any,
+    batch: Any,
+    *,
+    shared: Shared | None = None,
+) -> Programs:
+    """The programs of a step that its author has cut: see `jaxft.from_functions`."""
+    return cut_programs(joined(grad_fn, update_fn), state, batch, shared=shared)
+
+
+def joined(
+    grad_fn: Callable[[Any, Any], tuple[Any, Any]],
+    update_fn: Callable[[Any, Any, Any], tuple[Any, Any]],
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """One step out of two functions. Cutting it gives them back, with every check of a step on top."""
+
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        contribution, local = grad_fn(state, batch)
+        return update_fn(state, pmean(contribution), local)
+
+    return train_step
+
+
+def _paths(tree: PyTreeDef) -> list[tuple[str, ...]]:
+    dummy = jax.tree.unflatten(tree, range(tree.num_leaves))
+    return [path_names(path) for path, _ in jax.tree_util.tree_flatten_with_path(dummy)[0]]
+
+
+def _new_shardings(parts: Cut, executables: Executables, leaves: Sequence[jax.Array]) -> list[Any]:
+    shardings: list[Any] = [leaf.sharding for leaf in leaves]
+    for j, i in parts.forwarded.items():
+        shardings[j] = leaves[i].sharding
+    for j, sharding in zip(parts.made, executables.apply.output_shardings, strict=False):
+        shardings[j] = sharding
+    return shardings
+
+
+def _describe(
+    parts: Cut,
+    contribution: Sequence[LeafSpec],
+    state_labels: Sequence[str],
+    state_specs: Sequence[Spec],
+    leaves: Sequence[jax.Array],
+    batch_leaves: Sequence[Any],
+) -> Mapping[str, str]:
+    """The fingerprint: compared between groups, key by key, before a group may join."""
+    committed = [sharding for leaf in (*leaves, *batch_leaves) if (sharding := placed(leaf)) is not None]
+    widest = max(committed, key=lambda sharding: len(sharding.device_set), default=None)
+    some = widest.device_set if widest is not None else leaves[0].sharding.device_set if leaves else set()
+    devices = sorted(some, key=lambda device: device.id) or jax.devices()[:1]
+    return {
+        "program": _fingerprint.program_digest([parts.compute, parts.apply]),
+        "state": _fingerprint.leaves_digest(state_labels, state_specs),
+        "sharding": _fingerprint.shardings_digest(state_specs),
+        "contribution": _fingerprint.leaves_digest([one.path for one in contribution], contribution),
+        **_fingerprint.environment(devices),
+    }

@@ -1,0 +1,82 @@
+"""Which further arguments of a step are part of the program, as `jax.jit` names them."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxft._errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Statics:
+    """The declared static arguments: positions in the step's signature, and names."""
+
+    positions: frozenset[int]
+    names: frozenset[str]
+
+    @staticmethod
+    def none() -> "Statics":
+        return Statics(frozenset(), frozenset())
+
+    @staticmethod
+    def of(
+        function: Callable[..., Any], argnums: int | Sequence[int], argnames: str | Sequence[str]
+    ) -> "Statics":
+        """Complete positions by names and names by positions, from the signature.
+
+        Raises:
+            ConfigurationError: the state or the batch is declared static, or an argument does not exist.
+        """
+        positions = {argnums} if isinstance(argnums, int) else set(argnums)
+        names = {argnames} if isinstance(argnames, str) else set(argnames)
+        parameters = _parameters(function)
+        for name in names:
+            if parameters and name not in parameters:
+                raise ConfigurationError(
+                    f"static_argnames has {name!r}, but the train step has the arguments {', '.join(parameters)}."
+                )
+        wrong = sorted(number for number in positions if number < 2)
+        wrong += sorted(parameters.index(name) for name in names if name in parameters[:2])
+        if wrong:
+            raise ConfigurationError(
+                f"Argument {wrong[0]} of the train step is declared static; the first two are the state and the "
+                "batch, which cannot be. Positions are counted from 0 in the step's own signature."
+            )
+        names |= {parameters[number] for number in positions if number < len(parameters)}
+        positions |= {parameters.index(name) for name in names if name in parameters}
+        return Statics(frozenset(positions), frozenset(names))
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Refuse arguments after state and batch that were not declared.
+
+        Raises:
+            ConfigurationError: names the first of them.
+        """
+        for number, value in enumerate(args, start=2):
+            if number not in self.positions:
+                raise ConfigurationError(
+                    _undeclared(f"{value!r} at position {number}", f"static_argnums={number}")
+                )
+        for name, value in kwargs.items():
+            if name not in self.names:
+                raise ConfigurationError(_undeclared(f"{name}={value!r}", f"static_argnames={name!r}"))
+
+
+def _undeclared(what: str, declaration: str) -> str:
+    return (
+        f"The step was called with the further argument {what}. It takes a state and a batch, and beyond them only "
+        f"static arguments: declare it ({declaration}) if it is part of the program, or put it into the batch or "
+        "the state."
+    )
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [each.name for each in parameters if each.kind in kinds] + [
+        each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY
+    ]

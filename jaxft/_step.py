@@ -1,0 +1,263 @@
+"""The step as users call it: `fault_tolerant`, `from_functions`, and the callable that they return."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from jaxft._errors import ConfigurationError, StepError
+from jaxft._exchange._layout import Layout
+from jaxft._exchange._partials import Partials
+from jaxft._halves import OtherTypes, Programs
+from jaxft._leaves import refuse_tracers
+from jaxft._placement import placed
+from jaxft._programs import Shared, cut_programs, programs_from_functions
+from jaxft._statics import Statics
+
+Build = Callable[[Any, Any, tuple[Any, ...], dict[str, Any], Shared], Programs]
+# How the static arguments of a call are told apart.
+StaticKey = tuple[Any, ...]
+
+
+class _Manager(Protocol):
+    """What a step needs of `jaxft.Manager`."""
+
+    @property
+    def step(self) -> int: ...
+
+    def _run(
+        self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None
+    ) -> tuple[Any, Any]: ...
+
+
+def fault_tolerant(
+    train_step: Callable[..., tuple[Any, Any]],
+    manager: Any,
+    *,
+    shards: int | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> "Step":
+    """Make a train step fault-tolerant across replica groups.
+
+    The step is an ordinary, pure function of a state and a batch which averages with `jaxft.pmean`. It is
+    traced once for each type of its arguments, cut at the average, and compiled to two programs: one that
+    computes what is averaged, and one that applies the means. Between the two, groups exchange and vote. Do
+    not wrap it in `jax.jit`: that is done here.
+
+    If a group fails during a step, the others compute the shards that it had taken and commit that same step.
+    An attempt that fails leaves the state untouched. What was proved when the step was traced is that groups
+    cannot drift apart: a new state that derives from the batch other than through pmean is refused.
+
+    A committed step consumes the state that it was given, whose arrays are deleted: keep only the new one.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxft
+        >>> def train_step(params, batch):
+        ...     grads = jaxft.pmean(jax.grad(lambda p: jnp.mean((batch @ p - 1.0) ** 2))(params))
+        ...     return params - 0.1 * grads, {"norm": jnp.sum(grads**2)}
+        >>> def batch_for(step, shard):
+        ...     return jax.random.normal(jax.random.key(step * 4 + shard), (8, 3))
+        >>> step = jaxft.fault_tolerant(train_step, manager=None, shards=4)
+        >>> params = jnp.zeros(3)
+        >>> while step.step < 10:
+        ...     params, metrics = step(params, batch_for)
+
+    Args:
+        train_step: `train_step(state, batch, *static) -> (new_state, metrics)`. Both states are pytrees of the
+            same structure, shapes and dtypes; metrics are any pytree of arrays.
+        manager: the `jaxft.Manager` of this group; None runs the step alone, for tests and baselines, with the
+            same bits as a job of any number of groups.
+        shards: into how many equal slices the job divides the batch of a step. The members of a quorum share
+            them out, and the mean is over all of them, whoever is there. Needs a batch function. None: one for
+            each group that takes part, so that a lost group's batch is lost.
+        static_argnums: positions of further arguments of `train_step` that are part of the program, as in
+            `jax.jit`. They must be hashable; the first two arguments cannot be static.
+        static_argnames: the same by name.
+
+    Returns:
+        A `Step`: call it as `state, metrics = step(state, batch)`.
+
+    Raises:
+        ConfigurationError: the arguments contradict each other.
+    """
+    statics = Statics.of(train_step, static_argnums, static_argnames)
+
+    def build(
+        state: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Shared
+    ) -> Programs:
+        statics.check(args, kwargs)
+        return cut_programs(train_step, state, batch, args, kwargs, shared=shared)
+
+    return Step(build, manager, shards)
+
+
+def from_functions(
+    grad_fn: Callable[[Any, Any], tuple[Any, Any]],
+    update_fn: Callable[[Any, Any, Any], tuple[Any, Any]],
+    manager: Any,
+    *,
+    shards: int | None = None,
+) -> "Step":
+    """Make a fault-tolerant step of two functions, for those who would rather cut it themselves.
+
+    All that is said of `jaxft.fault_tolerant` holds: the same programs, checks and failures.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxft
+        >>> def grad_fn(params, batch):
+        ...     loss, grads = jax.value_and_grad(lambda p: jnp.mean((batch @ p) ** 2))(params)
+        ...     return grads, loss
+        >>> def update_fn(params, grads, loss):
+        ...     return params - 0.1 * grads, {"loss of this group": loss}
+        >>> step = jaxft.from_functions(grad_fn, update_fn, manager=None)
+        >>> params, metrics = step(jnp.ones(3), jnp.eye(3))
+
+    Args:
+        grad_fn: `grad_fn(state, batch) -> (contribution, local)`, once for each shard. The contribution, a
+            pytree of floating point arrays, is averaged; `local`, any pytree, stays in the group.
+        update_fn: `update_fn(state, means, local) -> (new_state, metrics)`, once the job has committed. Its
+            metrics may derive from `local`, its new state may not. If the group computed several shards,
+            `local` is that of the lowest. A group that joins calls it without a `local`.
+        manager: as in `jaxft.fault_tolerant`.
+        shards: likewise.
+
+    Returns:
+        A `Step`: call it as `state, metrics = step(state, batch)`.
+    """
+
+    def build(
+        state: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Shared
+    ) -> Programs:
+        Statics.none().check(args, kwargs)
+        return programs_from_functions(grad_fn, update_fn, state, batch, shared=shared)
+
+    return Step(build, manager, shards)
+
+
+class Step:
+    """A fault-tolerant train step; made by `jaxft.fault_tolerant` and `jaxft.from_functions`."""
+
+    def __init__(self, build: Build, manager: _Manager | None, shards: int | None) -> None:
+        if shards is not None and shards < 1:
+            raise ConfigurationError(f"shards is {shards}; a job divides its batch into at least one.")
+        self._build = build
+        self._manager = manager
+        self._shards = shards
+        self._shared = Shared()
+        self._programs: dict[Any, Programs] = {}
+        self._current: dict[StaticKey, Programs] = {}
+        self._reference: dict[Any, Programs] = {}
+        self._committed = 0
+
+    @property
+    def step(self) -> int:
+        """How many steps have been committed: by the job, or, without a manager, by this object."""
+        return self._committed if self._manager is None else self._manager.step
+
+    def __call__(self, state: Any, batch: Any, *static: Any, **static_kw: Any) -> tuple[Any, Any]:
+        """Run one step, until the job has committed it.
+
+        Args:
+            state: the state; consumed.
+            batch: this group's batch, or a function `batch(step, shard)` that returns the batch of any shard:
+                then the others can compute what a lost group had taken, and no sample is lost. It must be pure.
+            *static: the static arguments that were declared.
+            **static_kw: likewise by name.
+
+        Returns:
+            The new state and the metrics. Metrics that derive from the batch without passing through pmean are
+            those of this group: of the lowest shard that it computed, NaN if it computed none.
+
+        Raises:
+            StepError: the step cannot be cut; the first call of each type of arguments finds out.
+            ConfigurationError: the state was consumed before, or the arguments are wrong.
+        """
+        key = _static_key(static, static_kw)
+        if self._shards not in (None, 1) and not callable(batch):
+            raise ConfigurationError(
+                f"The step has {self._shards} shards, so each group must be able to compute any of them, but it was "
+                "called with one batch. Give it a function `batch(step, shard) -> batch`, or leave out shards."
+            )
+        if self._manager is None:
+            result = self._run_alone(state, batch, static, static_kw, key)
+            self._committed += 1
+            return result
+        programs = self._current.get(key)
+        if programs is None:
+            example = batch(self._manager.step, 0) if callable(batch) else batch
+            programs = self._current[key] = self._find(static, static_kw, key, state, example)
+        return self._manager._run(programs, programs.layout, state, batch, self._shards)
+
+    def _run_alone(
+        self, state: Any, batch: Any, static: tuple[Any, ...], static_kw: dict[str, Any], key: StaticKey
+    ) -> tuple[Any, Any]:
+        count = self._shards or 1
+        batches = (batch(self._committed, shard) if callable(batch) else batch for shard in range(count))
+        first = next(batches)
+        programs = self._current.get(key) or self._find(static, static_kw, key, state, first)
+        try:
+            leaves = programs.state_leaves(state)
+            contribution, local = programs.compute_leaves(leaves, first)
+        except OtherTypes:
+            programs = self._find(static, static_kw, key, state, first)
+            leaves = programs.state_leaves(state)
+            contribution, local = programs.compute_leaves(leaves, first)
+        self._current[key] = programs
+        if count == 1:
+            return programs.apply_leaves(leaves, contribution, local)
+        partials = Partials(programs.layout, count)
+        partials.add(0, contribution)
+        for shard, other in enumerate(batches, start=1):
+            partials.add(shard, programs.compute_leaves(leaves, other)[0])
+        return programs.apply_leaves(leaves, partials.mean_alone(), local)
+
+    def _find(
+        self, static: tuple[Any, ...], static_kw: dict[str, Any], key: StaticKey, state: Any, batch: Any
+    ) -> Programs:
+        """The programs for these types of arguments, built if they are new."""
+        refuse_tracers([*jax.tree.leaves(state), *jax.tree.leaves(batch)])
+        state_types = _types(state)
+        signature = (key, state_types, _types(batch))
+        programs = self._programs.get(signature)
+        if programs is None:
+            built = self._build(state, batch, static, static_kw, self._shared)
+            _check_repeatable(built, self._reference.setdefault(state_types, built))
+            siblings = functools.partial(self._find, static, static_kw, key)
+            programs = self._programs[signature] = dataclasses.replace(built, siblings=siblings)
+        return programs
+
+
+def _check_repeatable(built: Programs, reference: Programs) -> None:
+    """A group that joins replays the means of a step through the only `apply` that it knows."""
+    same_apply = built.executables.apply_key == reference.executables.apply_key
+    if built.contribution == reference.contribution and same_apply:
+        return
+    raise StepError(
+        "What the step averages, or what it does with the means, depends on the shape of the batch or on a static "
+        "argument: it differs from that of an earlier call. Every group must be able to repeat a step from the "
+        "state and the means alone, whatever they came from. Do what depends on the batch (such as dividing by "
+        "its size) before jaxft.pmean, and keep static arguments to what happens before it."
+    )
+
+
+def _static_key(static: tuple[Any, ...], static_kw: dict[str, Any]) -> StaticKey:
+    # 1, 1.0 and True are equal but make different programs.
+    key = tuple((type(value), value) for value in static)
+    if static_kw:
+        key += tuple((name, type(value), value) for name, value in sorted(static_kw.items()))
+    try:
+        hash(key)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"A fault-tolerant step takes a state, a batch, and static arguments, which must be hashable ({error}). "
+            "Put arrays into the state or into the batch."
+        ) from error
+    return key
+
+
+def _types(tree: Any) -> tuple[Any, ...]:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, *((jax.typeof(leaf), placed(leaf)) for leaf in leaves)

@@ -1,0 +1,60 @@
+"""A step must return (state, metrics), and a state of the types it was given."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxft
+from jaxft._errors import StepError
+
+STATE = {"w": np.ones(3, np.float32), "n": np.int32(0)}
+BATCH = np.ones(3, np.float32)
+
+
+class Result(NamedTuple):
+    state: Any
+    metrics: Any
+
+
+def refused(new_state: Any, match: str) -> None:
+    step = jaxft.fault_tolerant(lambda state, batch: (new_state(state), jaxft.pmean(batch)), None)
+    with pytest.raises(StepError, match=match):
+        step(STATE, BATCH)
+
+
+@pytest.mark.parametrize(
+    ("result", "match"),
+    [
+        (lambda state, mean: state, "returned a dict; it must return a pair"),
+        (lambda state, mean: (state, mean, mean), "returned a tuple of 3; it must return a pair"),
+        (lambda state, mean: [state, mean], "returned a list"),
+        (lambda state, mean: None, "returned a NoneType"),
+    ],
+)
+def test_not_a_pair(result: Any, match: str) -> None:
+    step = jaxft.fault_tolerant(lambda state, batch: result(state, jaxft.pmean(batch)), None)
+    with pytest.raises(StepError, match=match):
+        step(STATE, BATCH)
+
+
+def test_a_named_pair_will_do() -> None:
+    step = jaxft.fault_tolerant(lambda state, batch: Result(state, jaxft.pmean(batch)), None)
+    _, metrics = step(STATE, BATCH)
+    np.testing.assert_array_equal(metrics, BATCH)
+
+
+def test_another_structure() -> None:
+    refused(lambda state: {"w": state["w"]}, r"another structure .*missing: \['n'\]")
+    refused(lambda state: state | {"m": state["w"]}, r"another structure .*new: \['m'\]")
+    refused(lambda state: list(state.values()), r"missing: \['n'\], \['w'\]; new: \[0\], \[1\]")
+    refused(lambda state: None, r"missing: \['n'\], \['w'\]")
+
+
+def test_another_shape_or_dtype() -> None:
+    refused(lambda state: state | {"w": state["w"][:2]}, r"leaf \['w'\] has type float32\[2\].*float32\[3\]")
+    refused(
+        lambda state: state | {"w": state["w"].astype(jnp.bfloat16)},
+        r"leaf \['w'\] has type bfloat16\[3\].*has float32\[3\].*astype",
+    )
