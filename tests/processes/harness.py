@@ -85,12 +85,15 @@ class Cluster:
             assert time.monotonic() < deadline_s, f"waited {DEADLINE_S:.0f} s for {what}\n{self.logs()}"
             time.sleep(0.01)
 
-    def start_together(self, groups: tuple[str, ...], flags: Callable[[str], tuple[str, ...]]) -> dict[str, Worker]:
+    def start_together(
+        self, groups: tuple[str, ...], flags: Callable[[str], tuple[str, ...]]
+    ) -> dict[str, Worker]:
         """Start groups that all take part from the first step on, however slowly some of them start."""
         gate = self.folder / "all-present"
         workers = {group: self.start(group, "--gate", f"start:{gate}", *flags(group)) for group in groups}
         for group in groups:
-            self.until(lambda group=group: f"{group} is present" in self.coordinator_log.read_text(), f"{group}'s Hello")
+            text = f"{group} is present"
+            self.until(lambda text=text: text in self.coordinator_log.read_text(), f"{group}'s Hello")
         gate.touch()
         return workers
 
@@ -102,10 +105,14 @@ class Cluster:
         for worker in workers:
             name = worker.log_path.stem
             self.until(lambda worker=worker: worker.process.poll() is not None, f"{name} to finish")
-            assert worker.process.returncode == 0, f"{name} ended with {worker.process.returncode}\n{self.logs()}"
+            assert worker.process.returncode == 0, (
+                f"{name} ended with {worker.process.returncode}\n{self.logs()}"
+            )
 
     def logs(self) -> str:
-        return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log"))
+        )
 
     def stop(self) -> None:
         for process in self.started:

@@ -22,14 +22,19 @@ import jaxft
 GATE_TIMEOUT_S = 90.0
 
 
-def init() -> dict[str, Any]:
+def init(width: int) -> dict[str, Any]:
     keys = jax.random.split(jax.random.key(7), 2)
     params = {
-        "hidden": jax.random.normal(keys[0], (16, 32), jnp.float32) * 0.3,
-        "out": jax.random.normal(keys[1], (32, 4), jnp.bfloat16) * 0.3,
+        "hidden": jax.random.normal(keys[0], (16, width), jnp.float32) * 0.3,
+        "out": jax.random.normal(keys[1], (width, 4), jnp.bfloat16) * 0.3,
     }
     zeros = jax.tree.map(jnp.zeros_like, params)
-    return {"params": params, "mu": zeros, "nu": jax.tree.map(jnp.copy, zeros), "count": jnp.zeros((), jnp.int32)}
+    return {
+        "params": params,
+        "mu": zeros,
+        "nu": jax.tree.map(jnp.copy, zeros),
+        "count": jnp.zeros((), jnp.int32),
+    }
 
 
 def loss_fn(params: dict[str, jax.Array], batch: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -38,14 +43,14 @@ def loss_fn(params: dict[str, jax.Array], batch: tuple[jax.Array, jax.Array]) ->
     return jnp.mean((hidden @ params["out"].astype(jnp.float32) - y) ** 2)
 
 
-def train_step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def train_step(state: dict[str, Any], batch: Any, rate: float) -> tuple[dict[str, Any], dict[str, Any]]:
     local, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
     grads, loss = jaxft.pmean((grads, local))
     count = state["count"] + 1
     mu = jax.tree.map(lambda m, g: (0.9 * m + 0.1 * g).astype(m.dtype), state["mu"], grads)
     nu = jax.tree.map(lambda n, g: (0.99 * n + 0.01 * g * g).astype(n.dtype), state["nu"], grads)
     params = jax.tree.map(
-        lambda p, m, n: (p - 0.01 * m / (jnp.sqrt(n) + 1e-6)).astype(p.dtype), state["params"], mu, nu
+        lambda p, m, n: (p - rate * m / (jnp.sqrt(n) + 1e-6)).astype(p.dtype), state["params"], mu, nu
     )
     return {"params": params, "mu": mu, "nu": nu, "count": count}, {"loss": loss, "local": local}
 
@@ -85,7 +90,9 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--die", default="")
-    parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or start:FILE; waits there until FILE is")
+    parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or start:FILE: wait for FILE")
+    parser.add_argument("--rate", type=float, default=0.01)
+    parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--failure-timeout-s", type=float, default=30.0)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -105,11 +112,11 @@ def main() -> None:
         def write(**event: Any) -> None:
             events.write(json.dumps({"t": time.time(), **event}) + "\n")
 
-        state = init()
+        state = init(arguments.width)
         if not arguments.coordinator:
-            step = jaxft.fault_tolerant(train_step, None, shards=arguments.shards)
+            step = jaxft.fault_tolerant(train_step, None, shards=arguments.shards, static_argnums=2)
             while step.step < arguments.steps:
-                state, _ = step(state, make_batch)
+                state, _ = step(state, make_batch, arguments.rate)
             write(event="finished", step=step.step, digest=jaxft.digest(state))
             return
         manager = jaxft.Manager(
@@ -121,9 +128,9 @@ def main() -> None:
         with manager:
             if "start" in gates:
                 wait_for(gates["start"])
-            step = jaxft.fault_tolerant(train_step, manager, shards=arguments.shards)
+            step = jaxft.fault_tolerant(train_step, manager, shards=arguments.shards, static_argnums=2)
             while manager.step < arguments.steps:
-                state, metrics = step(state, batch_for)
+                state, metrics = step(state, batch_for, arguments.rate)
                 report = manager.report
                 write(
                     event="step",

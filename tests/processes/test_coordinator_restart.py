@@ -1,0 +1,39 @@
+"""The coordinator is killed and started anew, without its memory: groups wait, come back, and lose nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes.harness import cluster
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+STEPS = 20
+
+
+def test_groups_outlive_their_coordinator(tmp_path: Path) -> None:
+    gate = tmp_path / "coordinator-back"
+    with cluster(tmp_path) as here:
+        alone = here.start("alone", "--steps", str(STEPS), coordinated=False)
+        here.until_finished(alone)
+        here.start_coordinator()
+        groups = here.start_together(
+            ("group-0", "group-1"), lambda group: ("--steps", str(STEPS), "--gate", f"6:{gate}")
+        )
+        here.until(lambda: all(len(group.steps()) == 6 for group in groups.values()), "six steps")
+        assert here.coordinator is not None
+        here.coordinator.kill()
+        here.coordinator.wait()
+        for group in groups.values():
+            here.until(lambda group=group: group.says("dials again"), "a group to notice")
+        here.start_coordinator(port=here.port)
+        for name in groups:
+            text = f"{name} is present"
+            here.until(lambda text=text: text in here.coordinator_log.read_text(), f"{name} to come back")
+        gate.touch()
+        here.until_finished(*groups.values())
+        assert {group.digest for group in groups.values()} == {alone.digest}
+        for group in groups.values():
+            steps = [event["step"] for event in group.steps()]
+            assert steps == sorted(set(steps)), "a committed step was done again"
+            assert max(event["quorum_id"] for event in group.steps()) > 1, "quorum ids grow over a restart"

@@ -1,0 +1,96 @@
+"""What must not happen gets a clear error, in the process that asked for it, and the others go on."""
+
+from pathlib import Path
+
+import pytest
+
+import jaxft
+from tests.processes.harness import Cluster, Worker, cluster
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+STEPS = ("--steps", "8")
+
+
+def refused(here: Cluster, tmp_path: Path, *flags: str) -> tuple[Worker, Worker]:
+    """A job of one group that waits at its third step, and a second one with other flags."""
+    gate = tmp_path / "refused"
+    first = here.start("group-0", *STEPS, "--gate", f"3:{gate}")
+    here.until(lambda: len(first.steps()) == 3, "the job to run")
+    second = here.start("group-1", *STEPS, *flags)
+    here.until(lambda: second.process.poll() is not None, "the second group to end")
+    gate.touch()
+    here.until_finished(first)
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("flags", "difference"),
+    [
+        (("--shards", "5"), "shards: the job has '4', this group '5'"),
+        (("--rate", "0.02"), "program: the job has"),
+        (("--width", "48"), "state: the job has"),
+    ],
+)
+def test_a_group_that_differs_is_refused_with_what_differs(
+    flags: tuple[str, ...], difference: str, tmp_path: Path
+) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        first, second = refused(here, tmp_path, *flags)
+        assert second.process.returncode == 1
+        assert "JoinRefused: the coordinator localhost" in second.log()
+        assert difference in second.log()
+        assert [event["step"] for event in first.steps()] == list(range(1, 9))
+
+
+def test_two_processes_of_one_name_do_not_share_a_place(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        gate = tmp_path / "gate"
+        older = here.start("group-0", *STEPS, "--gate", f"3:{gate}")
+        other = here.start("group-1", *STEPS, "--gate", f"3:{gate}")
+        here.until(lambda: len(older.steps()) == len(other.steps()) == 3, "the job to run")
+        newer = here.start("group-0", *STEPS)
+        here.until(
+            lambda: "evicts group-0" in here.coordinator_log.read_text(), "the older process to be put out"
+        )
+        gate.touch()
+        here.until_finished(newer, other)
+        here.until(lambda: older.process.poll() is not None, "the older process to end")
+        assert older.process.returncode == 1
+        assert "another process has joined as 'group-0'" in older.log()
+        assert newer.digest == other.digest
+
+
+def test_a_coordinator_that_is_not_there_is_named() -> None:
+    manager = jaxft.Manager("localhost:9", group="group-0", failure_timeout_s=0.5)
+    with pytest.raises(
+        jaxft.CoordinatorUnreachable, match=r"no answer from the coordinator localhost:9 for 0.5 s"
+    ):
+        manager.__enter__()
+
+
+def test_a_coordinator_without_an_address_is_refused_at_once() -> None:
+    with pytest.raises(jaxft.ConfigurationError, match=r"must be host:port, not 'localhost'"):
+        jaxft.Manager("localhost", group="group-0")
+    with pytest.raises(
+        jaxft.ConfigurationError, match=r"cannot find the way to the coordinator .*no-such-host"
+    ):
+        jaxft.Manager("no-such-host.invalid:29510", group="group-0").__enter__()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"group": ""}, "group must be a name"),
+        ({"group": "a\nb"}, "group must be a name"),
+        ({"group": "g", "job": "j" * 300}, "job must be a name"),
+        ({"group": "g", "step": -1}, "step must be the number of committed steps"),
+        ({"group": "g", "failure_timeout_s": 0}, "failure_timeout_s must be more than 0"),
+        ({"group": "g", "min_replicas": 0}, "min_replicas must be at least 1"),
+    ],
+)
+def test_arguments_that_cannot_be_right(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(jaxft.ConfigurationError, match=text):
+        jaxft.Manager("localhost:29510", **arguments)  # pyright: ignore[reportArgumentType]
