@@ -8,7 +8,7 @@ What differs in that range:
 - 0.10 has `Jaxpr` (open) and `ClosedJaxpr` (with its constants). From 0.11 on there is one class, a `Jaxpr`
   with attached constants; `jax.extend.core.ClosedJaxpr` is the same object. `open_jaxpr` and `close` hide it.
 - `scan` says how its operands divide by `num_consts` and `num_carry` in 0.10, by the tree `ft_in` later.
-- `while` has no rule for dead code elimination in 0.10: `prune` then keeps all of it, which is only slower.
+- `while` has no rule for dead code elimination in 0.10: `_prune_while` stands in for it.
 - Effects have no public classes: they are told apart by the names of their classes.
 """
 
@@ -180,11 +180,44 @@ def prune(eqn: Eqn, used: Sequence[bool], *, keep_effects: bool) -> Eqn | None:
     """
     if not keep_effects and visible_effects(eqn):
         eqn = _without_effects(eqn, {})
+    if eqn.primitive.name == "while" and eqn.primitive not in partial_eval.dce_rules:
+        return _prune_while(eqn, used)
     invars = list(dict.fromkeys(atom for atom in eqn.invars if is_var(atom)))
     outvars = [var for var, wanted in zip(eqn.outvars, used, strict=True) if wanted]
     reduced, _ = partial_eval.dce_jaxpr(new_jaxpr(invars, outvars, [eqn]), [True] * len(outvars))
     assert len(reduced.eqns) <= 1
     return reduced.eqns[0] if reduced.eqns else None
+
+
+def _prune_while(eqn: Eqn, used: Sequence[bool]) -> Eqn:
+    """A while loop reduced to the carried values that are used, and to those that these or its end need.
+
+    More than thrift: what is dropped may be fed zeros, and with zeros an inner loop might never end.
+    """
+    cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    for_cond, for_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    _, by_cond = partial_eval.dce_jaxpr(open_jaxpr(cond), [True])
+    needed = [one or other for one, other in zip(used, by_cond[for_cond:], strict=True)]
+    while True:
+        _, by_body = partial_eval.dce_jaxpr(open_jaxpr(body), needed)
+        grown = [one or other for one, other in zip(needed, by_body[for_body:], strict=True)]
+        if grown == needed:
+            break
+        needed = grown
+    new_cond, kept_cond = partial_eval.dce_jaxpr(open_jaxpr(cond), [True], [False] * for_cond + needed)
+    new_body, kept_body = partial_eval.dce_jaxpr(open_jaxpr(body), needed, [False] * for_body + needed)
+    kept = [*kept_cond[:for_cond], *kept_body[:for_body], *needed]
+    params = {
+        "cond_jaxpr": jex.ClosedJaxpr(new_cond, consts_of(cond)),
+        "body_jaxpr": jex.ClosedJaxpr(new_body, consts_of(body)),
+        "cond_nconsts": sum(kept_cond[:for_cond]),
+        "body_nconsts": sum(kept_body[:for_body]),
+    }
+    return eqn.replace(
+        invars=[atom for atom, keep in zip(eqn.invars, kept, strict=True) if keep],
+        outvars=[var for var, keep in zip(eqn.outvars, needed, strict=True) if keep],
+        params=dict(eqn.params, **params),
+    )
 
 
 def _without_effects(eqn: Eqn, done: dict[int, AnyJaxpr]) -> Eqn:

@@ -45,56 +45,55 @@ def compile_cut(
 
     `compute` donates nothing, so that a step can be tried again. `apply` donates each leaf of the state that it
     makes anew; it makes them in the order of the donated inputs, which is how XLA can write them in place.
+
+    Args:
+        cut: the parts.
+        state: the types of the leaves of the state; new ones are pinned to the same shardings.
+        batch: the types of the leaves of the batch.
+        pins: the sharding in which each contribution is to leave `compute`; None leaves it to XLA.
+        applies: the `apply` programs that exist; extended.
     """
-    compute = _compile(
-        cut.compute, [state[i] for i in cut.compute.state] + [batch[i] for i in cut.compute.batch], pins
-    )
+    compute = _compile("compute", cut.compute, cut.compute.inputs(state, batch=batch), pins)
+    # Where nothing was placed on purpose nothing is pinned, so that results stay free to move, as under jit.
     placed = any(spec.sharding is not None for spec in (*state, *batch))
-    made_by_compute = list(compute.output_shardings) if placed else None
-    count = len(cut.contributions)
-    means = _output_specs([one.aval for one in cut.contributions], made_by_compute, 0)
-    apply_specs = [state[i] for i in cut.apply.state] + [means[i] for i in cut.apply.means]
-    apply_key = _key(cut, apply_specs, state)
+    made = _output_specs(cut.compute, compute.output_shardings if placed else None)
+    means, rest = made[: len(cut.contributions)], made[len(cut.contributions) + len(cut.direct) :]
+    inputs = cut.apply.inputs(state, means=means)
+    apply_key = _key(cut, inputs, state)
     if apply_key not in applies:
         donated = [place for place, i in enumerate(cut.apply.state) if i in set(cut.donated)]
-        applies[apply_key] = _compile(cut.apply, apply_specs, [state[i].sharding for i in cut.made], donated)
+        shardings = [state[i].sharding for i in cut.made]
+        applies[apply_key] = _compile("apply", cut.apply, inputs, shardings, donated)
     report = None
     if cut.report is not None:
-        rest = _output_specs(list(_rest_avals(cut)), made_by_compute, count + len(cut.direct))
-        specs = [state[i] for i in cut.report.state] + [means[i] for i in cut.report.means] + rest
-        report = _compile(cut.report, specs, ())
+        report = _compile("report", cut.report, cut.report.inputs(state, means=means, rest=rest), ())
     return Executables(compute=compute, apply=applies[apply_key], report=report, apply_key=apply_key)
 
 
 def _compile(
-    part: Part, specs: Sequence[Spec], out_shardings: Sequence[Sharding | None], donated: Sequence[int] = ()
+    name: str,
+    part: Part,
+    inputs: Sequence[Spec],
+    out_shardings: Sequence[Sharding | None],
+    donated: Sequence[int] = (),
 ) -> jax.stages.Compiled:
-    outputs = part.output_avals
-    shardings = [*out_shardings, *[None] * (len(outputs) - len(out_shardings))]
+    function = part.function()
+    function.__name__ = name  # shown by profilers
+    shardings = [*out_shardings, *[None] * (len(part.output_avals) - len(out_shardings))]
     # Unused leaves are among the inputs only to be donated: their memory serves the new ones.
-    program = jax.jit(
-        part.function(), donate_argnums=tuple(donated), out_shardings=shardings, keep_unused=True
-    )
-    return program.trace(*specs).lower().compile()
+    program = jax.jit(function, donate_argnums=tuple(donated), out_shardings=shardings, keep_unused=True)
+    return program.trace(*inputs).lower().compile()
 
 
-def _output_specs(avals: Sequence[Any], shardings: Sequence[Sharding] | None, first: int) -> list[Spec]:
+def _output_specs(part: Part, shardings: Any) -> list[Spec]:
+    avals = part.output_avals
     return [
-        Spec(
-            aval.shape,
-            aval.dtype,
-            sharding=None if shardings is None else shardings[first + index],
-            weak_type=getattr(aval, "weak_type", False),
-        )
-        for index, aval in enumerate(avals)
+        Spec(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
+        for aval, sharding in zip(avals, shardings or [None] * len(avals), strict=True)
     ]
 
 
-def _rest_avals(cut: Cut) -> Sequence[Any]:
-    return cut.compute.output_avals[len(cut.contributions) + len(cut.direct) :]
-
-
-def _key(cut: Cut, specs: Sequence[Spec], state: Sequence[Spec]) -> Hashable:
-    types = tuple((str(spec.dtype), spec.shape, spec.weak_type, spec.sharding) for spec in specs)
+def _key(cut: Cut, inputs: Sequence[Spec], state: Sequence[Spec]) -> Hashable:
+    types = tuple((str(spec.dtype), spec.shape, spec.weak_type, spec.sharding) for spec in inputs)
     results = tuple(state[i].sharding for i in cut.made)
     return part_digest(cut.apply), cut.made, cut.donated, tuple(cut.forwarded.items()), types, results

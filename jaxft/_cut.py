@@ -31,7 +31,7 @@ from jaxft._compat import AnyJaxpr, Atom, Var
 from jaxft._errors import StepError
 from jaxft._inline import inline
 from jaxft._marker import Path, pmean_p
-from jaxft._part import Kind, Part, Step, gather
+from jaxft._part import Analysed, Kind, Part, gather
 from jaxft._taint import BATCH, BOTH, MEAN, STATE, analyse
 
 
@@ -83,7 +83,9 @@ def cut(
     flat = inline(closed)
     count = len(state_labels)
     taints = analyse(flat, flat.invars[count:])
-    step = Step(flat, taints, state=flat.invars[:count], batch=flat.invars[count:], alias=dict(taints.alias))
+    step = Analysed(
+        flat, taints, state=flat.invars[:count], batch=flat.invars[count:], alias=dict(taints.alias)
+    )
     contributions = _collect(step)
     new_state = [step.resolve(atom) for atom in flat.outvars[:count]]
     metrics = [step.resolve(atom) for atom in flat.outvars[count:]]
@@ -117,7 +119,7 @@ def cut(
     )
 
 
-def _collect(step: Step) -> tuple[Contribution, ...]:
+def _collect(step: Analysed) -> tuple[Contribution, ...]:
     """Find what is averaged, each value once, and where the means enter."""
     calls = [eqn for eqn in step.flat.eqns if eqn.primitive is pmean_p]
     if not calls:
@@ -163,7 +165,7 @@ def _forwarded(
 
 
 def _check_state(
-    step: Step, new_state: Sequence[Atom], state_labels: Sequence[str], batch_labels: Sequence[str]
+    step: Analysed, new_state: Sequence[Atom], state_labels: Sequence[str], batch_labels: Sequence[str]
 ) -> None:
     leaks = [i for i, atom in enumerate(new_state) if step.taints.taint(atom) & BATCH]
     if not leaks:

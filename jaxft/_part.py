@@ -8,7 +8,7 @@ operand that this program cannot have, we know from the taints that none of the 
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -86,7 +86,7 @@ class Part:
 
 
 @dataclass
-class Step:
+class Analysed:
     """A flat step with its taints, and the variables at which programs hand over to each other."""
 
     flat: Flat
@@ -105,7 +105,7 @@ class Step:
         return atom
 
 
-def gather(step: Step, kind: Kind, outvars: Sequence[Atom], donated: Sequence[int] = ()) -> Part:
+def gather(step: Analysed, kind: Kind, outvars: Sequence[Atom], donated: Sequence[int] = ()) -> Part:
     """The program of a kind that makes `outvars`. It reads the donated leaves of the state even if unused."""
     gatherer = _Gatherer(step, kind)
     gatherer.run(outvars)
@@ -130,12 +130,12 @@ def gather(step: Step, kind: Kind, outvars: Sequence[Atom], donated: Sequence[in
     )
 
 
-def _present(variables: Sequence[Var], needed: "set[Var] | dict[Var, None]") -> list[int]:
+def _present(variables: Sequence[Var], needed: Container[Var]) -> list[int]:
     return [i for i, var in enumerate(variables) if var in needed]
 
 
 class _Gatherer:
-    def __init__(self, step: Step, kind: Kind) -> None:
+    def __init__(self, step: Analysed, kind: Kind) -> None:
         self._step = step
         self._kind = kind
         self.eqns: list[Eqn] = []  # last one first

@@ -1,10 +1,11 @@
 """Builds the programs of a step: trace, cut, compile, and say what must agree between groups."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax.sharding import Sharding
 
 from jaxft import _fingerprint
 from jaxft._compat import PyTreeDef
@@ -26,6 +27,9 @@ class Shared:
 
     applies: Applies = field(default_factory=dict)
     separate: Separate = field(default_factory=Separate)
+    # How contributions left the first `compute`, by the types of the state and of the contributions: where
+    # that was left to XLA, it must not choose anew for each batch, or `apply` would differ.
+    pins: dict[Hashable, Sequence[Sharding | None]] = field(default_factory=dict)
 
 
 def cut_programs(
@@ -65,8 +69,11 @@ def cut_programs(
         return state_specs[old].sharding == state_specs[new].sharding
 
     parts = cut(traced.jaxpr, labels(state_tree), labels(batch_tree), may_forward)
-    pinned = pins(parts.contributions, state_specs, _paths(state_tree))
+    kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
+    pinned = shared.pins.get(kind) or pins(parts.contributions, state_specs, _paths(state_tree))
     executables = compile_cut(parts, state_specs, batch_specs, pinned, shared.applies)
+    if any(spec.sharding is not None for spec in state_specs):
+        shared.pins[kind] = executables.compute.output_shardings[: len(pinned)]
     contribution = tuple(
         LeafSpec(one.label, tuple(one.aval.shape), one.aval.dtype.name) for one in parts.contributions
     )

@@ -236,10 +236,10 @@ def _check_repeatable(built: Programs, reference: Programs) -> None:
     if built.contribution == reference.contribution and same_apply:
         return
     raise StepError(
-        "What the step averages, or what it does with the means, depends on the shape of the batch or on a static "
-        "argument: it differs from that of an earlier call. Every group must be able to repeat a step from the "
-        "state and the means alone, whatever they came from. Do what depends on the batch (such as dividing by "
-        "its size) before jaxft.pmean, and keep static arguments to what happens before it."
+        "What the step averages, or what it does with the means, depends on the batch's shape or placement or on "
+        "a static argument: it differs from that of an earlier call. Every group must be able to repeat a step "
+        "from the state and the means alone, whatever they came from. Do what depends on the batch (such as "
+        "dividing by its size) before jaxft.pmean, and keep static arguments to what happens before it."
     )
 
 

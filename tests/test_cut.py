@@ -172,6 +172,10 @@ def test_leak_through(leak: Callable[..., Any]) -> None:
     refused(train_step, r"leaf \['w'\] derives from the batch")
 
 
+def doubled_beyond(limit: float, x: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda y: y[1] < limit, lambda y: y * 2.0, x)
+
+
 @functools.partial(jax.custom_vjp)
 def two_ways(w: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
     return w * 2.0, w * batch
@@ -192,6 +196,13 @@ two_ways.defvjp(lambda w, b: (two_ways(w, b), b), lambda b, g: (g[0] * 2.0 + g[1
         lambda w, batch: jax.lax.while_loop(
             lambda c: c[0][0] < 5.0, lambda c: (c[0] * 2.0, c[1]), (w, batch)
         ),
+        # fed zeros in place of the batch, the inner loop would not end
+        lambda w, batch: jax.lax.while_loop(
+            lambda c: c[0][0] < 5.0, lambda c: (c[0] * 2.0, doubled_beyond(10.0, c[1])), (w, batch)
+        ),
+        lambda w, batch: jax.lax.scan(
+            lambda c, x: ((c[0] * 2.0, doubled_beyond(10.0, c[1])), None), (w, batch), batch
+        )[0],
         lambda w, batch: jax.lax.optimization_barrier((w * 2.0, batch)),
         # one loop in another, a callback beside
         jax.jit(
