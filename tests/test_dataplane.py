@@ -204,6 +204,7 @@ def test_a_cut_hello_is_dropped() -> None:
 
 def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_dataplane, "_MAX_HALF_OPEN", 8)
+    monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", 3600.0)
     with listening() as listener, ExitStack() as stack:
         socks = [stack.enter_context(stranger(listener, b"jaxft-hi")) for _ in range(20)]
         begun_s = time.monotonic()

@@ -83,7 +83,9 @@ def exchange(
     if len(links.members) == 1:
         return partials.mean_alone()
     if links.closed:
-        raise ExchangeFailed(f"The connections of quorum {links.quorum_id} are closed; a new quorum is needed.")
+        raise ExchangeFailed(
+            f"The connections of quorum {links.quorum_id} are closed; a new quorum is needed."
+        )
     try:
         run = _Run(links, layout, step, partials)
         run.until_done(deadline_s=deadline_s, progress_timeout_s=progress_timeout_s)
@@ -146,7 +148,9 @@ class _Run:
     def _outgoing(self, planned: Iterable[Planned]) -> Iterator[Frame]:
         for frame in planned:
             assert frame.node is not None
-            yield frame.header, self.owner.partial_bytes(frame.chunk, frame.node)
+            payload = self.owner.partial_bytes(frame.chunk, frame.node)
+            assert payload.nbytes == frame.length_bytes
+            yield frame.header, payload
 
     def _combine(self) -> None:
         number = self.owner.combine()

@@ -99,7 +99,10 @@ class Links:
         return self._plans[key]
 
     def close(self) -> None:
-        """Close every connection; peers in an exchange see it at once. Idempotent."""
+        """Close every connection; peers in an exchange see it at once. Idempotent.
+
+        Not for another thread while an exchange runs here: set the abort flag, and the exchange closes them.
+        """
         self.closed = True
         for sock in self.socks.values():
             sock.close()

@@ -8,7 +8,7 @@ from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import Chunk, Plan
 from jaxft._exchange._script import Planned, value_dtype
 from jaxft._exchange._sum import mean_into
-from jaxft._exchange._tree import Node, parent
+from jaxft._exchange._tree import Node
 
 # So many chunks of a slice may be under way at its owner. One is summed, one is received, and two let the
 # members be out of step with each other.
@@ -32,7 +32,7 @@ class Owner:
         self._next = 0
         others = sum(len(nodes) for number, nodes in enumerate(plan.nodes) if number != me)
         self._missing = [others] * len(self._chunks)
-        self._in_place = _in_place(plan, me, partials.shards)
+        self._in_place = _in_place(plan, me)
 
     @property
     def done(self) -> bool:
@@ -96,14 +96,10 @@ class Owner:
         return slot[:size_bytes].view(dtype)
 
 
-def _in_place(plan: Plan, me: int, shards: int) -> Node | None:
-    """The node, if any, that may be received into the memory of its result; see `mean_into`."""
-    first, *others = sorted(node for nodes in plan.nodes for node in nodes)
-    if first not in plan.nodes[me]:
-        return first
-    if others and parent(first, shards).children == (first, others[0]):
-        return others[0]
-    return None
+def _in_place(plan: Plan, me: int) -> Node | None:
+    """The node, if any, that is received into the memory of its result; see `mean_into`."""
+    first_two = sorted(node for nodes in plan.nodes for node in nodes)[:2]
+    return next((node for node in first_two if node not in plan.nodes[me]), None)
 
 
 def _bytes(array: np.ndarray) -> memoryview:

@@ -33,9 +33,10 @@ def mean_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: int, 
     """Write the mean over all shards to `out`.
 
     Args:
-        out: where the mean goes, in the leaves' dtype. No source may overlap it, except that one may *be* it
-            (received in place, which spares the cache a third array): the first node, or its sibling. They
-            are consumed by the very first addition, before anything else is written to `out`.
+        out: where the mean goes, in the leaves' dtype. No source may overlap it, except that the first or the
+            second node in order may *be* it (received in place, which spares the cache a third array): both
+            are consumed before `out` is written, since the first is the left end of the tree and the second
+            the left end of its sibling.
         sources: the nodes that members hold: together the leaves of a tree whose root is all shards. Each is
             in the dtype of `out` (a single contribution) or in `sum_dtype` (a partial sum).
         shards: the number of all shards.
