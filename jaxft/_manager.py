@@ -3,6 +3,7 @@
 import logging
 import secrets
 import socket
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from jaxft._runner import Runner
 _log = logging.getLogger("jaxft")
 
 MAX_NAME_LENGTH = 200
+MAX_SETTING_LENGTH = 1000
 
 
 class Manager:
@@ -49,6 +51,8 @@ class Manager:
             coordinator, nobody that holds the job's state, a peer that neither moves nor dies. Every other
             timeout derives from it.
         min_replicas: how many groups a step needs; the coordinator's setting by default. Equal in all groups.
+        settings: whatever else must be the same in all groups for their batches to be one job's, by name: the
+            fingerprint of a corpus, a seed. A group that differs is refused, with what differs.
         host: the address at which the other groups reach this one; by default the one from which this machine
             reaches the coordinator.
 
@@ -73,6 +77,7 @@ class Manager:
         step: int = 0,
         failure_timeout_s: float = 60.0,
         min_replicas: int | None = None,
+        settings: Mapping[str, str] | None = None,
         host: str | None = None,
     ) -> None:
         _check_address(coordinator)
@@ -92,6 +97,7 @@ class Manager:
         self._first_step = step
         self._failure_timeout_s = failure_timeout_s
         self._min_replicas = min_replicas
+        self._settings = _checked(settings or {})
         self._host = host
         self._listener: Listener | None = None
         self._session: Session | None = None
@@ -156,6 +162,7 @@ class Manager:
             failure_timeout_s=self._failure_timeout_s,
             step=self._first_step,
             min_replicas=self._min_replicas,
+            settings=self._settings,
         )
         return self
 
@@ -198,6 +205,16 @@ def _check_name(what: str, name: str) -> None:
         raise ConfigurationError(
             f"{what} must be a name of 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}"
         )
+
+
+def _checked(settings: Mapping[str, str]) -> dict[str, str]:
+    for name, value in settings.items():
+        if not isinstance(value, str) or len(name) + len(value) > MAX_SETTING_LENGTH:  # pyright: ignore
+            raise ConfigurationError(
+                f"settings must be texts of at most {MAX_SETTING_LENGTH} characters, such as a digest, not "
+                f"{name!r}: {value!r:.100}"
+            )
+    return {f"settings.{name}": value for name, value in settings.items()}
 
 
 def _own_address(coordinator: str) -> str:

@@ -78,6 +78,7 @@ class Runner:
         failure_timeout_s: float,
         step: int,
         min_replicas: int | None,
+        settings: Mapping[str, str],
     ) -> None:
         self.step = step
         self.report = StepReport(step=step)
@@ -87,6 +88,7 @@ class Runner:
         self._me = identity
         self._timeout_s = failure_timeout_s
         self._min_replicas = min_replicas
+        self._settings = settings
         self._prepared: tuple[Mapping[str, str], int | None] | None = None
         self._work = _Work(step)
         self._links: Links | None = None
@@ -149,6 +151,7 @@ class Runner:
     def _prepare(self, programs: Programs, layout: Layout, state: Any, shards: int | None) -> None:
         settings = {
             **programs.fingerprint,
+            **self._settings,
             "layout": layout.digest,
             "shards": "members" if shards is None else str(shards),
             "jaxft": __version__,

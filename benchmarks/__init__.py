@@ -1,0 +1,1 @@
+"""Every figure that jaxft quotes, each one command."""
