@@ -5,7 +5,9 @@
 
 Three steps of one Llama 3 on one device, interleaved round by round: the plain jitted step (state donated), the cut
 step without a job (`manager=None`), and the cut step of a group that is alone in a job, with a real coordinator: it
-packs its gradients, votes, and waits for the decision. The state after all rounds must have the same bits in all.
+packs its gradients, votes, and waits for the decision. The two cut ones must end with the same bits. Those of the
+plain step may differ in the last place: XLA fuses one program in another way than two, and may then contract another
+multiplication with an addition.
 """
 
 import contextlib
@@ -54,16 +56,12 @@ def main() -> None:
         spread = (max(values) - min(values)) / median
         print(f"{name:22} {median * 1e3:9.2f} ms   {median / plain:6.3f} of plain   spread {spread:5.1%}")
     report = manager.report
-    parts = {
-        "compute": report.compute_s,
-        "exchange": report.exchange_s,
-        "vote": report.vote_s,
-        "apply": report.apply_s,
-    }
+    for name in ("compute", "exchange", "vote", "apply"):
+        print(f"  last step in the job, {name:8} {getattr(report, f'{name}_s') * 1e3:9.2f} ms")
+    plain_bits, *cut_bits = digests
     print(
-        "last step in the job: " + ", ".join(f"{name} {value * 1e3:.2f} ms" for name, value in parts.items())
+        f"same bits alone and in a job: {len(set(cut_bits)) == 1}; same as plain: {plain_bits == cut_bits[0]}"
     )
-    print(f"same bits in all: {len(set(digests)) == 1}", digests)
 
 
 def measure(arguments: Arguments, manager: jaxft.Manager) -> tuple[dict[str, list[float]], list[str]]:
