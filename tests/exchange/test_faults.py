@@ -201,6 +201,18 @@ def test_one_failure_ends_the_exchange_of_all() -> None:
         assert all(one.closed for one in links)
 
 
+def test_all_who_are_seen_failing_are_named() -> None:
+    layout = Layout.of(SPECS)
+    with mesh([[0], [1], [2], []]) as links:
+        links[1].close()
+        links[3].close()
+        with pytest.raises(
+            ExchangeFailed, match=r"'group-1' .* closed the connection; group 'group-3'"
+        ) as caught:
+            run_exchange(links[0], partials_of(layout, 3, [0]))
+        assert sorted(caught.value.peers) == ["group-1", "group-3"]
+
+
 def test_abort_wakes_an_exchange_and_blames_nobody() -> None:
     with against() as (links, _):
         woken: list[float] = []

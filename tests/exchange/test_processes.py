@@ -54,9 +54,7 @@ def test_survivors_of_a_kill_end_the_same_step_with_the_undisturbed_bits(victim:
             assert set(peers) <= {f"group-{other}" for other in range(3) if other != number}
             assert "step 11 in quorum 1 lost a peer" in text
             assert members[number].ask("held") == before[number]
-        # 1 to 3 ms on an idle machine. Tests share few cores with others, so only one is held to the limit.
-        assert min(delays_s) < 0.1
-        assert max(delays_s) < 2.0
+        assert max(delays_s) < 5.0  # see test_how_soon_survivors_notice
 
         # The next quorum: the first survivor computes what is missing.
         first, second = (members[number] for number in survivors)
@@ -90,7 +88,7 @@ def test_a_stopped_process_is_noticed_by_its_silence_and_may_come_back() -> None
 
 
 def test_how_soon_survivors_notice() -> None:
-    """A kill is an end of file: no timeout, no heartbeat."""
+    """A kill is an end of file: no timeout, no heartbeat. 1 to 3 ms where each process has a core."""
     delays_s: list[float] = []
     for trap in (3, 7):
         with started([[0], [1], [2], [3]], 4) as members:
@@ -99,4 +97,6 @@ def test_how_soon_survivors_notice() -> None:
             killed_s = time.monotonic()
             members[3].process.kill()
             delays_s += [members[number].answer()[2] - killed_s for number in range(3)]
-    assert statistics.median(delays_s) < 0.1
+    # Tests share few cores with much else: the quickest shows what the mechanism takes.
+    assert min(delays_s) < 0.1
+    assert statistics.median(delays_s) < 1.0
