@@ -120,8 +120,8 @@ clip_gradient.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.01, 0.01)
 
 
 def transformer(layers: int = 2, width: int = 16, vocabulary: int = 32, length: int = 8) -> Model:
-    """scan over layers, remat, custom_vjp, a nested jit, casts, dropout with a typed key in the state."""
-    optimizer = optax.adamw(1e-2)
+    """scan over layers, remat, custom_vjp, a nested jit, casts, noise from a typed key in the state."""
+    optimizer = optax.sgd(1e-1, momentum=0.9)
 
     @jax.jit
     def attend(x: jax.Array, qkv: jax.Array, out: jax.Array) -> jax.Array:
@@ -134,10 +134,10 @@ def transformer(layers: int = 2, width: int = 16, vocabulary: int = 32, length: 
     def loss_fn(params: Any, tokens: jax.Array, key: jax.Array) -> jax.Array:
         def layer(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
             x = x + attend(x, weights["qkv"], weights["out"])
-            return x + jax.nn.gelu(x @ weights["up"]) @ weights["down"], None
+            return x + jnp.tanh(x @ weights["up"]) @ weights["down"], None
 
         x = params["embed"][tokens[:, :-1]]
-        x = jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x, 0.0)
+        x = x * jax.random.uniform(key, (), minval=0.5)
         x, _ = jax.lax.scan(jax.checkpoint(layer), x, params["layers"])
         logits = (x.astype(jnp.bfloat16) @ params["embed"].T.astype(jnp.bfloat16)).astype(jnp.float32)
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]))
