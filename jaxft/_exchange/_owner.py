@@ -29,6 +29,8 @@ class Owner:
         self._partials = partials
         self._scratch = scratch
         self._chunks = plan.chunks[me]
+        # After its one trip a peer may be gone: nothing of it may be left waiting.
+        self._window = len(self._chunks) if plan.one_trip else WINDOW
         self._next = 0
         others = sum(len(nodes) for number, nodes in enumerate(plan.nodes) if number != me)
         self._missing = [others] * len(self._chunks)
@@ -46,7 +48,7 @@ class Owner:
         """Where a payload goes: into the result, or into scratch memory, if there is any left."""
         if frame.node is None:
             return self.mean_bytes(frame.chunk)
-        if frame.number >= self._next + WINDOW:
+        if frame.number >= self._next + self._window:
             return None
         return _bytes(self._received(frame.number, frame.node))
 
@@ -89,7 +91,7 @@ class Owner:
         if node == self._in_place and dtype == np.dtype(region.dtype):
             return self.result[chunk.region][chunk.offset : chunk.stop]
         size_bytes = chunk.size * dtype.itemsize
-        key = (number % WINDOW, node)
+        key = (number % self._window, node)
         slot = self._scratch.get(key)
         if slot is None or slot.nbytes < size_bytes:
             slot = self._scratch[key] = aligned_empty(size_bytes)

@@ -23,8 +23,9 @@ CHUNK_BYTES = 1 << 20
 _CHUNKS_PER_SLICE = 4
 # ... unless they would be smaller than this, where the cost of a frame itself begins to show.
 _SMALL_CHUNK_BYTES = 128 << 10
-# Up to this much in all, a contribution makes one trip.
-ONE_TRIP_BYTES = 64 << 10
+# Up to this much sent by each member, contributions make one trip. Here that takes the same CPU time for two
+# and three members and saves a trip; three members and 512 KB would take 1.2 times the CPU time.
+ONE_TRIP_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,10 @@ class Plan:
             )
         members = len(shards)
         nodes = tuple(cover(held, total) for held in shards)
-        if layout.size_bytes <= ONE_TRIP_BYTES:
-            everything = _cut(layout, 0, 1)
+        if layout.size_bytes * (members - 1) <= ONE_TRIP_BYTES:
+            everything = tuple(
+                Chunk(number, 0, region.size) for number, region in enumerate(layout.regions) if region.size
+            )
             return Plan(nodes=nodes, chunks=(everything,) * members, one_trip=True)
         chunks = tuple(_cut(layout, member, members) for member in range(members))
         return Plan(nodes=nodes, chunks=chunks, one_trip=False)

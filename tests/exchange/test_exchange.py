@@ -65,7 +65,7 @@ def test_many_chunks(shards: list[list[int]]) -> None:
     check(BIG, shards)
 
 
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 16_383, 16_384, 16_385, 100_003, 786_433])
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 32_767, 32_768, 32_769, 100_003, 786_433])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sizes_around_the_edges(size: int, dtype: str) -> None:
     check([LeafSpec("x", (size,), dtype)], [[0], [2], [1]])
@@ -150,6 +150,30 @@ def test_each_result_has_memory_of_its_own() -> None:
         assert all(leaf.ctypes.data % 64 == 0 for leaf in first[0] if leaf.size)
 
 
+def test_small_contributions_make_one_trip_whatever_the_number_of_members() -> None:
+    small, big = (
+        Layout.of([LeafSpec("x", (10_000,), "float32")]),
+        Layout.of([LeafSpec("x", (70_000,), "float32")]),
+    )
+    assert _plan.Plan.of(small, [[0], [1]], 2).one_trip
+    assert not _plan.Plan.of(small, [[k] for k in range(9)], 9).one_trip
+    assert not _plan.Plan.of(big, [[0], [1]], 2).one_trip
+
+
+def test_a_peer_may_close_once_it_has_what_it_wants() -> None:
+    layout = Layout.of(MIXED)
+    with mesh([[0], [1]]) as links:
+        held = [partials_of(layout, 2, [0]), partials_of(layout, 2, [1])]
+
+        def leave() -> list[np.ndarray]:
+            means = run_exchange(links[1], held[1])
+            links[1].close()
+            return means
+
+        for means in together([lambda: run_exchange(links[0], held[0]), leave]):
+            assert_same_bits(means, reference_means(MIXED, 2))
+
+
 def test_a_lone_member_sends_nothing() -> None:
     layout = Layout.of(MIXED)
     with mesh([[0, 1, 2]]) as (links,):
@@ -174,7 +198,7 @@ def test_a_member_that_does_not_hold_its_shards_is_told() -> None:
 
 def test_a_plan_gives_every_element_one_owner() -> None:
     layout = Layout.of(BIG)
-    for members in range(1, 6):
+    for members in range(2, 6):
         shards = [[k] if k < 3 else [] for k in range(members)]
         plan = _plan.Plan.of(layout, shards, min(members, 3))
         assert plan.nodes[0] == (Node(0, 1),)
