@@ -91,7 +91,9 @@ def judge(disturbed: RunRecord, undisturbed: RunRecord | None) -> Verdict:
 def _problems(
     disturbed: RunRecord, undisturbed: RunRecord | None, kills: tuple[KillOutcome, ...]
 ) -> tuple[str, ...]:
-    problems = [*disturbed.problems]
+    if disturbed.problems:
+        return disturbed.problems  # it was cut short: what else is missing follows from that
+    problems: list[str] = []
     placed, planned = len(kills), disturbed.planned_kills
     if placed < planned:
         problems.append(

@@ -80,7 +80,9 @@ def _conclusion(verdict: Verdict) -> str:
     reasons = ["VERDICT: FAILED."]
     if verdict.lost:
         reasons.append("Work was lost.")
-    if not verdict.digests_equal:
+    if None in verdict.digests.values():
+        reasons.append("Not every group came to the end.")
+    elif not verdict.digests_equal:
         reasons.append("The groups did not all end with the same state.")
     elif verdict.undisturbed_digests and not verdict.matches_undisturbed:
         reasons.append("The result is not the undisturbed run's.")

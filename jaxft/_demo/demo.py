@@ -23,6 +23,9 @@ from jaxft._demo._verdict_text import verdict_json, verdict_text
 
 GROUPS = ("group-0", "group-1", "group-2")
 SHARDS = 6  # two for each group, three for each of two: nobody waits for one that has more
+# A relaunched group costs as much processor time as 17 steps of this size, so three returns take some 55 steps.
+SEQUENCES_PER_SHARD = 4
+STEPS = 70
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,7 @@ class DemoOptions:
     Exit status 0 if no step was lost and all final states are equal, bit for bit; 1 if not.
     """
 
-    steps: int = 60
+    steps: int = STEPS
     """Steps that the job commits, with kills and without."""
     kills: int = len(GROUPS)
     """How many times to kill a group. Everyone is killed once before anyone is killed twice."""
@@ -75,6 +78,10 @@ def run_demo(options: DemoOptions, commands: Commands | None = None) -> int:
                 options, commands or Commands(), seed=seed, processes=processes, display=display
             )
     sys.stdout.write("\n" + verdict_text(verdict, seed=seed) + "\n")
+    if not verdict.ok and options.keep is None:
+        sys.stdout.write(
+            f"To look into it: jaxft demo --seed {seed} --keep FOLDER keeps every log and event file.\n"
+        )
     if options.json is not None:
         options.json.write_text(json.dumps(verdict_json(verdict, seed=seed), indent=2) + "\n")
     return 0 if verdict.ok else 1
@@ -103,6 +110,7 @@ def trainer_flags(folder: Path) -> dict[str, str]:
     return {
         "--size": "debug",
         "--shards": str(SHARDS),
+        "--batch-per-shard": str(SEQUENCES_PER_SHARD),
         "--fsdp": "2",
         "--cpu-devices": "2",
         "--compilation-cache": str(folder / "compilation"),

@@ -81,6 +81,7 @@ def test_a_group_that_fails_of_itself_ends_the_run_and_shows_its_log(
     assert run_demo(DemoOptions(steps=20, json=file), commands("--fail-at", "1")) == 1
     text = capsys.readouterr().out
     assert "fails on purpose" in text
+    assert "--keep FOLDER" in text
     assert "failed with exit status 1" in text
     assert not json.loads(file.read_text())["ok"]
 

@@ -135,6 +135,15 @@ def test_problems_of_either_run_are_failures() -> None:
     assert not verdict.ok
 
 
+def test_of_a_run_that_was_cut_short_only_the_cause_is_told() -> None:
+    cut = replace(undisturbed(), planned_steps=50, planned_kills=3, problems=("group-1 failed",))
+    verdict = judge(with_history(cut, replace(cut.histories[0], finished=None)), None)
+    assert verdict.problems == ("group-1 failed",)
+    assert "FAILED. Not every group came to the end. Not everything went as planned." in verdict_text(
+        verdict, seed=1
+    )
+
+
 def test_an_undisturbed_run_that_lost_something_is_no_measure() -> None:
     record = undisturbed()
     for index in range(3):
