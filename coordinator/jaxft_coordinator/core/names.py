@@ -13,4 +13,4 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     The name itself comes last, so that names that count alike ("g-1", "g-01") still have one order.
     """
     parts = _DIGITS.split(name)
-    return (*((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts), (2, 0, name))
+    return (*((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts), (2, 0, name))
