@@ -307,7 +307,6 @@ def _caught_up_to(turn: _Turn, heal_id: HealId, number: Step) -> None:
         turn.enter(Phase.FOLLOWING)
     if replica.quorum is not None and replica.quorum.step == number:
         turn.enter(Phase.WORKING)
-        return
     if replica.frontier_step is not None and number >= replica.frontier_step:
         turn.say(Ready(heal_id, number))
 

@@ -66,7 +66,6 @@ class Group:
     digest: str = ""
     heal_id: HealId | None = None
     donors: tuple[GroupName, ...] = ()
-    finished: bool = False
 
     @property
     def holder(self) -> Holder:
@@ -82,6 +81,11 @@ class Frontier:
     digest: str
     holders: frozenset[Holder]
 
+    @property
+    def founding(self) -> bool:
+        """Nothing has been committed on it yet."""
+        return not self.quorum_id
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -95,6 +99,7 @@ class Ballot:
     """The votes on one attempt. Bit i of a mask stands for member i of the quorum in force."""
 
     ok: int = 0
+    failed: int = 0
     lost: int = 0
     failures: tuple[Failure, ...] = ()
     deadline_s: float | None = None
@@ -110,6 +115,9 @@ class Job:
     groups: Mapping[GroupName, Group] = field(default_factory=dict[GroupName, Group])
     sessions: Mapping[SessionId, GroupName] = field(default_factory=dict[SessionId, GroupName])
     frontier: Frontier | None = None
+    # Incarnations that have held a state of this job. What they say of their step proves what they hold, for they
+    # apply nothing but what was committed. Of anybody else an equal step number proves nothing.
+    proven: Mapping[GroupName, Incarnation] = field(default_factory=dict[GroupName, Incarnation])
     quorum: NewQuorum | None = None
     # Places and shards in the last quorum, also while there is none: its members may have computed them.
     seats: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
@@ -127,12 +135,12 @@ class Job:
     def total_shards(self) -> int | None:
         """S, or None where every member brings one shard of its own (TorchFT's meaning)."""
         shards = (self.settings or {}).get("shards", "")
-        return int(shards) if shards.isdigit() else None
+        return int(shards) if shards.isdecimal() else None
 
     @property
     def empty(self) -> bool:
         """Nothing would be lost if this job were forgotten."""
-        return not self.groups and self.frontier is None
+        return not self.groups and (self.frontier is None or self.frontier.founding)
 
 
 # ---- events ----

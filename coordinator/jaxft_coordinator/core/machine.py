@@ -5,7 +5,8 @@ Theory of operation
 
 A group's life, as its job sees it (`Phase`):
 
-    Hello -> PRESENT -> Join -> MEMBER                      if it holds the frontier
+    Hello -> PRESENT -> Join -> MEMBER                      if it holds the frontier and no quorum is in force
+                             -> READY                       if it holds the frontier: a spare for this step
                              -> STALE -> HEALING -> READY   if it does not
                                                  -> MEMBER  at the next boundary
     MEMBER -> LEAVING -> (Goodbye)                          of its own accord
@@ -19,8 +20,8 @@ What holds after every event:
 1. `last_quorum_id` never goes back, and no two quorums share an id.
 2. The frontier goes up by one at a time, and only by the votes of a quorum formed at it: each living member
    said that it holds the complete sum. One decision is made for all of them in one event.
-3. Only groups in `frontier.holders` donate: they were sent the commit that made the frontier (or founded it).
-   An equal step number proves nothing.
+3. Only groups in `frontier.holders` donate: they were sent the commit that made the frontier, or founded it, or
+   have healed to exactly that state, or come back with it. An equal step number alone proves nothing.
 4. A quorum has at least `min_replicas` members when it is formed.
 5. In a quorum each shard has exactly one owner; when a step is tried again, owners that live keep theirs.
 6. The stream to each group is ordered. So a Pin of state s, sent while the frontier is s, arrives before the
@@ -85,6 +86,9 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
         case _:
             assert_never(event)
     _advance(turn)
+    if isinstance(event, Tick):
+        # Not at each event: a thousand groups that come would change the text a thousand times.
+        quorums.explain(turn)
     return turn.job, tuple(turn.effects)
 
 
@@ -127,15 +131,16 @@ def _tick(turn: Turn) -> None:
     job, now_s = turn.job, turn.now_s
     timeout_s = job.options.heartbeat_timeout_s
     # If the coordinator itself stood still, the silence was its own: nobody is judged by it.
-    stood_still_s = 0.0 if job.last_tick_s is None else now_s - job.last_tick_s
+    last_tick_s = now_s if job.last_tick_s is None else job.last_tick_s
     turn.update(last_tick_s=now_s)
-    if stood_still_s > timeout_s / 2:
-        for group in job.groups.values():
-            turn.put(group, last_heard_s=now_s)
+    if now_s - last_tick_s > timeout_s / 2:
+        turn.put_all(job.groups.values(), last_heard_s=now_s)
         return
-    for group in turn.select(lambda group: now_s - group.last_heard_s > timeout_s):
-        sessions.dismiss(turn, group, f"no heartbeat for {now_s - group.last_heard_s:.1f} s", may_return=True)
-    quorums.settle(turn)
+    silent = turn.select(lambda group: now_s - group.last_heard_s > timeout_s)
+    for group in silent:
+        turn.expel(group, f"no heartbeat for {now_s - group.last_heard_s:.1f} s", may_return=True)
+    quorums.lose(turn, *(group.name for group in silent))
+    quorums.end_grace(turn, last_tick_s)
 
 
 def _speaker(job: Job, session: SessionId) -> Group:

@@ -5,15 +5,20 @@ The rule for counting (`settle`), with "living" = members of the quorum not lost
 * every living member voted ok  -> COMMIT. Each of them holds the complete sum, so it does not matter that a
   member died after its contribution had reached everyone.
 * a member is lost and nobody has voted ok yet -> the step is tried again at once under a new quorum.
-* a member is lost or a vote failed, and somebody has voted ok -> the exchange is in its last milliseconds:
-  wait for the other votes, at most `vote_grace_s`, for they may still make a COMMIT.
-* all living members have voted, or the grace is over -> those who are accused and silent are evicted, and the
-  step is tried again. If the same members have failed the same step once already, the most accused goes
-  (of two that accuse each other: the later by name), so that a dead link between two healthy groups costs one
-  of them its place and not the job its progress.
+* a member is lost after somebody voted ok, or a vote failed -> the exchange is in its last milliseconds: wait for
+  the other votes, at most `vote_grace_s`. They may still make a COMMIT, or say who is to blame.
+* all living members have voted -> the step is tried again.
+* the grace is over -> those who are accused and silent are evicted, and the step is tried again.
+* the same members have failed the same step once already -> the most accused goes (of two that accuse each other:
+  the later by name), so that a dead link between two healthy groups costs one of them its place and not the job
+  its progress.
+
+Only a tick ends the grace, and only one whose predecessor found it over as well: if the coordinator itself stood
+still, the votes that arrived meanwhile are counted first.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxft_coordinator.core import assign
@@ -34,27 +39,29 @@ from jaxft_coordinator.core.turn import Turn, as_member
 # How often the same members may fail the same step before one of them must go.
 RETRIES_WITH_SAME_MEMBERS = 1
 
+# Texts go to every group: a job of a thousand must not send a thousand names, or reasons, to each of a thousand.
+MAX_LISTED = 10
+MAX_REASON_LENGTH = 300
+
 
 def found(turn: Turn) -> None:
     """Choose the job's first state: the highest step, then the lowest name; all who hold it are founders."""
     job = turn.job
-    if job.frontier is not None or job.first_join_s is None:
+    if job.first_join_s is None or not (job.frontier is None or _founders_are_gone(turn)):
         return
-    joined = turn.select(lambda group: group.phase is Phase.STALE)
-    compiling = turn.select(lambda group: group.phase is Phase.PRESENT)
+    joined = turn.select(_has_joined)
+    if not joined:
+        # Whoever had joined is gone: what it asked for binds nobody.
+        turn.update(settings=None, min_replicas=0, first_join_s=None)
+        return
     timed_out = turn.now_s - job.first_join_s >= job.options.join_timeout_s
-    if not joined or len(joined) < job.min_replicas or (compiling and not timed_out):
-        turn.wait_for(_founding_text(joined, compiling, job.min_replicas))
+    if len(joined) < job.min_replicas or (not timed_out and turn.select(_compiles)):
         return
     truth = min(joined, key=lambda group: (-group.step, natural_key(group.name)))
     founders = [group for group in joined if group is truth or (group.step, group.digest) == _state(truth)]
-    turn.update(
-        frontier=Frontier(
-            truth.step, QuorumId(0), truth.digest, frozenset(group.holder for group in founders)
-        )
-    )
-    for group in founders:
-        turn.put(group, phase=Phase.MEMBER)
+    held = frozenset(group.holder for group in founders)
+    turn.update(frontier=Frontier(truth.step, QuorumId(0), truth.digest, held), proven=dict(held))
+    turn.put_all(founders, phase=Phase.MEMBER)
     turn.report(f"founded at step {truth.step} by {_names(founders)}")
 
 
@@ -65,11 +72,20 @@ def form(turn: Turn) -> None:
         return
     members = _candidates(turn, job.frontier.step)
     if len(members) < max(1, job.min_replicas):
-        if job.groups:
-            turn.wait_for(_quorum_text(turn, members))
         return
     turn.update(ballot=Ballot())
     _install(turn, members, again=True, announce=True)
+
+
+def explain(turn: Turn) -> None:
+    """Tell everyone why the job stands still, if it does."""
+    job = turn.job
+    if not job.groups or job.quorum is not None or job.finished is not None:
+        return
+    if job.frontier is not None:
+        turn.wait_for(_quorum_text(turn, _candidates(turn, job.frontier.step)))
+    elif job.first_join_s is not None:
+        turn.wait_for(_founding_text(turn.select(_has_joined), turn.select(_compiles), job.min_replicas))
 
 
 def vote(turn: Turn, group: Group, vote: Vote) -> None:
@@ -79,51 +95,55 @@ def vote(turn: Turn, group: Group, vote: Vote) -> None:
     if (vote.quorum_id, vote.step) != (job.quorum.quorum_id, job.frontier.step):
         return  # a vote on an attempt that is over
     bit = _bit(turn, group.name)
-    if not bit or bit & job.ballot.lost:
-        return
+    if not bit or bit & (job.ballot.lost | job.ballot.ok | job.ballot.failed):
+        return  # not a member, or it has voted: a vote is given once
     if vote.ok:
         turn.update(ballot=replace(job.ballot, ok=job.ballot.ok | bit))
-    elif group.name not in {failure.voter for failure in job.ballot.failures}:
-        failure = Failure(group.name, vote.accused, vote.reason)
-        turn.update(ballot=replace(job.ballot, failures=(*job.ballot.failures, failure)))
-        turn.report(f"{group.name} failed step {vote.step}: {vote.reason}")
+    else:
+        failure = Failure(group.name, vote.accused, vote.reason[:MAX_REASON_LENGTH])
+        failures = (*job.ballot.failures, failure)
+        turn.update(ballot=replace(job.ballot, failed=job.ballot.failed | bit, failures=failures))
+        turn.report(f"{group.name} failed step {vote.step}: {failure.reason}")
     settle(turn)
 
 
-def lose(turn: Turn, name: GroupName) -> None:
-    """A member is gone from the quorum in force."""
-    job = turn.job
-    if job.quorum is None:
-        return
-    bit = _bit(turn, name)
-    if not bit or bit & job.ballot.lost:
-        return
-    turn.update(ballot=replace(job.ballot, lost=job.ballot.lost | bit, ok=job.ballot.ok & ~bit))
+def lose(turn: Turn, *names: GroupName) -> None:
+    """Those of `names` that are members are gone from the quorum in force."""
+    mark_lost(turn, *names)
     settle(turn)
+
+
+def mark_lost(turn: Turn, *names: GroupName) -> None:
+    """As `lose`, but what follows from it waits for the next vote, loss or tick."""
+    if turn.job.quorum is None:
+        return
+    lost = turn.job.ballot.lost
+    for name in names:
+        lost |= _bit(turn, name)
+    turn.update(ballot=replace(turn.job.ballot, lost=lost))
 
 
 def settle(turn: Turn) -> None:
+    """Draw the conclusion from the votes and losses so far."""
     quorum, ballot = turn.job.quorum, turn.job.ballot
     if quorum is None:
         return
-    everyone = (1 << len(quorum.members)) - 1
-    living = everyone & ~ballot.lost
-    if living and ballot.ok == living:
+    living = _living(quorum, ballot)
+    if living and ballot.ok & living == living:
         commit(turn, quorum)
-        return
-    if not ballot.lost and not ballot.failures:
-        return
-    voted = ballot.ok
-    for failure in ballot.failures:
-        voted |= _bit(turn, failure.voter)
-    if (not ballot.ok and not ballot.failures) or voted & living == living:
+    elif not ballot.lost and not ballot.failed:
+        pass
+    elif (ballot.lost and not ballot.ok) or not _silent(quorum, ballot):
         retry(turn, quorum, silent=0)
-        return
-    if ballot.deadline_s is None:
+    elif ballot.deadline_s is None:
         turn.update(ballot=replace(ballot, deadline_s=turn.now_s + turn.job.options.vote_grace_s))
-        return
-    if turn.now_s >= ballot.deadline_s:
-        retry(turn, quorum, silent=living & ~voted)
+
+
+def end_grace(turn: Turn, last_tick_s: float) -> None:
+    """Wait no longer for votes that are overdue since `last_tick_s`."""
+    quorum, ballot = turn.job.quorum, turn.job.ballot
+    if quorum is not None and ballot.deadline_s is not None and last_tick_s >= ballot.deadline_s:
+        retry(turn, quorum, silent=_silent(quorum, ballot))
 
 
 def commit(turn: Turn, quorum: NewQuorum) -> None:
@@ -140,6 +160,9 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
     for group in turn.job.groups.values():
         if group.phase in (Phase.HEALING, Phase.READY, Phase.STALE):
             turn.send(group, FrontierMoved(frontier.step))
+    # A spare that needed no heal has no donors, so it cannot fetch the sum of this step either.
+    spares = turn.select(lambda group: group.phase is Phase.READY and group.heal_id is None)
+    turn.put_all(spares, phase=Phase.STALE)
     # A joiner that lacks only the sum of this very step has it as soon as its donors have.
     members = _candidates(turn, Step(frontier.step - 1))
     following = None
@@ -152,8 +175,9 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
         turn.send(group, message)
     if following is None:
         return
+    told = {group.name for group in living}
     for group in members:
-        if group.holder not in held:
+        if group.name not in told:
             turn.send(group, following)
 
 
@@ -164,7 +188,7 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int) -> None:
     """
     ballot = turn.job.ballot
     failures = ballot.failures
-    accused = Counter(name for failure in failures for name in failure.accused)
+    accused = Counter(name for failure in failures for name in set(failure.accused))
     out = [m.group for i, m in enumerate(quorum.members) if silent >> i & 1 and accused[m.group]]
     retries = 0 if out or ballot.lost else ballot.retries + 1
     if retries > RETRIES_WITH_SAME_MEMBERS:
@@ -189,10 +213,11 @@ def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -
     assert job.frontier is not None
     total = job.total_shards
     names = [group.name for group in members]
+    left = {change.group: change for change in job.left if change.group in job.seats}
     if total is None:
         shards = {name: (position,) for position, name in enumerate(names)}
         total = len(names)
-    elif again and job.held:
+    elif again and any(name in job.held for name in names):
         shards = assign.after_loss(total, names, {str(name): value for name, value in job.held.items()})
     else:
         shards = assign.at_boundary(total, names)
@@ -201,11 +226,10 @@ def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -
         job.frontier.step,
         total,
         tuple(as_member(group, shards[group.name]) for group in members),
-        joined=tuple(Change(name) for name in names if name not in job.seats),
-        left=job.left,
+        joined=tuple(Change(name) for name in names if name not in job.seats or name in left),
+        left=tuple(left.values()),
     )
-    for group in members:
-        turn.put(turn.job.groups[group.name], phase=Phase.MEMBER)
+    turn.put_all(members, phase=Phase.MEMBER)
     seats = {name: position for position, name in enumerate(names)}
     held = {member.group: member.shards for member in quorum.members}
     turn.update(quorum=quorum, seats=seats, held=held, last_quorum_id=quorum.quorum_id, left=())
@@ -226,13 +250,22 @@ def _candidates(turn: Turn, ready_from: Step) -> list[Group]:
 
 def _differs(turn: Turn, quorum: NewQuorum, members: list[Group]) -> bool:
     """Whether the next quorum must be another: other members, or shards not dealt as at a boundary."""
-    if tuple(member.group for member in quorum.members) != tuple(group.name for group in members):
+    if [(m.group, m.incarnation) for m in quorum.members] != [group.holder for group in members]:
         return True
     total = turn.job.total_shards
     if total is None:
         return False
     dealt = assign.at_boundary(total, [group.name for group in members])
     return any(member.shards != dealt[member.group] for member in quorum.members)
+
+
+def _living(quorum: NewQuorum, ballot: Ballot) -> int:
+    return (1 << len(quorum.members)) - 1 & ~ballot.lost
+
+
+def _silent(quorum: NewQuorum, ballot: Ballot) -> int:
+    """The living members that have not voted."""
+    return _living(quorum, ballot) & ~(ballot.ok | ballot.failed)
 
 
 def _bit(turn: Turn, name: GroupName) -> int:
@@ -251,7 +284,7 @@ def _why(name: GroupName, failures: tuple[Failure, ...]) -> str:
     accusers = [failure for failure in failures if name in failure.accused]
     if not accusers:
         return "its exchange keeps failing"
-    return "; ".join(f"{failure.voter} says: {failure.reason}" for failure in accusers)
+    return _listed([f"{failure.voter} says: {failure.reason}" for failure in accusers], "; ")
 
 
 def _state(group: Group) -> tuple[Step, str]:
@@ -259,14 +292,40 @@ def _state(group: Group) -> tuple[Step, str]:
     return (group.step, group.digest or f"unknown state of {group.name}")
 
 
-def _names(groups: list[Group]) -> str:
-    return ", ".join(group.name for group in groups) or "nobody"
+def _has_joined(group: Group) -> bool:
+    return group.phase is Phase.STALE
+
+
+def _compiles(group: Group) -> bool:
+    return group.phase is Phase.PRESENT
+
+
+def _founders_are_gone(turn: Turn) -> bool:
+    """Nothing was committed, nobody holds the founding state any more, and somebody else stands at its step."""
+    frontier = turn.job.frontier
+    if frontier is None or not frontier.founding or turn.job.quorum is not None or turn.holders():
+        return False
+    groups = turn.job.groups.values()
+    return not any(group.phase in (Phase.HEALING, Phase.READY) for group in groups) and any(
+        _has_joined(group) and group.step == frontier.step for group in groups
+    )
+
+
+def _listed(items: Sequence[str], separator: str = ", ") -> str:
+    """Of many items the first few, and how many more there are."""
+    more = len(items) - MAX_LISTED
+    shown = [*items[:MAX_LISTED], f"{more} more"] if more > 0 else items
+    return separator.join(shown)
+
+
+def _names(groups: Sequence[Group]) -> str:
+    return _listed([group.name for group in groups]) or "nobody"
 
 
 def _quorum_line(quorum: NewQuorum) -> str:
-    members = ", ".join(member.group for member in quorum.members)
-    gone = "; ".join(f"lost {change.group} ({change.reason})" for change in quorum.left)
-    came = ", ".join(change.group for change in quorum.joined)
+    members = _listed([member.group for member in quorum.members])
+    gone = _listed([f"lost {change.group} ({change.reason})" for change in quorum.left], "; ")
+    came = _listed([change.group for change in quorum.joined])
     details = "".join([f"; {gone}" if gone else "", f"; joined {came}" if came else ""])
     return f"quorum {quorum.quorum_id} from step {quorum.step}: {members}{details}"
 
@@ -279,10 +338,11 @@ def _founding_text(joined: list[Group], compiling: list[Group], min_replicas: in
 def _quorum_text(turn: Turn, members: list[Group]) -> str:
     job = turn.job
     assert job.frontier is not None
-    others = turn.select(lambda group: group not in members and group.phase is not Phase.LEAVING)
-    coming = ", ".join(f"{group.name} ({group.phase.value})" for group in others) or "nobody else is present"
+    held = {group.name for group in members}
+    others = turn.select(lambda group: group.name not in held and group.phase is not Phase.LEAVING)
+    coming = _listed([f"{group.name} ({group.phase.value})" for group in others]) or "nobody else is present"
     wanted = max(1, job.min_replicas)
-    lost = ", ".join(f"{change.group} ({change.reason})" for change in job.left)
+    lost = _listed([f"{change.group} ({change.reason})" for change in job.left])
     gone = f"; lost: {lost}" if lost else ""
     return (
         f"step {job.frontier.step} needs {wanted} groups that hold it, and {len(members)} do "

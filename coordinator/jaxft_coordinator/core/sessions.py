@@ -1,7 +1,5 @@
 """Groups come, join, heal, and go."""
 
-from dataclasses import replace
-
 from jaxft_coordinator.core import quorums
 from jaxft_coordinator.core.job import Close, Group, Phase, Send, SessionId
 from jaxft_coordinator.core.messages import (
@@ -9,6 +7,7 @@ from jaxft_coordinator.core.messages import (
     Difference,
     Finished,
     Goodbye,
+    GroupName,
     Heal,
     HealFailed,
     HealId,
@@ -19,11 +18,17 @@ from jaxft_coordinator.core.messages import (
     QuorumId,
     Ready,
     Refused,
+    Waiting,
     Welcome,
 )
 from jaxft_coordinator.core.turn import Turn, as_member
 
 MAX_NAME_LENGTH = 200
+# A quorum lists every shard: this many are 200 KB.
+MAX_SHARDS = 65536
+
+# Phases of groups that need the frontier, or may need it as soon as they have joined.
+_WITHOUT_FRONTIER = (Phase.PRESENT, Phase.STALE, Phase.HEALING, Phase.READY)
 
 
 def hello(turn: Turn, session: SessionId, message: Hello) -> None:
@@ -33,6 +38,7 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
         return
     known = turn.job.groups.get(message.group)
     if known is not None and known.incarnation == message.incarnation:
+        turn.effects.append(Close(known.session))  # its other end is gone, though nobody has told this one
         remove(turn, known, "it lost its connection")
     elif known is not None:
         dismiss(turn, known, f"another process has joined as {message.group!r}", may_return=False)
@@ -49,6 +55,10 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
 
 def join(turn: Turn, group: Group, message: Join) -> None:
     job = turn.job
+    problem = _settings_problem(message)
+    if problem:
+        refuse(turn, group, problem)
+        return
     differences = _differences(turn, message)
     if differences:
         names = ", ".join(difference.name for difference in differences)
@@ -71,16 +81,20 @@ def join(turn: Turn, group: Group, message: Join) -> None:
         turn.update(first_join_s=turn.now_s)
     joined = turn.put(group, step=message.step, digest=message.digest, phase=Phase.STALE)
     if _holds_frontier(turn, joined):
-        frontier = turn.job.frontier
-        assert frontier is not None
-        turn.update(frontier=replace(frontier, holders=frontier.holders | {joined.holder}))
-        turn.put(joined, phase=Phase.MEMBER)
+        turn.note_state(joined)
+        # A quorum in force may commit the step without it: then it would be a member that lacks a step.
+        spare = job.quorum is not None or job.finished is not None
+        turn.put(joined, phase=Phase.READY if spare else Phase.MEMBER)
+    if job.waiting:
+        turn.send(group, Waiting(job.waiting))
 
 
 def ready(turn: Turn, group: Group, message: Ready) -> None:
-    if message.heal_id != group.heal_id or group.phase not in (Phase.HEALING, Phase.READY):
+    if message.heal_id != group.heal_id:
         return  # of a heal that was given up meanwhile
-    turn.put(group, phase=Phase.READY, step=message.step)
+    # One that has been let in already says so again when it has the sum that it still lacked.
+    phase = Phase.MEMBER if group.phase is Phase.MEMBER else Phase.READY
+    turn.note_state(turn.put(group, phase=phase, step=message.step))
 
 
 def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:
@@ -94,7 +108,7 @@ def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:
 
 
 def leave(turn: Turn, group: Group, message: Leave) -> None:
-    """Take `group` out of the quorum at once; it stays as a donor for those who need it."""
+    """Take `group` out of the quorum; it stays as a donor for those who need it."""
     turn.report(f"{group.name} leaves")
     left = turn.put(turn.release_heal(group), phase=Phase.LEAVING)
     if group.phase is Phase.MEMBER:
@@ -104,7 +118,10 @@ def leave(turn: Turn, group: Group, message: Leave) -> None:
         assert turn.job.frontier is not None
         turn.update(finished=turn.job.frontier.step, quorum=None)
         turn.report(f"finished at step {turn.job.frontier.step}")
-    quorums.lose(turn, left.name)
+    quorums.mark_lost(turn, left.name)
+    # Those who finish come in a crowd: the next tick makes one quorum without them all.
+    if not message.finished:
+        quorums.settle(turn)
 
 
 def closed(turn: Turn, group: Group, reason: str) -> None:
@@ -137,8 +154,9 @@ def plan_heals(turn: Turn) -> None:
     frontier = turn.job.frontier
     if frontier is None:
         return
-    donors = turn.holders()
-    for group in turn.select(lambda group: group.phase is Phase.STALE):
+    stale = turn.select(lambda group: group.phase is Phase.STALE)
+    donors = _donors(turn) if stale else []
+    for group in stale:
         if not donors:
             if turn.job.finished is not None:
                 _tell_finished(turn, group)
@@ -153,25 +171,55 @@ def plan_heals(turn: Turn) -> None:
         turn.report(f"{group.name} heals to step {frontier.step} from {', '.join(names)}")
 
 
+def _donors(turn: Turn) -> list[Group]:
+    """Members; spares if there is none; those who are leaving only if nobody stays."""
+    holders = turn.holders()
+    for phase in (Phase.MEMBER, Phase.READY):
+        if staying := [holder for holder in holders if holder.phase is phase]:
+            return staying
+    return holders
+
+
 def finish(turn: Turn) -> None:
     """After the end: tell joiners that have caught up, and let leavers go whom nobody needs."""
     job = turn.job
     if job.finished is not None:
         for group in turn.select(lambda group: group.phase is Phase.READY and group.step == job.finished):
             _tell_finished(turn, group)
-    needy = (Phase.PRESENT, Phase.STALE, Phase.HEALING, Phase.READY)
-    if turn.select(lambda group: group.phase in needy) and turn.job.frontier is not None:
-        return
-    for group in turn.select(lambda group: group.phase is Phase.LEAVING):
-        turn.send(group, Goodbye())
-        turn.effects.append(Close(group.session))
-        turn.remove(group)
+    leavers = turn.select(lambda group: group.phase is Phase.LEAVING)
+    needed = _needed_names(turn) if leavers else set[GroupName]()
+    for group in leavers:
+        if group.name not in needed:
+            turn.send(group, Goodbye())
+            turn.effects.append(Close(group.session))
+            turn.remove(group)
+
+
+def _needed_names(turn: Turn) -> set[GroupName]:
+    """Who must stay: donors of the heals that run, and, if nobody else holds it, the keepers of the frontier."""
+    groups = turn.job.groups.values()
+    needed = {donor for group in groups for donor in group.donors}
+    holders = turn.holders()
+    stayers_hold_it = any(holder.phase is not Phase.LEAVING for holder in holders)
+    if not stayers_hold_it and any(group.phase in _WITHOUT_FRONTIER for group in groups):
+        needed |= {holder.name for holder in holders}
+    return needed
 
 
 def _tell_finished(turn: Turn, group: Group) -> None:
     assert turn.job.finished is not None
     turn.send(group, Finished(turn.job.finished))
     turn.put(turn.release_heal(group), phase=Phase.LEAVING)
+
+
+def _settings_problem(message: Join) -> str:
+    shards = message.settings.get("shards", "members")
+    if shards == "members":
+        return ""
+    number = int(shards) if shards.isdecimal() and len(shards) <= len(str(MAX_SHARDS)) else 0
+    if 1 <= number <= MAX_SHARDS:
+        return ""
+    return f'the setting shards must be "members" or a number from 1 to {MAX_SHARDS}, not {shards[:40]!r}'
 
 
 def _hello_problem(message: Hello) -> str:
@@ -202,8 +250,9 @@ def _differences(turn: Turn, message: Join) -> tuple[Difference, ...]:
 
 
 def _holds_frontier(turn: Turn, group: Group) -> bool:
-    """Equal step alone proves nothing: the same incarnation heard the commit, or the digest is the same."""
     frontier = turn.job.frontier
     if frontier is None or group.step != frontier.step:
         return False
-    return group.holder in frontier.holders or bool(group.digest and group.digest == frontier.digest)
+    if turn.job.proven.get(group.name) == group.incarnation:
+        return True
+    return bool(group.digest and group.digest == frontier.digest)

@@ -4,11 +4,11 @@ Local mutation, pure result: `machine.step` makes a Turn, moves it, and takes jo
 anything raises on the way, the job that came in is untouched.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from jaxft_coordinator.core.job import Close, Effect, Group, Holder, Job, Phase, Report, Send
+from jaxft_coordinator.core.job import Close, Effect, Group, Job, Phase, Report, Send
 from jaxft_coordinator.core.messages import (
     Change,
     CoordinatorMessage,
@@ -36,6 +36,12 @@ class Turn:
         stored = replace(group, **changes)
         self.update(groups={**self.job.groups, stored.name: stored})
         return stored
+
+    def put_all(self, groups: Iterable[Group], **changes: Any) -> None:
+        """Store all of `groups` with `changes`, at the cost of one copy of the job's groups."""
+        stored = {group.name: replace(group, **changes) for group in groups}
+        if stored:
+            self.update(groups={**self.job.groups, **stored})
 
     def add(self, group: Group) -> Group:
         self.update(sessions={**self.job.sessions, group.session: group.name})
@@ -73,17 +79,25 @@ class Turn:
         return sorted(found, key=lambda group: natural_key(group.name))
 
     def holders(self) -> list[Group]:
-        """Live groups that hold the frontier for certain: the only ones that may donate."""
+        """Live groups that hold the frontier for certain."""
         frontier = self.job.frontier
         if frontier is None:
             return []
-        held: frozenset[Holder] = frontier.holders
-        return self.select(
-            lambda group: group.holder in held and group.phase in (Phase.MEMBER, Phase.LEAVING)
-        )
+        holding = (Phase.MEMBER, Phase.READY, Phase.LEAVING)
+        return self.select(lambda group: group.holder in frontier.holders and group.phase in holding)
+
+    def note_state(self, group: Group) -> None:
+        """`group` has shown that it holds state `group.step` of this job."""
+        frontier = self.job.frontier
+        assert frontier is not None
+        self.update(proven={**self.job.proven, group.name: group.incarnation})
+        if group.step == frontier.step:
+            self.update(frontier=replace(frontier, holders=frontier.holders | {group.holder}))
 
     def note_left(self, name: GroupName, reason: str) -> None:
-        self.update(left=(*self.job.left, Change(name, reason)))
+        """Remember for the next quorum why `name` is missing; of a group that goes twice, the last reason."""
+        others = (change for change in self.job.left if change.group != name)
+        self.update(left=(*others, Change(name, reason)))
 
     def release_heal(self, group: Group) -> Group:
         """Let the donors of `group` free what they keep for it."""
