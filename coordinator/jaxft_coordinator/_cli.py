@@ -69,9 +69,10 @@ def _problem(arguments: Arguments) -> str:
     for name in ("min_replicas", "join_timeout_ms", "quorum_tick_ms", "heartbeat_timeout_ms"):
         if getattr(arguments, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}"
-    if arguments.quorum_tick_ms * 2 > arguments.heartbeat_timeout_ms:
+    if arguments.quorum_tick_ms * 4 > arguments.heartbeat_timeout_ms:
+        # Ticks half the timeout apart mean, to the machine, that the coordinator itself stood still.
         return (
-            f"--heartbeat-timeout-ms {arguments.heartbeat_timeout_ms} must be at least twice "
+            f"--heartbeat-timeout-ms {arguments.heartbeat_timeout_ms} must be at least four times "
             f"--quorum-tick-ms {arguments.quorum_tick_ms}, or silence is noticed late"
         )
     return ""

@@ -193,11 +193,15 @@ class Server(pb_grpc.CoordinatorServicer):
             self._jobs.pop(name, None)
         else:
             self._jobs[name] = job
+        # What goes to a thousand groups is one message: a thousand copies of a quorum would take seconds.
+        made: dict[int, pb.CoordinatorMessage] = {}
         for effect in effects:
             match effect:
                 case Send(session_id, message):
                     if session := self._sessions.get(session_id):
-                        session.put(wire.coordinator_to_proto(message))
+                        if id(message) not in made:
+                            made[id(message)] = wire.coordinator_to_proto(message)
+                        session.put(made[id(message)])
                 case Close(session_id):
                     if session := self._sessions.get(session_id):
                         session.put(None)
@@ -208,4 +212,7 @@ class Server(pb_grpc.CoordinatorServicer):
         while True:
             await asyncio.sleep(self._tick_s)
             for name in list(self._jobs):
-                self._step(name, Tick())
+                try:
+                    self._step(name, Tick())
+                except Exception:  # a fault in one job must not end the watch over all
+                    _log.exception("job %r: the coordinator failed on a tick", name)
