@@ -55,12 +55,17 @@ def leaves_of(layout: Layout, regions: tuple[np.ndarray, ...]) -> list[np.ndarra
 
 
 def _take_idle(size_bytes: int) -> mmap.mmap | None:
-    for block in tuple(_idle):
-        if len(block) != size_bytes:
-            continue
-        with contextlib.suppress(ValueError):  # another thread took it first
-            _idle.remove(block)
+    # Only popleft and append, each of them atomic: a block may be recycled at any moment, by another thread or
+    # by a garbage collection in the midst of this very function, and that would break an iteration. A lock
+    # would not keep out the latter.
+    for _ in range(len(_idle)):
+        try:
+            block = _idle.popleft()
+        except IndexError:  # another thread has it
+            return None
+        if len(block) == size_bytes:
             return block
+        _idle.append(block)
     return None
 
 

@@ -1,6 +1,7 @@
 """Memory is recycled, and never under anybody who still reads it."""
 
 import gc
+import time
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxft._exchange import _memory
 from jaxft._exchange._layout import Layout
 from jaxft._exchange._memory import aligned_empty, empty_regions, leaves_of
 
-from .members import MIXED
+from .members import MIXED, together
 
 MB = 1 << 20
 
@@ -45,6 +46,42 @@ def test_idle_blocks_are_bounded() -> None:
     del arrays
     assert _memory._idle.maxlen is not None
     assert len(_memory._idle) <= _memory._idle.maxlen
+
+
+def test_a_garbage_collection_may_recycle_at_any_moment() -> None:
+    # A copy of the idle blocks is a tuple, and making one may collect garbage, which adds a block to them: that
+    # once ended an exchange. Small tuples come without a collection while there are used ones to be had.
+    used_up = [tuple(range(size)) for size in range(1, 20) for _ in range(2100)]
+    blocks = [aligned_empty(MB + 64 * k) for k in range(20)]
+    del blocks
+    thresholds = gc.get_threshold()
+    try:
+        for allocations in range(1, 6):  # the collection comes with one of the next allocations
+            gc.disable()
+            circle: list[object] = [aligned_empty(MB + 64)]
+            circle.append(circle)
+            del circle
+            used_up += [tuple(range(size)) for size in range(1, 20) for _ in range(5)]
+            gc.set_threshold(gc.get_count()[0] + allocations)
+            gc.enable()
+            aligned_empty(MB + 128)[:] = 0
+            gc.set_threshold(*thresholds)
+            gc.collect()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()
+
+
+def test_threads_do_not_get_into_each_others_way() -> None:
+    def churn(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(400):
+            array = aligned_empty(MB + 64 * int(rng.integers(0, 6)))
+            array[:64] = seed
+            time.sleep(0)  # let the others run
+            assert (array[:64] == seed).all()
+
+    assert together([lambda seed=seed: churn(seed) for seed in range(6)]) == [None] * 6
 
 
 def test_a_jax_array_that_aliases_a_result_keeps_it() -> None:
