@@ -23,8 +23,9 @@ from jaxft._demo._verdict_text import verdict_json, verdict_text
 
 GROUPS = ("group-0", "group-1", "group-2")
 SHARDS = 6  # two for each group, three for each of two: nobody waits for one that has more
-# A relaunched group costs as much processor time as 17 steps of this size, so three returns take some 55 steps.
-SEQUENCES_PER_SHARD = 4
+# A relaunched group costs as much processor time as some 9 steps of this size, 15 on a busy machine: three returns
+# fit twice.
+SEQUENCES_PER_SHARD = 8
 STEPS = 70
 
 
