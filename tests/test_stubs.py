@@ -1,24 +1,21 @@
-"""The committed gRPC stubs are what the proto file makes, and load with the oldest and newest runtime we admit."""
+"""The committed gRPC stubs are what the generator writes."""
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
-COORDINATOR = Path(__file__).parents[1] / "coordinator"
-STUBS = ("coordinator_pb2.py", "coordinator_pb2.pyi", "coordinator_pb2_grpc.py")
+COORDINATOR = Path(__file__).parent.parent / "coordinator"
+PROTO = Path("jaxft_coordinator/proto")
 
 
-def test_the_committed_stubs_are_those_of_the_proto_file(tmp_path: Path) -> None:
-    command = [sys.executable, str(COORDINATOR / "generate_stubs.py"), "--into", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
-    for name in STUBS:
-        path = Path("jaxft_coordinator/proto") / name
-        assert (tmp_path / path).read_bytes() == (COORDINATOR / path).read_bytes(), (
-            f"{path} is not what the proto file makes: run `make stubs`"
+def test_the_committed_stubs_are_freshly_generated(tmp_path: Path):
+    assert version("grpcio-tools") == "1.78.0", "newer tools write stubs that demand the newest runtime"
+    generate = [sys.executable, str(COORDINATOR / "generate_stubs.py"), "--into", str(tmp_path)]
+    subprocess.run(generate, check=True, timeout=60)
+    fresh = {path.name: path.read_bytes() for path in (tmp_path / PROTO).iterdir()}
+    assert sorted(fresh) == ["coordinator_pb2.py", "coordinator_pb2.pyi", "coordinator_pb2_grpc.py"]
+    for name, content in fresh.items():
+        assert (COORDINATOR / PROTO / name).read_bytes() == content, (
+            f"run `make stubs`: {name} is out of date"
         )
-
-
-def test_the_stubs_ask_for_no_newer_runtime_than_we_declare() -> None:
-    folder = COORDINATOR / "jaxft_coordinator/proto"
-    assert "GRPC_GENERATED_VERSION = '1.78.0'" in (folder / "coordinator_pb2_grpc.py").read_text()
-    assert "# Protobuf Python Version: 6.31" in (folder / "coordinator_pb2.py").read_text()

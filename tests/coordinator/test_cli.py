@@ -1,82 +1,156 @@
-"""The command, as a process."""
+"""The command `jaxft-coordinator`, as a process of its own."""
 
+import logging
+import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 
 import grpc
 import pytest
+from jaxft_coordinator import wire
+from jaxft_coordinator._cli import Arguments, _problem, main
+from jaxft_coordinator.core.messages import GroupName, Hello, Incarnation, Welcome
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
 
 COMMAND = [sys.executable, "-m", "jaxft_coordinator"]
+PATIENCE_S = 60.0
+
+# Imports everything, and dies where anything of the accelerators' world is touched.
+WITHOUT_JAX = """
+import sys
+
+class Forbidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("jax", "jaxlib", "numpy", "jaxft"):
+            raise AssertionError(f"the coordinator imports {name}")
+        return None
+
+sys.meta_path.insert(0, Forbidden())
+import jaxft_coordinator._cli, jaxft_coordinator._server, jaxft_coordinator.wire, jaxft_coordinator.core.machine
+print("imported")
+"""
 
 
-def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=60)
+@pytest.fixture
+def coordinator() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A coordinator that listens, and its port."""
+    command = [*COMMAND, "--bind", "localhost:0", "--log-level", "INFO"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            listens = re.search(r"coordinator listens on localhost:0 \(port (\d+)\)", line)
+            assert listens is not None, line
+            yield process, int(listens[1])
+        finally:
+            process.kill()
 
 
-def start() -> tuple[subprocess.Popen[str], int]:
-    process = subprocess.Popen([*COMMAND, "--bind", "localhost:0"], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    found = re.search(r"\(port (\d+)\)", process.stderr.readline())
-    assert found is not None
-    return process, int(found.group(1))
-
-
-def test_help_lists_every_flag_with_its_default() -> None:
-    text = run("--help").stdout
-    for flag, default in {
-        "--bind": "[::]:29510",
-        "--min-replicas": "1",
-        "--join-timeout-ms": "60000",
-        "--quorum-tick-ms": "100",
-        "--heartbeat-timeout-ms": "5000",
-    }.items():
-        assert flag in text
-        assert default in text
+def test_help_lists_every_flag_with_its_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    status, said = run_here(monkeypatch, capsys, "--help")
+    assert status == 0
+    for flag, default in [
+        ("--bind", "[::]:29510"),
+        ("--min-replicas", "1"),
+        ("--join-timeout-ms", "60000"),
+        ("--quorum-tick-ms", "100"),
+        ("--heartbeat-timeout-ms", "5000"),
+        ("--log-level", "INFO"),
+    ]:
+        described = rf"{flag} (?:(?!--).)*\(default: '?{re.escape(default)}'?\)"
+        assert re.search(described, said, re.DOTALL), flag
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("arguments", "text"),
     [
-        (("--min-replicas", "0"), "--min-replicas must be at least 1, not 0"),
-        (("--quorum-tick-ms", "5000"), "--heartbeat-timeout-ms 5000 must be at least"),
-        (("--log-level", "LOUD"), "--log-level 'LOUD' is none of"),
-        (("--bind", "no-port"), "cannot listen on 'no-port'"),
+        (["--min-replicas", "0"], "--min-replicas must be at least 1, not 0"),
+        (["--heartbeat-timeout-ms", "-5"], "--heartbeat-timeout-ms must be at least 1, not -5"),
+        (
+            ["--quorum-tick-ms", "2000"],
+            "--heartbeat-timeout-ms 5000 must be at least four times --quorum-tick-ms 2000",
+        ),
+        (["--log-level", "LOUD"], "--log-level 'LOUD' is none of DEBUG, INFO, WARNING, ERROR"),
+        (["--min-replicas", "two"], "--min-replicas"),
+        (["--bind", "no port here"], "cannot listen on 'no port here'"),
+        (["--colour"], "--colour"),
     ],
 )
-def test_a_flag_that_cannot_be_right_is_an_error_in_one_line(flags: tuple[str, ...], message: str) -> None:
-    result = run(*flags)
-    assert result.returncode == 1
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
+def test_a_wrong_flag_is_a_clear_error(
+    arguments: list[str], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    status, said = run_here(monkeypatch, capsys, *arguments)
+    assert status in (1, 2)
+    assert text in said
 
 
-def test_a_port_in_use_is_an_error_in_one_line() -> None:
-    process, port = start()
-    try:
-        result = run("--bind", f"localhost:{port}")
-        assert result.returncode == 1
-        assert f"cannot listen on 'localhost:{port}': the port is in use" in result.stderr
-        assert "Traceback" not in result.stderr
-    finally:
-        process.kill()
-        process.communicate()
+@pytest.mark.parametrize(
+    "name", ["min_replicas", "join_timeout_ms", "quorum_tick_ms", "heartbeat_timeout_ms"]
+)
+def test_every_number_must_be_at_least_one(name: str):
+    assert _problem(Arguments(**{name: 0})) == f"--{name.replace('_', '-')} must be at least 1, not 0"
 
 
-def test_sigterm_ends_it_cleanly_with_a_stream_open() -> None:
-    process, port = start()
-    try:
-        with grpc.insecure_channel(f"localhost:{port}") as channel:
-            hello = pb.GroupMessage(hello=pb.Hello(job="j", group="g", protocol_version=1, ranks=1))
-            answers = pb_grpc.CoordinatorStub(channel).Session(iter([hello]))
-            assert next(answers).WhichOneof("kind") == "welcome"
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=20)
+def test_the_defaults_are_all_right():
+    assert _problem(Arguments()) == ""
+    assert _problem(Arguments(log_level="debug")) == ""
+
+
+def test_it_ends_well_while_a_stream_is_open(coordinator: tuple[subprocess.Popen[str], int]):
+    process, port = coordinator
+    with grpc.insecure_channel(f"localhost:{port}") as channel:
+        said: queue.SimpleQueue[pb.GroupMessage | None] = queue.SimpleQueue()
+        said.put(wire.group_to_proto(Hello("job", GroupName("a"), Incarnation(1), "a:1")))
+        answers = pb_grpc.CoordinatorStub(channel).Session(iter(said.get, None))
+        assert isinstance(wire.coordinator_from_proto(next(answers)), Welcome)
+        began_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=PATIENCE_S)
+        assert time.monotonic() - began_s < 3.0
         assert process.returncode == 0
-        assert "Traceback" not in errors
-    finally:
-        process.kill()
-        process.wait()
+        assert "coordinator stops" in log
+        assert "Traceback" not in log
+        said.put(None)
+
+
+def test_a_port_in_use_is_a_message_and_status_1():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = subprocess.run([*COMMAND, "--bind", bind], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 1
+    assert f"jaxft-coordinator: cannot listen on '{bind}': the port is in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_it_imports_neither_jax_nor_numpy():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JAX], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.stdout == "imported\n", done.stderr
+
+
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str]:
+    """Run the command in this process; return its exit status and what it said."""
+    monkeypatch.setattr(sys, "argv", ["jaxft-coordinator", *arguments])
+    monkeypatch.setattr(
+        logging, "basicConfig", lambda **options: None
+    )  # the tests' own logging stays as it is
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    if isinstance(ended.value.code, str):  # the interpreter would print it and exit with 1
+        return 1, ended.value.code
+    return int(ended.value.code or 0), said.out + said.err

@@ -111,6 +111,26 @@ def test_when_no_holder_lives_those_who_healed_to_the_very_frontier_donate():
     assert sorted(desk.ready("c").only(NewQuorum)) == ["c", "spare"]
 
 
+def test_a_just_admitted_group_says_that_it_has_the_last_sum_and_then_donates():
+    # Else a job whose last founder dies here would have its state in a live group and not know it.
+    desk = running("a", "b", min_replicas=2)
+    healing(desk, "c")
+    desk.ready("c")
+    desk.commit()
+    desk.ready("c")
+    assert desk.group("c").phase is Phase.MEMBER
+    desk.close("a")
+    desk.close("b")
+    assert [donor.group for donor in desk.come("d", digest="x").only(Heal)["d"].donors] == ["c"]
+
+
+def test_a_spare_donates_only_if_there_is_no_member():
+    desk = running("a")
+    healing(desk, "spare")
+    desk.ready("spare")
+    assert [donor.group for donor in desk.come("b", digest="x").only(Heal)["b"].donors] == ["a"]
+
+
 def test_a_joiner_without_donors_gets_them_as_soon_as_a_holder_is_back():
     desk = running("a")
     desk.commit()
@@ -266,6 +286,41 @@ def test_the_same_incarnation_at_the_frontier_needs_no_heal():
     done = desk.come("b", step=1, digest="")
     assert done.only(Heal) == {}
     assert sorted(done.only(NewQuorum)) == ["a", "b"]
+
+
+def test_an_incarnation_that_healed_is_believed_when_it_comes_back():
+    desk = running("a", "b", min_replicas=2)
+    healing(desk, "c")
+    desk.ready("c")
+    desk.close("a")
+    desk.close("b")
+    desk.close("c")
+    assert desk.come("c", step=0, digest="").only(Heal) == {}
+    assert desk.group("c").phase is Phase.MEMBER
+
+
+def test_an_incarnation_that_never_held_a_state_of_the_job_is_not_believed():
+    desk = running("a", "b")
+    healing(desk, "c")
+    desk.close("c")
+    assert desk.come("c", step=0, digest="fresh").only(Heal)["c"].step == 0
+
+
+def test_founders_of_a_founding_that_came_to_nothing_are_not_believed():
+    desk = running("a")
+    desk.hello("b")
+    desk.close("a")
+    desk.join("b", digest="of another seed")
+    assert members(desk) == ["b"]
+    assert desk.come("a", digest="d").only(Heal)["a"].step == 0
+
+
+def test_what_is_believed_is_kept_for_one_incarnation_of_each_name():
+    desk = running("a")
+    for incarnation in range(2, 30):
+        healing(desk, "b", incarnation)
+        desk.ready("b")
+    assert desk.job.proven == {"a": 1, "b": 29}
 
 
 def test_the_same_incarnation_behind_the_frontier_heals():
