@@ -1,4 +1,4 @@
-"""The committed gRPC stubs are what the generator writes."""
+"""The committed gRPC stubs are what the proto file makes, and load with the oldest runtime that we admit."""
 
 import subprocess
 import sys
@@ -19,3 +19,10 @@ def test_the_committed_stubs_are_freshly_generated(tmp_path: Path):
         assert (COORDINATOR / PROTO / name).read_bytes() == content, (
             f"run `make stubs`: {name} is out of date"
         )
+
+
+def test_the_stubs_ask_for_no_newer_runtime_than_we_declare():
+    assert (
+        "GRPC_GENERATED_VERSION = '1.78.0'" in (COORDINATOR / PROTO / "coordinator_pb2_grpc.py").read_text()
+    )
+    assert "# Protobuf Python Version: 6.31" in (COORDINATOR / PROTO / "coordinator_pb2.py").read_text()
