@@ -185,6 +185,7 @@ class Runner:
         quorum: NewQuorum,
         step: int,
     ) -> None:
+        assert step == self.step, f"asked for step {step} while holding state {self.step}"
         if self._work.step != step:
             self._work = _Work(step)
         self._note_members(quorum)
@@ -282,7 +283,7 @@ class Runner:
         _log.debug("apply step %d", step)
         work = self._work
         assert work.means is not None
-        assert work.step == step
+        assert work.step == step == self.step
         vote_s = time.perf_counter() - self._voted_s
         began_s = time.perf_counter()
         local = work.locals[min(work.locals)] if work.locals else None
@@ -341,6 +342,10 @@ class Runner:
     def _replay(self, directive: Replay, programs: Programs, state: Any) -> tuple[Any, Any] | None:
         assert self._fetcher is not None
         step = directive.step
+        if step != self.step:
+            # The job has moved on before the session's thread has heard of the last replay: the same step is asked
+            # for once more, and applying it twice would be the end of this state.
+            return None
         _log.debug("replay step %d", step)
         with self._session.activity(directive, Abort()) as abort:
             try:
