@@ -1,0 +1,34 @@
+"""What the training thread must refuse, whatever order the session's words arrive in."""
+
+from typing import Any, cast
+
+import pytest
+
+from jaxft._replica._types import Attempt, Replay
+from jaxft._runner import Runner
+from jaxft_coordinator.core.messages import HealId, NewQuorum, QuorumId, Step
+
+
+def runner_at(step: int) -> Runner:
+    nothing = cast(Any, None)
+    runner = Runner(
+        nothing, nothing, nothing, nothing, failure_timeout_s=1.0, step=step, min_replicas=None, settings={}
+    )
+    runner._fetcher = cast(Any, object())  # anything fetched from it would raise
+    return runner
+
+
+def test_a_step_that_was_replayed_is_not_replayed_again() -> None:
+    # The directive is renewed when the frontier moves, which may be before the last Replayed has been heard.
+    runner = runner_at(step=3)
+    nothing = cast(Any, None)
+    assert runner._replay(Replay(HealId(1), Step(2), Step(5)), nothing, nothing) is None
+    assert runner.step == 3
+
+
+def test_an_attempt_at_another_step_than_the_one_in_hand_is_a_fault() -> None:
+    runner = runner_at(step=3)
+    nothing = cast(Any, None)
+    attempt = Attempt(NewQuorum(QuorumId(1), Step(2), 1, ()), Step(2))
+    with pytest.raises(AssertionError, match="asked for step 2 while holding state 3"):
+        runner._attempt(nothing, nothing, nothing, nothing, attempt.quorum, attempt.step)
