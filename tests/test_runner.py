@@ -3,10 +3,10 @@
 from typing import Any, cast
 
 import pytest
+from jaxft_coordinator.core.messages import HealId, NewQuorum, QuorumId, Step
 
 from jaxft._replica._types import Attempt, Replay
 from jaxft._runner import Runner
-from jaxft_coordinator.core.messages import HealId, NewQuorum, QuorumId, Step
 
 
 def runner_at(step: int) -> Runner:
