@@ -74,7 +74,9 @@ class Dialling:
             self.sock.close()
             if isinstance(error, _Unanswered):
                 raise
-            raise ConnectionError(f"{self._address} broke the connection: {error.strerror or error}.") from error
+            raise ConnectionError(
+                f"{self._address} broke the connection: {error.strerror or error}."
+            ) from error
 
     def _connect(self, last: OSError | None) -> socket.socket:
         while self._targets:
