@@ -22,6 +22,9 @@ def digest(tree: Any) -> str:
     Returns:
         128 bits of xxHash3 (https://xxhash.com) as 32 hexadecimal digits. It detects accidents, not attackers.
 
+    Raises:
+        TypeError: a leaf is no array and no number.
+
     Example:
         >>> import jax.numpy as jnp, jaxft
         >>> jaxft.digest({"w": jnp.ones(3)}) == jaxft.digest({"w": jnp.ones(3)})
@@ -29,13 +32,24 @@ def digest(tree: Any) -> str:
     """
     whole = xxhash.xxh3_128()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        array = _host(leaf)
-        whole.update(f"{jax.tree_util.keystr(path)} {array.dtype.name} {array.shape}".encode())
-        whole.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        name = jax.tree_util.keystr(path)
+        array, dtype = _host(leaf, name)
+        head = f"{name} {dtype} {array.shape}".encode()
+        # The lengths tell the parts apart: no name can look like another leaf's bytes.
+        whole.update(f"{len(head)} {array.nbytes} ".encode())
+        whole.update(head)
+        if array.nbytes:
+            whole.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return whole.hexdigest()
 
 
-def _host(leaf: Any) -> np.ndarray:
+def _host(leaf: Any, name: str) -> tuple[np.ndarray, str]:
+    """A leaf's values in the machine's own byte order, and the name of its dtype."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return np.asarray(jax.random.key_data(leaf))
-    return np.asarray(leaf)
+        return np.asarray(jax.random.key_data(leaf)), str(leaf.dtype)
+    array = np.asarray(leaf)
+    if array.dtype.hasobject:
+        raise TypeError(
+            f"cannot take a digest: the leaf {name or 'itself'} is a {type(leaf).__name__}, no array"
+        )
+    return array.astype(array.dtype.newbyteorder("="), copy=False), array.dtype.name

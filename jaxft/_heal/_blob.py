@@ -4,11 +4,13 @@ Each leaf starts at a multiple of 64 bytes, so that a joiner that receives the r
 `jax.Array`s of it without a copy. Both ends derive the layout from shapes and dtypes; nothing of it travels.
 """
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
+import ml_dtypes  # noqa: F401  (registers bfloat16 and its kin with numpy by name)
 import numpy as np
 import xxhash
 
@@ -17,6 +19,10 @@ ALIGN_BYTES = 64
 CHUNK_BYTES = 1 << 20
 
 _ZEROS = bytes(ALIGN_BYTES)
+
+
+class Spoiled(LookupError):
+    """Memory that was to be sent has been overwritten, or is there no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +39,19 @@ class LeafType:
 class BlobLayout:
     leaves: tuple[LeafType, ...]
     offsets: tuple[int, ...]
+    ends: tuple[int, ...]  # without the padding
     total_bytes: int
 
     @staticmethod
     def of(leaves: Sequence[LeafType]) -> "BlobLayout":
         offsets: list[int] = []
+        ends: list[int] = []
         position = 0
         for leaf in leaves:
             offsets.append(position)
-            position += -(-leaf.size_bytes // ALIGN_BYTES) * ALIGN_BYTES
-        return BlobLayout(tuple(leaves), tuple(offsets), position)
+            ends.append(position + leaf.size_bytes)
+            position = -(-ends[-1] // ALIGN_BYTES) * ALIGN_BYTES
+        return BlobLayout(tuple(leaves), tuple(offsets), tuple(ends), position)
 
     @property
     def chunks(self) -> int:
@@ -53,46 +62,84 @@ class BlobLayout:
         start = chunk * CHUNK_BYTES
         return start, min(CHUNK_BYTES, self.total_bytes - start)
 
+    def leaves_in(self, chunk: int) -> range:
+        """The leaves that have bytes in a chunk; those between them have none at all."""
+        start, length = self.span_of(chunk)
+        return range(bisect.bisect_right(self.ends, start), bisect.bisect_left(self.offsets, start + length))
+
     def arrays(self, arena: np.ndarray) -> list[np.ndarray]:
         """The leaves, as views of an arena that holds the whole run."""
         return [
-            arena[offset : offset + leaf.size_bytes].view(np.dtype(leaf.dtype)).reshape(leaf.shape)
-            for leaf, offset in zip(self.leaves, self.offsets, strict=True)
+            arena[offset:end].view(np.dtype(leaf.dtype)).reshape(leaf.shape)
+            for leaf, offset, end in zip(self.leaves, self.offsets, self.ends, strict=True)
         ]
+
+
+class Source(Protocol):
+    """A leaf that is served to joiners, by several threads at once."""
+
+    def flat(self) -> memoryview:
+        """Its bytes, in C order. Raises Spoiled."""
+        ...
+
+    def intact(self) -> bool:
+        """Whether what `flat` gave has not been written to meanwhile."""
+        ...
 
 
 class Blob:
     """Leaves that are served as one run of bytes; each is made contiguous only when a chunk needs it."""
 
-    def __init__(self, layout: BlobLayout, leaves: Sequence[Any]) -> None:
-        """Take leaves that have `host()`, which gives a C-contiguous array of the leaf's type."""
+    def __init__(self, layout: BlobLayout, sources: Sequence[Source]) -> None:
         self.layout = layout
-        self._leaves = list(leaves)
+        self.sources = tuple(sources)
 
-    def pieces(self, chunk: int) -> list[memoryview]:
-        """The bytes of a chunk, as views of the leaves and of padding."""
+    def read(self, chunk: int) -> tuple[list[memoryview], int]:
+        """The bytes of a chunk, as views of the leaves and of padding, and their checksum. Raises Spoiled."""
+        pieces = self._pieces(chunk)
+        digest = checksum(pieces)
+        if not all(self.sources[index].intact() for index in self.layout.leaves_in(chunk)):
+            raise Spoiled(f"chunk {chunk} was overwritten while it was read")
+        return pieces, digest
+
+    def _pieces(self, chunk: int) -> list[memoryview]:
         start, length = self.layout.span_of(chunk)
-        stop = start + length
+        position, stop = start, start + length
         found: list[memoryview] = []
-        for index in range(self._leaf_at(start), len(self._leaves)):
-            offset = self.layout.offsets[index]
-            if offset >= stop:
-                break
-            end = offset + self.layout.leaves[index].size_bytes
-            if end > start:
-                flat = self._leaves[index].host().reshape(-1).view(np.uint8).data
-                found.append(flat[max(start - offset, 0) : min(end, stop) - offset])
-            next_offset = (
-                self.layout.offsets[index + 1] if index + 1 < len(self._leaves) else self.layout.total_bytes
-            )
-            padding = min(next_offset, stop) - max(end, start)
-            if padding > 0:
-                found.append(memoryview(_ZEROS)[:padding])
+        for index in self.layout.leaves_in(chunk):
+            offset, end = self.layout.offsets[index], min(self.layout.ends[index], stop)
+            if end <= max(offset, start):
+                continue
+            if offset > position:
+                found.append(memoryview(_ZEROS)[: offset - position])
+            found.append(self.sources[index].flat()[max(start - offset, 0) : end - offset])
+            position = end
+        if position < stop:
+            found.append(memoryview(_ZEROS)[: stop - position])
         return found
 
-    def _leaf_at(self, position: int) -> int:
-        """The last leaf that starts at or before `position`."""
-        return max(0, int(np.searchsorted(self.layout.offsets, position, side="right")) - 1)
+
+class HostArray:
+    """A source in host memory that nobody writes to any more."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def flat(self) -> memoryview:
+        return bytes_of(np.ascontiguousarray(self._array))
+
+    def intact(self) -> bool:
+        return True
+
+
+def blob_of(arrays: Sequence[np.ndarray]) -> Blob:
+    layout = BlobLayout.of([LeafType(tuple(array.shape), array.dtype.name) for array in arrays])
+    return Blob(layout, [HostArray(array) for array in arrays])
+
+
+def bytes_of(array: np.ndarray) -> memoryview:
+    """The memory of a C-contiguous array."""
+    return array.reshape(-1).view(np.uint8).data  # bfloat16 has no buffer format of its own
 
 
 def checksum(pieces: Sequence[memoryview]) -> int:

@@ -1,43 +1,40 @@
 """The joiner's end: state and means in stripes from all donors at once, each chunk checked.
 
-Spans of chunks lie in one queue; each donor has a connection and a thread that takes the next span. A donor that
-fails in any way (EOF, silence, a wrong digest, "gone") is dropped with a line in the log, and what it had taken goes
-back into the queue. Only when no donor is left does the heal fail.
+Each donor has a connection and a thread. A donor that fails in any way (EOF, silence, a wrong digest, other leaves,
+"gone") is dropped for the rest of the heal with a line in the log, and the others go on. Only when no donor is left
+does the heal fail. Nobody waits for a donor that does not answer while the others have all that is wanted.
 """
 
 import json
 import logging
+import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxft._dataplane import Abort, Hello, dial, recv_exactly, send_all
+from jaxft._dataplane import Abort, Hello, dial
 from jaxft._exchange._layout import LeafSpec
 from jaxft._exchange._memory import aligned_empty
 from jaxft._heal import HealFailed
-from jaxft._heal._blob import BlobLayout, LeafType, checksum
-from jaxft._heal._frames import (
-    MAX_TEXT_BYTES,
-    REPLY_BYTES,
-    BadFrame,
-    Kind,
-    Reply,
-    Request,
-    Status,
-)
+from jaxft._heal._blob import ALIGN_BYTES, BlobLayout, LeafType
+from jaxft._heal._frames import BadFrame, Kind, Request, Status
+from jaxft._heal._place import place
+from jaxft._heal._snapshot import type_of
+from jaxft._heal._stripes import Stripes, ask, header, text
+from jaxft._wire import Aborted
 
 _log = logging.getLogger("jaxft")
 
-# Chunks taken at once: enough to keep a connection busy, few enough that the last donor does not drag on.
-SPAN_CHUNKS = 8
 MAX_MANIFEST_BYTES = 64 << 20
+# A donor's words are quoted up to here.
+_MAX_QUOTE = 500
+# 28 bytes into a connection that was idle: more than this only if the donor is stopped.
+_NOTICE_TIMEOUT_S = 1.0
 
 
 class _Donor:
@@ -47,13 +44,23 @@ class _Donor:
         self.sock: socket.socket | None = None
         self.failed = ""
 
+    def fail(self, error: Exception) -> None:
+        self.failed = (str(error) or type(error).__name__)[:_MAX_QUOTE]
+        self.close()
+        _log.warning("donor %s is dropped: %s", self.name, self.failed)
+
+    def close(self) -> None:
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
+
 
 class Fetcher:
     """Fetches what one heal needs. Not thread-safe.
 
     Args:
         donors: (group, address of its data plane).
-        timeout_s: how long a donor may take for a chunk, and how long all of them may stand still.
+        timeout_s: how long a donor may take for an answer or for a chunk.
     """
 
     def __init__(
@@ -72,216 +79,134 @@ class Fetcher:
         self._timeout_s = timeout_s
         self._donors = [_Donor(name, address) for name, address in donors]
 
-    def state(self, step: int, like: Sequence[jax.Array], *, cancel: Abort) -> list[jax.Array]:
+    def state(self, step: int, like: Sequence[Any], *, cancel: Abort) -> list[jax.Array]:
         """Fetch the pinned state `step`, placed as the leaves of `like` are.
 
         Raises:
             HealFailed: no donor is left, the donors hold other leaves, or `cancel` was set.
         """
-        types = [_type_of(leaf) for leaf in like]
+        types = [type_of(leaf) for leaf in like]
         layout = BlobLayout.of(types)
-        self._each(lambda donor: self._check_manifest(donor, step, types, cancel), cancel)
-        arena = self._fetch(Request(Kind.STATE, self._heal_id, step), layout, cancel)
-        return place(layout.arrays(arena), like)
+        # Memory of its own: a block of this size would be kept for the next contribution of this size.
+        arena = _aligned(layout.total_bytes)
+        self._fetch(Request(Kind.STATE, self._heal_id, step), layout, arena, cancel, types)
+        placed = place(layout.arrays(arena), like)
+        self._say_held(step)
+        return placed
 
     def means(self, step: int, specs: Sequence[LeafSpec], *, cancel: Abort) -> list[np.ndarray]:
-        """Fetch the means of a step, waiting until it is committed.
+        """Fetch the means of a step that is committed, waiting for a donor that has come so far.
 
         Raises:
             HealFailed: no donor is left, or `cancel` was set.
         """
         layout = BlobLayout.of([LeafType(spec.shape, spec.dtype) for spec in specs])
-        return layout.arrays(self._fetch(Request(Kind.MEANS, self._heal_id, step), layout, cancel))
+        arena = aligned_empty(layout.total_bytes)
+        self._fetch(Request(Kind.MEANS, self._heal_id, step), layout, arena, cancel)
+        return layout.arrays(arena)
 
     def close(self) -> None:
         for donor in self._donors:
-            if donor.sock is not None:
-                donor.sock.close()
-                donor.sock = None
+            donor.close()
+
+    def _say_held(self, step: int) -> None:
+        """Tell the donors which state is held, so that they let go of what came before."""
+        for donor in self._donors:
+            if donor.sock is None:
+                continue
+            try:
+                deadline_s = time.monotonic() + _NOTICE_TIMEOUT_S
+                ask(donor.sock, Request(Kind.HOLDS, self._heal_id, step), deadline_s, None)
+            except (ConnectionError, TimeoutError):
+                donor.close()  # it is dialled again, and told, when something is wanted of it
 
     # ---- donors ----
 
-    def _each(self, work: Any, cancel: Abort) -> None:
-        """Run `work(donor)` for all usable donors at once; drop those that fail."""
+    def _fetch(
+        self,
+        request: Request,
+        layout: BlobLayout,
+        arena: np.ndarray,
+        cancel: Abort,
+        types: list[LeafType] | None = None,
+    ) -> None:
+        usable = [donor for donor in self._donors if not donor.failed]
+        stripes = Stripes(request, layout, arena, timeout_s=self._timeout_s, donors=len(usable))
         threads = [
-            threading.Thread(target=self._guarded, args=(donor, work), name=f"jaxft-heal-{donor.name}")
-            for donor in self._donors
-            if not donor.failed
+            threading.Thread(
+                target=self._serve,
+                args=(donor, request, stripes, types),
+                name=f"jaxft-heal-{donor.name}",
+                daemon=True,
+            )
+            for donor in usable
         ]
         for thread in threads:
             thread.start()
+        if threads:
+            stripes.wait(cancel)
         for thread in threads:
             thread.join()
         if cancel.is_set:
             raise HealFailed(f"the heal was overtaken: {cancel.reason}")
-        if all(donor.failed for donor in self._donors):
+        if not stripes.complete:
             reasons = "; ".join(f"{donor.name}: {donor.failed}" for donor in self._donors)
             raise HealFailed(f"no donor is left ({reasons or 'none was named'})")
+        self.transferred_bytes += layout.total_bytes
 
-    def _guarded(self, donor: _Donor, work: Any) -> None:
+    def _serve(self, donor: _Donor, request: Request, stripes: Stripes, types: list[LeafType] | None) -> None:
         try:
-            work(donor)
-        except (ConnectionError, TimeoutError, OSError, ValueError) as error:
-            donor.failed = str(error) or type(error).__name__
-            if donor.sock is not None:
-                donor.sock.close()
-                donor.sock = None
-            _log.warning("donor %s is dropped: %s", donor.name, donor.failed)
+            sock = self._connection(donor, stripes.over)
+            if types is not None:
+                self._check_manifest(sock, request, types, stripes.over)
+            else:
+                held = Request(Kind.HOLDS, self._heal_id, request.step)
+                ask(sock, held, time.monotonic() + self._timeout_s, stripes.over)
+            stripes.serve(sock)
+        except Aborted:
+            donor.close()  # stopped in the middle of something; it may be dialled again
+        except Exception as error:  # whatever a donor does, it is not the end of the others
+            donor.fail(error)
+        finally:
+            stripes.leave()
 
-    def _connection(self, donor: _Donor, cancel: Abort) -> socket.socket:
+    def _connection(self, donor: _Donor, abort: Abort) -> socket.socket:
+        if donor.sock is not None and _is_readable(donor.sock):
+            donor.close()  # nothing was asked, so what came is its end
         if donor.sock is None:
             deadline_s = time.monotonic() + self._timeout_s
-            donor.sock = dial(donor.address, self._hello, deadline_s=deadline_s, abort=cancel)
+            donor.sock = dial(donor.address, self._hello, deadline_s=deadline_s, abort=abort)
         return donor.sock
 
-    def _check_manifest(self, donor: _Donor, step: int, types: list[LeafType], cancel: Abort) -> None:
-        sock = self._connection(donor, cancel)
-        deadline_s = time.monotonic() + self._timeout_s
+    def _check_manifest(
+        self, sock: socket.socket, request: Request, types: list[LeafType], abort: Abort
+    ) -> None:
+        patient_until_s = time.monotonic() + self._timeout_s
         while True:
-            _ask(sock, Request(Kind.MANIFEST, self._heal_id, step), deadline_s, cancel)
-            reply = _header(sock, deadline_s, cancel)
-            text = _text(sock, reply, MAX_MANIFEST_BYTES, deadline_s, cancel)
+            deadline_s = time.monotonic() + self._timeout_s
+            ask(sock, Request(Kind.MANIFEST, self._heal_id, request.step), deadline_s, abort)
+            reply = header(sock, deadline_s, abort)
+            said = text(sock, reply, MAX_MANIFEST_BYTES, deadline_s, abort)
             if reply.status is not Status.NOT_YET:
                 break
+            if time.monotonic() >= patient_until_s:
+                raise TimeoutError(f"for {self._timeout_s:g} s it has said: {said}")
         if reply.status is not Status.OK:
-            raise BadFrame(text)
-        manifest = json.loads(text)
-        theirs = [LeafType(tuple(shape), dtype) for shape, dtype in manifest["leaves"]]
-        if manifest["step"] != step:
-            raise BadFrame(f"it keeps state {manifest['step']}, not {step}")
+            raise BadFrame(said)
+        step, theirs = _read_manifest(said)
+        if step != request.step:
+            raise BadFrame(f"it keeps state {step}, not {request.step}")
         if theirs != types:
             raise BadFrame(f"its state has other leaves: {_first_difference(theirs, types)}")
 
-    # ---- chunks ----
 
-    def _fetch(self, request: Request, layout: BlobLayout, cancel: Abort) -> np.ndarray:
-        arena = aligned_empty(layout.total_bytes)
-        run = _Run(request, layout, arena, self._timeout_s, cancel)
-        self._each(lambda donor: run.serve(self._connection(donor, cancel)), cancel)
-        self.transferred_bytes += layout.total_bytes
-        return arena
-
-
-class _Run:
-    """One blob on its way into one arena."""
-
-    def __init__(
-        self, request: Request, layout: BlobLayout, arena: np.ndarray, timeout_s: float, cancel: Abort
-    ) -> None:
-        self._request = request
-        self._layout = layout
-        self._arena = arena.data
-        self._timeout_s = timeout_s
-        self._cancel = cancel
-        self._changed = threading.Condition()
-        self._missing = layout.chunks
-        self._spans: deque[tuple[int, int]] = deque(
-            (first, min(SPAN_CHUNKS, layout.chunks - first)) for first in range(0, layout.chunks, SPAN_CHUNKS)
-        )
-
-    def serve(self, sock: socket.socket) -> None:
-        """Take spans and fetch them over `sock`, until every chunk is there, from whomever."""
-        while (span := self._take()) is not None:
-            first, count = span
-            done = 0
-            try:
-                while done < count:
-                    done += self._fetch_span(sock, first + done, count - done)
-            finally:
-                self._give_back(first + done, count - done)
-
-    def _take(self) -> tuple[int, int] | None:
-        with self._changed:
-            # Nothing to take now, but another donor may still fail and give back what it took.
-            self._changed.wait_for(
-                lambda: self._spans or not self._missing or self._cancel.is_set, self._timeout_s
-            )
-            if not self._missing:
-                return None
-            if self._cancel.is_set:
-                raise ConnectionAbortedError(self._cancel.reason)
-            if not self._spans:
-                raise TimeoutError("the other donors stand still")
-            return self._spans.popleft()
-
-    def _give_back(self, first: int, count: int) -> None:
-        with self._changed:
-            if count:
-                self._spans.appendleft((first, count))
-            self._changed.notify_all()
-
-    def _fetch_span(self, sock: socket.socket, first: int, count: int) -> int:
-        """Fetch some chunks, from `first` on; return how many."""
-        request = Request(self._request.kind, self._request.heal_id, self._request.step, first, count)
-        _ask(sock, request, time.monotonic() + self._timeout_s, self._cancel)
-        for chunk in range(first, first + count):
-            if not self._fetch_chunk(sock, chunk):
-                return chunk - first
-            with self._changed:
-                self._missing -= 1
-        return count
-
-    def _fetch_chunk(self, sock: socket.socket, chunk: int) -> bool:
-        """Fetch a chunk; False if the donor does not have it yet."""
-        deadline_s = time.monotonic() + self._timeout_s
-        reply = _header(sock, deadline_s, self._cancel)
-        if reply.status is not Status.OK:
-            text = _text(sock, reply, MAX_TEXT_BYTES, deadline_s, self._cancel)
-            if reply.status is Status.NOT_YET:
-                return False
-            raise BadFrame(text)
-        start, length = self._layout.span_of(chunk)
-        if (reply.index, reply.length) != (chunk, length):
-            raise BadFrame(
-                f"it sent chunk {reply.index} of {reply.length} bytes for chunk {chunk} of {length}"
-            )
-        target = self._arena[start : start + length]
-        recv_exactly(sock, target, deadline_s=deadline_s, abort=self._cancel, what="a donor's chunk")
-        if checksum([target]) != reply.digest:
-            raise BadFrame(f"chunk {chunk} arrived damaged: its digest is not the one it was sent with")
-        return True
-
-
-def place(arrays: Sequence[np.ndarray], like: Sequence[jax.Array]) -> list[jax.Array]:
-    """Put host arrays where the leaves of `like` are. On the CPU backend they stay where they lie."""
-    keys = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in like]
-    raw = [
-        jnp.array(array) if key else array  # small, and wrapped below
-        for array, key in zip(arrays, keys, strict=True)
-    ]
-    targets = [None if key else leaf.sharding for leaf, key in zip(like, keys, strict=True)]
-    placed = jax.device_put(raw, targets)
-    return [
-        jax.device_put(jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf)), leaf.sharding)
-        if key
-        else array
-        for array, leaf, key in zip(placed, like, keys, strict=True)
-    ]
-
-
-def _type_of(leaf: jax.Array) -> LeafType:
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, leaf)
-        return LeafType(tuple(data.shape), data.dtype.name)
-    return LeafType(tuple(leaf.shape), leaf.dtype.name)
-
-
-def _ask(sock: socket.socket, request: Request, deadline_s: float, cancel: Abort) -> None:
-    send_all(sock, [request.encode()], deadline_s=deadline_s, abort=cancel, what="a donor to take a request")
-
-
-def _header(sock: socket.socket, deadline_s: float, cancel: Abort) -> Reply:
-    data = bytearray(REPLY_BYTES)
-    recv_exactly(sock, memoryview(data), deadline_s=deadline_s, abort=cancel, what="a donor's answer")
-    return Reply.decode(data)
-
-
-def _text(sock: socket.socket, reply: Reply, limit: int, deadline_s: float, cancel: Abort) -> str:
-    if reply.length > limit:
-        raise BadFrame(f"it announced a text of {reply.length} bytes; {limit} are allowed")
-    data = bytearray(reply.length)
-    recv_exactly(sock, memoryview(data), deadline_s=deadline_s, abort=cancel, what="a donor's answer")
-    return data.decode(errors="replace")
+def _read_manifest(said: str) -> tuple[int, list[LeafType]]:
+    try:
+        manifest = json.loads(said)
+        leaves = [LeafType(tuple(map(int, shape)), str(dtype)) for shape, dtype in manifest["leaves"]]
+        return int(manifest["step"]), leaves
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise BadFrame(f"its manifest cannot be read ({error!r}): {said[:80]!r}") from error
 
 
 def _first_difference(theirs: list[LeafType], ours: list[LeafType]) -> str:
@@ -289,3 +214,16 @@ def _first_difference(theirs: list[LeafType], ours: list[LeafType]) -> str:
         return f"{len(theirs)} leaves instead of {len(ours)}"
     index = next(i for i, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b)
     return f"leaf {index} is {theirs[index]}, here {ours[index]}"
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def _aligned(size_bytes: int) -> np.ndarray:
+    """Fresh memory that goes back to the system; numpy asks for huge pages by itself."""
+    raw = np.empty(size_bytes + ALIGN_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGN_BYTES
+    return raw[start : start + size_bytes]

@@ -1,4 +1,4 @@
-"""The bytes of a heal connection: a fixed request, and a fixed header before each answer's payload."""
+"""The bytes of a heal connection: fixed requests, and a fixed header before each answer's payload."""
 
 import enum
 import struct
@@ -16,6 +16,7 @@ class Kind(enum.IntEnum):
     MANIFEST = 1
     STATE = 2
     MEANS = 3
+    HOLDS = 4  # the joiner holds state `step`; not answered
 
 
 class Status(enum.IntEnum):
@@ -33,7 +34,7 @@ class BadFrame(ConnectionError):
 class Request:
     kind: Kind
     heal_id: int
-    step: int = 0
+    step: int
     first: int = 0
     count: int = 0
 

@@ -1,31 +1,37 @@
 """What a donor keeps for its joiners: states that are pinned at a step, and the means of the steps since.
 
 The training thread publishes each state and asks leave before it donates one; the session's thread pins and
-releases; server threads read. A pin of the state in hand costs nothing until the moment of its donation:
+releases; server threads read. No thread holds the lock while it copies or reads arrays, so neither the training
+nor the heartbeats wait for a joiner. What the training thread does itself, before it donates a pinned state, is to
+capture what nobody has asked for yet (see `_snapshot`).
 
-* On the CPU backend a host view of an array is no copy, and JAX copies an array that has a live view instead of
-  donating it. So the view is a copy-on-write snapshot.
-* Elsewhere the view is a copy in host memory, made by the first server thread that asks, or at the latest by the
-  training thread before it donates.
+Everything is kept only while a joiner needs it. A joiner that holds a state says so (`holds`), and what came before
+that state is let go; `release` lets go of the rest. Joiners that were pinned at the same step share a snapshot.
 """
 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxft._heal._blob import Blob, BlobLayout, LeafType
+from jaxft._heal._blob import Blob, blob_of
+from jaxft._heal._snapshot import Snapshot
 
 _log = logging.getLogger("jaxft")
 
-# A log that has outgrown this many states is no way to catch up; a new snapshot is.
+# A log that has outgrown this many states is no way to catch up; a new snapshot is. Steps of a small model are
+# fast, and its log is no burden: up to so many bytes, or so few steps, nobody is given up.
 LOG_LIMIT_STATES = 2
+LOG_LIMIT_MIN_BYTES = 64 << 20
 LOG_LIMIT_MIN_STEPS = 8
+
+# Heals that are remembered to be over, so that a joiner is told at once.
+_REMEMBERED_HEALS = 256
 
 
 class Gone(LookupError):
@@ -39,47 +45,77 @@ class NotYet(LookupError):
 @dataclass(slots=True)
 class _Pin:
     step: int
-    snapshot: Blob | None = None
-    sources: list[jax.Array] = field(default_factory=list[jax.Array])
+    held: int = -1  # the state that the joiner holds
+
+    @property
+    def needs_state(self) -> bool:
+        return self.held < 0
+
+    @property
+    def needs_means_from(self) -> int:
+        return max(self.step, self.held)
+
+
+class _Logged:
+    """The means of one step, which become a blob when the first joiner asks for them."""
+
+    def __init__(self, means: Sequence[np.ndarray]) -> None:
+        self._means = [np.asarray(mean) for mean in means]
+        self._blob: Blob | None = None
+        self.size_bytes = sum(mean.nbytes for mean in self._means)
+
+    @property
+    def blob(self) -> Blob:
+        if self._blob is None:  # two threads may make one each; they are alike
+            self._blob = blob_of(self._means)
+        return self._blob
 
 
 class StateStore:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._step = -1
-        self._leaves: list[jax.Array] = []
+        self._oldest = 0  # the oldest state that may still be pinned: the present one, until it is donated
+        self._leaves: list[Any] = []
+        self._state_bytes = 0
         self._pins: dict[int, _Pin] = {}
-        self._log: dict[int, list[np.ndarray]] = {}
+        self._over: deque[int] = deque(maxlen=_REMEMBERED_HEALS)
+        self._snapshots: dict[int, Snapshot] = {}
+        self._log: dict[int, _Logged] = {}
 
     # ---- the training thread ----
 
-    def publish(self, step: int, leaves: Sequence[jax.Array]) -> None:
+    def publish(self, step: int, leaves: Sequence[Any]) -> None:
         """Say that `leaves` are now the group's committed state, state `step`."""
         with self._changed:
-            self._step = step
+            self._step = self._oldest = step
             self._leaves = list(leaves)
-            for heal_id, pin in list(self._pins.items()):
-                if any(source.is_deleted() for source in pin.sources):
-                    _log.error("state %d was overwritten under heal %d; it is given up", pin.step, heal_id)
-                    self._drop(heal_id)
-                pin.sources = []
+            for kept in [kept for kept, snapshot in self._snapshots.items() if not snapshot.intact()]:
+                self._give_up_state(kept, "it was overwritten")
+            self._take_snapshot()
             self._changed.notify_all()
 
     def before_donation(self) -> None:
-        """Make every snapshot of the present state that is still to be made; it is overwritten next."""
+        """Capture the present state if a joiner needs it; it is overwritten next."""
         with self._changed:
-            for pin in self._pins.values():
-                if pin.step == self._step:
-                    self._materialise(pin)
-            # The present state must not be read after this.
-            self._leaves = []
+            step, self._leaves = self._step, []
+            self._oldest = step + 1
+            snapshot = self._snapshots.get(step)
+        if snapshot is None:
+            return
+        try:
+            snapshot.capture(lambda: self._snapshots.get(step) is snapshot)
+        except Exception as error:  # out of memory, say: no reason for the donor's own training to end
+            with self._changed:
+                self._give_up_state(step, f"it could not be captured: {error!r}")
 
-    def log(self, step: int, means: list[np.ndarray]) -> None:
+    def log(self, step: int, means: Sequence[np.ndarray]) -> None:
         """Keep the means of a committed step, if a heal needs them. They are never written to again."""
         with self._changed:
-            if not self._pins:
+            if all(step < pin.needs_means_from for pin in self._pins.values()):
                 return
-            self._log[step] = means
+            self._state_bytes = sum(leaf.nbytes for leaf in self._leaves if hasattr(leaf, "nbytes"))
+            self._log[step] = _Logged(means)
             self._bound_log()
             self._changed.notify_all()
 
@@ -89,6 +125,7 @@ class StateStore:
         """Keep state `step` for a heal, and the means of all steps from `step` on."""
         with self._changed:
             self._pins[heal_id] = _Pin(step)
+            self._take_snapshot()
             self._changed.notify_all()
 
     def release(self, heal_id: int) -> None:
@@ -102,92 +139,78 @@ class StateStore:
         with self._changed:
             while True:
                 pin = self._pins.get(heal_id)
-                if pin is not None and pin.step == self._step and self._leaves:
-                    self._materialise(pin)
-                if pin is not None and pin.snapshot is not None:
-                    return pin.step, pin.snapshot
-                if pin is not None and pin.step < self._step:
-                    raise Gone(f"state {pin.step} of heal {heal_id} is not kept")
+                if pin is None and heal_id in self._over:
+                    raise Gone(f"heal {heal_id} is over")
+                if pin is not None:
+                    snapshot = self._snapshots.get(pin.step) if pin.needs_state else None
+                    if snapshot is not None:
+                        step = pin.step
+                        break
+                    if pin.step < self._oldest:
+                        raise Gone(f"state {pin.step} of heal {heal_id} is not kept")
+                what = f"heal {heal_id} is not pinned" if pin is None else f"state {pin.step} is not reached"
                 if not self._changed.wait(deadline_s - time.monotonic()):
-                    raise NotYet(f"heal {heal_id} is not pinned yet")
+                    raise NotYet(f"{what} yet")
+        return step, snapshot.blob
 
-    def means(self, heal_id: int, step: int, *, deadline_s: float) -> list[np.ndarray]:
+    def means(self, heal_id: int, step: int, *, deadline_s: float) -> Blob:
         """The logged means of a step. Raises Gone or NotYet."""
         with self._changed:
-            while True:
+            while (logged := self._log.get(step)) is None or heal_id not in self._pins:
                 pin = self._pins.get(heal_id)
-                if pin is None or step < pin.step:
+                if pin is None or step < max(pin.needs_means_from, self._step):
                     raise Gone(f"the means of step {step} are not kept for heal {heal_id}")
-                if step in self._log:
-                    return self._log[step]
                 if not self._changed.wait(deadline_s - time.monotonic()):
                     raise NotYet(f"step {step} is not committed yet")
+        return logged.blob
+
+    def holds(self, heal_id: int, step: int) -> None:
+        """The joiner holds state `step`: for it, nothing that came before needs to be kept."""
+        with self._changed:
+            pin = self._pins.get(heal_id)
+            if pin is not None and step >= pin.step:
+                pin.held = max(pin.held, step)
+                self._trim()
 
     # ---- under the lock ----
 
-    def _materialise(self, pin: _Pin) -> None:
-        if pin.snapshot is not None:
+    def _take_snapshot(self) -> None:
+        if self._oldest != self._step or self._step in self._snapshots:
             return
-        held = [_Held(leaf) for leaf in self._leaves]
-        pin.snapshot = Blob(BlobLayout.of([leaf.type for leaf in held]), held)
-        pin.sources = [leaf for leaf in self._leaves if _is_viewed(leaf)]
+        if any(pin.step == self._step and pin.needs_state for pin in self._pins.values()):
+            self._snapshots[self._step] = Snapshot(self._leaves)
 
     def _drop(self, heal_id: int) -> None:
-        self._pins.pop(heal_id, None)
-        oldest = min((pin.step for pin in self._pins.values()), default=None)
-        for step in list(self._log):
-            if oldest is None or step < oldest:
-                del self._log[step]
+        if self._pins.pop(heal_id, None) is not None:
+            self._over.append(heal_id)
+        self._trim()
         self._changed.notify_all()
 
+    def _trim(self) -> None:
+        states = {pin.step for pin in self._pins.values() if pin.needs_state}
+        for step in self._snapshots.keys() - states:
+            del self._snapshots[step]
+        oldest = min((pin.needs_means_from for pin in self._pins.values()), default=None)
+        for step in [step for step in self._log if oldest is None or step < oldest]:
+            del self._log[step]
+
+    def _give_up_state(self, step: int, why: str) -> None:
+        for heal_id in [one for one, pin in self._pins.items() if pin.step == step and pin.needs_state]:
+            _log.error("heal %d is given up: state %d is lost, because %s", heal_id, step, why)
+            self._drop(heal_id)
+
     def _bound_log(self) -> None:
-        """Give up the oldest heal when the log has outgrown what catching up by it is worth."""
-        state_bytes = sum(leaf.nbytes for leaf in self._leaves)
-        log_bytes = sum(mean.nbytes for means in self._log.values() for mean in means)
-        if len(self._log) <= LOG_LIMIT_MIN_STEPS or log_bytes <= LOG_LIMIT_STATES * state_bytes:
-            return
-        heal_id = min(self._pins, key=lambda heal_id: self._pins[heal_id].step)
-        _log.warning(
-            "heal %d is given up: %d steps (%.0f MB) have been logged for it; the joiner must begin anew",
-            heal_id,
-            len(self._log),
-            log_bytes / 1e6,
-        )
-        self._drop(heal_id)
-
-
-class _Held:
-    """One leaf of a snapshot: host views (or copies) of its pieces, joined when somebody asks for it."""
-
-    def __init__(self, leaf: jax.Array) -> None:
-        if _is_key(leaf):
-            # The array beneath a key is its own buffer: a view of it would not be seen by the donation.
-            data = np.array(jax.random.key_data(leaf))
-            self._pieces: list[tuple[tuple[slice, ...], np.ndarray]] = [((), data)]
-            self.type = LeafType(data.shape, data.dtype.name)
-            return
-        self._pieces = [
-            (shard.index, np.asarray(shard.data))
-            for shard in leaf.addressable_shards
-            if shard.replica_id == 0
-        ]
-        self.type = LeafType(tuple(leaf.shape), leaf.dtype.name)
-
-    def host(self) -> np.ndarray:
-        """The whole leaf, C-contiguous."""
-        if len(self._pieces) > 1:
-            whole = np.empty(self.type.shape, np.dtype(self.type.dtype))
-            for index, piece in self._pieces:
-                whole[index] = piece
-            # Server threads may do this twice at once; both results are right, and one is kept.
-            self._pieces = [((), whole)]
-        return np.ascontiguousarray(self._pieces[0][1])
-
-
-def _is_key(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _is_viewed(leaf: jax.Array) -> bool:
-    """Whether a host view of the leaf is the leaf's own memory, so that its donation must be seen to copy."""
-    return not _is_key(leaf) and all(device.platform == "cpu" for device in leaf.devices())
+        """Give up the oldest heals when the log has outgrown what catching up by it is worth."""
+        limit_bytes = max(LOG_LIMIT_STATES * self._state_bytes, LOG_LIMIT_MIN_BYTES)
+        while len(self._log) > LOG_LIMIT_MIN_STEPS:
+            log_bytes = sum(logged.size_bytes for logged in self._log.values())
+            if log_bytes <= limit_bytes:
+                return
+            heal_id = min(self._pins, key=lambda heal_id: self._pins[heal_id].needs_means_from)
+            _log.warning(
+                "heal %d is given up: %d steps (%.0f MB) have been logged for it; the joiner must begin anew",
+                heal_id,
+                len(self._log),
+                log_bytes / 1e6,
+            )
+            self._drop(heal_id)

@@ -1,0 +1,140 @@
+"""A state that is kept for joiners while the training goes on.
+
+A snapshot begins as references to the arrays, which costs nothing. Each leaf is *captured*, that is, made safe from
+the donation of its array, when the first joiner asks for it, and at the latest before that donation:
+
+* On the CPU backend a host view of an array is no copy, and JAX copies an array that has a live view instead of
+  donating it. So the view is a copy-on-write snapshot. This is what jaxlib does, not what it promises, so whoever
+  reads asks afterwards whether the array was overwritten after all (`intact`).
+* Elsewhere, and for the few types that XLA packs (int4), a host view is a copy from the start.
+
+A leaf that is spread over several devices is joined, into C order, when its first byte is asked for.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxft._heal._blob import Blob, BlobLayout, LeafType, Spoiled, bytes_of
+
+_Piece = tuple[tuple[slice, ...], np.ndarray]
+
+
+class Snapshot:
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        self._lock = threading.Lock()
+        self._leaves: list[Any] = list(leaves)
+        self._blob: Blob | None = None
+
+    @property
+    def blob(self) -> Blob:
+        with self._lock:
+            if self._blob is None:
+                sources = [_Leaf(leaf) for leaf in self._leaves]
+                self._blob = Blob(BlobLayout.of([source.type for source in sources]), sources)
+                self._leaves = []
+            return self._blob
+
+    def capture(self, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Make it safe from the donation of its arrays, as long as it is `wanted`."""
+        for source in self.blob.sources:
+            if not wanted():
+                return
+            assert isinstance(source, _Leaf)
+            source.capture()
+
+    def intact(self) -> bool:
+        with self._lock:
+            return self._blob is None or all(source.intact() for source in self._blob.sources)
+
+
+class _Leaf:
+    """One leaf: the array, until it is captured; then host views or copies of its pieces; then one run of bytes."""
+
+    def __init__(self, leaf: Any) -> None:
+        self.type = type_of(leaf)
+        self._lock = threading.Lock()
+        self._leaf: Any = leaf
+        self._pieces: list[_Piece] = []
+        self._watched: list[jax.Array] = []  # whose memory the pieces are
+        self._flat: memoryview | None = None
+        self._spoiled = False
+
+    def capture(self) -> None:
+        if self._leaf is None:  # without the lock: a thread that joins it, for long perhaps, holds that
+            return
+        with self._lock:
+            self._capture()
+
+    def flat(self) -> memoryview:
+        with self._lock:
+            self._capture()
+            if self._flat is None:
+                self._flat = self._join()
+            return self._flat
+
+    def intact(self) -> bool:
+        # Not `is_deleted` of the whole leaf: that looks at its first buffer only (JAX 0.10 to 0.12).
+        return not self._spoiled and not any(shard.is_deleted() for shard in self._watched)
+
+    def _capture(self) -> None:
+        if self._leaf is None:
+            return
+        try:
+            self._pieces, self._watched = _host_pieces(self._leaf, self.type)
+        except (
+            RuntimeError
+        ) as error:  # the array is deleted: released here, and donated, before a server read it
+            raise Spoiled(str(error)) from error
+        self._leaf = None
+
+    def _join(self) -> memoryview:
+        if len(self._pieces) == 1 and self._pieces[0][1].flags.c_contiguous:
+            return bytes_of(self._pieces[0][1])
+        whole = np.empty(self.type.shape, np.dtype(self.type.dtype))
+        for index, piece in self._pieces:
+            whole[index] = piece
+        # The views have done their service: without them, the arrays may be donated again.
+        self._spoiled = not self.intact()
+        self._pieces, self._watched = [], []
+        return bytes_of(whole)
+
+
+def _host_pieces(leaf: Any, leaf_type: LeafType) -> tuple[list[_Piece], list[jax.Array]]:
+    """A leaf's unique pieces in host memory, and those of its arrays whose memory that is."""
+    if not isinstance(leaf, jax.Array):
+        # A number or a numpy array, as the first state of a run may hold; it becomes what JAX makes of it.
+        return [((), np.array(leaf).astype(leaf_type.dtype))], []
+    if is_key(leaf):
+        # The array beneath a key is its own buffer: a view of it would not be seen by the donation.
+        return [((), np.array(jax.random.key_data(leaf)))], []
+    assert leaf.is_fully_addressable, "a group of several processes cannot donate its state"
+    pieces: list[_Piece] = []
+    watched: list[jax.Array] = []
+    for shard in leaf.addressable_shards:
+        if shard.replica_id != 0:
+            continue
+        view = np.asarray(shard.data)
+        if shard.device.platform == "cpu":
+            if view.size and view.ctypes.data == shard.data.unsafe_buffer_pointer():
+                watched.append(shard.data)
+        elif "host" in (shard.data.sharding.memory_kind or ""):
+            view = np.array(view)  # offloaded to host memory: the view may be the array's own memory
+        pieces.append((shard.index, view))
+    return pieces, watched
+
+
+def type_of(leaf: Any) -> LeafType:
+    """The type of a leaf as it is served: a key as the numbers that it is made of."""
+    aval = jax.typeof(leaf)
+    if is_key(aval):
+        aval = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    return LeafType(tuple(aval.shape), aval.dtype.name)
+
+
+def is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,138 @@
+"""Donors in processes of their own, told what to do over a pipe, and killed or stopped."""
+
+import multiprocessing
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from jaxft._dataplane import Listener
+from jaxft._heal import _server
+from jaxft._heal._blob import Blob
+from jaxft._heal._server import HealServer
+from jaxft._heal._store import StateStore
+
+from .donors import MB, values
+
+ANSWER_WITHIN_S = 60.0
+HEAL = 5
+
+# Forked from one process that has everything imported: starting each from nothing would take seconds. A donor of
+# numpy arrays never starts a backend of JAX.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["jaxft._heal._server", __name__])
+
+
+def state_of(size_mb: int) -> list[np.ndarray]:
+    return [
+        values((size_mb * MB // 2,), "uint8"),
+        values((3,), "bfloat16"),
+        values((size_mb * MB // 2,), "uint8", 1),
+    ]
+
+
+def means_of(step: int) -> list[np.ndarray]:
+    return [values((3 * MB,), "uint8", 100 + step)]
+
+
+class _Trap:
+    """Stops the thread that reads the n-th chunk, says so, and lets it go on when it is told to."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.countdown = 0
+        self.opened = threading.Event()
+        read = Blob.read
+
+        def trapped(blob: Blob, chunk: int) -> Any:
+            self.countdown -= 1
+            if self.countdown == 0:
+                pipe.send("in the trap")
+                self.opened.wait()
+            return read(blob, chunk)
+
+        Blob.read = trapped
+
+
+class _Process:
+    """What runs in a donor's process: its methods are called by name from the test."""
+
+    def __init__(self, pipe: Connection) -> None:
+        _server.LONG_POLL_S = 0.05
+        self.trap = _Trap(pipe)
+        self.store = StateStore()
+        self.listener = Listener(host="127.0.0.1", job="job", on_heal=HealServer(self.store).serve)
+
+    def address(self) -> str:
+        return f"127.0.0.1:{self.listener.port}"
+
+    def hold(self, size_mb: int, steps: int) -> None:
+        """Pin state 0, and train over some steps."""
+        self.store.publish(0, state_of(size_mb))
+        self.store.pin(HEAL, 0)
+        for step in range(steps):
+            self.store.log(step, means_of(step))
+            self.store.before_donation()
+            self.store.publish(step + 1, [])
+
+    def set_trap(self, chunk: int) -> None:
+        """Counted from 1."""
+        self.trap.countdown = chunk
+
+    def open_trap(self) -> None:
+        self.trap.opened.set()
+
+
+def _main(pipe: Connection) -> None:
+    process = _Process(pipe)
+    while (request := pipe.recv()) is not None:
+        name, arguments = request
+        pipe.send(getattr(process, name)(*arguments))
+
+
+class DonorProcess:
+    """A process, as the test sees it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._pipe, theirs = _context.Pipe()
+        self.process = _context.Process(target=_main, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        self._pipe.send((name, arguments))
+        return self.answer()
+
+    def answer(self) -> Any:
+        assert self._pipe.poll(ANSWER_WITHIN_S), "no answer"
+        return self._pipe.recv()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    @property
+    def address(self) -> tuple[str, str]:
+        return self.name, self.ask("address")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+
+@contextmanager
+def donors(names: Sequence[str], *, size_mb: int = 24, steps: int = 0) -> Iterator[list[DonorProcess]]:
+    """Processes that hold the same state, pinned, and the means of some steps."""
+    made = [DonorProcess(name) for name in names]
+    try:
+        for one in made:
+            one.ask("hold", size_mb, steps)
+        yield made
+    finally:
+        for one in made:
+            one.end()

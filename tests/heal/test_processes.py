@@ -1,0 +1,123 @@
+"""Real donors that are killed and stopped in the middle of a heal."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxft._dataplane import Abort
+from jaxft._heal import HealFailed, _stripes
+from jaxft._heal._fetch import Fetcher
+
+from .donors import LONG_S, fetch_state, in_thread, joiner, same_bits, specs_of
+from .processes import DonorProcess, donors, means_of, state_of
+
+pytestmark = pytest.mark.processes
+
+SIZE_MB = 24
+
+
+def zeros() -> list[np.ndarray]:
+    return [np.zeros_like(leaf) for leaf in state_of(SIZE_MB)]
+
+
+def kill(one: DonorProcess) -> None:
+    one.process.kill()
+    one.process.join()
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 9])
+def test_a_donor_is_killed_in_the_middle_and_the_other_finishes(chunk: int) -> None:
+    with donors(["a", "b"]) as (a, b), joiner(a.address, b.address) as fetcher:
+        fetched = both_at_it(fetcher, a, b, chunk)
+        kill(a)
+        b.ask("open_trap")
+        assert same_bits(fetched(), state_of(SIZE_MB))
+        assert fetcher._donors[0].failed
+
+
+def both_at_it(fetcher: Fetcher, a: DonorProcess, b: DonorProcess, chunk: int) -> Callable[[], Any]:
+    """Start a fetch; return when `a` is about to read its n-th chunk, and `b` its second, which will wait."""
+    a.ask("set_trap", chunk)
+    b.ask("set_trap", 2)
+    fetched = in_thread(lambda: fetch_state(fetcher, 0, zeros()))
+    for one in (a, b):
+        assert one.answer() == "in the trap"
+    return fetched
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_all_donors_are_killed_and_all_are_named(names: str) -> None:
+    with donors(names) as all_of_them:
+        with joiner(*(one.address for one in all_of_them)) as fetcher:
+            for one in all_of_them:
+                one.ask("set_trap", 3)
+            fetched = in_thread(lambda: fetch_state(fetcher, 0, zeros()))
+            for one in all_of_them:
+                assert one.answer() == "in the trap"
+            began_s = time.monotonic()
+            for one in all_of_them:
+                kill(one)
+            with pytest.raises(HealFailed) as failure:
+                fetched()
+            assert time.monotonic() - began_s < LONG_S / 2
+    for name in names:
+        assert f"{name}: The peer closed the connection" in str(failure.value) or (
+            f"{name}: [Errno 104] Connection reset by peer" in str(failure.value)
+        )
+
+
+def test_a_stopped_donor_delays_the_heal_by_the_stall_limit_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stripes, "_STALL_S", 0.3)
+    with donors(["a", "b"], steps=2) as (a, b), joiner(a.address, b.address, timeout_s=LONG_S) as fetcher:
+        fetched = both_at_it(fetcher, a, b, 3)
+        os.kill(a.pid, signal.SIGSTOP)
+        b.ask("open_trap")
+        began_s = time.monotonic()
+        assert same_bits(fetched(), state_of(SIZE_MB))
+        for step in (0, 1):
+            means = fetcher.means(step, specs_of(means_of(step)), cancel=Abort())
+            assert same_bits(means, means_of(step))
+        assert time.monotonic() - began_s < LONG_S / 2
+
+
+def test_a_donor_that_is_stopped_before_the_heal_delays_nobody() -> None:
+    with donors(["a", "b"], steps=1) as (a, b), joiner(a.address, b.address, timeout_s=LONG_S) as fetcher:
+        os.kill(a.pid, signal.SIGSTOP)
+        began_s = time.monotonic()
+        assert same_bits(fetch_state(fetcher, 0, zeros()), state_of(SIZE_MB))
+        assert same_bits(fetcher.means(0, specs_of(means_of(0)), cancel=Abort()), means_of(0))
+        assert time.monotonic() - began_s < LONG_S / 2
+        os.kill(a.pid, signal.SIGCONT)
+
+
+def test_a_stopped_donor_alone_is_given_its_time_and_may_come_back() -> None:
+    with donors(["a"]) as (a,):
+        with joiner(a.address, timeout_s=LONG_S) as fetcher:
+            a.ask("set_trap", 3)
+            fetched = in_thread(lambda: fetch_state(fetcher, 0, zeros()))
+            assert a.answer() == "in the trap"
+            a.ask("open_trap")
+            os.kill(a.pid, signal.SIGSTOP)
+            os.kill(a.pid, signal.SIGCONT)
+            assert same_bits(fetched(), state_of(SIZE_MB))
+        with joiner(a.address, timeout_s=0.3) as fetcher:
+            os.kill(a.pid, signal.SIGSTOP)
+            with pytest.raises(HealFailed, match=r"a: Waited 0\.\d s"):
+                fetch_state(fetcher, 0, zeros())
+
+
+def test_a_donor_is_killed_between_the_state_and_the_means() -> None:
+    with donors(["a", "b"], steps=3) as (a, b), joiner(a.address, b.address) as fetcher:
+        fetch_state(fetcher, 0, zeros())
+        kill(a)
+        for step in range(3):
+            means = fetcher.means(step, specs_of(means_of(step)), cancel=Abort())
+            assert same_bits(means, means_of(step))
+        kill(b)
+        with pytest.raises(HealFailed, match=r"a: .*b: "):
+            fetcher.means(2, specs_of(means_of(2)), cancel=Abort())
