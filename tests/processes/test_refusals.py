@@ -48,8 +48,8 @@ def test_two_processes_of_one_name_do_not_share_a_place(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
         gate = tmp_path / "gate"
-        older = here.start("group-0", *STEPS, "--gate", f"3:{gate}")
-        other = here.start("group-1", *STEPS, "--gate", f"3:{gate}")
+        groups = here.start_together(("group-0", "group-1"), lambda group: (*STEPS, "--gate", f"3:{gate}"))
+        older, other = groups.values()
         here.until(lambda: len(older.steps()) == len(other.steps()) == 3, "the job to run")
         newer = here.start("group-0", *STEPS)
         here.until(
