@@ -98,14 +98,14 @@ def test_a_just_admitted_group_that_is_left_alone_without_the_last_sum_is_no_don
     assert "step 1 needs 1 groups that hold it, and 0 do (nobody)" in desk.tick().only(Waiting)["b"].reason
 
 
-def test_when_no_holder_lives_those_who_healed_to_the_very_frontier_donate():
+def test_when_no_member_lives_spares_that_healed_to_the_very_frontier_donate():
     desk = running("a", "b", min_replicas=2)
     desk.commit()
     healing(desk, "spare")
     desk.ready("spare")
-    desk.close("a")
-    desk.close("b")
+    desk.wait(5.3, silent=("a", "b"))
     assert desk.job.quorum is None
+    assert desk.group("spare").phase is Phase.READY
     done = desk.come("c", digest="fresh")
     assert [donor.group for donor in done.only(Heal)["c"].donors] == ["spare"]
     assert sorted(desk.ready("c").only(NewQuorum)) == ["c", "spare"]
@@ -122,6 +122,15 @@ def test_a_just_admitted_group_says_that_it_has_the_last_sum_and_then_donates():
     desk.close("a")
     desk.close("b")
     assert [donor.group for donor in desk.come("d", digest="x").only(Heal)["d"].donors] == ["c"]
+
+
+def test_a_joiner_that_lacks_a_step_donates_nothing_even_if_it_is_the_last():
+    desk = running("a")
+    healing(desk, "b")
+    desk.commit()
+    desk.ready("b", step=0)
+    desk.close("a")
+    assert desk.come("c", digest="x").only(Heal) == {}
 
 
 def test_a_spare_donates_only_if_there_is_no_member():

@@ -183,6 +183,15 @@ def test_a_job_is_not_finished_by_those_who_leave_early():
     assert desk.job.finished is None
 
 
+def test_a_job_is_not_finished_by_those_who_do_not_hold_its_state():
+    desk = running("a")
+    desk.commit()
+    healing(desk, "b")
+    desk.close("a")
+    desk.leave("b", finished=True)
+    assert desk.job.finished is None
+
+
 def test_those_who_finish_together_cost_one_quorum():
     desk = running(*(f"g-{i}" for i in range(20)))
     for i in range(15):

@@ -250,6 +250,6 @@ def _quorums(effects: tuple[Effect, ...]) -> list[NewQuorum]:
 
 
 AnyJob.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, print_blob=False
+    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, print_blob=False
 )
 TestAnyJob = AnyJob.TestCase
