@@ -110,7 +110,7 @@ def _host_pieces(leaf: Any, leaf_type: LeafType) -> tuple[list[_Piece], list[jax
         # A number or a numpy array, as the first state of a run may hold; it becomes what JAX makes of it.
         return [((), np.array(leaf).astype(leaf_type.dtype))], []
     if is_key(leaf):
-        # The array beneath a key is its own buffer: a view of it would not be seen by the donation.
+        # Copied, for it is small: whether a donation sees a view of the array beneath a key is promised nowhere.
         return [((), np.array(jax.random.key_data(leaf)))], []
     assert leaf.is_fully_addressable, "a group of several processes cannot donate its state"
     pieces: list[_Piece] = []

@@ -92,8 +92,7 @@ def test_sharded_over_two_axes(spec: tuple[str | None, ...]) -> None:
     assert_kept([sharded(values((8, 12)), mesh(2, 2), *spec)], increase)
 
 
-def test_the_first_buffer_is_not_the_one_that_is_watched() -> None:
-    """On a mesh in another order than the devices', the unique pieces do not begin with the first device."""
+def test_a_mesh_in_another_order_than_the_devices() -> None:
     devices = np.array(jax.devices()[:4])[[3, 1, 0, 2]].reshape(2, 2)
     over = jax.sharding.Mesh(devices, ("x", "y"))
     assert_kept([sharded(values((8, 4)), over, "x"), sharded(values((8, 4)), over, None, "y")], increase)
@@ -227,6 +226,25 @@ def test_a_state_that_was_overwritten_is_given_up(
     assert "heal 1 is given up: state 0 is lost, because it was overwritten" in caplog.text
     with pytest.raises(Gone):
         store.state(1, deadline_s=soon())
+
+
+def test_a_leaf_that_was_overwritten_in_part_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first piece is protected by a view, and JAX says of the whole what it finds of its first buffer."""
+
+    def only_the_first(leaf: Any, leaf_type: LeafType) -> Any:
+        pieces, watched = _host_pieces(leaf, leaf_type)
+        return [pieces[0], *((index, np.array(piece)) for index, piece in pieces[1:])], watched
+
+    _host_pieces = _snapshot._host_pieces
+    monkeypatch.setattr(_snapshot, "_host_pieces", only_the_first)
+    leaves = jax.block_until_ready(increase([sharded(values((8, 4)), mesh(4), "x")]))
+    snapshot = Snapshot(leaves)
+    snapshot.capture()
+    jax.block_until_ready(increase(leaves))
+    assert not leaves[0].is_deleted(), "this test is of an array that looks alive"
+    assert not snapshot.intact()
+    with pytest.raises(Spoiled):
+        snapshot.blob.read(0)
 
 
 def test_a_leaf_that_was_joined_from_overwritten_pieces_stays_spoiled(unprotected: None) -> None:
