@@ -120,6 +120,8 @@ class Runner:
                     return state, programs.blank_metrics() if metrics is None else metrics
                 case Attempt(quorum, step):
                     self._attempt(programs, layout, state, batch_for, quorum, step)
+                case Apply(_, step) if step < self.step:
+                    continue  # applied already; the stream broke before the session's thread heard of it
                 case Apply(_, step):
                     return self._apply(programs, state, step)
                 case HealFrom():
