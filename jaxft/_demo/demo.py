@@ -1,31 +1,29 @@
 """The command `jaxft demo`: two trainings of the same job, one with kills and one without, and a verdict."""
 
-import contextlib
 import json
 import secrets
-import signal
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
-from jaxft._demo._checks import DemoError, check_installed, check_json_file, check_new_folder, find_clone
-from jaxft._demo._coordinator import COORDINATOR, start_coordinator
-from jaxft._demo._display import Display, make_display
-from jaxft._demo._job import TRAINER, Job, Training
 from jaxft._demo._killer import plan_strikes
-from jaxft._demo._processes import Processes
-from jaxft._demo._run import run_job
-from jaxft._demo._verdict import Verdict, judge
-from jaxft._demo._verdict_text import verdict_json, verdict_text
+from jaxft._demo._watcher import DemoWatcher
+from jaxft._launch._checks import LaunchError, check_installed, check_json_file, find_clone
+from jaxft._launch._coordinator import COORDINATOR, start_coordinator
+from jaxft._launch._display import Display, make_display
+from jaxft._launch._job import TRAINER, Job, Training
+from jaxft._launch._processes import Processes
+from jaxft._launch._run import run_job
+from jaxft._launch._session import run_folder, signals_as_exit
+from jaxft._launch._verdict import Verdict, judge
+from jaxft._launch._verdict_text import verdict_json, verdict_text
 
 GROUPS = ("group-0", "group-1", "group-2")
 SHARDS = 6  # two for each group, three for each of two: nobody waits for one that has more
 # A relaunched group costs as much processor time as some 9 steps of this size, 15 on a busy machine: three returns
 # fit twice.
 SEQUENCES_PER_SHARD = 8
+NEEDED = ("flax", "optax", "rich")
 STEPS = 70
 
 
@@ -60,20 +58,20 @@ def run_demo(options: DemoOptions, commands: Commands | None = None) -> int:
     """Run the demo and print its verdict; return the exit status.
 
     Raises:
-        DemoError: it cannot run here, or its coordinator does not start.
+        LaunchError: it cannot run here, or its coordinator does not start.
     """
     if options.steps < 1 or options.kills < 0:
-        raise DemoError(
+        raise LaunchError(
             f"--steps must be 1 or more and --kills 0 or more, not {options.steps} and {options.kills}"
         )
     if options.json is not None:
         check_json_file(options.json)
         options.json.unlink(missing_ok=True)  # a failure must not leave an older verdict
-    clone = find_clone()
-    check_installed()
+    clone = find_clone(TRAINER[2])
+    check_installed(NEEDED)
     seed = secrets.randbelow(10**6) if options.seed is None else options.seed
-    display = make_display(sys.stdout)
-    with _signals_as_exit(), _run_folder(options.keep) as folder:
+    display = make_display(sys.stdout, name="jaxft demo")
+    with signals_as_exit(), run_folder(options.keep, name="jaxft-demo-") as folder:
         with display, Processes(folder, cwd=clone) as processes:
             verdict = _train_twice(
                 options, commands or Commands(), seed=seed, processes=processes, display=display
@@ -99,12 +97,12 @@ def _train_twice(
     order = ", ".join(strike.group for strike in strikes)
     display.say(f"first run: {options.steps} steps with {options.kills} kills ({order}); --seed {seed}")
     job = Job("disturbed", GROUPS, training, coordinator=address, processes=processes)
-    disturbed = run_job(job, display, title="run with kills", strikes=strikes)
+    disturbed = run_job(job, display, DemoWatcher(display, strikes), title="run with kills")
     if disturbed.problems:
         return judge(disturbed, None)
     display.say(f"second run: the same {options.steps} steps, undisturbed")
     job = Job("undisturbed", GROUPS, training, coordinator=address, processes=processes)
-    return judge(disturbed, run_job(job, display, title="undisturbed run"))
+    return judge(disturbed, run_job(job, display, DemoWatcher(display), title="undisturbed run"))
 
 
 def trainer_flags(folder: Path) -> dict[str, str]:
@@ -116,29 +114,3 @@ def trainer_flags(folder: Path) -> dict[str, str]:
         "--cpu-devices": "2",
         "--compilation-cache": str(folder / "compilation"),
     }
-
-
-@contextlib.contextmanager
-def _run_folder(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        check_new_folder(keep)
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep.absolute()
-        return
-    with tempfile.TemporaryDirectory(prefix="jaxft-demo-") as folder:
-        yield Path(folder)
-
-
-@contextlib.contextmanager
-def _signals_as_exit() -> Iterator[None]:
-    """End by SIGTERM and SIGHUP as by Ctrl-C: through every `with`, so that our processes end and files go."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

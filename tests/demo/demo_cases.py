@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import jaxft
-from jaxft._demo._events import FinishedEvent, StepEvent
-from jaxft._demo._record import History, Kill, RunRecord
+from jaxft._launch._events import FinishedEvent, StepEvent
+from jaxft._launch._record import History, Kill, RunRecord
 
 # At the head of a script: its imports of jaxft's modules skip `jaxft/__init__.py`, and with it seconds of JAX.
 WITHOUT_JAX = (

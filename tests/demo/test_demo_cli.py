@@ -6,10 +6,13 @@ import pytest
 
 import jaxft
 from jaxft import _cli
-from jaxft._demo import _checks
-from jaxft._demo._checks import DemoError, check_installed, check_new_folder, find_clone
-from jaxft._demo.demo import DemoOptions
+from jaxft._demo.demo import NEEDED, DemoOptions
+from jaxft._launch._checks import LaunchError, check_installed, check_new_folder, find_clone
+from jaxft._launch._job import TRAINER
 from jaxft._version import __version__
+
+# The packages behind the command `jaxft`.
+COMMANDS = ("_chaos", "_demo", "_launch")
 
 
 def exit_code(arguments: Sequence[str]) -> int:
@@ -59,7 +62,7 @@ def test_a_failure_is_one_text_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(options: DemoOptions) -> int:
-        raise DemoError("it does not run here")
+        raise LaunchError("it does not run here")
 
     monkeypatch.setattr(_cli, "run_demo", run)
     assert exit_code(["demo"]) == 1
@@ -84,24 +87,24 @@ def test_numbers_that_make_no_sense(flags: list[str], capsys: pytest.CaptureFixt
 
 
 def test_outside_a_clone_the_demo_says_where_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(DemoError, match=r"Clone the repository, and in it run \"make demo\""):
-        find_clone((tmp_path,))
+    with pytest.raises(LaunchError, match="Clone the repository, and run this in it"):
+        find_clone(TRAINER[2], (tmp_path,))
 
 
 def test_the_current_folder_may_be_the_clone(tmp_path: Path) -> None:
-    trainer = tmp_path / "clone" / _checks.TRAINER_FILE
+    trainer = tmp_path / "clone" / "examples" / "llama3" / "train.py"
     trainer.parent.mkdir(parents=True)
     trainer.touch()
-    assert find_clone((tmp_path, tmp_path / "clone")) == tmp_path / "clone"
+    assert find_clone(TRAINER[2], (tmp_path, tmp_path / "clone")) == tmp_path / "clone"
 
 
 def test_this_is_a_clone() -> None:
-    assert (find_clone() / "examples" / "llama3").is_dir()
+    assert (find_clone(TRAINER[2]) / "examples" / "llama3").is_dir()
 
 
 def test_without_the_extra_the_demo_says_how_to_install_it() -> None:
-    check_installed()
-    with pytest.raises(DemoError, match=r'needs no_such_package, .* pip install "jaxft\[llama3\]"'):
+    check_installed(NEEDED)
+    with pytest.raises(LaunchError, match=r'needs no_such_package, .* pip install "jaxft\[llama3\]"'):
         check_installed(("rich", "no_such_package"))
 
 
@@ -110,7 +113,7 @@ def test_only_a_new_folder_is_kept(tmp_path: Path) -> None:
     check_new_folder(tmp_path / "new")
     (tmp_path / "file").touch()
     for taken in (tmp_path, tmp_path / "file"):
-        with pytest.raises(DemoError, match="not an empty folder"):
+        with pytest.raises(LaunchError, match="not an empty folder"):
             check_new_folder(taken)
 
 
@@ -118,12 +121,12 @@ def test_the_library_imports_neither_the_demo_nor_what_only_the_demo_needs() -> 
     """Read from the source: to import jaxft in a fresh process takes seconds."""
     folder = Path(jaxft.__file__).parent
     library = [
-        path for path in folder.rglob("*.py") if path.name != "_cli.py" and path.parent.name != "_demo"
+        path for path in folder.rglob("*.py") if path.name != "_cli.py" and path.parent.name not in COMMANDS
     ]
     assert folder / "__init__.py" in library
     imported = {name for path in library for name in imports_of(path)}
     assert "jax" in imported
-    heavy = ("jaxft._demo", "jaxft._cli", "rich", "tyro", "flax", "optax")
+    heavy = (*(f"jaxft.{name}" for name in COMMANDS), "jaxft._cli", "rich", "tyro", "flax", "optax")
     assert [name for name in imported if name.startswith(heavy)] == []
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from jaxft._demo._checks import DemoError
-from jaxft._demo._display import GroupRow, LiveDisplay, PlainDisplay, View, make_display, make_table
+from jaxft._launch._checks import LaunchError
+from jaxft._launch._display import GroupRow, LiveDisplay, PlainDisplay, View, make_display, make_table
 
 
 class Terminal(io.StringIO):
@@ -35,7 +35,7 @@ def view(step: int, **changes: Any) -> View:
 
 def plain() -> tuple[io.StringIO, PlainDisplay]:
     stream, times_s = io.StringIO(), iter(range(100))
-    return stream, PlainDisplay(stream, clock=lambda: float(next(times_s)))
+    return stream, PlainDisplay(stream, name="jaxft demo", clock=lambda: float(next(times_s)))
 
 
 def test_plain_lines_carry_the_time_and_come_at_every_tenth_step_only() -> None:
@@ -101,13 +101,13 @@ def test_the_table_shows_dashes_for_what_is_not_known() -> None:
 
 
 def test_the_stream_decides() -> None:
-    assert isinstance(make_display(io.StringIO()), PlainDisplay)
-    assert isinstance(make_display(Terminal()), LiveDisplay)
+    assert isinstance(make_display(io.StringIO(), name="jaxft demo"), PlainDisplay)
+    assert isinstance(make_display(Terminal(), name="jaxft demo"), LiveDisplay)
 
 
 def test_without_rich_a_terminal_is_told_what_to_do_and_a_pipe_works(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("rich.console", "rich.live"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(DemoError, match=r'pip install "jaxft\[llama3\]"'):
-        make_display(Terminal())
-    make_display(io.StringIO()).say("works")
+    with pytest.raises(LaunchError, match=r'pip install "jaxft\[llama3\]"'):
+        make_display(Terminal(), name="jaxft demo")
+    make_display(io.StringIO(), name="jaxft demo").say("works")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from demo_cases import WITHOUT_JAX
 
-from jaxft._demo._processes import Child, Processes
+from jaxft._launch._processes import Child, Processes
 
 DEADLINE_S = 30.0
 # Says that it runs, and then runs until it is ended.
@@ -101,7 +101,7 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     """The parent gets SIGKILL: it has no chance to end its children itself."""
     script = WITHOUT_JAX + (
         "import pathlib, signal, sys\n"
-        "from jaxft._demo._processes import Processes\n"
+        "from jaxft._launch._processes import Processes\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "child = Processes(folder, cwd=folder).start('orphan', sys.argv[2:])\n"
         "print(child.pid, flush=True)\n"
@@ -121,7 +121,7 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_child_whose_parent_is_gone_already_does_not_begin(tmp_path: Path) -> None:
-    from jaxft._demo import _processes
+    from jaxft._launch import _processes
 
     bound = subprocess.run(
         [sys.executable, str(_processes._BOUND), str(os.getppid()), sys.executable, "-c", "print('up')"],

@@ -12,12 +12,13 @@ import pytest
 from demo_cases import WITHOUT_JAX
 
 from jaxft._demo import demo
-from jaxft._demo._checks import DemoError
-from jaxft._demo._display import PlainDisplay
-from jaxft._demo._job import Job, Training
-from jaxft._demo._processes import Processes
-from jaxft._demo._run import run_job
+from jaxft._demo._watcher import DemoWatcher
 from jaxft._demo.demo import Commands, DemoOptions, run_demo
+from jaxft._launch._checks import LaunchError
+from jaxft._launch._display import PlainDisplay
+from jaxft._launch._job import Job, Training
+from jaxft._launch._processes import Processes
+from jaxft._launch._run import run_job
 
 HERE = Path(__file__).parent
 PACE_S = 0.01
@@ -90,13 +91,13 @@ def test_a_coordinator_that_does_not_start_is_an_error_with_its_log(tmp_path: Pa
     file = tmp_path / "verdict.json"
     file.write_text("an older one")
     broken = Commands(coordinator=(sys.executable, "-S", "-c", "import sys; sys.exit('no port left')"))
-    with pytest.raises(DemoError, match=r"(?s)The coordinator ended at once, with 1.*no port left"):
+    with pytest.raises(LaunchError, match=r"(?s)The coordinator ended at once, with 1.*no port left"):
         run_demo(DemoOptions(json=file), broken)
     assert not file.exists()
 
 
 def test_a_json_file_that_cannot_be_written_is_an_error_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(DemoError, match="cannot be written"):
+    with pytest.raises(LaunchError, match="cannot be written"):
         run_demo(DemoOptions(json=tmp_path / "none" / "verdict.json"), commands())
 
 
@@ -105,7 +106,8 @@ def test_a_job_that_hangs_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture
     with Processes(tmp_path, cwd=tmp_path) as processes:
         training = Training(steps=5, trainer=silent)
         job = Job("silent", ("group-0",), training, coordinator="localhost:1", processes=processes)
-        record = run_job(job, PlainDisplay(sys.stdout), title="silent", silence_timeout_s=0.5)
+        display = PlainDisplay(sys.stdout, name="jaxft demo")
+        record = run_job(job, display, DemoWatcher(display), title="silent", silence_timeout_s=0.5)
         assert job.current("group-0").child.exit_code() is not None
     assert record.problems == ("the job hangs: no group reported a step for 0 s",)
 

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from jaxft._demo._record import History
+from jaxft._launch._record import History
 
 
 @dataclass(frozen=True, slots=True, order=True)

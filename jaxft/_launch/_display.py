@@ -1,4 +1,4 @@
-"""What the person in front of the demo sees: a live table on a terminal, plain lines otherwise."""
+"""What the person in front of it sees: a live table on a terminal, plain lines otherwise."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
-from jaxft._demo._checks import DemoError
+from jaxft._launch._checks import LaunchError
 
 # A plain progress line stands at every so many committed steps.
 PLAIN_EVERY_STEPS = 10
@@ -56,20 +56,21 @@ class Display(Protocol):
     ) -> None: ...
 
 
-def make_display(stream: IO[str]) -> Display:
-    """Return the display that suits the stream.
+def make_display(stream: IO[str], *, name: str) -> Display:
+    """Return the display that suits the stream. `name` stands at the head of plain lines.
 
     Raises:
-        DemoError: it is a terminal, and rich is not installed.
+        LaunchError: it is a terminal, and rich is not installed.
     """
-    return LiveDisplay(stream) if stream.isatty() else PlainDisplay(stream)
+    return LiveDisplay(stream) if stream.isatty() else PlainDisplay(stream, name=name)
 
 
 class PlainDisplay:
     """Lines, for files and pipes: each begins with the seconds since the start, and nothing is repeated."""
 
-    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: IO[str], *, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
+        self._name = name
         self._clock = clock
         self._began_s = clock()
         self._last: tuple[str, int] | None = None
@@ -84,7 +85,9 @@ class PlainDisplay:
 
     def say(self, text: str) -> None:
         for line in text.splitlines():
-            self._stream.write(f"[jaxft demo] {stamp(self._clock() - self._began_s)}  {line}".rstrip() + "\n")
+            self._stream.write(
+                f"[{self._name}] {stamp(self._clock() - self._began_s)}  {line}".rstrip() + "\n"
+            )
         self._stream.flush()
 
     def show(self, view: View) -> None:
@@ -102,7 +105,7 @@ class LiveDisplay:
             from rich.console import Console
             from rich.live import Live
         except ImportError as error:
-            raise DemoError(
+            raise LaunchError(
                 'The live table needs rich. Run: pip install "jaxft[llama3]" (or pipe the output through cat)'
             ) from error
         self._console = Console(file=stream, highlight=False)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxft._demo._lost import LostStep, lost_steps
-from jaxft._demo._record import History, Kill, RunRecord, back_s, stall_s
+from jaxft._launch._lost import LostStep, lost_steps
+from jaxft._launch._record import History, Kill, RunRecord, back_s, stall_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class KillOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the demo has shown.
+    """What two runs have shown.
 
     Attributes:
         planned_kills: how many there should have been.
@@ -70,7 +70,9 @@ class Verdict:
 def judge(disturbed: RunRecord, undisturbed: RunRecord | None) -> Verdict:
     """Return what the records show. Without an undisturbed run, nothing can be a success."""
     kills = tuple(
-        KillOutcome(kill, stall_s(kill, disturbed.histories), back_s(kill, disturbed.histories))
+        KillOutcome(
+            kill, stall_s(kill, disturbed.histories, disturbed.kills), back_s(kill, disturbed.histories)
+        )
         for kill in disturbed.kills
     )
     return Verdict(

@@ -2,12 +2,11 @@
 
 import math
 import time
-from collections.abc import Sequence
+from typing import Protocol
 
-from jaxft._demo._display import Display, GroupRow, View
-from jaxft._demo._job import Incarnation, Job
-from jaxft._demo._killer import Killer, Strike
-from jaxft._demo._record import RunRecord, back_s, stall_s
+from jaxft._launch._display import Display, GroupRow, View
+from jaxft._launch._job import Incarnation, Job
+from jaxft._launch._record import RunRecord
 
 # Also the precision of what is told live; the verdict uses the groups' own times.
 POLL_S = 0.02
@@ -15,29 +14,38 @@ POLL_S = 0.02
 SILENCE_TIMEOUT_S = 180.0
 
 
+class Watcher(Protocol):
+    """Looks at a job again and again while it runs: tells what is new, and does the harm that is planned."""
+
+    @property
+    def planned_kills(self) -> int: ...
+
+    def tell(self, job: Job) -> None: ...
+
+    def strike(self, job: Job) -> None: ...
+
+
 def run_job(
     job: Job,
     display: Display,
+    watcher: Watcher,
     *,
     title: str,
-    strikes: Sequence[Strike] = (),
     silence_timeout_s: float = SILENCE_TIMEOUT_S,
 ) -> RunRecord:
-    """Launch all groups, place the strikes, and return what happened once every group has ended.
+    """Launch all groups, let the watcher strike, and return what happened once every group has ended.
 
     A group that fails of itself, or a job that hangs, ends the run at once: that is a problem in the record, and
     the end of the log of whoever failed is shown.
     """
-    killer = Killer(strikes)
-    narrator = Narrator(display)
     began_s = time.time()
     problems: list[str] = []
     for group in job.groups:
         display.say(f"launched {group} (pid {job.start(group).pid})")
     while not problems:
         job.read()
-        display.show(view_of(job, title=title, planned_kills=len(strikes)))
-        narrator.tell(job.record())
+        display.show(view_of(job, title=title, planned_kills=watcher.planned_kills))
+        watcher.tell(job)
         if failed := job.failed():
             problems.append(failure_text(failed))
             display.say(failed.child.log_tail())
@@ -47,54 +55,12 @@ def run_job(
             problems.append(f"the job hangs: no group reported a step for {silence_timeout_s:.0f} s")
             for group in job.groups:
                 display.say(job.current(group).child.log_tail())
-        elif strike := killer.due(time.monotonic(), job.full_step_s()):
-            place(strike, job, display)
+        else:
+            watcher.strike(job)
         time.sleep(POLL_S)
     job.end()
-    narrator.tell(job.record())
-    return job.record(planned_kills=len(strikes), problems=problems)
-
-
-def place(strike: Strike, job: Job, display: Display) -> None:
-    """Kill a group and launch it again at once; or do nothing if it has done all its work."""
-    victim = job.current(strike.group)
-    if victim.finished is not None or victim.child.exit_code() is not None:
-        return
-    kill = job.kill(strike.group)
-    again = job.start(strike.group)
-    display.say(
-        f"killed {kill.group} (kill -9 {victim.child.pid}) after step {kill.step}; "
-        f"launched it again (pid {again.pid})"
-    )
-
-
-class Narrator:
-    """Says once what has become of each kill, and what each group ended with."""
-
-    def __init__(self, display: Display) -> None:
-        self._display = display
-        self._told: set[tuple[str, int, str]] = set()
-
-    def tell(self, record: RunRecord) -> None:
-        """Say what is new in the record."""
-        for kill in record.kills:
-            key = (kill.group, kill.incarnation)
-            stalled_s, returned_s = stall_s(kill, record.histories), back_s(kill, record.histories)
-            if stalled_s is not None:
-                self._once(*key, "stall", f"the others went on {stalled_s * 1000:.0f} ms after the kill")
-            if returned_s is not None:
-                self._once(
-                    *key, "back", f"{kill.group} is back: contributes {returned_s:.1f} s after the kill"
-                )
-        for history in record.histories:
-            if history.finished is not None:
-                text = f"{history.group} finished {history.finished.step} steps, digest {history.finished.digest}"
-                self._once(history.group, history.incarnation, "finished", text)
-
-    def _once(self, group: str, incarnation: int, what: str, text: str) -> None:
-        if (group, incarnation, what) not in self._told:
-            self._told.add((group, incarnation, what))
-            self._display.say(text)
+    watcher.tell(job)
+    return job.record(planned_kills=watcher.planned_kills, problems=problems)
 
 
 def view_of(job: Job, *, title: str, planned_kills: int) -> View:

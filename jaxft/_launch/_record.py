@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from jaxft._demo._events import FinishedEvent, StepEvent
+from jaxft._launch._events import FinishedEvent, StepEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +18,23 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A group's process was sent SIGKILL. `step` is what the job had committed by then, `t_s` as in the events."""
+    """A group's process was sent SIGKILL.
+
+    Attributes:
+        t_s: when, in seconds since 1970, as in the events.
+        step: what the job had committed by then.
+        strike: the number of the strike that it belongs to; two kills of one strike fall together.
+        aim: the phase that it was meant to fall in, where it was meant for one.
+        phase: the phase in which it fell, where that is known.
+    """
 
     group: str
     incarnation: int
     t_s: float
     step: int
+    strike: int = 0
+    aim: str = ""
+    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +59,18 @@ class RunRecord:
         return max(own, key=lambda history: history.incarnation, default=None)
 
 
-def stall_s(kill: Kill, histories: Iterable[History]) -> float | None:
+def stall_s(kill: Kill, histories: Iterable[History], kills: Iterable[Kill] = ()) -> float | None:
     """Return the time from a kill until every survivor had committed again, or None if one never did.
 
-    A survivor is an incarnation of another group that had taken part before the kill and was not killed with it.
+    A survivor is an incarnation of another group that had taken part before the kill, and was not itself killed
+    before it could commit again; `kills` says which were.
     """
-    waits_s = [_first_live_t_s(history, after_s=kill.t_s) for history in _survivors(kill, histories)]
+    killed = {(other.group, other.incarnation) for other in kills}
+    waits_s: list[float | None] = []
+    for history in _survivors(kill, histories):
+        wait_s = _first_live_t_s(history, after_s=kill.t_s)
+        if wait_s is not None or (history.group, history.incarnation) not in killed:
+            waits_s.append(wait_s)
     return None if not waits_s or None in waits_s else max(t for t in waits_s if t is not None) - kill.t_s
 
 

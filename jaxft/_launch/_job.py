@@ -1,14 +1,15 @@
 """A job on this machine: its groups as processes, launched, killed, relaunched, and watched by their event files."""
 
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxft._demo._events import EventFile, FinishedEvent, StepEvent
-from jaxft._demo._processes import Child, Processes
-from jaxft._demo._record import History, Kill, RunRecord
+from jaxft._launch._events import EventFile, FinishedEvent, StepEvent
+from jaxft._launch._processes import Child, Processes
+from jaxft._launch._record import History, Kill, RunRecord
 
 TRAINER: tuple[str, ...] = (sys.executable, "-m", "examples.llama3.train")
 
@@ -20,11 +21,12 @@ class Training:
     steps: int
     flags: Mapping[str, str] = field(default_factory=dict)
     trainer: tuple[str, ...] = TRAINER
+    takes_orders: bool = False
 
-    def command(self, *, job: str, group: str, coordinator: str, events: Path) -> list[str]:
-        """Return the command that starts one group."""
+    def command(self, *, job: str, group: str, coordinator: str | None, events: Path) -> list[str]:
+        """Return the command that starts one group, or (without a coordinator) the same training alone."""
         flags = {
-            "--coordinator": coordinator,
+            **({} if coordinator is None else {"--coordinator": coordinator}),
             "--job": job,
             "--group": group,
             "--steps": str(self.steps),
@@ -36,24 +38,43 @@ class Training:
 
 @dataclass(eq=False, slots=True)
 class Incarnation:
-    """A group's process, and what it has told so far."""
+    """A group's process, and what it has told so far.
+
+    Attributes:
+        launched_s: when it was started, in seconds since 1970.
+        killed: whether we have noted its kill.
+        doomed: whether its death by SIGKILL is on the way, and no failure when it comes.
+        read_to_end: whether it has ended, and everything that it wrote has been read.
+    """
 
     group: str
     number: int
     child: Child
     events: EventFile
+    launched_s: float
     killed: bool = False
+    doomed: bool = False
+    read_to_end: bool = False
     steps: list[StepEvent] = field(default_factory=list)
     finished: FinishedEvent | None = None
 
     def read(self) -> None:
         """Take in what it has written since the last look."""
+        if self.read_to_end:
+            return
+        ended = self.child.exit_code() is not None
         for event in self.events.read():
             match event:
                 case StepEvent():
                     self.steps.append(event)
                 case FinishedEvent():
                     self.finished = event
+        self.read_to_end = ended
+
+    @property
+    def live(self) -> bool:
+        """Whether its newest step is one in which it took part in person."""
+        return bool(self.steps) and self.steps[-1].live
 
     def history(self) -> History:
         return History(
@@ -65,7 +86,13 @@ class Job:
     """The groups of one run. A relaunched group keeps its name and gets a new incarnation and new files."""
 
     def __init__(
-        self, name: str, groups: Sequence[str], training: Training, *, coordinator: str, processes: Processes
+        self,
+        name: str,
+        groups: Sequence[str],
+        training: Training,
+        *,
+        coordinator: str | None,
+        processes: Processes,
     ) -> None:
         self.name = name
         self.groups = tuple(groups)
@@ -83,8 +110,8 @@ class Job:
         command = self.training.command(
             job=self.name, group=group, coordinator=self._coordinator, events=events
         )
-        child = self._processes.start(name, command)
-        self._incarnations[group].append(Incarnation(group, number, child, EventFile(events)))
+        child = self._processes.start(name, command, takes_orders=self.training.takes_orders)
+        self._incarnations[group].append(Incarnation(group, number, child, EventFile(events), time.time()))
         return child
 
     def kill(self, group: str) -> Kill:
@@ -92,9 +119,13 @@ class Job:
         victim = self.current(group)
         kill = Kill(group=group, incarnation=victim.number, t_s=time.time(), step=self.committed_step)
         victim.child.kill()
-        victim.killed = True
-        self._kills.append(kill)
+        self.note(kill)
         return kill
+
+    def note(self, kill: Kill) -> None:
+        """Take in the kill of a group's newest incarnation."""
+        self.current(kill.group).killed = True
+        self._kills.append(kill)
 
     def end(self) -> None:
         """End every process that still runs, and take in the last events."""
@@ -129,7 +160,8 @@ class Job:
         """Return an incarnation that ended without finishing, though nobody killed it."""
         for incarnation in self._all():
             exit_code = incarnation.child.exit_code()
-            if exit_code is None or incarnation.killed:
+            fell = incarnation.doomed and exit_code == -signal.SIGKILL
+            if exit_code is None or incarnation.killed or fell:
                 continue
             incarnation.read()  # its last words may be newer than our last look
             if exit_code != 0 or incarnation.finished is None:
@@ -143,6 +175,11 @@ class Job:
             if not steps or not steps[-1].live or set(steps[-1].members) != set(self.groups):
                 return None
         return max(steps[-1].seconds for steps in newest)
+
+    @property
+    def kills(self) -> Sequence[Kill]:
+        """All kills so far, in order."""
+        return self._kills
 
     def record(self, *, planned_kills: int = 0, problems: Sequence[str] = ()) -> RunRecord:
         """Return what has happened so far."""

@@ -1,12 +1,12 @@
-"""The demo's own coordinator, on a free port."""
+"""A coordinator of our own, on a free port."""
 
 import re
 import sys
 import time
 from collections.abc import Sequence
 
-from jaxft._demo._checks import DemoError
-from jaxft._demo._processes import Child, Processes
+from jaxft._launch._checks import LaunchError
+from jaxft._launch._processes import Child, Processes
 
 # How long the first quorum waits for groups that are there but still compile: all three start in one quorum.
 JOIN_TIMEOUT_MS = 120_000
@@ -23,7 +23,7 @@ def start_coordinator(processes: Processes, command: Sequence[str] = COORDINATOR
     """Start a coordinator; return it, and its address once it listens.
 
     Raises:
-        DemoError: it ended, or does not listen in time; the message shows its log.
+        LaunchError: it ended, or does not listen in time; the message shows its log.
     """
     child = processes.start("coordinator", command)
     deadline_s = time.monotonic() + START_TIMEOUT_S
@@ -32,6 +32,6 @@ def start_coordinator(processes: Processes, command: Sequence[str] = COORDINATOR
         if found := LISTENS.search(child.log.read_text(errors="replace")):
             return child, f"localhost:{found.group(1)}"
         if exit_code is not None:
-            raise DemoError(f"The coordinator ended at once, with {exit_code}.\n{child.log_tail()}")
+            raise LaunchError(f"The coordinator ended at once, with {exit_code}.\n{child.log_tail()}")
         time.sleep(POLL_S)
-    raise DemoError(f"The coordinator does not listen after {START_TIMEOUT_S:.0f} s.\n{child.log_tail()}")
+    raise LaunchError(f"The coordinator does not listen after {START_TIMEOUT_S:.0f} s.\n{child.log_tail()}")

@@ -1,5 +1,6 @@
-"""The real processes of the demo: each with a log of its own, and none that outlives us."""
+"""Real processes: each with a log of its own, and none that outlives us."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -39,6 +40,13 @@ class Child:
         """Send SIGKILL, which it can neither see coming nor catch. Does not wait."""
         self._process.kill()
 
+    def order(self, text: str) -> None:
+        """Write a line to its standard input, if it was started to take orders and still lives."""
+        assert self._process.stdin is not None, f"{self.name} takes no orders"
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(text.encode() + b"\n")
+            self._process.stdin.flush()
+
     def terminate(self) -> None:
         """Send SIGTERM: ask it to end."""
         self._process.terminate()
@@ -50,6 +58,12 @@ class Child:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def close(self) -> None:
+        """Give the pipe of its orders back."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
 
     def log_tail(self) -> str:
         """Return the last lines that it wrote, under a heading, for a person to read."""
@@ -74,16 +88,17 @@ class Processes:
     ) -> None:
         self.end(self._children, timeout_s=STOP_TIMEOUT_S if kind is None else 0.0)
 
-    def start(self, name: str, command: Sequence[str]) -> Child:
+    def start(self, name: str, command: Sequence[str], *, takes_orders: bool = False) -> Child:
         """Start a command, bound to our own life. Its output goes to `NAME.log`.
 
         It stands in a process group of its own, so that a Ctrl-C at the terminal reaches only us, who then end it.
+        With `takes_orders` its standard input is a pipe, for `Child.order`; without, it is empty.
         """
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_BOUND), str(os.getpid()), *command],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if takes_orders else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._cwd,
@@ -105,3 +120,4 @@ class Processes:
                 child.kill()
         for child in children:
             child.wait(REAP_TIMEOUT_S)
+            child.close()

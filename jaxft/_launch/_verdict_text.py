@@ -5,7 +5,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-from jaxft._demo._verdict import Verdict
+from jaxft._launch._verdict import Verdict
 
 VERSIONS_OF = ("jaxft", "jax", "jaxlib", "flax", "optax", "numpy")
 MOST_LOST_SHOWN = 5

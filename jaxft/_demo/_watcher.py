@@ -1,0 +1,68 @@
+"""Places the demo's kills, and tells what has become of each."""
+
+import time
+from collections.abc import Sequence
+
+from jaxft._demo._killer import Killer, Strike
+from jaxft._launch._display import Display
+from jaxft._launch._job import Job
+from jaxft._launch._record import RunRecord, back_s, stall_s
+
+
+class DemoWatcher:
+    """Kills groups by a plan, or only tells how the job goes if there is none."""
+
+    def __init__(self, display: Display, strikes: Sequence[Strike] = ()) -> None:
+        self.planned_kills = len(strikes)
+        self._display = display
+        self._killer = Killer(strikes)
+        self._narrator = Narrator(display)
+
+    def tell(self, job: Job) -> None:
+        self._narrator.tell(job.record())
+
+    def strike(self, job: Job) -> None:
+        if strike := self._killer.due(time.monotonic(), job.full_step_s()):
+            _place(strike, job, self._display)
+
+
+def _place(strike: Strike, job: Job, display: Display) -> None:
+    """Kill a group and launch it again at once; or do nothing if it has done all its work."""
+    victim = job.current(strike.group)
+    if victim.finished is not None or victim.child.exit_code() is not None:
+        return
+    kill = job.kill(strike.group)
+    again = job.start(strike.group)
+    display.say(
+        f"killed {kill.group} (kill -9 {victim.child.pid}) after step {kill.step}; "
+        f"launched it again (pid {again.pid})"
+    )
+
+
+class Narrator:
+    """Says once what has become of each kill, and what each group ended with."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._told: set[tuple[str, int, str]] = set()
+
+    def tell(self, record: RunRecord) -> None:
+        """Say what is new in the record."""
+        for kill in record.kills:
+            key = (kill.group, kill.incarnation)
+            stalled_s, returned_s = stall_s(kill, record.histories), back_s(kill, record.histories)
+            if stalled_s is not None:
+                self._once(*key, "stall", f"the others went on {stalled_s * 1000:.0f} ms after the kill")
+            if returned_s is not None:
+                self._once(
+                    *key, "back", f"{kill.group} is back: contributes {returned_s:.1f} s after the kill"
+                )
+        for history in record.histories:
+            if history.finished is not None:
+                text = f"{history.group} finished {history.finished.step} steps, digest {history.finished.digest}"
+                self._once(history.group, history.incarnation, "finished", text)
+
+    def _once(self, group: str, incarnation: int, what: str, text: str) -> None:
+        if (group, incarnation, what) not in self._told:
+            self._told.add((group, incarnation, what))
+            self._display.say(text)

@@ -1,0 +1,42 @@
+"""What stands around a command: the folder of its files, and an orderly end by any signal that can be caught."""
+
+import contextlib
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from jaxft._launch._checks import check_new_folder
+
+
+@contextlib.contextmanager
+def run_folder(keep: Path | None, *, name: str) -> Iterator[Path]:
+    """Yield the folder for logs and event files: a new one that is kept, or one that goes in the end.
+
+    Raises:
+        LaunchError: `keep` is there already and not an empty folder.
+    """
+    if keep is not None:
+        check_new_folder(keep)
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix=name) as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def signals_as_exit() -> Iterator[None]:
+    """End by SIGTERM and SIGHUP as by Ctrl-C: through every `with`, so that our processes end and files go."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
