@@ -14,7 +14,7 @@ from jaxft._errors import (
     StepError,
 )
 from jaxft._manager import Manager
-from jaxft._marker import pmean
+from jaxft._marker import pmean, psum
 from jaxft._report import HealReport, StepReport
 from jaxft._step import fault_tolerant, from_functions
 from jaxft._version import __version__
@@ -36,6 +36,7 @@ __all__ = [
     "fault_tolerant",
     "from_functions",
     "pmean",
+    "psum",
 ]
 
 _logging.getLogger("jaxft").addHandler(_logging.NullHandler())

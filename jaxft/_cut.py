@@ -1,8 +1,8 @@
-"""Cuts a traced train step at its pmean into programs with closed types.
+"""Cuts a traced train step at its pmean and psum into programs with closed types.
 
 Theory of operation. The step is one list of equations (`_inline`), and of every value we know whether it
 derives from the batch, from a mean, from both or from the state alone (`_taint`). That decides where it is
-computed:
+computed ("means" are the results of the exchange, those of psum among them):
 
     program   runs                          reads                  makes
     compute   once for each shard           state, batch           contributions, metrics of the batch, rest
@@ -29,19 +29,21 @@ from typing import Any
 from jaxft import _compat
 from jaxft._compat import AnyJaxpr, Atom, Var
 from jaxft._errors import StepError
+from jaxft._exchange._layout import Operation
 from jaxft._inline import inline
-from jaxft._marker import Path, pmean_p
+from jaxft._marker import Path, call_name, pmean_p
 from jaxft._part import Analysed, Kind, Part, gather
 from jaxft._taint import BATCH, BOTH, MEAN, STATE, analyse
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What is averaged at one place: its abstract value, and its path in the tree that pmean was given."""
+    """What is exchanged at one place: its abstract value, its path in the tree that pmean or psum was given."""
 
     aval: Any
     path: Path
     label: str
+    operation: Operation
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ def cut(
         may_forward: whether the old leaf `i` may serve as the new leaf `j` just as it is.
 
     Raises:
-        StepError: the step has no pmean that matters, has one where it cannot be cut, or has a new state that
-            derives from the batch other than through a pmean.
+        StepError: the step has no pmean or psum that matters, has one where it cannot be cut, or has a new state
+            that derives from the batch other than through them.
     """
     flat = inline(closed)
     count = len(state_labels)
@@ -120,32 +122,33 @@ def cut(
 
 
 def _collect(step: Analysed) -> tuple[Contribution, ...]:
-    """Find what is averaged, each value once, and where the means enter."""
+    """Find what is exchanged, each value once for each operation, and where the results enter."""
     calls = [eqn for eqn in step.flat.eqns if eqn.primitive is pmean_p]
     if not calls:
         raise StepError(
-            "The step has no jaxft.pmean: groups would train apart. Average the gradients in it, after jax.grad "
-            "and before the optimizer: `grads, loss = jaxft.pmean((grads, loss))`."
+            "The step has no jaxft.pmean and no jaxft.psum: groups would train apart. Average the gradients in it, "
+            "after jax.grad and before the optimizer: `grads, loss = jaxft.pmean((grads, loss))`."
         )
     found: list[Contribution] = []
-    mean_of: dict[Var, Var] = {}
+    result_of: dict[tuple[Var, Operation], Var] = {}
     for number, eqn in enumerate(calls):
-        name = f"pmean#{number}" if len(calls) > 1 else "pmean"
+        operation: Operation = eqn.params["operation"]
+        name = f"p{operation}#{number}" if len(calls) > 1 else f"p{operation}"
         for var, path, label in zip(eqn.outvars, eqn.params["paths"], eqn.params["labels"], strict=True):
-            if var not in step.taints.averaged:
+            if var not in step.taints.exchanged:
                 continue
-            operand = step.resolve(step.taints.averaged[var])
+            operand = step.resolve(step.taints.exchanged[var])
             assert _compat.is_var(operand)
-            if operand in mean_of:
-                step.alias[var] = mean_of[operand]
+            if (operand, operation) in result_of:
+                step.alias[var] = result_of[operand, operation]
                 continue
-            mean_of[operand] = var
+            result_of[operand, operation] = var
             step.operands.append(operand)
             step.means.append(var)
-            found.append(Contribution(operand.aval, path, name + label))
+            found.append(Contribution(operand.aval, path, name + label, operation))
     if not found:
         raise StepError(
-            "Nothing that the step gives to jaxft.pmean depends on the batch "
+            f"Nothing that the step gives to {call_name(calls[0])} depends on the batch "
             f"({_compat.source_line(calls[0])}): every group would compute the same, and there is nothing to "
             "average. Make the loss depend on the step's second argument."
         )
@@ -181,7 +184,7 @@ def _check_state(
     more = f" So do others, such as {state_labels[leaks[1]]} ({len(leaks)} in all)." if len(leaks) > 1 else ""
     raise StepError(
         f"The new state's leaf {state_labels[leaks[0]] or 'state'} derives from the batch (or from a host "
-        f"callback) without having passed through jaxft.pmean: {source}.{more} Each group sees another batch, "
-        "so their states would drift apart, and a group that joins could not repeat the step. Wrap what it is "
-        "computed from in jaxft.pmean(...), or return it among the metrics instead."
+        f"callback) without having passed through jaxft.pmean or jaxft.psum: {source}.{more} Each group sees "
+        "another batch, so their states would drift apart, and a group that joins could not repeat the step. "
+        "Wrap what it is computed from in jaxft.pmean(...) or jaxft.psum(...), or return it among the metrics."
     )

@@ -72,14 +72,14 @@ class Programs:
     def apply(
         self, state: Any, means: Sequence[np.ndarray | jax.Array], local: Local | None
     ) -> tuple[Any, Any]:
-        """The new state and the metrics, from the old state and the means over all shards.
+        """The new state and the metrics, from the old state and the means and sums over all shards.
 
         Runs asynchronously. Means given as numpy arrays may be read until the new state is ready: do not write
         to them before. They are never written to.
 
         Args:
             state: the state of the step; consumed.
-            means: one for each leaf of `contribution`, in that order.
+            means: one for each leaf of `contribution`, in that order; sums where it was given to psum.
             local: from `compute` of this step; None if this group computed no shard. The metrics that need it
                 are then NaN (zero if they are integers). The new state never needs it.
 

@@ -94,7 +94,7 @@ class Analysed:
     state: list[Var]
     batch: list[Var]
     operands: list[Var] = field(default_factory=list)  # what is contributed, each once
-    means: list[Var] = field(default_factory=list)  # the results of pmean that stand for them
+    means: list[Var] = field(default_factory=list)  # the results of pmean and psum that stand for them
     rest: list[Var] = field(default_factory=list)  # what compute makes for report; gathering report fills it
     alias: dict[Var, Atom] = field(default_factory=dict)
 

@@ -41,7 +41,7 @@ def cut_programs(
     *,
     shared: Shared | None = None,
 ) -> Programs:
-    """Trace a train step once, cut it at its pmean, and compile the two halves.
+    """Trace a train step once, cut it at its pmean and psum, and compile the two halves.
 
     Args:
         train_step: `train_step(state, batch, *static_args, **static_kwargs) -> (new_state, metrics)`.
@@ -75,7 +75,8 @@ def cut_programs(
     if any(spec.sharding is not None for spec in state_specs):
         shared.pins[kind] = executables.compute.output_shardings[: len(pinned)]
     contribution = tuple(
-        LeafSpec(one.label, tuple(one.aval.shape), one.aval.dtype.name) for one in parts.contributions
+        LeafSpec(one.label, tuple(one.aval.shape), one.aval.dtype.name, one.operation)
+        for one in parts.contributions
     )
     return Programs(
         contribution=contribution,

@@ -1,13 +1,14 @@
-"""What each value of a step derives from: the batch, a mean, both, or the state alone.
+"""What each value of a step derives from: the batch, a mean or sum over shards, both, or the state alone.
 
 Theory of operation. A taint is a set of two facts, kept as bits:
 
-- BATCH: derives from the batch, or from a host callback, without a pmean in between. Groups hold different
-  values, and a group that joins later cannot recompute them.
-- MEAN: derives from the result of a pmean, so it exists only after the exchange.
+- BATCH: derives from the batch, or from a host callback, without a pmean or psum in between. Groups hold
+  different values, and a group that joins later cannot recompute them.
+- MEAN: derives from the result of a pmean or psum, so it exists only after the exchange.
 
 A value with neither derives from the state (and from constants): every group can compute it, at any time.
-`pmean` clears BATCH and sets MEAN; a pmean of a value without BATCH is the identity.
+`pmean` and `psum` clear BATCH and set MEAN. Of a value without BATCH a pmean is the identity; a psum would be
+that value times the number of shards, which a step cannot know (without `shards` it changes with the quorum).
 
 Facts flow forward, one equation at a time, result by result through nested calls, custom derivatives, remat,
 cond, scan and while (the two loops by iterating until nothing changes; taints only grow, so that ends). An
@@ -22,7 +23,7 @@ from jaxft import _compat
 from jaxft._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._errors import StepError
 from jaxft._inline import Flat
-from jaxft._marker import pmean_p
+from jaxft._marker import call_name, pmean_p
 
 Taint = int
 STATE: Taint = 0
@@ -46,11 +47,11 @@ _CALLS = frozenset(
 
 @dataclass
 class Taints:
-    """The taints of all variables of a flat step, and what each of its pmeans turned out to be."""
+    """The taints of all variables of a flat step, and what each of its pmeans and psums turned out to be."""
 
     of: dict[Var, Taint]
-    # Result variable of a pmean -> its operand, where the average is needed; the same, where it is the identity.
-    averaged: dict[Var, Var]
+    # Result variable of a mark -> its operand, where it must be exchanged; the same, where it is the identity.
+    exchanged: dict[Var, Var]
     alias: dict[Var, Atom]
 
     def taint(self, atom: Atom) -> Taint:
@@ -61,9 +62,10 @@ def analyse(flat: Flat, batch: Sequence[Var]) -> Taints:
     """Find what every value of a flat step derives from.
 
     Raises:
-        StepError: a pmean of a value that depends on an earlier pmean and on the batch at once.
+        StepError: a pmean or psum of a value that depends on an earlier one and on the batch at once; a psum of
+            a value that does not depend on the batch.
     """
-    taints = Taints(of=dict.fromkeys(batch, BATCH), averaged={}, alias={})
+    taints = Taints(of=dict.fromkeys(batch, BATCH), exchanged={}, alias={})
     rules = _Rules()
     for eqn in flat.eqns:
         ins = [taints.taint(atom) for atom in eqn.invars]
@@ -75,16 +77,23 @@ def analyse(flat: Flat, batch: Sequence[Var]) -> Taints:
 
 
 def _mark(eqn: Eqn, ins: Sequence[Taint], taints: Taints) -> None:
-    for var, atom, taint in zip(eqn.outvars, eqn.invars, ins, strict=True):
+    for var, atom, taint, label in zip(eqn.outvars, eqn.invars, ins, eqn.params["labels"], strict=True):
         if taint == BOTH:
             raise StepError(
-                "jaxft.pmean of a value that itself depends on an earlier pmean and on the batch "
-                f"({_compat.source_line(eqn)}). A step has one exchange: average everything that depends on the "
-                "batch in one place, and compute what follows from those means."
+                f"{call_name(eqn)} of a value that itself depends on an earlier pmean or psum and on the batch "
+                f"({_compat.source_line(eqn)}). A step has one exchange: average or sum everything that depends "
+                "on the batch in one place, and compute what follows from those results."
+            )
+        if eqn.params["operation"] == "sum" and not taint & BATCH:
+            raise StepError(
+                f"jaxft.psum was given a leaf that does not depend on the batch, {label or 'its whole argument'} "
+                f"({_compat.source_line(eqn)}). It is the same in all shards, so its sum is the leaf times the "
+                "number of shards. Multiply it by that number yourself, or make it from the batch: a count as "
+                "`jnp.sum(batch.weight)`, for instance, rather than from a shape."
             )
         if taint == BATCH:
             assert _compat.is_var(atom)
-            taints.averaged[var] = atom
+            taints.exchanged[var] = atom
             taints.of[var] = MEAN
         else:
             taints.alias[var] = atom

@@ -50,7 +50,10 @@ def here(text: str) -> int:
 
 
 def test_no_pmean() -> None:
-    refused(sgd(lambda state, batch: state["w"]), r"has no jaxft\.pmean.*grads, loss = jaxft\.pmean")
+    refused(
+        sgd(lambda state, batch: state["w"]),
+        r"has no jaxft\.pmean and no jaxft\.psum.*grads, loss = jaxft\.pmean",
+    )
 
 
 def test_nothing_depends_on_the_batch() -> None:
@@ -295,7 +298,7 @@ def test_two_exchanges_are_too_many() -> None:
         mean = jaxft.pmean(batch)
         return state | {"w": jaxft.pmean(batch - mean)}, {}
 
-    text = refused(train_step, "depends on an earlier pmean and on the batch")
+    text = refused(train_step, "depends on an earlier pmean or psum and on the batch")
     assert re.search(r"test_cut\.py:\d+", text)
 
 

@@ -67,6 +67,35 @@ def test_under_differentiation(transform: object) -> None:
         transform(lambda x: average(x).sum())(jnp.ones(3))  # type: ignore[operator]
 
 
+def total(x: jax.Array) -> jax.Array:
+    return jaxft.psum(x)
+
+
+def test_psum_keeps_structure_and_types_when_traced() -> None:
+    tree = {"a": jnp.ones((2, 3)), "n": [jnp.ones(4, jnp.int32), jnp.ones((), jnp.uint32)]}
+    out = jax.eval_shape(jaxft.psum, tree)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), out) == jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+
+
+def test_psum_names_itself() -> None:
+    with pytest.raises(StepError, match=r"jaxft\.psum was given an empty pytree: there is nothing to sum"):
+        jaxft.psum(())
+    with pytest.raises(StepError, match=r"jaxft\.psum was called outside of a traced step"):
+        total(jnp.ones(3))
+    with pytest.raises(StepError, match=r"jaxft\.psum was reached by plain `jax\.jit`"):
+        jax.jit(total)(jnp.ones(3))
+    with pytest.raises(StepError, match=r"jaxft\.psum stands inside.*`grads = jaxft\.psum\(grads\)`"):
+        jax.grad(lambda x: total(x).sum())(jnp.ones(3))
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(bool, "bool"), (np.int8, "int8"), (np.complex64, "complex64")])
+def test_what_has_no_sum(dtype: type, name: str) -> None:
+    with pytest.raises(
+        StepError, match=rf"psum .* type {name} at \['n'\]. It sums .*int32, .*convert the leaf"
+    ):
+        jaxft.psum({"n": np.ones(3, dtype)})
+
+
 def test_vmap_averages_each_element() -> None:
     def train_step(state: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
         return state - jax.vmap(jaxft.pmean)(batch), jax.vmap(jaxft.pmean, in_axes=1, out_axes=0)(batch)

@@ -19,7 +19,7 @@ Frame = tuple[bytes, memoryview]  # header, payload
 class Channel:
     """Sends frames to one peer and receives those that the plan expects from it.
 
-    There are two sequences of frames in each direction, partial sums and means. Each keeps its own order, and
+    There are two sequences of frames in each direction, partial sums and results. Each keeps its own order, and
     between them the sender chooses, so at most two headers can come next.
     """
 
@@ -29,7 +29,7 @@ class Channel:
         *,
         outgoing: Iterator[Frame],
         partials: Sequence[Planned],
-        means: Sequence[Planned],
+        results: Sequence[Planned],
         place: Callable[[Planned], memoryview | None],
         arrived: Callable[[Planned], None],
     ) -> None:
@@ -39,13 +39,13 @@ class Channel:
             sock: a non-blocking socket.
             outgoing: the partial sums for this peer.
             partials: what this peer will send of partial sums.
-            means: what this peer will send of the means.
+            results: what this peer will send of the results.
             place: where a payload goes; None if there is no room yet.
             arrived: called when a payload is complete.
         """
         self.sock = sock
         self.partials = deque(partials)
-        self.means = deque(means)
+        self.results = deque(results)
         self.paused = False
         self._place = place
         self._arrived = arrived
@@ -64,7 +64,7 @@ class Channel:
 
     @property
     def receiving(self) -> bool:
-        return self._current is not None or bool(self.partials) or bool(self.means)
+        return self._current is not None or bool(self.partials) or bool(self.results)
 
     @property
     def owes_partials(self) -> bool:
@@ -73,7 +73,7 @@ class Channel:
         return not self.paused and (arriving or bool(self.partials))
 
     def push(self, frame: Frame) -> None:
-        """Queue a frame of the means. They go before partial sums: somebody's step may wait for nothing else."""
+        """Queue a frame of the results. They go before partial sums: somebody's step may wait for nothing else."""
         self._urgent.append(frame)
         self._refill()
 
@@ -122,7 +122,7 @@ class Channel:
 
     def _match(self) -> Planned:
         received = bytes(self._header)
-        expected = [queue for queue in (self.means, self.partials) if queue]
+        expected = [queue for queue in (self.results, self.partials) if queue]
         for queue in expected:
             if queue[0].header == received:
                 return queue.popleft()

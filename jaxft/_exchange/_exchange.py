@@ -1,14 +1,14 @@
-"""The exchange: every member of a quorum ends with the mean over all shards, or with an error.
+"""The exchange: every member of a quorum ends with the means and sums over all shards, or with an error.
 
 Theory of operation. The plan (`_plan.py`) makes each member the owner of a slice of every region. For each chunk
 of its slice an owner receives what the others hold of it, combines all nodes in the order of the tree, and sends
-the mean to everybody. All of this overlaps: while one chunk is summed the kernel carries others both ways. One
+the result to everybody. All of this overlaps: while one chunk is summed the kernel carries others both ways. One
 thread does it with one poll; sockets never block; payloads go straight from the partial sums and into scratch
 memory or the result.
 
-    partial sums of slice j   --->  owner j: combine chunk by chunk  --->  means of slice j, to all
+    partial sums of slice j   --->  owner j: combine chunk by chunk  --->  results of slice j, to all
 
-Frames of partial sums never wait for anything at their sender, and means never wait for room at their receiver.
+Frames of partial sums never wait for anything at their sender, and results never wait for room at their receiver.
 A receiver may pause a peer that runs ahead (only the chunks of a small window have scratch memory); it then
 waits for a peer that is behind, which is not paused. So no circle of members can wait for each other.
 
@@ -39,7 +39,7 @@ from jaxft._exchange._links import Links
 from jaxft._exchange._memory import leaves_of
 from jaxft._exchange._owner import Owner
 from jaxft._exchange._partials import Partials
-from jaxft._exchange._script import Planned, means_from, partials_to
+from jaxft._exchange._script import Planned, partials_to, results_from
 from jaxft._wire import SLOW_WAIT_S
 
 _log = logging.getLogger("jaxft")
@@ -57,7 +57,7 @@ def exchange(
     deadline_s: float,
     progress_timeout_s: float,
 ) -> list[np.ndarray]:
-    """Average the contributions of all members of a quorum.
+    """Average or sum the contributions of all members of a quorum.
 
     Args:
         links: the quorum's connections. Closed if this raises.
@@ -69,7 +69,7 @@ def exchange(
         progress_timeout_s: how long to wait while no byte moves to or from any peer.
 
     Returns:
-        The means, in the order of the leaves, in fresh memory. The bits do not depend on the members.
+        The means and sums, in the order of the leaves, in fresh memory. The bits do not depend on the members.
 
     Raises:
         ExchangeFailed: names the peers that were seen to fail; nobody, if the abort flag was set.
@@ -107,7 +107,7 @@ class _Run:
         self.owner = Owner(plan, me=links.me, layout=layout, partials=partials, scratch=links.scratch)
         self._links = links
         self._step = step
-        self._means = means_from(stamp=stamps[links.me], plan=plan, layout=layout)
+        self._results = results_from(stamp=stamps[links.me], plan=plan, layout=layout)
         self._channels = {
             number: Channel(
                 sock,
@@ -115,7 +115,7 @@ class _Run:
                     partials_to(number, stamp=stamps[links.me], plan=plan, layout=layout)
                 ),
                 partials=partials_to(links.me, stamp=stamps[number], plan=plan, layout=layout),
-                means=means_from(stamp=stamps[number], plan=plan, layout=layout),
+                results=results_from(stamp=stamps[number], plan=plan, layout=layout),
                 place=self.owner.place,
                 arrived=self.owner.arrived,
             )
@@ -156,9 +156,9 @@ class _Run:
         number = self.owner.combine()
         for channel in self._channels.values():
             channel.resume()
-            if self._means:
-                frame = self._means[number]
-                channel.push((frame.header, self.owner.mean_bytes(frame.chunk)))
+            if self._results:
+                frame = self._results[number]
+                channel.push((frame.header, self.owner.result_bytes(frame.chunk)))
 
     def _watch(self) -> None:
         """Poll each connection for what its channel can do next, and not at all once it is through."""

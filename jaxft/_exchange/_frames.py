@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, fields
 from functools import lru_cache
 
 VERSION = 1
-PARTIAL, MEAN = 1, 2
+PARTIAL, RESULT = 1, 2
 _MAGIC = b"JXFT"
 
 # magic, version, kind, sender, job, quorum, step, layout, node (start, stop), region, length, offset
@@ -27,7 +27,7 @@ class Header:
 
     magic: bytes
     version: int
-    kind: int  # PARTIAL: part of a contribution or partial sum; MEAN: part of the result
+    kind: int  # PARTIAL: part of a contribution or partial sum; RESULT: part of the result
     sender: int  # the member's number in the quorum
     job: int  # a tag of the job's name
     quorum_id: int

@@ -1,10 +1,10 @@
 """Where every element of a contribution lies: the flat order in which groups sum.
 
-Theory of operation. What a step hands to `pmean` is a list of leaves. For the exchange they are packed into
-one flat buffer per dtype, a *region*: leaves of that dtype in the order of the list, each at an offset that
-is a multiple of 64 elements, so that every leaf is 64-byte aligned whatever its item size (an aligned numpy
-buffer becomes a CPU `jax.Array` without a copy; an unaligned one of 218 MB costs 120 ms). One big buffer
-beats many small ones on the wire too: a hundred leaves of 1 KB cost 4 ms one by one.
+Theory of operation. What a step hands to `pmean` and `psum` is a list of leaves. For the exchange they are
+packed into one flat buffer for each dtype and operation, a *region*: its leaves in the order of the list, each
+at an offset that is a multiple of 64 elements, so that every leaf is 64-byte aligned whatever its item size (an
+aligned numpy buffer becomes a CPU `jax.Array` without a copy; an unaligned one of 218 MB costs 120 ms). One big
+buffer beats many small ones on the wire too: a hundred leaves of 1 KB cost 4 ms one by one.
 
 A layout follows from *global* shapes alone, never from a group's mesh: two groups with different meshes agree
 on where element (leaf, index) lies, and so can sum. Groups compare `digest` before they ever exchange.
@@ -18,29 +18,42 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxft._errors import ConfigurationError
 
 # Every leaf starts at a multiple of this many elements: 64 bytes or a multiple thereof for any item size.
 ALIGN_ELEMENTS = 64
 
+# What becomes of a leaf: the sum over all shards, or that divided by their number.
+Operation = Literal["mean", "sum"]
+
 # dtype of a leaf -> (bytes of an item, dtype in which it is summed). The half precisions are summed in
-# float32 and rounded once at the end; the others are summed as they are.
-_DTYPES: dict[str, tuple[int, str]] = {
+# float32 and rounded once at the end; the others are summed as they are, integers with wrap-around.
+_FLOATS: dict[str, tuple[int, str]] = {
     "bfloat16": (2, "float32"),
     "float16": (2, "float32"),
     "float32": (4, "float32"),
     "float64": (8, "float64"),
 }
+_INTEGERS: dict[str, tuple[int, str]] = {
+    "int32": (4, "int32"),
+    "int64": (8, "int64"),
+    "uint32": (4, "uint32"),
+}
+_DTYPES = _FLOATS | _INTEGERS
+# Which dtypes an operation takes.
+DTYPES: dict[Operation, tuple[str, ...]] = {"mean": tuple(_FLOATS), "sum": tuple(_DTYPES)}
 
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """One leaf: its path in the pytree (for messages), its global shape, the name of its dtype."""
+    """One leaf: its path in the pytree (for messages), its global shape, its dtype's name, what is made of it."""
 
     path: str
     shape: tuple[int, ...]
     dtype: str
+    operation: Operation = "mean"
 
     @property
     def size(self) -> int:
@@ -62,10 +75,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The leaves of one dtype, packed: `size` elements, padding included."""
+    """The leaves of one dtype and operation, packed: `size` elements, padding included."""
 
     dtype: str
     size: int
+    operation: Operation = "mean"
 
     @property
     def item_bytes(self) -> int:
@@ -96,18 +110,20 @@ class Layout:
 
     @staticmethod
     def of(specs: Sequence[LeafSpec]) -> "Layout":
-        """Lay out leaves. Raises ConfigurationError for a dtype that cannot be averaged."""
-        order: dict[str, int] = {}
+        """Lay out leaves. Raises ConfigurationError for a dtype that has no mean, or no sum."""
+        order: dict[tuple[str, Operation], int] = {}
         sizes: list[int] = []
         places: list[Place] = []
         for spec in specs:
             _check(spec)
-            region = order.setdefault(spec.dtype, len(sizes))
+            region = order.setdefault((spec.dtype, spec.operation), len(sizes))
             if region == len(sizes):
                 sizes.append(0)
             places.append(Place(region=region, offset=sizes[region], size=spec.size))
             sizes[region] = _aligned(sizes[region] + spec.size)
-        regions = tuple(Region(dtype=dtype, size=sizes[region]) for dtype, region in order.items())
+        regions = tuple(
+            Region(dtype, sizes[region], operation) for (dtype, operation), region in order.items()
+        )
         return Layout(specs=tuple(specs), places=tuple(places), regions=regions, digest=_digest(specs))
 
     @property
@@ -125,10 +141,11 @@ class Layout:
 
 def _check(spec: LeafSpec) -> None:
     assert all(extent >= 0 for extent in spec.shape)
-    if spec.dtype not in _DTYPES:
+    known = DTYPES[spec.operation]
+    if spec.dtype not in known:
         raise ConfigurationError(
-            f"Leaf {spec.path!r} has dtype {spec.dtype!r}, which cannot be averaged over groups. "
-            f"jaxft averages {', '.join(_DTYPES)}: convert the leaf before you hand it to pmean."
+            f"Leaf {spec.path!r} has dtype {spec.dtype!r}, of which jaxft makes no {spec.operation} over groups. "
+            f"p{spec.operation} takes {', '.join(known)}: convert the leaf before you hand it over."
         )
 
 
@@ -137,7 +154,9 @@ def _aligned(elements: int) -> int:
 
 
 def _digest(specs: Sequence[LeafSpec]) -> str:
-    digest = hashlib.sha256(f"jaxft layout 1, align {ALIGN_ELEMENTS}".encode())
+    digest = hashlib.sha256(f"jaxft layout 2, align {ALIGN_ELEMENTS}".encode())
     for spec in specs:
-        digest.update(f"\n{spec.path!r} {spec.dtype} {','.join(map(str, spec.shape))}".encode())
+        digest.update(
+            f"\n{spec.path!r} {spec.operation} {spec.dtype} {','.join(map(str, spec.shape))}".encode()
+        )
     return digest.hexdigest()

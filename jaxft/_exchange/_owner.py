@@ -7,7 +7,7 @@ from jaxft._exchange._memory import aligned_empty, empty_regions
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import Chunk, Plan
 from jaxft._exchange._script import Planned, value_dtype
-from jaxft._exchange._sum import mean_into
+from jaxft._exchange._sum import combine_into
 from jaxft._exchange._tree import Node
 
 # So many chunks of a slice may be under way at its owner. One is summed, one is received, and two let the
@@ -47,7 +47,7 @@ class Owner:
     def place(self, frame: Planned) -> memoryview | None:
         """Where a payload goes: into the result, or into scratch memory, if there is any left."""
         if frame.node is None:
-            return self.mean_bytes(frame.chunk)
+            return self.result_bytes(frame.chunk)
         if frame.number >= self._next + self._window:
             return None
         return _bytes(self._received(frame.number, frame.node))
@@ -68,11 +68,11 @@ class Owner:
             for node in nodes
         }
         out = self.result[chunk.region][chunk.offset : chunk.stop]
-        mean_into(out, sources, self._partials.shards, region.sum_dtype)
+        combine_into(out, sources, self._partials.shards, region)
         self._next += 1
         return number
 
-    def mean_bytes(self, chunk: Chunk) -> memoryview:
+    def result_bytes(self, chunk: Chunk) -> memoryview:
         """The memory of a chunk of the result."""
         return _bytes(self.result[chunk.region][chunk.offset : chunk.stop])
 
@@ -99,7 +99,7 @@ class Owner:
 
 
 def _in_place(plan: Plan, me: int) -> Node | None:
-    """The node, if any, that is received into the memory of its result; see `mean_into`."""
+    """The node, if any, that is received into the memory of its result; see `combine_into`."""
     first_two = sorted(node for nodes in plan.nodes for node in nodes)[:2]
     return next((node for node in first_two if node not in plan.nodes[me]), None)
 

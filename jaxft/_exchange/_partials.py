@@ -23,7 +23,7 @@ import numpy as np
 from jaxft._errors import ConfigurationError
 from jaxft._exchange._layout import Layout, LeafSpec
 from jaxft._exchange._memory import aligned_empty, empty_regions, leaves_of
-from jaxft._exchange._sum import add_into, mean_into
+from jaxft._exchange._sum import add_into, combine_into
 from jaxft._exchange._tree import Node, parent, root
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ class Partials:
             node = above
 
     def mean_alone(self) -> list[np.ndarray]:
-        """The mean over all shards, in buffers of its own. Only if this group holds every shard."""
+        """The means and sums over all shards, in buffers of their own. Only if this group holds every shard."""
         whole = root(self.shards)
         assert self.nodes == (whole,), f"holds {self.nodes} of {whole}"
         result = empty_regions(self.layout, [region.dtype for region in self.layout.regions])
         for region, out, total in zip(self.layout.regions, result, self._held[whole], strict=True):
-            mean_into(out, {whole: total}, self.shards, region.sum_dtype)
+            combine_into(out, {whole: total}, self.shards, region)
         return leaves_of(self.layout, result)
 
     def _merge(self, left: tuple[np.ndarray, ...], right: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
@@ -92,7 +92,7 @@ def _pack(layout: Layout, leaves: "Sequence[np.ndarray | jax.Array]") -> tuple[n
     if len(leaves) != len(layout.specs):
         raise ConfigurationError(
             f"A contribution of {len(leaves)} leaves was handed to an exchange that was laid out for "
-            f"{len(layout.specs)}. Every call of the step must average the same leaves."
+            f"{len(layout.specs)}. Every call of the step must hand over the same leaves."
         )
     for leaf, spec in zip(leaves, layout.specs, strict=True):
         _check(leaf, spec)
@@ -108,7 +108,7 @@ def _check(leaf: "np.ndarray | jax.Array", spec: LeafSpec) -> None:
     if tuple(leaf.shape) != spec.shape or leaf.dtype.name != spec.dtype:
         raise ConfigurationError(
             f"Leaf {spec.path!r} has shape {tuple(leaf.shape)} and dtype {leaf.dtype.name}, but the exchange "
-            f"was laid out for {spec.shape} and {spec.dtype}. Every call of the step must average the same "
+            f"was laid out for {spec.shape} and {spec.dtype}. Every call of the step must hand over the same "
             "shapes and dtypes."
         )
 

@@ -1,7 +1,7 @@
 """Who sums what: the division of an exchange among the members of a quorum.
 
 Each region of the layout is cut into one slice for each member, its *owner*, and slices into chunks. Members
-send an owner what they hold of its slice; the owner combines chunk after chunk and sends the means to all. Every
+send an owner what they hold of its slice; the owner combines chunk after chunk and sends the results to all. Every
 member owns a slice, those without a shard too: the work and the bytes are the same for all.
 
 A contribution that is small enough is not cut at all: everybody sends everything to everybody and each combines
@@ -48,7 +48,7 @@ class Plan:
     Attributes:
         nodes: for each member, the nodes of the tree that it holds.
         chunks: for each member, the chunks that it combines, in order.
-        one_trip: each member combines everything for itself, and no means are sent.
+        one_trip: each member combines everything for itself, and no results are sent.
     """
 
     nodes: tuple[tuple[Node, ...], ...]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxft._exchange._frames import MEAN, PARTIAL, Stamp
+from jaxft._exchange._frames import PARTIAL, RESULT, Stamp
 from jaxft._exchange._layout import Layout, Region
 from jaxft._exchange._plan import Chunk, Plan
 from jaxft._exchange._tree import Node
@@ -15,7 +15,7 @@ class Planned:
     header: bytes
     chunk: Chunk
     number: int  # of the chunk, among those of its owner
-    node: Node | None  # whose sum it carries; None: it carries means
+    node: Node | None  # whose sum it carries; None: it carries results
     length_bytes: int
 
 
@@ -43,15 +43,15 @@ def partials_to(receiver: int, *, stamp: Stamp, plan: Plan, layout: Layout) -> l
     return frames
 
 
-def means_from(*, stamp: Stamp, plan: Plan, layout: Layout) -> list[Planned]:
-    """The means of the slice of the member of this stamp; the same to every other member."""
+def results_from(*, stamp: Stamp, plan: Plan, layout: Layout) -> list[Planned]:
+    """The results of the slice of the member of this stamp; the same to every other member."""
     if plan.one_trip:
         return []
     frames: list[Planned] = []
     for number, chunk in enumerate(plan.chunks[stamp.sender]):
         length_bytes = chunk.size * layout.regions[chunk.region].item_bytes
         header = stamp.header(
-            MEAN, node=(0, 0), region=chunk.region, offset=chunk.offset, length_bytes=length_bytes
+            RESULT, node=(0, 0), region=chunk.region, offset=chunk.offset, length_bytes=length_bytes
         )
         frames.append(Planned(header, chunk, number, None, length_bytes))
     return frames

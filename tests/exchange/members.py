@@ -22,6 +22,9 @@ MIXED = (
     LeafSpec("double", (33,), "float64"),
     LeafSpec("brain", (5000,), "bfloat16"),
     LeafSpec("small", (7,), "float16"),
+    LeafSpec("count", (19,), "int32", "sum"),
+    LeafSpec("total", (257,), "float32", "sum"),
+    LeafSpec("half total", (9,), "bfloat16", "sum"),
 )
 
 # Big enough for several chunks in every slice of a few members.
@@ -62,9 +65,11 @@ def reference_means(specs: tuple[LeafSpec, ...], total: int) -> list[np.ndarray]
     shards = [contribution(specs, shard) for shard in range(total)]
     means: list[np.ndarray] = []
     for spec, *leaves in zip(specs, *shards, strict=True):
-        dtype = np.float64 if spec.dtype == "float64" else np.float32
-        mean = reference_sum([leaf.astype(dtype) for leaf in leaves]) / dtype(total)
-        means.append(np.asarray(mean).astype(spec.dtype))
+        dtype = {"float64": np.float64, "int32": np.int32}.get(spec.dtype, np.float32)
+        result = reference_sum([leaf.astype(dtype) for leaf in leaves])
+        if spec.operation == "mean":
+            result = result / dtype(total)
+        means.append(np.asarray(result).astype(spec.dtype))
     return means
 
 

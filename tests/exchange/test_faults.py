@@ -16,7 +16,7 @@ from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials, _exchange, _owner
 from jaxft._exchange._frames import PARTIAL, Stamp, tag
 from jaxft._exchange._plan import Plan
-from jaxft._exchange._script import means_from, partials_to
+from jaxft._exchange._script import partials_to, results_from
 
 from .members import (
     BIG,
@@ -124,7 +124,7 @@ def test_nothing_is_taken_from_a_refused_frame(monkeypatch: pytest.MonkeyPatch) 
 def test_means_of_a_slice_that_is_not_theirs() -> None:
     plan = Plan.of(LAYOUT, [[0], [1]], 2)
     stamp = Stamp(sender=0, job=tag("job"), quorum_id=QUORUM, step=STEP, layout=tag(LAYOUT.digest))
-    (header, *_) = [frame.header for frame in means_from(stamp=stamp, plan=plan, layout=LAYOUT)]
+    (header, *_) = [frame.header for frame in results_from(stamp=stamp, plan=plan, layout=LAYOUT)]
     refuse(header, "sender is 0, expected 1")
 
 

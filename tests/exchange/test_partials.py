@@ -98,12 +98,12 @@ def test_alone_needs_every_shard() -> None:
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
-        (lambda leaves: leaves[:-1], "A contribution of 6 leaves .* laid out for 7"),
+        (lambda leaves: leaves[:-1], "A contribution of 9 leaves .* laid out for 10"),
         (
             lambda leaves: [leaves[0].T, *leaves[1:]],
             r"'matrix' has shape \(70, 130\) .* laid out for \(130, 70\)",
         ),
-        (lambda leaves: [*leaves[:-1], leaves[-1].astype(np.float32)], "'small' .* dtype float32"),
+        (lambda leaves: [*leaves[:-1], leaves[-1].astype(np.float32)], "'half total' .* dtype float32"),
     ],
 )
 def test_other_leaves_are_refused_and_change_nothing(spoil, match) -> None:

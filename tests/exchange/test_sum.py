@@ -1,4 +1,4 @@
-"""The arithmetic of the mean: one rule, the same bits however the work is cut."""
+"""The arithmetic of means and sums: one rule, the same bits however the work is cut."""
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from jaxft._exchange import _sum
-from jaxft._exchange._sum import add_into, mean_into
+from jaxft._exchange._layout import Operation, Region
+from jaxft._exchange._sum import add_into, combine_into
 from jaxft._exchange._tree import Node, cover
 
 from .members import reference_sum
@@ -37,10 +38,20 @@ def singles(values: np.ndarray) -> dict[Node, np.ndarray]:
     return {Node(k, k + 1): value for k, value in enumerate(values)}
 
 
-def mean(values: np.ndarray, out_dtype: str = "float32") -> np.ndarray:
-    out = np.empty(values.shape[1:], out_dtype)
-    mean_into(out, singles(values), len(values), "float32")
+def combine(
+    out: np.ndarray, sources: dict[Node, np.ndarray], shards: int, operation: Operation = "mean"
+) -> None:
+    combine_into(out, sources, shards, Region(out.dtype.name, out.size, operation))
+
+
+def result(values: np.ndarray, operation: Operation, dtype: str = "float32") -> np.ndarray:
+    out = np.empty(values.shape[1:], dtype)
+    combine(out, singles(values), len(values), operation)
     return out
+
+
+def mean(values: np.ndarray, out_dtype: str = "float32") -> np.ndarray:
+    return result(values, "mean", out_dtype)
 
 
 @settings(deadline=None)
@@ -97,7 +108,7 @@ def test_partial_sums_stand_for_their_shards(total: int, data: st.DataObject) ->
         for node in cover([shard for shard in range(total) if owners[shard] == member], total)
     }
     out = np.empty(200, np.float32)
-    mean_into(out, sources, total, "float32")
+    combine(out, sources, total)
     assert out.tobytes() == mean(values).tobytes()
 
 
@@ -120,7 +131,7 @@ def test_a_partial_sum_is_not_rounded(leaf: str) -> None:
     add_into(partial, values[0], values[1])
     assert partial[0] == 1.0 + half_unit
     out = np.empty(1, leaf)
-    mean_into(out, {Node(0, 2): partial, Node(2, 3): values[2]}, 3, "float32")
+    combine(out, {Node(0, 2): partial, Node(2, 3): values[2]}, 3)
     assert out.tobytes() == mean(values, leaf).tobytes()
     twice = ((partial.astype(leaf) + values[2]).astype(np.float32) / np.float32(3)).astype(leaf)
     assert out.tobytes() != twice.tobytes()
@@ -142,13 +153,68 @@ def test_one_of_the_first_two_sources_may_lie_in_the_result(
     if sources[node].dtype != np.dtype(leaf):
         return
     out = sources[node] = sources[node].copy()
-    mean_into(out, sources, total, "float32")
+    combine(out, sources, total)
     assert out.tobytes() == mean(values, leaf).tobytes()
 
 
-def test_sources_are_only_read() -> None:
-    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+@pytest.mark.parametrize("operation", ["mean", "sum"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_sources_are_only_read(operation: Operation, shards: int) -> None:
+    values = np.arange(4 * shards, dtype=np.float32).reshape(shards, 4)
     before = values.tobytes()
     values.flags.writeable = False
-    mean(values)
+    result(values, operation)
     assert values.tobytes() == before
+
+
+# Sums that are not divided
+
+
+@settings(deadline=None)
+@given(st.integers(1, 9).flatmap(any_floats), st.integers(1, 74), st.sampled_from([1, 3, 16, 1 << 17]))
+def test_a_sum_is_the_mean_without_its_division(values: np.ndarray, cut: int, block: int) -> None:
+    with np.errstate(all="ignore"):
+        wanted = np.array(reference_sum(list(values)))
+    wanted[np.isnan(wanted)] = np.nan
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_sum, "BLOCK_ELEMENTS", block)
+        pieces = [result(values[:, :cut], "sum"), result(values[:, cut:], "sum")]
+    assert np.concatenate(pieces).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("leaf", ["bfloat16", "float16"])
+def test_a_sum_of_halves_rounds_once(leaf: str) -> None:
+    half_unit = float(ml_dtypes.finfo(leaf).eps) / 2
+    values = np.array([[1.0], [half_unit], [half_unit]]).astype(leaf)
+    assert float(result(values, "sum", leaf)[0]) == 1.0 + 2 * half_unit
+    assert (values[0] + values[1]) + values[2] == 1.0  # what rounding each sum would give
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32"])
+def test_integers_are_exact_and_wrap_around(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    # float32 would lose the 1 of the first; the second goes over the top; no NaN is looked for in -1.
+    values = np.array([[2**24, limits.max, -1 % 2**31], [1, 1, 1], [0, 0, 0]], dtype)
+    assert result(values, "sum", dtype).tolist() == [
+        2**24 + 1,
+        limits.min,
+        2**31 if dtype != "int32" else -(2**31),
+    ]
+
+
+@pytest.mark.parametrize("leaf", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_source_of_a_sum_may_lie_in_the_result(leaf: str, place: int) -> None:
+    values = (np.random.default_rng(0).standard_normal((3, 300)) * 100).astype(leaf)
+    sources = singles(values)
+    out = sources[Node(place, place + 1)] = values[place].copy()
+    combine(out, sources, 3, "sum")
+    assert out.tobytes() == result(values, "sum", leaf).tobytes()
+
+
+def test_one_source_that_is_the_whole_sum() -> None:
+    total = np.array([3.0, np.nan, 1 + 2**-8], np.float32)
+    for dtype in ("float32", "bfloat16"):
+        out = np.empty(3, dtype)
+        combine(out, {Node(0, 4): total}, 4, "sum")
+        assert out.tobytes() == total.astype(dtype).tobytes()
