@@ -2,6 +2,7 @@
 
 import logging as _logging
 
+from jaxft import data
 from jaxft._digest import digest
 from jaxft._errors import (
     CannotHeal,
@@ -32,6 +33,7 @@ __all__ = [
     "StepError",
     "StepReport",
     "__version__",
+    "data",
     "digest",
     "fault_tolerant",
     "from_functions",

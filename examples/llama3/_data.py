@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from examples.llama3._config import SettingsError, check_positive
-from examples.llama3._shuffle import mix, permute
+from jaxft.data import mix, permute
 
 # A byte is its own token.
 BOS, EOS, PAD = 256, 257, 258

@@ -1,6 +1,5 @@
 """The corpus and the ledger: every window once an epoch, whoever asks for it, in whatever order."""
 
-import itertools
 import os
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,6 @@ from llama3_cases import corpus_of
 
 from examples.llama3._config import SettingsError
 from examples.llama3._data import BOS, EOS, Batches, check_vocabulary, decode, encode, load_corpus
-from examples.llama3._shuffle import mix, permute
 
 
 def batches(
@@ -24,27 +22,6 @@ def batches(
 
 def ledger(data: Batches, steps: range) -> list[int]:
     return [window for step in steps for shard in range(data.shards) for window in data.windows(step, shard)]
-
-
-# The shuffle.
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 100, 1000, 4097])
-def test_permute_is_a_permutation_of_any_size(size: int) -> None:
-    assert sorted(permute(i, size=size, key=3) for i in range(size)) == list(range(size))
-
-
-def test_permute_shuffles_and_depends_on_its_key() -> None:
-    one, other = ([permute(i, size=1000, key=key) for i in range(1000)] for key in (1, 2))
-    assert sum(a == b for a, b in zip(one, other, strict=True)) < 20
-    assert abs(np.corrcoef(one, range(1000))[0, 1]) < 0.1
-    assert sum(abs(a - b) == 1 for a, b in itertools.pairwise(one)) < 20
-
-
-def test_permute_and_mix_give_the_same_on_every_machine() -> None:
-    """A relaunched group on another machine must read the same samples: these values never change."""
-    assert mix(0, 1) == 0x08B4FDA8C892B50E
-    assert [permute(i, size=10, key=mix(0, 0)) for i in range(10)] == [8, 9, 5, 4, 6, 0, 7, 1, 2, 3]
 
 
 # The ledger.

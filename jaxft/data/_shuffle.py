@@ -1,8 +1,8 @@
 """A shuffle that needs no memory: where position p of an epoch goes is computed from (key, p) alone.
 
-A Feistel network is a bijection whatever its round function is, so every window of an epoch is used exactly
+A Feistel network is a bijection whatever its round function is, so every sample of an epoch is used exactly
 once. It works on a power of four; a result beyond the last window is sent through again until it falls inside
-(cycle-walking), which keeps it a bijection. A permutation drawn with numpy would take memory for every window,
+(cycle-walking), which keeps it a bijection. A permutation drawn with numpy would take memory for every sample,
 and its bits are promised for one version of numpy only.
 """
 

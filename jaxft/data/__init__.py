@@ -1,0 +1,6 @@
+"""Batches as a pure function of (step, shard), from any source that can be read at random."""
+
+from jaxft.data._batches import Batch, Batches, Source
+from jaxft.data._shuffle import mix, permute
+
+__all__ = ["Batch", "Batches", "Source", "mix", "permute"]

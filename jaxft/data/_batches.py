@@ -1,0 +1,205 @@
+"""The samples of a job, batch by batch: which sample stands where follows from the committed step alone."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxft._errors import ConfigurationError
+from jaxft.data._shuffle import mix, permute
+
+# `Batch.index` is an int32, the widest integer that JAX has by default.
+_MAX_SAMPLES = 2**31 - 1
+# So many samples of a source go into its fingerprint: they are read before training starts.
+_FINGERPRINTED = 8
+
+
+class Source(Protocol):
+    """What can be read at random: a list, a numpy array, a grain `MapDataset`, or a class of your own.
+
+    `source[i]` is a sample, a pytree of numpy arrays or numbers, of the same structure, shapes and dtypes for
+    every i, and the same sample each time it is asked for, in every group.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch:
+    """One shard of one step's batch: a pytree, the same types for every step and shard.
+
+    Attributes:
+        samples: the samples, stacked: each leaf has a new first axis, of length `samples_per_shard`.
+        weight: float32, (samples_per_shard,): 1 for a sample, 0 for padding.
+        index: int32, (samples_per_shard,): the number of each sample in the source, -1 for padding.
+    """
+
+    samples: Any
+    weight: Any
+    index: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Batches:
+    """The batches of a job: `batches(step, shard)` is a pure function, as `jaxft.fault_tolerant` wants it.
+
+    Every sample of the source is used once an epoch, whoever computes it and however often a step is tried.
+    A step takes `shards * samples_per_shard` of them. If they do not divide the source, the last step of an
+    epoch holds the remainder, padded to full shape so that nothing is compiled anew; a shard of it may be all
+    padding. Padding repeats a real sample, so that no loss is NaN, and has weight 0. The mean over real samples
+    is then a quotient of sums over shards:
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, jaxft
+        >>> from jaxft.data import Batches
+        >>> batches = Batches(np.linspace(0, 1, 10, dtype=np.float32), shards=2, samples_per_shard=4)
+        >>> def train_step(w, batch):
+        ...     def total(w):
+        ...         return jnp.sum(batch.weight * (w * batch.samples - 1.0) ** 2)
+        ...     loss, grads = jax.value_and_grad(total)(w)
+        ...     loss, grads, count = jaxft.psum((loss, grads, jnp.sum(batch.weight)))
+        ...     return w - 0.1 * grads / count, {"loss": loss / count}
+        >>> step = jaxft.fault_tolerant(train_step, manager=None, shards=batches.shards)
+        >>> w = jnp.zeros(())
+        >>> while step.step < 3 * batches.steps_per_epoch:
+        ...     w, metrics = step(w, batches)
+
+    Args:
+        source: the samples; see `Source`. It is asked for its length once.
+        shards: the shards of a step, as given to `jaxft.fault_tolerant`.
+        samples_per_shard: how many samples a shard holds.
+        seed: names the order, another in each epoch. None takes the samples in the order of the source.
+        drop_last: leave out the samples that do not fill a step, others in each epoch if they are shuffled.
+
+    Raises:
+        ConfigurationError: an argument cannot be right, or the source has no samples, too few or too many.
+    """
+
+    source: Source = dataclasses.field(repr=False)
+    _: dataclasses.KW_ONLY
+    shards: int
+    samples_per_shard: int
+    seed: int | None = 0
+    drop_last: bool = False
+    size: int = dataclasses.field(init=False)
+    """How many samples the source has."""
+
+    def __post_init__(self) -> None:
+        for name in ("shards", "samples_per_shard"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        object.__setattr__(self, "size", len(self.source))
+        if not 1 <= self.size <= _MAX_SAMPLES:
+            raise ConfigurationError(
+                f"The source has {self.size} samples; it must have 1 to {_MAX_SAMPLES}. Epochs are counted here, so "
+                "a source that repeats itself without end should be given as it is before that."
+            )
+        if self.drop_last and self.size < self._samples_per_step:
+            raise ConfigurationError(
+                f"The source has {self.size} samples and a step takes {self._samples_per_step} ({self.shards} shards "
+                f"x {self.samples_per_shard}), so drop_last would leave nothing. Lower samples_per_shard."
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many steps use every sample once (with `drop_last`, all but the last few)."""
+        whole, rest = divmod(self.size, self._samples_per_step)
+        return whole if self.drop_last or rest == 0 else whole + 1
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch, counted from 0, that a step belongs to."""
+        return step // self.steps_per_epoch
+
+    @property
+    def fingerprint(self) -> str:
+        """What must be the same in all groups, as text for `Manager(settings={"data": batches.fingerprint})`.
+
+        It tells the lengths, the seed, and a digest of a few samples from all over the source.
+        """
+        digest = hashlib.sha256()
+        for number in sorted({(self.size - 1) * k // (_FINGERPRINTED - 1) for k in range(_FINGERPRINTED)}):
+            sample = _read(self.source, number)
+            digest.update(f"{number} {sample.types}".encode())
+            for leaf in sample.leaves:
+                digest.update(leaf.tobytes())
+        order = "in order" if self.seed is None else f"seed {self.seed}"
+        last = ", drop_last" if self.drop_last else ""
+        return (
+            f"{self.size} samples, {self.shards} shards x {self.samples_per_shard}, {order}{last}, "
+            f"content {digest.hexdigest()[:16]}"
+        )
+
+    def __call__(self, step: int, shard: int) -> Batch:
+        """Return a shard of a step's batch, as numpy arrays.
+
+        Raises:
+            ConfigurationError: there is no such step or shard, or samples differ in structure, shape or dtype.
+        """
+        index = self._index(step, shard)
+        real = [number for number in index if number >= 0]
+        filler = real[0] if real else self._index(step, 0)[0]
+        numbers = real + [filler] * (len(index) - len(real))
+        return Batch(
+            samples=self._stacked(numbers),
+            weight=np.array([number >= 0 for number in index], np.float32),
+            index=np.array(index, np.int32),
+        )
+
+    @property
+    def _samples_per_step(self) -> int:
+        return self.shards * self.samples_per_shard
+
+    def _index(self, step: int, shard: int) -> list[int]:
+        """The numbers of a shard's samples, -1 for padding, which is all at the end."""
+        if step < 0 or not 0 <= shard < self.shards:
+            raise ConfigurationError(
+                f"There is no shard {shard} of step {step}: steps count from 0, and these batches have {self.shards} "
+                "shards. Give jaxft.fault_tolerant the same number: `shards=batches.shards`."
+            )
+        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+        first = step_of_epoch * self._samples_per_step + shard * self.samples_per_shard
+        return [self._number(epoch, first + k) for k in range(self.samples_per_shard)]
+
+    def _number(self, epoch: int, position: int) -> int:
+        if position >= self.size:
+            return -1
+        return position if self.seed is None else permute(position, size=self.size, key=mix(self.seed, epoch))
+
+    def _stacked(self, numbers: Sequence[int]) -> Any:
+        read = {number: _read(self.source, number) for number in dict.fromkeys(numbers)}
+        first = read[numbers[0]]
+        for number, sample in read.items():
+            if (sample.tree, sample.types) != (first.tree, first.types):
+                raise ConfigurationError(
+                    f"Sample {number} of the source is {sample.types}, but sample {numbers[0]} is {first.types}. All "
+                    "need the same containers, shapes and dtypes: pad, crop or convert them in the source."
+                )
+        columns = zip(*(read[number].leaves for number in numbers), strict=True)
+        return jax.tree.unflatten(first.tree, [np.stack(column) for column in columns])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sample:
+    tree: Any
+    types: str  # of the leaves, with their paths
+    leaves: list[np.ndarray]
+
+
+def _read(source: Source, number: int) -> _Sample:
+    sample = source[number]
+    paths_and_leaves, tree = jax.tree_util.tree_flatten_with_path(sample)
+    leaves = [np.asarray(leaf) for _, leaf in paths_and_leaves]
+    if not leaves or any(leaf.dtype.kind in "OSUMm" for leaf in leaves):
+        raise ConfigurationError(
+            f"Sample {number} of the source, a {type(sample).__name__}, is no pytree of arrays and numbers. "
+            "Convert it in the source (tokenize text, decode images)."
+        )
+    labels = (jax.tree_util.keystr(path) for path, _ in paths_and_leaves)
+    types = (f"{label} {leaf.dtype}{list(leaf.shape)}" for label, leaf in zip(labels, leaves, strict=True))
+    return _Sample(tree=tree, types=", ".join(types).strip(), leaves=leaves)
