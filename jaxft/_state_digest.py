@@ -1,0 +1,200 @@
+"""A fingerprint of the training state, taken on the devices that hold it, cheap enough to travel with votes.
+
+Each leaf is read as unsigned 32-bit words. A word is mixed with its place in the leaf's *global* shape, by a
+bijection for each place, and the mixed words are added modulo 2**32. Integer sums are exact in any order, so the
+digest cannot depend on how a leaf is spread over devices, nor on how XLA orders its work. Two sums are taken of
+differently mixed words; then the sums of the leaves are mixed with the leaf's number and added in the same way.
+
+Since every mix is a bijection, a change of one word changes the digest with certainty. Anything else, such as two
+words or two leaves that changed places, goes unnoticed with probability 2**-64. It detects accidents, not attackers.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+# A digest may take this long: 1 % of a step of 100 ms.
+_BUDGET_S = 1e-3
+# Bytes a second. CPU: benchmarks/digest.py measured 13 to 37 GB/s in large leaves and 5 to 10 in 300 small ones, on
+# two cores, which the digest takes from the next step. Others are limited by their memory, at 1 TB/s or more on any
+# data-centre GPU or TPU of the last years; half of that is assumed, not measured.
+_BYTES_PER_S = {"cpu": 5e9}
+_BYTES_PER_S_ELSEWHERE = 500e9
+
+_Sums: TypeAlias = tuple[jax.Array, jax.Array]
+_Fold: TypeAlias = Callable[[Sequence[jax.Array]], jax.Array]
+
+
+class StateDigest:
+    """Takes digests of states of one program. Keeps a compiled function for each set of shardings."""
+
+    def __init__(self) -> None:
+        self._folds: dict[tuple[Sharding, ...], _Fold] = {}
+
+    def start(self, leaves: Sequence[jax.Array]) -> "PendingDigest":
+        """Dispatch the digest of a state's leaves; do not wait for it. The first call compiles.
+
+        The leaves may be donated as soon as this returns: they are read before they are overwritten, and nothing
+        here holds on to them. In a group of several processes all must call it, as with any program.
+
+        Args:
+            leaves: the state's leaves, in its order, of any dtype, typed PRNG keys included.
+
+        Raises:
+            RuntimeError: a leaf has been donated before.
+        """
+        deleted = [number for number, leaf in enumerate(leaves) if leaf.is_deleted()]
+        if deleted:
+            # On two or more CPU devices a program that is given such an array crashes the process.
+            raise RuntimeError(
+                f"Cannot take a digest: leaf {deleted[0]} of {len(leaves)} was donated before."
+            )
+        shardings = tuple(leaf.sharding for leaf in leaves)
+        if shardings not in self._folds:
+            self._folds[shardings] = _fold_for(shardings)
+        return PendingDigest(self._folds[shardings](leaves))
+
+
+class PendingDigest:
+    """A digest that a device may still be working on."""
+
+    def __init__(self, lanes: jax.Array) -> None:
+        self._lanes = lanes
+
+    def result(self) -> int:
+        """Wait for the digest and return it: 64 bits, unsigned."""
+        low, high = np.asarray(self._lanes).tolist()
+        return high << 32 | low
+
+
+def period_steps(state_bytes: int, platform: str) -> int:
+    """Return every how many steps a digest costs less than 1 % of a 100 ms step, at least 1.
+
+    Args:
+        state_bytes: the size of the whole state, not of one device's part: the groups of a job must agree on the
+            period, and may have different meshes. With more devices a digest only gets cheaper.
+        platform: as JAX names it, such as "cpu" or "rocm".
+    """
+    return max(1, math.ceil(state_bytes / (_BYTES_PER_S.get(platform, _BYTES_PER_S_ELSEWHERE) * _BUDGET_S)))
+
+
+def _fold_for(shardings: Sequence[Sharding]) -> _Fold:
+    """The function that folds leaves of these shardings into two words."""
+    meshes: dict[Mesh | None, list[int]] = {}
+    for number, sharding in enumerate(shardings):
+        on = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        meshes.setdefault(on if isinstance(on, Mesh) else None, []).append(number)
+
+    def fold(leaves: Sequence[jax.Array]) -> jax.Array:
+        sums: list[jax.Array | None] = [None] * len(leaves)
+        for mesh, numbers in meshes.items():
+            specs = [getattr(shardings[number], "spec", PartitionSpec()) for number in numbers]
+            some = _sums_on_mesh([leaves[number] for number in numbers], mesh, specs)
+            for number, one in zip(numbers, some, strict=True):
+                sums[number] = one
+        return _join([one for one in sums if one is not None])
+
+    mesh = next((mesh for mesh in meshes if mesh is not None), None)
+    return jax.jit(fold, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
+
+
+def _sums_on_mesh(
+    leaves: Sequence[jax.Array], mesh: Mesh | None, specs: Sequence[PartitionSpec]
+) -> jax.Array:
+    """The sums of each leaf, [leaves, 2]. One collective for all leaves, where XLA would make one for each."""
+    if mesh is None:
+        return jnp.stack([jnp.stack(_leaf_sums(leaf, ())) for leaf in leaves])
+
+    def local(pieces: list[jax.Array]) -> jax.Array:
+        sums = [_piece_sums(piece, mesh, spec) for piece, spec in zip(pieces, specs, strict=True)]
+        return lax.psum(jnp.stack(sums), mesh.axis_names)
+
+    mapped = jax.shard_map(
+        local, mesh=mesh, in_specs=(list(specs),), out_specs=PartitionSpec(), check_vma=False
+    )
+    return mapped(list(leaves))
+
+
+def _piece_sums(piece: jax.Array, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
+    """What one device adds for a leaf: the sums of its piece, or zeros if another device has the same piece."""
+    by_dimension = [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
+    offsets = [
+        lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(size) if axes else jnp.uint32(0)
+        for axes, size in zip(by_dimension, piece.shape, strict=False)
+    ]
+    sums = jnp.stack(_leaf_sums(piece, offsets))
+    copies = tuple(name for name in mesh.axis_names if not any(name in axes for axes in by_dimension))
+    return jnp.where(lax.axis_index(copies) == 0, sums, jnp.zeros_like(sums)) if copies else sums
+
+
+@jax.jit
+def _leaf_sums(piece: jax.Array, offsets: Sequence[jax.Array]) -> _Sums:
+    """The two sums over a piece of a leaf that begins at these offsets; missing ones are zero."""
+    words = _words(piece)
+    first, second = _places(words.shape, offsets, 1), _places(words.shape, offsets, 2)
+    mixed = _mix(words ^ first)
+    zero = jnp.uint32(0)
+    # One reduction of two operands: XLA's CPU backend does that ten times as fast as two of one, or even as one.
+    # The leaf's number is left out here, so that equal shapes share one kernel: else 300 leaves compile for 10 s.
+    return lax.reduce(
+        (mixed, _mix(mixed ^ second)),
+        (zero, zero),
+        lambda one, other: (one[0] + other[0], one[1] + other[1]),
+        tuple(range(words.ndim)),
+    )
+
+
+def _words(leaf: jax.Array) -> jax.Array:
+    """The bits of a leaf as uint32: smaller items widened, larger ones along a further dimension."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if leaf.dtype == jnp.bool_:
+        return leaf.astype(jnp.uint32)
+    if jnp.iscomplexobj(leaf):
+        return jnp.stack([_words(lax.real(leaf)), _words(lax.imag(leaf))], axis=-1)
+    info = jnp.iinfo if jnp.issubdtype(leaf.dtype, jnp.integer) else jnp.finfo
+    bits = min(32, info(leaf.dtype).bits)
+    return lax.bitcast_convert_type(leaf, f"uint{bits}").astype(jnp.uint32)
+
+
+def _places(shape: Sequence[int], offsets: Sequence[jax.Array], lane: int) -> jax.Array:
+    """A number for each place: a sum over the dimensions, so that no leaf is reshaped or too large for 32 bits."""
+    places = lax.full(shape, _scramble(lane), jnp.uint32)
+    for dimension in range(len(shape)):
+        index = lax.broadcasted_iota(jnp.uint32, shape, dimension)
+        if dimension < len(offsets):
+            index = index + offsets[dimension]
+        places = places + index * jnp.uint32(_scramble(lane + 2 * dimension + 2) | 1)
+    return places
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """A bijection of 32-bit words of which each bit of the result depends on all bits (C. Wellons' lowbias32)."""
+    x = x ^ (x >> jnp.uint32(16))
+    x = x * jnp.uint32(0x7FEB352D)
+    x = x ^ (x >> jnp.uint32(15))
+    x = x * jnp.uint32(0x846CA68B)
+    return x ^ (x >> jnp.uint32(16))
+
+
+def _scramble(number: int) -> int:
+    """An arbitrary constant of 32 bits: the `number`th of a sequence without pattern (splitmix64)."""
+    x = number * 0x9E3779B97F4A7C15 % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return (x ^ x >> 31) >> 32
+
+
+def _join(sums: Sequence[jax.Array]) -> jax.Array:
+    """The digest, [2], out of the sums of each leaf, [2] each."""
+    if not sums:
+        return jnp.zeros(2, jnp.uint32)
+    table = jnp.stack(sums)
+    places = _places(table.shape, (), 3)
+    return jnp.sum(_mix(_mix(table) ^ places), axis=0, dtype=jnp.uint32)
