@@ -1,0 +1,117 @@
+"""A state in host memory: out of it for a save, and back into it after a load."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxft._heal._place import place
+from jaxft._heal._snapshot import is_key, type_of
+
+_Piece = tuple[tuple[slice, ...], np.ndarray]
+
+
+class HostCopy:
+    """A copy of a state that is safe from whatever is done to the state afterwards.
+
+    What costs a copy is done at once. Arrays that are spread over devices are put together in `join`, which may run
+    in another thread.
+    """
+
+    def __init__(self, state: Any) -> None:
+        leaves, self._tree = jax.tree.flatten(state)
+        for leaf in leaves:
+            _begin(leaf)
+        self.key_impls = key_impls(state)
+        self._types = [type_of(leaf) for leaf in leaves]
+        self._pieces = [_pieces(leaf) for leaf in leaves]
+
+    def join(self) -> Any:
+        """The state as a tree of numpy arrays; a key as the numbers that it is made of. To be called once."""
+        joined: list[np.ndarray] = []
+        for leaf_type in self._types:
+            pieces = self._pieces.pop(0)  # let go one by one: a large state is not held twice
+            if len(pieces) == 1 and pieces[0][1].shape == leaf_type.shape:
+                joined.append(pieces[0][1].astype(leaf_type.dtype, copy=False))
+                continue
+            whole = np.empty(leaf_type.shape, np.dtype(leaf_type.dtype))
+            for index, piece in pieces:
+                whole[index] = piece
+            joined.append(whole)
+        return jax.tree.unflatten(self._tree, joined)
+
+
+def template(like: Any) -> Any:
+    """What `HostCopy(like).join()` would be, without memory: every array is one zero."""
+
+    def zeros(leaf: Any) -> np.ndarray:
+        leaf_type = type_of(leaf)
+        return np.broadcast_to(np.zeros((), np.dtype(leaf_type.dtype)), leaf_type.shape)
+
+    return jax.tree.map(zeros, like)
+
+
+def key_impls(state: Any) -> list[Any]:
+    """For each leaf the generator of its keys; None for leaves that are no keys."""
+    return [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in jax.tree.leaves(state)]
+
+
+def with_keys(host: Any, impls: Sequence[Any]) -> Any:
+    """A host tree with the keys made keys again, as `jaxft.digest` wants to see them."""
+    leaves, tree = jax.tree.flatten(host)
+    return jax.tree.unflatten(
+        tree,
+        [
+            leaf if impl is None else jax.random.wrap_key_data(jnp.array(leaf), impl=impl)
+            for leaf, impl in zip(leaves, impls, strict=True)
+        ],
+    )
+
+
+def placed(host: Any, like: Any) -> Any:
+    """A host tree where the leaves of `like` lie: arrays with their shardings, numbers as numbers."""
+    arrays, leaves = jax.tree.leaves(host), jax.tree.leaves(like)
+    found = place(arrays, leaves)
+    return jax.tree.unflatten(
+        jax.tree.structure(like), [_as_like(one, leaf) for one, leaf in zip(found, leaves, strict=True)]
+    )
+
+
+def _as_like(array: jax.Array, like: Any) -> Any:
+    if isinstance(like, bool | int | float | complex):
+        return type(like)(array.item())
+    if isinstance(like, jax.Array) and not is_key(like) and like.weak_type:
+        # Whether a type is weak is part of the program. An update in place is the public way to keep it.
+        return jax.device_put(like.at[...].set(array), like.sharding if like.committed else None)
+    return array
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and is_key(leaf)
+
+
+def _begin(leaf: Any) -> None:
+    """Begin the way to the host of every array before the first is waited for."""
+    if isinstance(leaf, jax.Array) and not is_key(leaf):
+        for shard in leaf.addressable_shards:
+            if shard.replica_id == 0 and shard.device.platform != "cpu":
+                shard.data.copy_to_host_async()
+
+
+def _pieces(leaf: Any) -> list[_Piece]:
+    """A leaf's unique pieces, in memory that belongs to nobody else."""
+    if not isinstance(leaf, jax.Array):
+        return [((), np.array(leaf))]
+    if is_key(leaf):
+        return [((), np.array(jax.random.key_data(leaf)))]
+    assert leaf.is_fully_addressable, "a group of several processes cannot save its state yet"
+    pieces: list[_Piece] = []
+    for shard in leaf.addressable_shards:
+        if shard.replica_id == 0:
+            view = np.asarray(shard.data)
+            # A view of host memory is that memory itself; of any other, a copy from the start.
+            on_host = shard.device.platform == "cpu" or "host" in (shard.data.sharding.memory_kind or "")
+            pieces.append((shard.index, np.array(view) if on_host else view))
+    return pieces

@@ -1,0 +1,70 @@
+"""What a checkpoint says of itself, as JSON beside the arrays."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import jax
+import xxhash
+
+
+class Damaged(Exception):
+    """A checkpoint cannot be used. The text says why, as the end of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    step: int
+    job: str
+    history: int
+    digest: str
+    leaves: tuple[tuple[str, str], ...]  # the path and the type of each
+
+    def to_json(self) -> dict[str, Any]:
+        fields = dataclasses.asdict(self) | {"leaves": [list(leaf) for leaf in self.leaves]}
+        # Without a checksum a flipped bit could pass for another job's checkpoint, or for another model's.
+        return fields | {"checksum": _checksum(fields)}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Raises Damaged if this is not, to the letter, what `to_json` made."""
+        fields = {name: value for name, value in found.items() if name != "checksum"}
+        if "checksum" not in found:
+            raise Damaged("it was not written by jaxft, or has lost its description")
+        if found["checksum"] != _checksum(fields):
+            raise Damaged("its description does not match its checksum")
+        leaves = tuple((path, kind) for path, kind in fields.pop("leaves"))
+        return cls(**fields, leaves=leaves)
+
+
+def leaves_of(state: Any) -> tuple[tuple[str, str], ...]:
+    """The path and the type of every leaf, as JAX sees it: `("['w']", "float32[3, 4]")`."""
+    return tuple(
+        (jax.tree_util.keystr(path), _type(jax.typeof(leaf)))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    )
+
+
+def difference(saved: tuple[tuple[str, str], ...], wanted: tuple[tuple[str, str], ...]) -> str | None:
+    """The first difference between two lists of leaves, in words; None if there is none."""
+    there, here = dict(saved), dict(wanted)
+    for path, kind in here.items():
+        name = path or "(the state itself)"
+        if path not in there:
+            return f"the leaf {name}, {kind} in the state given, is not in it"
+        if there[path] != kind:
+            return f"the leaf {name} is {there[path]} in it, and {kind} in the state given"
+    for path, kind in there.items():
+        if path not in here:
+            return f"it has a leaf {path or '(the state itself)'}, {kind}, that the state given has not"
+    return None
+
+
+def _type(aval: Any) -> str:
+    return f"{aval.dtype}{list(aval.shape)}"
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128(json.dumps(fields, sort_keys=True).encode()).hexdigest()

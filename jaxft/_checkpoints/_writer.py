@@ -1,0 +1,46 @@
+"""One save, from the copy in host memory to the folder on disk: what runs in the background."""
+
+import dataclasses
+from collections.abc import Set
+from pathlib import Path
+
+from jaxft._checkpoints import _folder, _orbax
+from jaxft._checkpoints._host import HostCopy, with_keys
+from jaxft._checkpoints._manifest import Manifest
+from jaxft._digest import digest
+
+
+def write(folder: Path, manifest: Manifest, copy: HostCopy, *, keep: int, damaged: Set[int]) -> None:
+    """Write a checkpoint, unless the step has one, and delete what is older than the `keep` newest.
+
+    Args:
+        folder: where the job's checkpoints lie.
+        manifest: what the checkpoint says of itself, but for the digest.
+        copy: the state.
+        keep: how many to keep, this one included.
+        damaged: steps whose checkpoints could not be read. They count for nothing, and are replaced.
+
+    Raises:
+        Exception: what the disk or Orbax raised. Nothing that was complete before has been touched, then.
+    """
+    step = manifest.step
+    if step in set(_folder.steps(folder)) - damaged:
+        return
+    # First, because what dead writers left may be what fills the disk.
+    _folder.sweep(folder)
+    with _folder.unfinished(folder) as work:
+        host = copy.join()
+        manifest = dataclasses.replace(manifest, digest=digest(with_keys(host, copy.key_impls)))
+        _orbax.write(work / str(step), host, manifest.to_json())
+        if step in damaged:
+            _folder.retire(folder, step, work)
+        _folder.publish(work / str(step), folder, step)
+        for old in _superseded(_folder.steps(folder), step, keep, damaged):
+            _folder.retire(folder, old, work)
+
+
+def _superseded(steps: list[int], step: int, keep: int, damaged: Set[int]) -> list[int]:
+    """The older ones that are too many, and the older ones that are damaged. Newer ones are another's business."""
+    older = {each for each in steps if each < step}
+    newest_first = sorted(older - damaged, reverse=True)
+    return sorted(older - set(newest_first[: keep - 1]))

@@ -1,0 +1,77 @@
+"""Real processes: killed while they save, or out of disk."""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from jaxft._checkpoints import Checkpoints
+
+from .saver import state_at
+from .states import PATIENCE_S, same
+
+pytestmark = pytest.mark.processes
+SAVER = Path(__file__).with_name("saver.py")
+
+
+def start(what: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(SAVER), what, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seed = random.randrange(1 << 30)
+    chance, torn, last = random.Random(seed), 0, 0
+    for _ in range(5):
+        saver = start("endless", tmp_path)
+        with saver:
+            assert saver.stdout is not None
+            watchdog = threading.Timer(PATIENCE_S, saver.kill)
+            watchdog.start()
+            said = int(saver.stdout.readline())  # one is complete; the next is being written
+            try:
+                # Not to wait for something: when the process is killed is what is tried here.
+                saver.wait(chance.uniform(0.0, 0.3))
+            except subprocess.TimeoutExpired:
+                saver.send_signal(signal.SIGKILL)
+            watchdog.cancel()
+            later = [int(line) for line in saver.stdout.read().split()]
+        assert saver.returncode == -signal.SIGKILL
+        torn += len(list(tmp_path.glob(".unfinished-*")))
+        restored = Checkpoints(tmp_path).restore(state_at(0), job="docs")
+        assert restored is not None, f"seed {seed}"
+        assert restored.step in {max([said, *later]), max([said, *later]) + 1}, f"seed {seed}"
+        assert restored.step > last, f"seed {seed}"
+        assert same(restored.state, state_at(restored.step)), f"seed {seed}"
+        last = restored.step
+    assert torn, "no save was caught in the middle"
+    # All the whole ones were read without complaint, and the next save clears up.
+    assert not [record for record in caplog.records if record.name == "jaxft"], f"seed {seed}"
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(last + 1, state_at(last + 1), job="docs", history=0)
+    checkpoints.finish(PATIENCE_S)
+    assert [entry.name for entry in tmp_path.iterdir()] == [str(last + 1)]
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    done = start("full", tmp_path)
+    try:
+        said, errors = done.communicate(timeout=PATIENCE_S)
+    finally:
+        done.kill()
+    assert said.splitlines() == ["1 [1]", "2 [1]", "3 [1, 3]"], errors
+    (line,) = [line for line in errors.splitlines() if line.startswith("jaxft ERROR")]
+    assert "the checkpoint of step 2 was not written" in line
+    assert "has room" in line
+    restored = Checkpoints(tmp_path).restore(state_at(0), job="docs")
+    assert restored is not None
+    assert same(restored.state, state_at(3))
+    assert {entry.name for entry in tmp_path.iterdir()} == {"1", "3"}

@@ -1,0 +1,195 @@
+"""What is saved comes back, wherever it lies afterwards, and plain Orbax can read it."""
+
+import ctypes
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxft
+from jaxft import ConfigurationError
+from jaxft._checkpoints import Checkpoints, _folder
+
+from .states import (
+    PATIENCE_S,
+    of_equinox,
+    of_everything,
+    of_nnx,
+    of_optax,
+    same,
+    saved,
+)
+
+
+@pytest.mark.parametrize("make", [of_optax, of_nnx, of_equinox, of_everything])
+def test_a_state_comes_back(make: Callable[[int], Any], tmp_path: Path) -> None:
+    state = make(1)
+    checkpoints = Checkpoints(tmp_path / "new" / "folder")
+    assert checkpoints.restore(make(0), job="docs") is None
+    checkpoints.save(5, state, job="docs", history=2**62 + 1)
+    checkpoints.finish(PATIENCE_S)
+    restored = Checkpoints(tmp_path / "new" / "folder").restore(make(0), job="docs")
+    assert restored is not None
+    assert same(restored.state, state)
+    assert (restored.step, restored.history) == (5, 2**62 + 1)
+    assert restored.digest == jaxft.digest(state)
+    assert restored.folder == tmp_path / "new" / "folder" / "5"
+
+
+def test_numbers_stay_numbers(tmp_path: Path) -> None:
+    """A first state may hold some; those that were saved are what JAX made of them."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"n": jnp.int32(3), "x": jnp.float32(0.5)}, job="docs", history=0)
+    checkpoints.finish(PATIENCE_S)
+    restored = checkpoints.restore({"n": 0, "x": 0.0}, job="docs")
+    assert restored is not None
+    assert [(type(leaf), leaf) for leaf in restored.state.values()] == [(int, 3), (float, 0.5)]
+
+
+def test_another_sharding(tmp_path: Path) -> None:
+    mesh = jax.make_mesh((2, 2), ("x", "y"))
+    values = {"w": np.arange(64.0, dtype=np.float32).reshape(8, 8), "b": np.arange(8, dtype=np.int32)}
+
+    def lying(w: P, b: P) -> dict[str, jax.Array]:
+        return {
+            "w": jax.device_put(values["w"], NamedSharding(mesh, w)),
+            "b": jax.device_put(values["b"], NamedSharding(mesh, b)),
+        }
+
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, lying(P("x", "y"), P()), job="docs", history=0)
+    checkpoints.finish(PATIENCE_S)
+    for like in (lying(P("x", "y"), P()), lying(P("y"), P(("x", "y"))), jax.tree.map(jnp.array, values)):
+        zeros = jax.tree.map(jnp.zeros_like, like)
+        restored = checkpoints.restore(zeros, job="docs")
+        assert restored is not None
+        assert jax.tree.map(lambda leaf: leaf.sharding, restored.state) == jax.tree.map(
+            lambda leaf: leaf.sharding, zeros
+        )
+        assert [leaf.committed for leaf in restored.state.values()] == [
+            leaf.committed for leaf in zeros.values()
+        ]
+        assert same(restored.state, like)
+
+
+@pytest.mark.parametrize("spec", [P(), P("x")])
+def test_a_state_may_be_overwritten_as_soon_as_save_returns(
+    spec: P, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = jax.make_mesh((4,), ("x",))
+    state = {
+        "w": jax.device_put(jnp.arange(1 << 16, dtype=jnp.float32), NamedSharding(mesh, spec)),
+        "key": jax.random.key(5),
+    }
+    before, like = jaxft.digest(state), jax.tree.map(jnp.copy, state)
+    overwritten = threading.Event()
+    monkeypatch.setattr(_folder, "sweep", lambda folder: overwritten.wait(PATIENCE_S))
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, state, job="docs", history=0)
+    # Donating alone would not show an alias: JAX copies an array that has a host view. So its memory is written to.
+    for shard in state["w"].addressable_shards:
+        ctypes.memset(shard.data.unsafe_buffer_pointer(), 0xFF, shard.data.nbytes)
+    donated = jax.jit(lambda tree: tree | {"w": tree["w"] * 0}, donate_argnums=0)(state)
+    jax.block_until_ready(donated)
+    assert state["w"].is_deleted()
+    overwritten.set()
+    checkpoints.finish(PATIENCE_S)
+    restored = checkpoints.restore(like, job="docs")
+    assert restored is not None
+    assert restored.digest == jaxft.digest(restored.state) == before
+
+
+def test_plain_orbax_reads_it(tmp_path: Path) -> None:
+    ocp: Any = importlib.import_module("orbax.checkpoint.experimental.v1")
+    saved(tmp_path, 5, 10)
+    state = of_optax(10)
+    with ocp.training.Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.latest is not None
+        assert checkpointer.latest.step == 10
+    as_it_is = ocp.load(tmp_path / "10")
+    assert as_it_is["params"]["w"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(as_it_is["params"]["w"], state.params["w"])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    assert same(ocp.load(tmp_path / "10", like), state)
+    metadata = ocp.metadata(tmp_path / "10").custom_metadata
+    assert isinstance(metadata, dict)
+    assert [metadata[name] for name in ("step", "job", "history")] == [10, "docs", 7]
+    assert metadata["digest"] == jaxft.digest(state)
+    assert json.loads(json.dumps(metadata)) == metadata
+
+
+def test_another_job_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is of the job 'docs', and this is the job 'other'"):
+        saved(tmp_path, 5).restore(of_optax(), job="other")
+
+
+def test_another_state_is_refused(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 5)
+    like = of_optax()
+    like.params["w"] = jnp.zeros((64, 32), jnp.float32)
+    with pytest.raises(ConfigurationError, match=r"\.params\['w'\] is bfloat16\[64, 32\] in it, and float32"):
+        checkpoints.restore(like, job="docs")
+    like.params["w"] = jnp.zeros((32, 64), jnp.bfloat16)
+    with pytest.raises(ConfigurationError, match=r"is bfloat16\[64, 32\] in it, and bfloat16\[32, 64\]"):
+        checkpoints.restore(like, job="docs")
+    like = of_optax()
+    del like.params["w"]
+    with pytest.raises(ConfigurationError, match=r"has a leaf \.params\['w'\]"):
+        checkpoints.restore(like, job="docs")
+    like = of_optax()
+    like.params["more"] = jnp.zeros(())
+    with pytest.raises(ConfigurationError, match=r"\.params\['more'\], float32\[\] in .* is not in it"):
+        checkpoints.restore(like, job="docs")
+
+
+def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, jax.random.key(0), job="docs", history=0)
+    checkpoints.finish(PATIENCE_S)
+    with pytest.raises(ConfigurationError, match=r"the state itself.*key<fry>.*key<rbg>"):
+        checkpoints.restore(jax.random.key(0, impl="rbg"), job="docs")
+
+
+@pytest.mark.parametrize(
+    "options", [{"every_steps": 0}, {"keep": 0}, {"folder": ""}, {"folder": "gs://bucket/folder"}]
+)
+def test_what_cannot_be_right_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        Checkpoints(**{"folder": "somewhere", **options})
+
+
+def test_which_steps_are_due() -> None:
+    checkpoints = Checkpoints("somewhere", every_steps=5)
+    assert [step for step in range(12) if checkpoints.due(step)] == [5, 10]
+
+
+@pytest.mark.parametrize("missing", [None, ModuleNotFoundError("No module named 'orbax'")])
+def test_without_orbax(missing: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_spec(name: str) -> None:
+        if missing:
+            raise missing
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    with pytest.raises(ConfigurationError, match="pip install orbax-checkpoint"):
+        Checkpoints("somewhere")
+
+
+def test_orbax_is_imported_late() -> None:
+    code = (
+        "import sys, jaxft._checkpoints as c; c.Checkpoints('somewhere').steps(); "
+        "print([m for m in sys.modules if m.startswith(('orbax.', 'tensorstore'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout == "[]\n", done.stderr

@@ -1,0 +1,140 @@
+"""Saving goes on beside the training, whatever becomes of it."""
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxft._checkpoints import Checkpoints, _folder, _orbax
+from jaxft._checkpoints._writer import _superseded
+
+from .states import PATIENCE_S, of_optax, same, saved
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Every save waits, just before it writes, until this is set."""
+    gate, write = threading.Event(), _orbax.write
+
+    def waiting(*arguments: object) -> None:
+        assert gate.wait(PATIENCE_S)
+        write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_orbax, "write", waiting)
+    yield gate
+    gate.set()
+
+
+def test_old_ones_are_deleted(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 5, 10, 15, 20, keep=2)
+    assert checkpoints.steps() == [15, 20]
+    assert {entry.name for entry in tmp_path.iterdir()} == {"15", "20"}
+
+
+def test_old_ones_are_deleted_only_once_the_new_one_is_complete(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate.set()
+    checkpoints = saved(tmp_path, 5, keep=1)
+    before: list[list[int]] = []
+    retire = _folder.retire
+
+    def watched(folder: Path, step: int, work: Path) -> None:
+        before.append(_folder.steps(folder))
+        retire(folder, step, work)
+
+    monkeypatch.setattr(_folder, "retire", watched)
+    checkpoints.save(10, of_optax(10), job="docs", history=7)
+    checkpoints.finish(PATIENCE_S)
+    assert before == [[5, 10]]
+    assert checkpoints.steps() == [10]
+
+
+def test_which_are_superseded() -> None:
+    none: set[int] = set()
+    assert _superseded([5, 10, 15], 15, 1, none) == [5, 10]
+    assert _superseded([5, 10, 15], 15, 2, none) == [5]
+    assert _superseded([5, 10, 15], 15, 9, none) == []
+    assert _superseded([5, 10, 15, 20], 10, 1, none) == [5]  # newer ones are never deleted
+    assert _superseded([5, 10, 15], 15, 2, {10}) == [10]
+
+
+def test_a_save_is_left_out_while_one_runs(
+    tmp_path: Path, gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(5, of_optax(5), job="docs", history=7)
+    checkpoints.save(10, of_optax(10), job="docs", history=7)
+    assert "step 10 is left out: that of step 5 is still being written" in caplog.text
+    checkpoints.finish(0.01)
+    assert "step 5 is not complete after 0 s" in caplog.text
+    assert checkpoints.steps() == []
+    gate.set()
+    checkpoints.finish(PATIENCE_S)
+    checkpoints.finish(PATIENCE_S)
+    assert checkpoints.steps() == [5]
+    checkpoints.save(15, of_optax(15), job="docs", history=7)
+    checkpoints.finish(PATIENCE_S)
+    assert checkpoints.steps() == [5, 15]
+
+
+def test_finish_without_a_save() -> None:
+    Checkpoints("somewhere").finish(0.0)
+
+
+def test_a_step_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    saved(tmp_path, 5)
+    again = Checkpoints(tmp_path)
+    again.save(5, of_optax(6), job="docs", history=8)
+    again.finish(PATIENCE_S)
+    restored = again.restore(of_optax(), job="docs")
+    assert restored is not None
+    assert restored.history == 7
+    assert same(restored.state, of_optax(5))
+
+
+def test_two_writers_at_once(tmp_path: Path, gate: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
+    one, two = Checkpoints(tmp_path), Checkpoints(tmp_path)
+    one.save(5, of_optax(5), job="docs", history=1)
+    two.save(5, of_optax(5), job="docs", history=2)
+    gate.set()
+    one.finish(PATIENCE_S)
+    two.finish(PATIENCE_S)
+    assert not [record for record in caplog.records if record.name == "jaxft"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["5"]
+    restored = one.restore(of_optax(), job="docs")
+    assert restored is not None
+    assert restored.history in (1, 2)
+    assert same(restored.state, of_optax(5))
+
+
+def test_what_a_dead_writer_left_is_deleted_and_a_living_one_is_let_be(tmp_path: Path) -> None:
+    dead, living = tmp_path / ".unfinished-dead", tmp_path / ".unfinished-living"
+    for work in (dead, living):
+        (work / "5.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    descriptor = os.open(living, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        saved(tmp_path, 5)
+        assert {entry.name for entry in tmp_path.iterdir()} == {"5", ".unfinished-living"}
+        assert (living / "5.orbax-checkpoint-tmp" / "state").is_dir()
+    finally:
+        os.close(descriptor)
+
+
+def test_a_failure_is_logged_and_the_next_step_is_tried(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "disk").write_text("a file where a folder should be")
+    checkpoints = saved(tmp_path / "disk" / "job", 5)
+    (record,) = [record for record in caplog.records if record.name == "jaxft"]
+    assert record.levelname == "ERROR"
+    assert "the checkpoint of step 5 was not written" in record.getMessage()
+    assert "NotADirectoryError" in record.getMessage()
+    (tmp_path / "disk").unlink()
+    checkpoints.save(10, of_optax(10), job="docs", history=7)
+    checkpoints.finish(PATIENCE_S)
+    assert checkpoints.steps() == [10]
