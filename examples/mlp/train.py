@@ -1,0 +1,168 @@
+"""Train a small perceptron in groups of devices that may die and come back at any time.
+
+Without flags it trains alone. With --coordinator HOST:PORT --group NAME it is one of a job's replica groups: start
+one per NAME. At the end it checks that every sample was used as often as it should have been.
+"""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from jax.sharding import Mesh
+
+import jaxft
+from examples.llama3._runtime import start_jax, user_cache
+from examples.mlp._data import expected_ledger, ledger_text, make_samples
+from examples.mlp._events import Events
+from examples.mlp._model import OPTIMIZER, init_state, make_mesh, predict, replicated
+from jaxft.data import Batch, Batches
+
+logger = logging.getLogger("mlp")
+
+_LOG_EVERY = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Every setting of a run. Groups of one job agree on all but their own names, files and devices."""
+
+    steps: int = 200
+    """Train until the job has committed this many steps."""
+    samples: int = 1000
+    """Samples in the data set. With the other defaults the last step of an epoch is an uneven one."""
+    shards: int = 6
+    """Slices of a step's global batch, for the job's whole life. The groups present share them out."""
+    samples_per_shard: int = 8
+    """Samples in a shard."""
+    work: int = 1
+    """Run the hidden layer so many times: longer steps of the same training."""
+    seed: int = 0
+    """Names the data set, the initial parameters and the order of the samples."""
+
+    coordinator: str | None = None
+    """The coordinator's HOST:PORT. None runs alone, with the same numbers."""
+    group: str = "group-0"
+    """This replica group's lasting name within the job."""
+    job: str = "mlp"
+    """The job's name at the coordinator."""
+    failure_timeout_s: float = 60.0
+    """How long a peer may be silent before the others go on without it."""
+
+    cpu_devices: int | None = None
+    """Simulate this many devices on the CPU. None uses the machine's own devices."""
+    compilation_cache: Path | None = field(default_factory=user_cache)
+    """Keep compiled programs in this folder, so that a relaunched group starts at once. None keeps none."""
+    events: Path | None = None
+    """Append one JSON object per committed step to this file."""
+    digest_at_end: bool = False
+    """Report a digest of the final state. Equal digests mean equal bits."""
+
+
+def make_train_step(mesh: Mesh, *, work: int) -> Callable[[Any, Batch], tuple[Any, Any]]:
+    """Return the pure step of a state and one shard's batch."""
+
+    def whole(tree: Any) -> Any:
+        # Devices share the storage, not the arithmetic: so the bits are the same on any number of them. The barrier
+        # keeps XLA from simplifying across this line on one device what several devices must compute apart.
+        return jax.lax.with_sharding_constraint(jax.lax.optimization_barrier(tree), replicated(mesh))
+
+    def train_step(state: dict[str, Any], batch: Batch) -> tuple[Any, Any]:
+        def total_loss(params: Any) -> jax.Array:
+            predicted = predict(whole(params), batch.samples["x"], work=work)
+            return jnp.sum(batch.weight * (predicted - batch.samples["y"]) ** 2)
+
+        loss, grads = jax.value_and_grad(total_loss)(state["params"])
+        # Padding has the number -1, which is nobody's.
+        used = jnp.sum(jax.nn.one_hot(batch.index, len(state["seen"]), dtype=jnp.int32), axis=0)
+        loss, grads, count, used = jaxft.psum((loss, grads, jnp.sum(batch.weight), used))
+        # From here on everything is of the whole batch, and the same in all groups.
+        grads = whole(jax.tree.map(lambda total: total / count, grads))
+        updates, opt = OPTIMIZER.update(grads, state["opt"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        return {"params": params, "opt": opt, "seen": state["seen"] + used}, {"loss": loss / count}
+
+    return train_step
+
+
+def train(flags: Flags) -> None:
+    """Run until the job has committed its last step.
+
+    Raises:
+        jaxft.JaxftError: a flag is wrong, or the job refused this group, cannot be reached, or was over already.
+    """
+    start_jax(cpu_devices=flags.cpu_devices, compilation_cache=flags.compilation_cache)
+    samples = make_samples(flags.samples, seed=flags.seed)
+    batches = Batches(
+        samples, shards=flags.shards, samples_per_shard=flags.samples_per_shard, seed=flags.seed
+    )
+    manager = make_manager(flags, batches)
+    events = Events(flags.events)
+    with manager or contextlib.nullcontext():
+        mesh = make_mesh()
+        state = init_state(mesh, samples=flags.samples, seed=flags.seed)
+        step = jaxft.fault_tolerant(make_train_step(mesh, work=flags.work), manager, shards=flags.shards)
+
+        def batch_for(number: int, shard: int) -> Batch:
+            return jax.device_put(batches(number, shard), replicated(mesh))
+
+        while step.step < flags.steps:
+            started_s = time.monotonic()
+            state, metrics = step(state, batch_for)
+            loss = float(metrics["loss"])  # waits until the step is done
+            events.step(_report(manager, step.step, time.monotonic() - started_s, flags.shards), loss=loss)
+            if step.step % _LOG_EVERY == 0 or step.step == 1:
+                logger.info("step %d/%d  loss %.4f", step.step, flags.steps, loss)
+
+        digest = jaxft.digest(state) if flags.digest_at_end else None
+        seen, expected = np.asarray(state["seen"]), expected_ledger(batches, step.step)
+        told = ledger_text(seen, expected)
+        events.finished(step.step, digest=digest, ledger=bool((seen == expected).all()), ledger_text=told)
+        logger.info("finished after %d committed steps: %s, digest %s", step.step, told, digest)
+
+
+def make_manager(flags: Flags, batches: Batches) -> jaxft.Manager | None:
+    """Return this group's membership of its job, or None for a run that is alone."""
+    if flags.coordinator is None:
+        return None
+    return jaxft.Manager(
+        flags.coordinator,
+        group=flags.group,
+        job=flags.job,
+        failure_timeout_s=flags.failure_timeout_s,
+        settings={"data": batches.fingerprint},
+    )
+
+
+def _report(manager: jaxft.Manager | None, step: int, step_s: float, shards: int) -> jaxft.StepReport:
+    """How the last step was committed. A run that is alone computes every shard in one attempt."""
+    if manager is not None:
+        return manager.report
+    return jaxft.StepReport(step=step, attempts=1, shards=tuple(range(shards)), compute_s=step_s)
+
+
+def main() -> None:
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
+    for name in ("mlp", "jaxft"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    flags = tyro.cli(Flags, prog="python -m examples.mlp.train", description=__doc__)
+    try:
+        train(flags)
+    except jaxft.JobFinished as over:
+        logger.info("%s", over)
+    except jaxft.JaxftError as error:
+        logger.error("%s: %s", type(error).__name__, error)
+        sys.exit(2 if isinstance(error, jaxft.ConfigurationError) else 1)
+
+
+if __name__ == "__main__":
+    main()

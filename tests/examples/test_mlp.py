@@ -1,0 +1,248 @@
+"""The smallest example: its ledger, its bits, its events, and the same run in two groups."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+
+import jaxft
+from examples.mlp import train as script
+from examples.mlp._data import expected_ledger, ledger_text, make_samples
+from examples.mlp._model import init_state
+from examples.mlp.train import Flags, make_train_step, train
+from jaxft._launch._events import FinishedEvent, parse_event
+from jaxft.data import Batches
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 100.0
+SMALL = {"samples": 50, "shards": 3, "samples_per_shard": 4, "compilation_cache": None}  # 5 steps an epoch
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a training alone, in this process; returns its events."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    runs = 0
+
+    def run(**flags: Any) -> list[dict[str, Any]]:
+        nonlocal runs
+        runs += 1
+        events = tmp_path / f"{runs}.jsonl"
+        train(Flags(**{**SMALL, "events": events, "digest_at_end": True, **flags}))
+        return [json.loads(line) for line in events.read_text().splitlines()]
+
+    return run
+
+
+# The ledger.
+
+
+def test_every_sample_is_used_once_an_epoch_with_an_uneven_last_batch(run: Run) -> None:
+    *steps, finished = run(steps=10)
+    assert [event["step"] for event in steps] == list(range(1, 11))
+    assert finished["ledger"] is True
+    assert finished["ledger_text"] == "every sample 2 times"
+
+
+def test_the_ledger_in_the_midst_of_an_epoch(run: Run) -> None:
+    finished = run(steps=7)[-1]
+    assert finished["ledger"] is True
+    assert finished["ledger_text"] == "every sample 1 or 2 times"
+
+
+def test_a_wrong_ledger_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Batches.__call__
+
+    def one_step_late(batches: Batches, step: int, shard: int) -> Any:
+        return asked(batches, step + (shard == 1), shard)
+
+    monkeypatch.setattr(script, "expected_ledger", lambda *_: np.full(50, 2, np.int32))
+    monkeypatch.setattr(Batches, "__call__", one_step_late)
+    finished = run(steps=10)[-1]
+    assert finished["ledger"] is False
+    assert re.fullmatch(r"\d+ samples wrong; sample \d+ used \d times instead of 2", finished["ledger_text"])
+
+
+def test_what_the_ledger_must_be() -> None:
+    batches = Batches(range(50), shards=3, samples_per_shard=4, seed=None)
+    assert expected_ledger(batches, 0).tolist() == [0] * 50
+    assert expected_ledger(batches, 5).tolist() == [1] * 50
+    assert expected_ledger(batches, 11).tolist() == [3] * 12 + [2] * 38
+    assert ledger_text(np.array([1, 2, 1]), np.array([1, 1, 1])) == (
+        "1 samples wrong; sample 1 used 2 times instead of 1"
+    )
+
+
+# The arithmetic.
+
+
+def test_a_run_can_be_repeated(run: Run) -> None:
+    one, other, another_seed = run(steps=7), run(steps=7), run(steps=7, seed=1)
+    assert one[-1]["digest"] == other[-1]["digest"]
+    assert [event.get("loss") for event in one] == [event.get("loss") for event in other]
+    assert one[-1]["digest"] != another_seed[-1]["digest"]
+
+
+def test_it_learns(run: Run) -> None:
+    losses = [event["loss"] for event in run(steps=300)[:-1]]
+    assert np.mean(losses[-10:]) < 0.2 * np.mean(losses[:10])
+
+
+def test_the_mean_is_over_samples_however_they_are_cut_into_shards(run: Run) -> None:
+    """A step takes the same 12 samples, or in the last one of an epoch 2, whatever the number of shards."""
+    losses = [
+        [event["loss"] for event in run(steps=10, shards=shards, samples_per_shard=12 // shards)[:-1]]
+        for shards in (1, 3, 4)
+    ]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    np.testing.assert_allclose(losses[2], losses[0], rtol=1e-4)
+
+
+def mesh(devices: int) -> Mesh:
+    return jax.make_mesh((devices,), ("model",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def test_the_bits_are_the_same_on_any_number_of_devices() -> None:
+    batches = Batches(make_samples(50, seed=0), shards=2, samples_per_shard=4)
+
+    def digest(devices: int) -> str:
+        state = init_state(mesh(devices), samples=50, seed=0)
+        assert len(state["params"]["hidden"].sharding.device_set) == devices
+        assert state["params"]["hidden"].addressable_shards[0].data.shape[0] * devices == 128
+        step = jaxft.fault_tolerant(make_train_step(mesh(devices), work=2), None, shards=2)
+        while step.step < 12:
+            state, _ = step(state, batches)
+        return jaxft.digest(state)
+
+    assert digest(1) == digest(2) == digest(4)
+
+
+# The command.
+
+
+def test_events_are_those_that_launchers_read(run: Run) -> None:
+    *steps, finished = [parse_event(json.dumps(event).encode()) for event in run(steps=3)]
+    assert [(event.step, event.shards, event.attempts) for event in steps] == [
+        (number, (0, 1, 2), 1) for number in (1, 2, 3)
+    ]
+    assert isinstance(finished, FinishedEvent)
+    assert finished.step == 3
+    assert finished.digest
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--shards", "0"), "shards is 0; it must be at least 1"),
+        (("--samples", "0"), "The source has 0 samples"),
+        (("--coordinator", "nowhere"), "must be host:port, not 'nowhere'"),
+    ],
+)
+def test_bad_input_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--compilation-cache", "None", *words])
+    levels = {name: logging.getLogger(name).level for name in ("mlp", "jaxft")}
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            script.main()
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    assert stopped.value.code == 2
+    assert message in caplog.text
+
+
+def test_it_imports_only_what_it_needs() -> None:
+    """It is what fault tests start over and over: scipy alone would cost a relaunched group half a second."""
+    code = "import sys, examples.mlp.train; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    heavy = {"scipy", "orbax", "flax", "grain", "pandas"}
+    assert heavy.isdisjoint(name.split(".")[0] for name in done.stdout.split())
+
+
+# Groups.
+
+
+def start(
+    folder: Path, name: str, *words: str, module: str = "examples.mlp.train"
+) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *words], cwd=ROOT, env=environment, stdout=log, stderr=log
+        )
+
+
+def port_of(log: Path) -> int:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        if found := re.search(r"listens on .*\(port (\d+)\)", log.read_text()):
+            return int(found.group(1))
+        time.sleep(0.01)
+    raise AssertionError(log.read_text())
+
+
+@pytest.mark.processes
+def test_two_groups_end_as_one_alone(tmp_path: Path) -> None:
+    flags = (
+        "--steps",
+        "10",
+        "--samples",
+        "50",
+        "--shards",
+        "3",
+        "--samples-per-shard",
+        "4",
+        "--digest-at-end",
+    )
+    flags += ("--compilation-cache", str(tmp_path / "cache"))
+    started = [
+        start(
+            tmp_path,
+            "coordinator",
+            "--bind",
+            "localhost:0",
+            "--min-replicas",
+            "2",
+            module="jaxft_coordinator",
+        )
+    ]
+    try:
+        address = f"localhost:{port_of(tmp_path / 'coordinator.log')}"
+        for group, devices in (("a", 2), ("b", 2), ("alone", 1)):
+            joins = () if group == "alone" else ("--coordinator", address, "--group", group)
+            events = ("--events", str(tmp_path / f"{group}.jsonl"), "--cpu-devices", str(devices))
+            started.append(start(tmp_path, group, *flags, *joins, *events))
+        for process in started[1:]:
+            process.wait(DEADLINE_S)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    told = {
+        group: [json.loads(line) for line in (tmp_path / f"{group}.jsonl").read_text().splitlines()]
+        for group in ("a", "b", "alone")
+    }
+    assert len({events[-1]["digest"] for events in told.values()}) == 1
+    for events in told.values():
+        assert events[-1]["ledger_text"] == "every sample 2 times"
+    for mine, theirs in zip(told["a"][:-1], told["b"][:-1], strict=True):
+        assert sorted(mine["shards"] + theirs["shards"]) == [0, 1, 2]
+        assert mine["members"] == ["a", "b"]
