@@ -35,8 +35,9 @@ def write(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
     v1 = _v1()
     # Made beside the writing, the folders are waited for by signals that go by a number which all saves of a process
     # share: two at once, of which one may be the user's own, write before their folders are there (0.12.8).
-    options = v1.options.AsyncOptions(create_directories_asynchronously=False)
-    with v1.Context(async_options=options):
+    context = v1.Context()
+    context.asynchronous.create_directories_asynchronously = False
+    with context:
         v1.save(path, _without_empty(tree), custom_metadata=dict(metadata))
 
 
