@@ -10,6 +10,7 @@ import enum
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -123,7 +124,7 @@ def _value(value: Any, done: dict[int, str]) -> str:
         return str(value)
     if isinstance(value, jax.sharding.Sharding):
         return sharding_text(value)
-    return _container(value, done) or _ADDRESS.sub("", f"{type(value).__name__} {value!r}")
+    return _container(value, done) or _printed(value)
 
 
 def _container(value: Any, done: dict[int, str]) -> str | None:
@@ -139,6 +140,12 @@ def _container(value: Any, done: dict[int, str]) -> str | None:
     if isinstance(value, type) or callable(value):
         return _callable_name(value)
     return None
+
+
+def _printed(value: Any) -> str:
+    # numpy would leave out the middle of a large array, such as an attribute of a foreign function.
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+        return _ADDRESS.sub("", f"{type(value).__name__} {value!r}")
 
 
 def _callable_name(value: Callable[..., Any]) -> str:

@@ -32,7 +32,7 @@ MEAN: Taint = 2
 BOTH: Taint = BATCH | MEAN
 
 # Their results come from outside the program, so each group may see others.
-_FROM_OUTSIDE = frozenset({"io_callback", "pure_callback", "infeed", "rng_uniform"})
+_FROM_OUTSIDE = frozenset({"io_callback", "pure_callback", "buffer_callback", "infeed", "rng_uniform"})
 # Each result depends on the operand at the same place only.
 _PAIRWISE = frozenset({"optimization_barrier", "psum", "psum_invariant", "pmax", "pmin", "pvary"})
 # Each result depends on whatever the called jaxpr says.
@@ -116,7 +116,7 @@ class _Rules:
         name = eqn.primitive.name
         if name in self._rules:
             return self._rules[name](eqn, ins)
-        if name in _FROM_OUTSIDE:
+        if _from_outside(eqn):
             return [_union(ins) | BATCH] * len(eqn.outvars)
         if name in _PAIRWISE and len(ins) == len(eqn.outvars):
             return ins
@@ -147,7 +147,7 @@ class _Rules:
 
     def _reaches_outside(self, jaxpr: AnyJaxpr) -> bool:
         return any(
-            eqn.primitive.name in _FROM_OUTSIDE or any(map(self._reaches_outside, _compat.sub_jaxprs(eqn)))
+            _from_outside(eqn) or any(map(self._reaches_outside, _compat.sub_jaxprs(eqn)))
             for eqn in _compat.open_jaxpr(jaxpr).eqns
         )
 
@@ -184,6 +184,13 @@ class _Rules:
         choice, operands = ins[0], ins[1:]
         branches = [self._body(_compat.open_jaxpr(branch), operands) for branch in eqn.params["branches"]]
         return [choice | _union(outs) for outs in zip(*branches, strict=True)]
+
+
+def _from_outside(eqn: Eqn) -> bool:
+    """Whether an equation brings something in: by its name, or as it has results and a side effect (FFI calls)."""
+    if eqn.primitive.name in _FROM_OUTSIDE:
+        return True
+    return bool(eqn.outvars) and not _compat.has_sub_jaxprs(eqn) and _compat.visible_effects(eqn)
 
 
 def _union(taints: Sequence[Taint]) -> Taint:
