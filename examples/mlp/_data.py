@@ -8,9 +8,9 @@ FEATURES = 16
 
 
 def make_samples(count: int, *, seed: int) -> list[dict[str, np.ndarray]]:
-    """Return samples of a function that a linear model cannot learn: `x`, (FEATURES,), and `y`, (), in float32."""
+    """Return samples of a function that no linear model can learn: `x`, (FEATURES,), and `y`, (), in float32."""
     x = np.random.default_rng(seed).standard_normal((count, FEATURES), dtype=np.float32)
-    y = x[:, 0] * x[:, 1] + np.abs(x[:, 2])
+    y = x[:, 0] * np.abs(x[:, 1]) - x[:, 2]  # odd, f(-x) = -f(x), as is a network of tanh without biases
     return [{"x": x[i], "y": y[i]} for i in range(count)]
 
 

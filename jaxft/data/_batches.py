@@ -118,9 +118,10 @@ class Batches:
 
     @property
     def fingerprint(self) -> str:
-        """What must be the same in all groups, as text for `Manager(settings={"data": batches.fingerprint})`.
+        """A text that is the same in all groups with the same data.
 
-        It tells the lengths, the seed, and a digest of a few samples from all over the source.
+        It tells the length, the sizes, the seed, and a digest of a few samples from all over the source. As in
+        `jaxft.Manager(..., settings={"data": batches.fingerprint})` it keeps out a group that differs.
         """
         digest = hashlib.sha256()
         for number in sorted({(self.size - 1) * k // (_FINGERPRINTED - 1) for k in range(_FINGERPRINTED)}):

@@ -97,8 +97,9 @@ def test_a_run_can_be_repeated(run: Run) -> None:
 
 
 def test_it_learns(run: Run) -> None:
-    losses = [event["loss"] for event in run(steps=300)[:-1]]
-    assert np.mean(losses[-10:]) < 0.2 * np.mean(losses[:10])
+    """More samples than it could learn by heart."""
+    losses = [event["loss"] for event in run(steps=210, samples=1000, samples_per_shard=16)[:-1]]
+    assert np.mean(losses[-10:]) < 0.1 * np.mean(losses[:10])
 
 
 def test_the_mean_is_over_samples_however_they_are_cut_into_shards(run: Run) -> None:
