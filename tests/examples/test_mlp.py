@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, Mesh
 
 import jaxft
+from examples.mlp import _model
 from examples.mlp import train as script
 from examples.mlp._data import expected_ledger, ledger_text, make_samples
-from examples.mlp._model import init_state
+from examples.mlp._model import init_state, predict
 from examples.mlp.train import Flags, make_train_step, train
 from jaxft._launch._events import FinishedEvent, parse_event
 from jaxft.data import Batches
@@ -114,6 +117,29 @@ def test_the_mean_is_over_samples_however_they_are_cut_into_shards(run: Run) -> 
 
 def mesh(devices: int) -> Mesh:
     return jax.make_mesh((devices,), ("model",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def test_an_epoch_is_plain_training_on_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step has 2 samples and the others 12: as a gradient, each is the mean over its own."""
+    plain = optax.sgd(0.01)  # clipping would hide a wrong scale
+    monkeypatch.setattr(script, "OPTIMIZER", plain)
+    monkeypatch.setattr(_model, "OPTIMIZER", plain)
+    samples = make_samples(50, seed=0)
+    batches = Batches(samples, shards=3, samples_per_shard=4)
+    params = jax.tree.map(jnp.copy, init_state(mesh(1), samples=50, seed=0)["params"])
+    for number in range(batches.steps_per_epoch):
+        index = np.concatenate([batches(number, shard).index for shard in range(3)])
+        x, y = (np.stack([samples[i][name] for i in index if i >= 0]) for name in ("x", "y"))
+        grads = jax.grad(lambda p, x=x, y=y: jnp.mean((predict(p, x, work=1) - y) ** 2))(params)
+        params = jax.tree.map(lambda p, g: p - 0.01 * g, params, grads)
+
+    state = init_state(mesh(1), samples=50, seed=0)
+    step = jaxft.fault_tolerant(make_train_step(mesh(1), work=1), None, shards=3)
+    while step.step < batches.steps_per_epoch:
+        state, _ = step(state, batches)
+    jax.tree.map(
+        lambda got, wanted: np.testing.assert_allclose(got, wanted, atol=2e-5), state["params"], params
+    )
 
 
 def test_the_bits_are_the_same_on_any_number_of_devices() -> None:
