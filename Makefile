@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-newest storm lint format docs stubs clean
+.PHONY: help setup demo chaos test test-newest storm lint format docs stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,6 +21,9 @@ $(STAMP): pyproject.toml coordinator/pyproject.toml
 
 demo: $(STAMP)  ## train Llama 3 in three replica groups, kill each with kill -9, compare bit for bit
 	$(BIN)/jaxft demo $(ARGS)
+
+chaos: $(STAMP)  ## 100 seeded kills -9 at every phase of a step, compared bit for bit: make chaos ARGS="--seed 7"
+	$(BIN)/jaxft chaos $(ARGS)
 
 test: $(STAMP)  ## all tests but the storms, under 10 minutes on 2 cores
 	$(BIN)/pytest $(ARGS)

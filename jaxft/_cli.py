@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import tyro
 
+from jaxft._chaos.chaos import ChaosOptions, run_chaos
 from jaxft._demo.demo import DemoOptions, run_demo
 from jaxft._errors import JaxftError
 from jaxft._version import __version__
@@ -20,15 +21,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"jaxft {__version__}")
         return
     command = tyro.extras.subcommand_cli_from_dict(
-        {"demo": DemoOptions}, prog="jaxft", description=DESCRIPTION, args=arguments
+        {"demo": DemoOptions, "chaos": ChaosOptions}, prog="jaxft", description=DESCRIPTION, args=arguments
     )
     try:
-        sys.exit(run_demo(command))
+        sys.exit(run_chaos(command) if isinstance(command, ChaosOptions) else run_demo(command))
     except JaxftError as error:
         print(f"jaxft: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("jaxft: interrupted; every process that the demo started has been ended", file=sys.stderr)
+        print("jaxft: interrupted; every process that was started has been ended", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 

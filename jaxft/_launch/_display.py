@@ -8,7 +8,7 @@ from typing import IO, Any, Protocol, Self
 
 from jaxft._launch._checks import LaunchError
 
-# A plain progress line stands at every so many committed steps.
+# A plain progress line stands at every so many committed steps, unless another measure is asked for.
 PLAIN_EVERY_STEPS = 10
 LIVE_EVERY_S = 0.125
 
@@ -56,21 +56,32 @@ class Display(Protocol):
     ) -> None: ...
 
 
-def make_display(stream: IO[str], *, name: str) -> Display:
-    """Return the display that suits the stream. `name` stands at the head of plain lines.
+def make_display(stream: IO[str], *, name: str, every_steps: int = PLAIN_EVERY_STEPS) -> Display:
+    """Return the display that suits the stream. `name` stands at the head of plain lines, and of
+    the steps only one in `every_steps` gets such a line.
 
     Raises:
         LaunchError: it is a terminal, and rich is not installed.
     """
-    return LiveDisplay(stream) if stream.isatty() else PlainDisplay(stream, name=name)
+    return (
+        LiveDisplay(stream) if stream.isatty() else PlainDisplay(stream, name=name, every_steps=every_steps)
+    )
 
 
 class PlainDisplay:
     """Lines, for files and pipes: each begins with the seconds since the start, and nothing is repeated."""
 
-    def __init__(self, stream: IO[str], *, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: IO[str],
+        *,
+        name: str,
+        every_steps: int = PLAIN_EVERY_STEPS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._stream = stream
         self._name = name
+        self._every_steps = every_steps
         self._clock = clock
         self._began_s = clock()
         self._last: tuple[str, int] | None = None
@@ -91,7 +102,7 @@ class PlainDisplay:
         self._stream.flush()
 
     def show(self, view: View) -> None:
-        mark = (view.title, view.step // PLAIN_EVERY_STEPS)
+        mark = (view.title, view.step // self._every_steps)
         if view.step > 0 and mark != self._last:
             self._last = mark
             self.say(progress_line(view))

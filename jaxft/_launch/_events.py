@@ -42,11 +42,20 @@ class StepEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedEvent:
-    """The job has committed its last step, and this is what the group then held."""
+    """The job has committed its last step, and this is what the group then held.
+
+    Attributes:
+        digest: of the state.
+        ledger: whether every sample was used as often as it should have been; None from a training that keeps no
+            such ledger.
+        ledger_text: the ledger in words.
+    """
 
     t_s: float
     step: int
     digest: str | None
+    ledger: bool | None = None
+    ledger_text: str = ""
 
 
 Event = StepEvent | FinishedEvent
@@ -64,7 +73,13 @@ def parse_event(line: bytes) -> Event | None:
             case "step":
                 return _step_event(fields)
             case "finished":
-                return FinishedEvent(t_s=fields["t"], step=fields["step"], digest=fields["digest"])
+                return FinishedEvent(
+                    t_s=fields["t"],
+                    step=fields["step"],
+                    digest=fields["digest"],
+                    ledger=fields.get("ledger"),
+                    ledger_text=fields.get("ledger_text", ""),
+                )
             case _:
                 return None
     except (ValueError, TypeError, KeyError) as error:

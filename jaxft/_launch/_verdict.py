@@ -112,6 +112,9 @@ def _problems(
     if len(disturbed.committed_steps) != disturbed.planned_steps:
         committed = len(disturbed.committed_steps)
         problems.append(f"{committed} steps were committed and {disturbed.planned_steps} were to be")
+    for history in disturbed.histories:
+        if history.finished is not None and history.finished.ledger is False:
+            problems.append(f"the samples that {history.group} used: {history.finished.ledger_text}")
     if undisturbed is None:
         return (*problems, "the undisturbed run did not take place")
     problems += (f"undisturbed run: {problem}" for problem in undisturbed.problems)

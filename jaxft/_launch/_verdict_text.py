@@ -18,8 +18,8 @@ def verdict_json(verdict: Verdict, *, seed: int) -> dict[str, Any]:
         "kills": len(verdict.kills),
         "steps_committed": verdict.steps_committed,
         "steps_lost": verdict.steps_lost,
-        "stall_ms": [_rounded(_ms(outcome.stall_s), 1) for outcome in verdict.kills],
-        "back_s": [_rounded(outcome.back_s, 3) for outcome in verdict.kills],
+        "stall_ms": [rounded(ms(outcome.stall_s), 1) for outcome in verdict.kills],
+        "back_s": [rounded(outcome.back_s, 3) for outcome in verdict.kills],
         "digests_equal": verdict.digests_equal,
         "matches_undisturbed": verdict.matches_undisturbed,
         "ok": verdict.ok,
@@ -32,8 +32,8 @@ def verdict_json(verdict: Verdict, *, seed: int) -> dict[str, Any]:
         "digests": dict(verdict.digests),
         "undisturbed_digests": dict(verdict.undisturbed_digests),
         "first_difference": verdict.first_difference,
-        "s_per_step": _rounded(verdict.s_per_step, 4),
-        "undisturbed_s_per_step": _rounded(verdict.undisturbed_s_per_step, 4),
+        "s_per_step": rounded(verdict.s_per_step, 4),
+        "undisturbed_s_per_step": rounded(verdict.undisturbed_s_per_step, 4),
         "problems": list(verdict.problems),
         "versions": versions(),
     }
@@ -42,21 +42,26 @@ def verdict_json(verdict: Verdict, *, seed: int) -> dict[str, Any]:
 def verdict_text(verdict: Verdict, *, seed: int) -> str:
     """Return the verdict as aligned lines, the conclusion first."""
     victims = ", ".join(outcome.kill.group for outcome in verdict.kills)
-    stalls = [_text(_ms(outcome.stall_s), "{:.0f} ms", "for ever") for outcome in verdict.kills]
-    returns = [_text(outcome.back_s, "{:.1f} s", "never") for outcome in verdict.kills]
+    stalls = [or_else(ms(outcome.stall_s), "{:.0f} ms", "for ever") for outcome in verdict.kills]
+    returns = [or_else(outcome.back_s, "{:.1f} s", "never") for outcome in verdict.kills]
     with_kills, without = (
-        _text(value_s, "{:.3f}", "-") for value_s in (verdict.s_per_step, verdict.undisturbed_s_per_step)
+        or_else(value_s, "{:.3f}", "-") for value_s in (verdict.s_per_step, verdict.undisturbed_s_per_step)
     )
     fields = {
         "kills": f"{len(verdict.kills)} of {verdict.planned_kills} ({victims or 'none'}), --seed {seed}",
         "steps committed": f"{verdict.steps_committed} of {verdict.planned_steps}",
-        "steps lost": _lost_text(verdict),
+        "steps lost": lost_text(verdict),
         "survivors stalled": ", ".join(stalls) or "-",
         "victims back in": ", ".join(returns) or "-",
         "seconds per step": f"{with_kills} with kills, {without} undisturbed",
-        "final state": _digests_text(verdict.digests),
-        "undisturbed run": _undisturbed_text(verdict),
+        "final state": digests_text(verdict.digests),
+        "undisturbed run": undisturbed_text(verdict),
     }
+    return verdict_lines(verdict, fields)
+
+
+def verdict_lines(verdict: Verdict, fields: Mapping[str, str]) -> str:
+    """Return the conclusion, then labelled texts, then what went wrong besides."""
     lines = [_conclusion(verdict)]
     lines += (f"  {label:<{LABEL_WIDTH}} {text}" for label, text in fields.items())
     lines += (f"  {'problem':<{LABEL_WIDTH}} {problem}" for problem in verdict.problems)
@@ -91,7 +96,7 @@ def _conclusion(verdict: Verdict) -> str:
     return " ".join(reasons)
 
 
-def _lost_text(verdict: Verdict) -> str:
+def lost_text(verdict: Verdict) -> str:
     if not verdict.lost:
         return "0"
     shown = [f"step {lost.step}: {lost.why}" for lost in verdict.lost[:MOST_LOST_SHOWN]]
@@ -101,30 +106,30 @@ def _lost_text(verdict: Verdict) -> str:
     return f"{verdict.steps_lost}{margin}{margin.join(shown)}"
 
 
-def _undisturbed_text(verdict: Verdict) -> str:
+def undisturbed_text(verdict: Verdict) -> str:
     if not verdict.undisturbed_digests:
         return "did not take place"
     if verdict.matches_undisturbed:
         return "the same bits"
-    text = _digests_text(verdict.undisturbed_digests)
+    text = digests_text(verdict.undisturbed_digests)
     if verdict.first_difference is None:
         return f"{text}; the losses are equal at every step"
     return f"{text}; the losses differ from step {verdict.first_difference} on"
 
 
-def _digests_text(digests: Mapping[str, str | None]) -> str:
+def digests_text(digests: Mapping[str, str | None]) -> str:
     if len(set(digests.values())) == 1 and None not in digests.values():
         return f"{next(iter(digests.values()))} in all {len(digests)} groups"
     return ", ".join(f"{group} {digest or 'unfinished'}" for group, digest in digests.items())
 
 
-def _text(value: float | None, form: str, otherwise: str) -> str:
+def or_else(value: float | None, form: str, otherwise: str) -> str:
     return otherwise if value is None else form.format(value)
 
 
-def _ms(value_s: float | None) -> float | None:
+def ms(value_s: float | None) -> float | None:
     return None if value_s is None else value_s * 1000
 
 
-def _rounded(value: float | None, digits: int) -> float | None:
+def rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)

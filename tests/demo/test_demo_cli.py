@@ -6,6 +6,7 @@ import pytest
 
 import jaxft
 from jaxft import _cli
+from jaxft._chaos.chaos import ChaosOptions
 from jaxft._demo.demo import NEEDED, DemoOptions
 from jaxft._launch._checks import LaunchError, check_installed, check_new_folder, find_clone
 from jaxft._launch._job import TRAINER
@@ -31,6 +32,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(["--help"]) == 0
     text = capsys.readouterr().out
     assert "demo" in text
+    assert "chaos" in text
     assert "--version" in text
 
 
@@ -39,6 +41,35 @@ def test_help_of_the_demo_lists_its_flags(capsys: pytest.CaptureFixture[str]) ->
     text = capsys.readouterr().out
     for flag in ("--steps", "--kills", "--seed", "--json", "--keep"):
         assert flag in text
+
+
+def test_help_of_chaos_lists_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["chaos", "--help"]) == 0
+    text = capsys.readouterr().out
+    for flag in (
+        "--kills",
+        "--groups",
+        "--seed",
+        "--example",
+        "--steps",
+        "--only",
+        "--phases",
+        "--json",
+        "--keep",
+    ):
+        assert flag in text
+
+
+def test_the_flags_reach_chaos_and_its_status_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[ChaosOptions] = []
+
+    def run(options: ChaosOptions) -> int:
+        seen.append(options)
+        return 1
+
+    monkeypatch.setattr(_cli, "run_chaos", run)
+    assert exit_code(["chaos", "--kills", "7", "--example", "llama3", "--phases", "vote,boot"]) == 1
+    assert seen == [ChaosOptions(kills=7, example="llama3", phases="vote,boot")]
 
 
 def test_no_command_or_an_unknown_one_is_an_error() -> None:

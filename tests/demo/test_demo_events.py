@@ -52,6 +52,11 @@ def test_the_end() -> None:
     assert event == FinishedEvent(t_s=2.0, step=60, digest="ab12")
 
 
+def test_the_end_with_a_ledger() -> None:
+    event = parse_event(line(t=2.0, event="finished", step=6, digest="d", ledger=False, ledger_text="3 lost"))
+    assert event == FinishedEvent(t_s=2.0, step=6, digest="d", ledger=False, ledger_text="3 lost")
+
+
 def test_other_events_and_other_fields_are_passed_over() -> None:
     assert parse_event(line(t=2.0, event="quorum_changed", quorum_id=8)) is None
     assert parse_event(line(**STEP, tokens=3)) == parse_event(line(**STEP))

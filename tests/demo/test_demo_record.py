@@ -27,6 +27,15 @@ def test_a_survivor_that_never_commits_again_stalls_without_end() -> None:
     assert stall_s(KILL, (*record.histories[:3], silent)) is None
 
 
+def test_who_is_killed_before_it_could_commit_again_is_no_survivor() -> None:
+    record = disturbed()
+    silent = replace(record.histories[3], steps=record.histories[3].steps[:3])
+    histories = (*record.histories[:3], silent)
+    other = Kill(group="group-2", incarnation=0, t_s=3.5, step=3)
+    assert stall_s(KILL, histories, [KILL, other]) == 0.75
+    assert stall_s(KILL, histories, [KILL, replace(other, incarnation=1)]) is None
+
+
 def test_a_kill_without_survivors_has_no_stall() -> None:
     assert stall_s(KILL, [history("group-1", range(1, 4))]) is None
 

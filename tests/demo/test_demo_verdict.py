@@ -123,6 +123,15 @@ def test_a_survivor_that_never_committed_again_is_a_failure() -> None:
     assert "a survivor did not commit again after group-1 was killed at step 3" in verdict.problems
 
 
+def test_a_ledger_that_does_not_add_up_is_a_failure() -> None:
+    record = disturbed()
+    end = replace(finished(10), ledger=False, ledger_text="sample 3 was used twice")
+    verdict = judge(with_history(record, replace(record.histories[2], finished=end)), undisturbed())
+    assert verdict.problems == ("the samples that group-1 used: sample 3 was used twice",)
+    end = replace(end, ledger=True)
+    assert judge(with_history(record, replace(record.histories[2], finished=end)), undisturbed()).ok
+
+
 def test_too_few_steps_are_a_failure() -> None:
     verdict = judge(replace(disturbed(), planned_steps=12), undisturbed())
     assert "10 steps were committed and 12 were to be" in verdict.problems

@@ -1,0 +1,144 @@
+"""What a storm has shown: the verdict on its runs, and where the kills really fell. As text, and as JSON."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from jaxft._chaos._phases import PHASES, STEP_PHASES
+from jaxft._launch._record import RunRecord
+from jaxft._launch._verdict import Verdict
+from jaxft._launch._verdict_text import (
+    digests_text,
+    lost_text,
+    ms,
+    or_else,
+    rounded,
+    undisturbed_text,
+    verdict_json,
+    verdict_lines,
+)
+
+
+def storm_json(verdict: Verdict, record: RunRecord, *, seed: int) -> dict[str, Any]:
+    """Return the verdict as JSON: the demo's keys, and those of a storm behind them."""
+    stalls_ms, backs_s, lasted_s = member_stalls_ms(verdict), returns_s(verdict), duration_s(record)
+    return {
+        **verdict_json(verdict, seed=seed),
+        "hit_phases": hit_phases(verdict),
+        "aimed_phases": dict(Counter(outcome.kill.aim for outcome in verdict.kills)),
+        "hit_groups": hit_groups(verdict, record),
+        "double_deaths": double_deaths(verdict),
+        "hits": [
+            {"group": o.kill.group, "aim": o.kill.aim, "phase": o.kill.phase, "strike": o.kill.strike}
+            for o in verdict.kills
+        ],
+        "stall_ms_median": rounded(median(stalls_ms), 1),
+        "stall_ms_p99": rounded(p99(stalls_ms), 1),
+        "stall_ms_max": rounded(max(stalls_ms, default=None), 1),
+        "back_s_median": rounded(median(backs_s), 3),
+        "back_s_max": rounded(max(backs_s, default=None), 3),
+        "ledger": ledgers(record),
+        "duration_s": rounded(lasted_s, 1),
+        "s_per_kill": rounded(per_kill_s(verdict, lasted_s), 2),
+    }
+
+
+def storm_text(verdict: Verdict, record: RunRecord, *, seed: int) -> str:
+    """Return the verdict as aligned lines, the conclusion first."""
+    stalls_ms, backs_s, lasted_s = member_stalls_ms(verdict), returns_s(verdict), duration_s(record)
+    with_kills, without = (
+        or_else(value_s, "{:.3f}", "-") for value_s in (verdict.s_per_step, verdict.undisturbed_s_per_step)
+    )
+    fields = {
+        "kills": f"{len(verdict.kills)} of {verdict.planned_kills}, --seed {seed}; "
+        f"{double_deaths(verdict)} times two groups at once",
+        "fell in": ", ".join(f"{phase} {count}" for phase, count in hit_phases(verdict).items()) or "-",
+        "hit": ", ".join(f"{group} {count}" for group, count in hit_groups(verdict, record).items()),
+        "steps committed": f"{verdict.steps_committed} of {verdict.planned_steps}",
+        "steps lost": lost_text(verdict),
+        "survivors stalled": _spread(
+            (("median", median(stalls_ms)), ("p99", p99(stalls_ms))), stalls_ms, "ms", 0
+        ),
+        "victims back in": _spread((("median", median(backs_s)),), backs_s, "s", 1),
+        "lasted": f"{lasted_s:.0f} s, {or_else(per_kill_s(verdict, lasted_s), '{:.1f}', '-')} s for each kill",
+        "seconds per step": f"{with_kills} with kills, {without} undisturbed in one process",
+        "samples": "; ".join(sorted({text for text in ledger_texts(record) if text})) or "no ledger",
+        "final state": digests_text(verdict.digests),
+        "undisturbed run": undisturbed_text(verdict),
+    }
+    return verdict_lines(verdict, fields)
+
+
+def hit_phases(verdict: Verdict) -> dict[str, int]:
+    """Return how many kills really fell in each phase."""
+    counts = Counter(outcome.kill.phase for outcome in verdict.kills)
+    return {phase: counts[phase] for phase in PHASES if counts[phase]}
+
+
+def hit_groups(verdict: Verdict, record: RunRecord) -> dict[str, int]:
+    """Return how many kills each group suffered."""
+    counts = Counter(outcome.kill.group for outcome in verdict.kills)
+    return {group: counts[group] for group in record.groups}
+
+
+def double_deaths(verdict: Verdict) -> int:
+    """Return how many strikes killed two groups together."""
+    strikes = Counter(outcome.kill.strike for outcome in verdict.kills)
+    return sum(1 for victims in strikes.values() if victims > 1)
+
+
+def member_stalls_ms(verdict: Verdict) -> list[float]:
+    """Return the stalls after kills of groups that took part. The death of a joiner holds nobody up."""
+    found = [ms(o.stall_s) for o in verdict.kills if o.kill.phase in STEP_PHASES]
+    return [stall_ms for stall_ms in found if stall_ms is not None]
+
+
+def returns_s(verdict: Verdict) -> list[float]:
+    """Return the times from a kill to the victim's next contribution, but for those struck again on their way."""
+    at_work = {(o.kill.group, o.kill.incarnation) for o in verdict.kills if o.kill.phase in STEP_PHASES}
+    last = {o.kill.group: o.kill.incarnation for o in verdict.kills}
+    return [
+        o.back_s
+        for o in verdict.kills
+        if o.back_s is not None
+        and ((o.kill.group, o.kill.incarnation + 1) in at_work or last[o.kill.group] == o.kill.incarnation)
+    ]
+
+
+def ledgers(record: RunRecord) -> dict[str, bool | None]:
+    """Return whether each group that finished found every sample used as often as it should have been."""
+    return {h.group: h.finished.ledger for h in record.histories if h.finished is not None}
+
+
+def ledger_texts(record: RunRecord) -> list[str]:
+    """Return the same in the groups' words."""
+    return [h.finished.ledger_text for h in record.histories if h.finished is not None]
+
+
+def duration_s(record: RunRecord) -> float:
+    """Return the time from the first reported step to the last, in the run with the kills."""
+    times_s = [event.t_s for history in record.histories for event in history.steps]
+    return max(times_s, default=0.0) - min(times_s, default=0.0)
+
+
+def per_kill_s(verdict: Verdict, lasted_s: float) -> float | None:
+    return lasted_s / len(verdict.kills) if verdict.kills else None
+
+
+def median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def p99(values: Sequence[float]) -> float | None:
+    """Return the smallest value that at least 99 of 100 do not exceed."""
+    return sorted(values)[-(-99 * len(values) // 100) - 1] if values else None
+
+
+def _spread(
+    named: Sequence[tuple[str, float | None]], values: Sequence[float], unit: str, digits: int
+) -> str:
+    if not values:
+        return "-"
+    named = (*named, ("max", max(values)))
+    return ", ".join(f"{name} {value:.{digits}f} {unit}" for name, value in named if value is not None)

@@ -1,0 +1,166 @@
+"""Whom to strike, in which phase, at which step: a pure function of the seed and the job's measures.
+
+The phases are dealt like a deck of cards, so that each comes up equally often; the victims are those who have been
+struck least. A group can be struck in a phase of its return only just after it has been struck: such a strike
+follows at once upon another, and hits one of its victims again. Some strikes hit two groups together, but never all.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxft._chaos._phases import ANY, PHASES, RETURN_PHASES
+from jaxft._launch._checks import LaunchError
+
+# For each kill, so many strikes hit two groups at once: one strike in eight.
+DOUBLES_PER_KILL = 0.11
+# So many follow so soon that the last victim is mostly still away.
+CLOSE_SHARE = 0.25
+# Half of the deaths fall exactly where a phase begins, the others somewhere in it.
+AT_BEGINNING_SHARE = 0.5
+# Steps before the first strike: everybody is there, and the first state is behind us.
+FIRST_STEP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A kill to be. `depth` says how far into the phase it falls, in [0, 1) of the phase's usual length."""
+
+    group: str
+    phase: str
+    depth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """Kills that are to fall together, once the job has committed `step` steps."""
+
+    step: int
+    victims: tuple[Victim, ...]
+
+    @property
+    def on_return(self) -> bool:
+        """Whether it hits a group on its way back."""
+        return self.victims[0].phase in RETURN_PHASES
+
+
+def plan_strikes(
+    groups: Sequence[str],
+    *,
+    kills: int,
+    seed: int,
+    last_step: int,
+    only: Sequence[str] = (),
+    phases: Sequence[str] = PHASES,
+) -> tuple[Strike, ...]:
+    """Return strikes with `kills` victims in all, in the order of their steps, none later than `last_step`.
+
+    Args:
+        groups: all groups of the job.
+        kills: how many processes to kill.
+        seed: names the plan.
+        last_step: where to place the last strike at the latest, in committed steps.
+        only: strike nobody else. Empty for everybody.
+        phases: strike in these only.
+
+    Raises:
+        LaunchError: such a plan cannot be made.
+    """
+    _check(groups, kills=kills, last_step=last_step, only=only, phases=phases)
+    rng = random.Random(seed)
+    dealt = _deal(rng, groups, only or groups, _deck(rng, kills, phases))
+    gaps = [_gap(rng, former, victims) for former, victims in zip([(), *dealt], dealt, strict=False)]
+    unit_steps = (last_step - FIRST_STEP) / max(1.0, sum(gaps))
+    strikes: list[Strike] = []
+    passed = 0.0
+    for victims, gap in zip(dealt, gaps, strict=True):
+        passed += gap
+        strikes.append(Strike(FIRST_STEP + int(passed * unit_steps), victims))
+    return tuple(strikes)
+
+
+def _check(
+    groups: Sequence[str], *, kills: int, last_step: int, only: Sequence[str], phases: Sequence[str]
+) -> None:
+    if len(groups) < 2:
+        raise LaunchError(f"A storm needs at least 2 groups, not {len(groups)}: one must hold the state.")
+    if kills < 1:
+        raise LaunchError(f"--kills must be 1 or more, not {kills}.")
+    if last_step <= FIRST_STEP:
+        raise LaunchError(
+            f"The job is too short for any strike after step {FIRST_STEP}; give it more --steps."
+        )
+    if unknown := set(only) - set(groups):
+        raise LaunchError(f"--only names {', '.join(sorted(unknown))}; the groups are {', '.join(groups)}.")
+    if unknown := set(phases) - set(PHASES):
+        raise LaunchError(f"--phases names {', '.join(sorted(unknown))}; there are {', '.join(PHASES)}.")
+    if set(phases) <= set(RETURN_PHASES):
+        raise LaunchError(
+            f"--phases {','.join(phases)} hits only groups on their way back, and nobody would ever leave. Name "
+            "at least one other phase."
+        )
+
+
+def _deck(rng: random.Random, kills: int, phases: Sequence[str]) -> list[str]:
+    """Return one phase for each kill, as evenly as can be, the first not one of a return."""
+    deck: list[str] = []
+    while len(deck) < kills:
+        deck += rng.sample(phases, len(phases))
+    deck = deck[:kills]
+    rng.shuffle(deck)
+    opener = next((index for index, phase in enumerate(deck) if phase not in RETURN_PHASES), None)
+    if opener is None:  # fewer kills than phases, and only those of a return were drawn
+        deck[0] = next(phase for phase in phases if phase not in RETURN_PHASES)
+    else:
+        deck[0], deck[opener] = deck[opener], deck[0]
+    return deck
+
+
+def _deal(
+    rng: random.Random, groups: Sequence[str], candidates: Sequence[str], deck: list[str]
+) -> list[tuple[Victim, ...]]:
+    """Give every phase of the deck a victim."""
+    struck: Counter[str] = Counter()
+    dealt: list[tuple[Victim, ...]] = []
+    on_members = sum(phase not in RETURN_PHASES for phase in deck)
+    can_double = len(groups) > 2 and len(candidates) > 1
+    doubles = min(round(DOUBLES_PER_KILL * len(deck)), on_members // 2) if can_double else 0
+    singles = on_members - 2 * doubles
+    while deck:
+        phases = [deck.pop(0)]
+        if phases[0] in RETURN_PHASES:
+            names = _least_struck(rng, struck, [victim.group for victim in dealt[-1]], 1)
+        else:
+            if rng.random() * (singles + doubles) < doubles:
+                doubles -= 1
+                phases.append(deck.pop(next(i for i, phase in enumerate(deck) if phase not in RETURN_PHASES)))
+            else:
+                singles -= 1
+            names = _least_struck(rng, struck, candidates, len(phases))
+        struck.update(names)
+        dealt.append(tuple(Victim(*pair, _depth(rng, pair[1])) for pair in zip(names, phases, strict=True)))
+    return dealt
+
+
+def _least_struck(
+    rng: random.Random, struck: Counter[str], candidates: Sequence[str], count: int
+) -> list[str]:
+    shuffled = rng.sample(candidates, len(candidates))
+    return sorted(shuffled, key=lambda group: struck[group])[:count]
+
+
+def _depth(rng: random.Random, phase: str) -> float:
+    at_beginning = rng.random() < AT_BEGINNING_SHARE
+    depth = rng.random()
+    # A boot is not announced, and "any" moment is not a beginning.
+    return 0.0 if at_beginning and phase not in ("boot", ANY) else depth
+
+
+def _gap(rng: random.Random, former: tuple[Victim, ...], victims: tuple[Victim, ...]) -> float:
+    """Return the distance to the former strike, in units of what a return takes."""
+    close, gap, close_gap = rng.random() < CLOSE_SHARE, rng.uniform(0.75, 1.25), rng.uniform(0.0, 0.4)
+    if not former or victims[0].phase in RETURN_PHASES:
+        return 0.0
+    # Who was struck on the way back needs the whole way once more.
+    return close_gap if close else gap + (1.0 if former[0].phase in RETURN_PHASES else 0.0)

@@ -1,0 +1,116 @@
+"""A group that can be told when to die: `python -m jaxft._chaos._victim MODULE FLAGS...` runs MODULE as a script.
+
+It listens to what the library announces on its logger, and keeps its last words beside the event file that FLAGS
+name. Orders come on standard input. `die PHASE DEPTH` makes the process send itself a real SIGKILL in that phase, the
+next time it begins: at its very beginning, or after the fraction DEPTH of the time that the phase has taken lately.
+`pace SECONDS` makes it spend so much more on each step from then on, before it computes, as a slow input would.
+"""
+
+import logging
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict, deque
+from dataclasses import replace
+from pathlib import Path
+
+from jaxft._chaos._phases import announced
+from jaxft._chaos._words import Word, WordFile, words_beside
+
+# The length of a phase that this process has not been through yet: most take a few milliseconds.
+UNKNOWN_LENGTH_S = 0.005
+# Of the lengths of a phase so far, the shortest of so many counts, so that the death mostly falls within it.
+LENGTHS_KEPT = 8
+
+
+class Doom:
+    """Follows the announced phases, and ends the process in the one that was ordered."""
+
+    def __init__(self, words: WordFile) -> None:
+        self._words = words
+        self._word: Word | None = None
+        self._lengths_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LENGTHS_KEPT))
+        self._ordered: tuple[str, float] | None = None
+        self._pace_s = 0.0
+        self._paced_step = -1
+
+    def order(self, line: str) -> None:
+        """Take in an order. It replaces the former one of its kind."""
+        match line.split():
+            case ["die", phase, depth]:
+                self._ordered = (phase, float(depth))
+            case ["pace", seconds]:
+                self._pace_s = float(seconds)
+
+    def enter(self, phase: str, step: int) -> None:
+        """Note that a phase begins, and die if it is the ordered one."""
+        now_s, former = time.time(), self._word
+        if former is not None:
+            self._lengths_s[former.phase].append(now_s - former.t_s)
+        first_t_s = now_s if former is None else former.first_t_s
+        self._word = Word(phase=phase, step=step, t_s=now_s, first_t_s=first_t_s)
+        self._words.write(self._word)
+        if self._ordered is not None and self._ordered[0] == phase:
+            self._die_soon(phase)
+        if phase == "compute" and step != self._paced_step:
+            self._paced_step = step
+            time.sleep(self._pace_s)
+
+    def _die_soon(self, phase: str) -> None:
+        assert self._ordered is not None
+        delay_s = self._ordered[1] * min(self._lengths_s[phase], default=UNKNOWN_LENGTH_S)
+        self._ordered = None
+        if delay_s == 0.0:
+            self._die()
+        else:
+            threading.Timer(delay_s, self._die).start()
+
+    def _die(self) -> None:
+        assert self._word is not None
+        self._words.write(replace(self._word, dies_t_s=time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def listen(doom: Doom) -> None:
+    """Have the library's announcements reach `doom`, and keep them out of the log."""
+    logger = logging.getLogger("jaxft")
+
+    def hear(record: logging.LogRecord) -> bool:
+        if found := announced(record.getMessage()):
+            doom.enter(*found)
+        return record.levelno >= logging.INFO
+
+    logger.addFilter(hear)
+    logger.setLevel(logging.DEBUG)
+    # The module sets the level that it wants to log; what we hear must not depend on it.
+    vars(logger)["setLevel"] = lambda level: None
+
+
+def take_orders(doom: Doom, descriptor: int) -> None:
+    """Take in orders as they come, in a thread of its own, until there can be no more."""
+
+    def read() -> None:
+        # Not through sys.stdin: the interpreter cannot end while a thread holds that one's lock in a read.
+        rest = b""
+        while new := os.read(descriptor, 4096):
+            *lines, rest = (rest + new).split(b"\n")
+            for line in lines:
+                doom.order(line.decode())
+
+    threading.Thread(target=read, name="orders", daemon=True).start()
+
+
+def main() -> None:
+    module, *flags = sys.argv[1:]
+    doom = Doom(WordFile(words_beside(Path(flags[flags.index("--events") + 1]))))
+    take_orders(doom, sys.stdin.fileno())
+    listen(doom)
+    sys.argv = [module, *flags]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

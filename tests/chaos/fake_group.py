@@ -1,0 +1,72 @@
+"""Runs as a victim's MODULE under the demo's fake coordinator, and announces the phases as the library does.
+
+Without --coordinator it is alone: it writes down every step at once. `--digest-again DIGEST` is what it reports in
+the end if an earlier incarnation was killed.
+"""
+
+import argparse
+import json
+import logging
+import socket
+import time
+from pathlib import Path
+from typing import IO, Any
+
+STEP_FIELDS = {
+    "attempts": 1,
+    **{"compute_s": 0.0, "exchange_s": 0.0, "vote_s": 0.0, "apply_s": 0.0},
+    "shards": [0],
+    "quorum_id": None,
+    "members": [],
+}
+logger = logging.getLogger("jaxft")
+
+
+def announce(fields: dict[str, Any]) -> None:
+    step = fields["step"]
+    if fields["event"] != "step":
+        return
+    if not fields["attempts"]:
+        logger.info("[jaxft] heals to step %d from everybody", step - 1)
+        logger.debug("replay step %d", step - 1)
+        return
+    for phase in ("compute", "exchange", "vote", "apply"):
+        logger.debug("%s step %d", phase, step - 1)
+
+
+def follow(flags: argparse.Namespace, events: IO[str]) -> None:
+    host, _, port = flags.coordinator.partition(":")
+    hello = {"job": flags.job, "group": flags.group, "steps": flags.steps}
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(json.dumps(hello).encode() + b"\n")
+        for line in connection.makefile():
+            fields = json.loads(line)
+            announce(fields)
+            if fields["event"] == "finished" and flags.digest_again and ".0." not in flags.events.name:
+                fields["digest"] = flags.digest_again
+            write(events, fields)
+
+
+def write(events: IO[str], fields: dict[str, Any]) -> None:
+    events.write(json.dumps({"t": time.time(), **fields}) + "\n")
+    events.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for flag in ("--coordinator", "--job", "--group", "--digest-again"):
+        parser.add_argument(flag)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--events", type=Path, required=True)
+    flags, _ = parser.parse_known_args()
+    with flags.events.open("a") as events:
+        if flags.coordinator is not None:
+            follow(flags, events)
+            return
+        for step in range(1, flags.steps + 1):
+            write(events, {"event": "step", "step": step, "loss": 10 / step, **STEP_FIELDS})
+        write(events, {"event": "finished", "step": flags.steps, "digest": f"d{flags.steps}"})
+
+
+if __name__ == "__main__":
+    main()

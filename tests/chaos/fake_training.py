@@ -1,0 +1,31 @@
+"""Runs as a victim's MODULE: announces the phases of step after step as the library does, without any training.
+
+Takes the trainer's flags; sets its own level of logging, as the examples do; ends after --steps steps.
+"""
+
+import argparse
+import logging
+import sys
+import time
+from pathlib import Path
+
+PHASE_S = 0.02
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--events", type=Path, required=True)
+    flags = parser.parse_args()
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    logger = logging.getLogger("jaxft")
+    logger.setLevel(logging.INFO)
+    logger.info("[jaxft group-0] heals to step 0 from group-1")
+    for step in range(flags.steps):
+        for phase in ("compute", "exchange", "vote", "apply"):
+            logger.debug("%s step %d", phase, step)
+            time.sleep(PHASE_S)  # a phase takes its time
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Real storms over the real example: the proof that `jaxft chaos` is there to give."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxft._chaos.chaos import ChaosOptions, run_chaos
+
+pytestmark = pytest.mark.processes
+
+
+def check(options: ChaosOptions, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_chaos(options) == 0, capsys.readouterr().out
+    result = json.loads(file.read_text())
+    assert result["kills"] == options.kills
+    assert result["steps_lost"] == 0
+    assert result["matches_undisturbed"]
+    assert set(result["ledger"].values()) == {True}
+
+
+@pytest.mark.timeout(300)
+def test_a_small_storm_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "verdict.json"
+    check(ChaosOptions(kills=6, steps=150, seed=5, json=file, keep=tmp_path / "keep"), file, capsys)
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(3600)
+def test_a_hundred_kills_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "verdict.json"
+    check(ChaosOptions(kills=100, json=file, keep=tmp_path / "keep"), file, capsys)

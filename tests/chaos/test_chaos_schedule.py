@@ -1,0 +1,128 @@
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from jaxft._chaos._phases import PHASES, RETURN_PHASES, announced
+from jaxft._chaos._schedule import FIRST_STEP, Strike, plan_strikes
+from jaxft._launch._checks import LaunchError
+
+GROUPS = ("group-0", "group-1", "group-2")
+LAST_STEP = 4000
+
+
+def plan(seed: int = 1, **changes: Any) -> tuple[Strike, ...]:
+    return plan_strikes(**{"groups": GROUPS, "kills": 100, "seed": seed, "last_step": LAST_STEP, **changes})
+
+
+def groups_of(strikes: Sequence[Strike]) -> list[str]:
+    return [victim.group for strike in strikes for victim in strike.victims]
+
+
+def phases_of(strikes: Sequence[Strike]) -> list[str]:
+    return [victim.phase for strike in strikes for victim in strike.victims]
+
+
+def test_the_plan_is_a_function_of_its_arguments() -> None:
+    assert plan() == plan()
+    assert plan(seed=2) != plan()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_phase_and_every_group_comes_up_equally_often(seed: int) -> None:
+    strikes = plan(seed)
+    phases, groups = Counter(phases_of(strikes)), Counter(groups_of(strikes))
+    assert sum(phases.values()) == sum(groups.values()) == 100
+    assert set(phases) == set(PHASES)
+    assert max(phases.values()) - min(phases.values()) <= 1
+    assert max(groups.values()) - min(groups.values()) <= 10  # returns hit who was hit before
+
+
+@pytest.mark.parametrize("groups", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_strike_never_hits_all_groups_nor_one_group_twice(groups: int, seed: int) -> None:
+    for strike in plan(seed, groups=tuple(f"g{number}" for number in range(groups))):
+        names = {victim.group for victim in strike.victims}
+        assert len(names) == len(strike.victims) <= min(2, groups - 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_some_strikes_hit_two_groups_at_once(seed: int) -> None:
+    strikes = plan(seed)
+    assert 0.10 <= sum(len(strike.victims) == 2 for strike in strikes) / len(strikes) <= 0.15
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_return_is_struck_only_just_after_its_group_was(seed: int) -> None:
+    strikes = plan(seed)
+    assert not strikes[0].on_return
+    for former, strike in itertools.pairwise(strikes):
+        if strike.on_return:
+            assert strike.step == former.step
+            assert {victim.group for victim in strike.victims} <= {victim.group for victim in former.victims}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_steps_rise_to_the_last_and_some_strikes_follow_soon(seed: int) -> None:
+    strikes = plan(seed)
+    steps = [strike.step for strike in strikes]
+    assert steps == sorted(steps)
+    assert steps[0] == FIRST_STEP
+    assert LAST_STEP - 1 <= steps[-1] <= LAST_STEP
+    gaps = [b - a for a, b in itertools.pairwise(steps) if b > a]
+    assert 4 * min(gaps) < max(gaps)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_deaths_fall_at_the_beginning_of_phases_and_in_them(seed: int) -> None:
+    victims = [victim for strike in plan(seed) for victim in strike.victims]
+    announced_ones = [victim.depth for victim in victims if victim.phase not in ("boot", "any")]
+    assert all(0.0 <= depth < 1.0 for depth in announced_ones)
+    assert 0.2 < announced_ones.count(0.0) / len(announced_ones) < 0.8
+
+
+def test_only_the_named_groups_and_phases_are_struck() -> None:
+    strikes = plan(only=("group-1",), phases=("vote", "heal"))
+    assert set(groups_of(strikes)) == {"group-1"}
+    assert Counter(phases_of(strikes)) == {"vote": 50, "heal": 50}
+
+
+@pytest.mark.parametrize("kills", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_few_kills_can_be_planned_too(kills: int, seed: int) -> None:
+    strikes = plan(seed, kills=kills)
+    assert len(groups_of(strikes)) == kills
+    assert strikes[0].victims[0].phase not in RETURN_PHASES
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"groups": ("group-0",)}, "at least 2 groups, not 1"),
+        ({"kills": 0}, "--kills must be 1 or more, not 0"),
+        ({"last_step": FIRST_STEP}, "too short"),
+        ({"only": ("group-7",)}, "--only names group-7; the groups are group-0, group-1, group-2"),
+        ({"phases": ("voting",)}, "--phases names voting; there are compute, exchange"),
+        ({"phases": ("heal", "boot")}, "--phases heal,boot hits only groups on their way back"),
+        ({"phases": ()}, "Name at least one"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(LaunchError, match=text):
+        plan(**changes)
+
+
+@pytest.mark.parametrize(
+    ("message", "phase"),
+    [
+        ("compute step 3 shard 1", ("compute", 3)),
+        ("exchange step 12", ("exchange", 12)),
+        ("replay step 7", ("replay", 7)),
+        ("[jaxft group-1] heals to step 44 from group-0, group-2", ("heal", 44)),
+        ("Dropped a connection from vote step 3", None),
+    ],
+)
+def test_the_announcements(message: str, phase: tuple[str, int] | None) -> None:
+    assert announced(message) == phase

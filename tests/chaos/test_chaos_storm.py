@@ -1,0 +1,116 @@
+"""Whole storms with real processes and real kills; but coordinator and groups are fakes that train nothing."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxft
+from jaxft._chaos._examples import Example
+from jaxft._chaos.chaos import ChaosOptions, plan, run_chaos
+from jaxft._launch._checks import LaunchError
+
+HERE = Path(__file__).parent
+PACE_S = 0.01
+STEPS_PER_KILL = 20
+# Without `jaxft/__init__.py`, and so without the seconds that JAX takes to import.
+WITHOUT_JAX = (
+    "import sys, types\n"
+    f"sys.path.append({str(HERE)!r})\n"
+    "sys.modules['jaxft'] = types.ModuleType('jaxft')\n"
+    f"sys.modules['jaxft'].__path__ = [{str(Path(jaxft.__file__).parent)!r}]\n"
+)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(100)]
+
+
+class FakeExample(Example):
+    __slots__ = ()
+
+    @property
+    def trainer(self) -> tuple[str, ...]:
+        return (sys.executable, "-S", str(HERE / "fake_group.py"))
+
+    @property
+    def victim(self) -> tuple[str, ...]:
+        script = WITHOUT_JAX + "from jaxft._chaos._victim import main\nmain()\n"
+        return (sys.executable, "-S", "-c", script, "fake_group")
+
+
+def storm(options: ChaosOptions, *flags: tuple[str, str]) -> int:
+    example = FakeExample(
+        module="tests.chaos.fake_group", flags=flags, needs=(), steps_per_kill=STEPS_PER_KILL
+    )
+    fake = HERE.parent / "demo" / "fake_coordinator.py"
+    command = (sys.executable, "-S", str(fake), str(PACE_S), "3")
+    return run_chaos(options, example=example, coordinator=command)
+
+
+def run(tmp_path: Path, *flags: tuple[str, str], **changes: Any) -> tuple[int, dict[str, Any]]:
+    file = tmp_path / "verdict.json"
+    status = storm(ChaosOptions(json=file, **changes), *flags)
+    return status, json.loads(file.read_text())
+
+
+def test_every_kill_is_placed_in_the_order_of_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kills, keep = 20, tmp_path / "keep"
+    status, result = run(tmp_path, kills=kills, seed=4, keep=keep)
+    text = capsys.readouterr().out
+    assert status == 0, text
+    assert "VERDICT: nothing was lost" in text
+    assert result["kills"] == kills
+    assert sum(result["hit_phases"].values()) == sum(result["hit_groups"].values()) == kills
+    assert result["double_deaths"] == 2
+    assert result["stall_ms_max"] >= result["stall_ms_p99"] >= result["stall_ms_median"] > 0
+    assert result["back_s_max"] >= result["back_s_median"] > 0
+    example = FakeExample(module="", flags=(), needs=(), steps_per_kill=STEPS_PER_KILL)
+    strikes = plan(ChaosOptions(kills=kills, seed=4), example, result["steps_planned"])
+    planned = [(n, v.group, v.phase) for n, strike in enumerate(strikes) for v in strike.victims]
+    hits = [(hit["strike"], hit["group"], hit["aim"]) for hit in result["hits"]]
+    assert sorted(hits) == sorted(planned)
+    assert [hit[0] for hit in hits] == sorted(hit[0] for hit in planned)
+    exact = [hit for hit, (_, _, aim) in zip(result["hits"], hits, strict=True) if aim in ("heal", "replay")]
+    assert exact
+    assert {path.suffix for path in keep.iterdir()} >= {".log", ".jsonl", ".phase"}
+
+
+def test_never_was_the_last_group_killed(tmp_path: Path) -> None:
+    """From what the groups wrote: at each kill of a member, another group lived that had taken part before."""
+    keep = tmp_path / "keep"
+    status, result = run(tmp_path, kills=12, groups=3, seed=6, keep=keep)
+    assert status == 0
+    assert all(stall_ms is not None for stall_ms in result["stall_ms"])
+    assert result["steps_lost"] == 0
+
+
+def test_kills_that_do_not_fit_any_more_make_it_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, result = run(tmp_path, kills=9, steps=10)
+    assert status == 1
+    assert not result["ok"]
+    text = capsys.readouterr().out
+    assert "of 9 kills could be placed" in text or "came back only after the job was over" in text
+
+
+def test_another_state_in_the_end_makes_it_fail(tmp_path: Path) -> None:
+    status, result = run(tmp_path, ("--digest-again", "other"), kills=1)
+    assert status == 1
+    assert not result["digests_equal"]
+    assert not result["matches_undisturbed"]
+
+
+def test_only_the_named_groups_and_phases_are_struck(tmp_path: Path) -> None:
+    status, result = run(tmp_path, kills=3, only="group-2", phases="vote,compute")
+    assert status == 0
+    assert result["hit_groups"] == {"group-0": 0, "group-1": 0, "group-2": 3}
+    assert set(result["aimed_phases"]) <= {"vote", "compute"}
+
+
+def test_a_plan_that_cannot_be_made_is_an_error_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="--phases names voting"):
+        storm(ChaosOptions(phases="voting", keep=tmp_path / "keep"))
+    assert not (tmp_path / "keep").exists()

@@ -1,0 +1,103 @@
+"""A real process that is told when to die, and dies there by a real SIGKILL."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import jaxft
+from jaxft._chaos._words import Word, WordFile, read_word, words_beside
+
+HERE = Path(__file__).parent
+PATIENCE_S = 60.0
+# The wrapper without `jaxft/__init__.py`, and so without the seconds that JAX takes to import.
+WRAPPER = (
+    "import sys, types\n"
+    "sys.modules['jaxft'] = types.ModuleType('jaxft')\n"
+    f"sys.modules['jaxft'].__path__ = [{str(Path(jaxft.__file__).parent)!r}]\n"
+    "from jaxft._chaos._victim import main\n"
+    "main()\n"
+)
+
+
+@contextmanager
+def victim(folder: Path, *, steps: int) -> Iterator[subprocess.Popen[bytes]]:
+    flags = ["fake_training", "--events", str(folder / "events.jsonl"), "--steps", str(steps)]
+    with subprocess.Popen(
+        [sys.executable, "-c", WRAPPER, *flags],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={"PYTHONPATH": str(HERE)},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def word_of(folder: Path) -> Word:
+    word = read_word(words_beside(folder / "events.jsonl"))
+    assert word is not None
+    return word
+
+
+@pytest.mark.parametrize("phase", ["heal", "compute", "exchange", "vote", "apply"])
+def test_it_dies_where_the_ordered_phase_begins(tmp_path: Path, phase: str) -> None:
+    with victim(tmp_path, steps=10**6) as process:
+        process.communicate(f"die {phase} 0.0\n".encode(), timeout=PATIENCE_S)
+    assert process.returncode == -signal.SIGKILL
+    word = word_of(tmp_path)
+    assert word.phase == phase
+    assert word.dies_t_s is not None
+    assert word.dies_t_s - word.t_s < 0.01
+    assert word.first_t_s <= word.t_s
+
+
+def test_it_dies_within_a_phase(tmp_path: Path) -> None:
+    with victim(tmp_path, steps=10**6) as process:
+        process.communicate(b"die vote 0.5\n", timeout=PATIENCE_S)
+    assert process.returncode == -signal.SIGKILL
+    word = word_of(tmp_path)
+    assert word.dies_t_s is not None
+    # 0.5 of the usual 0.02 s; a busy machine may overshoot into the next phase, but never comes early.
+    assert word.phase != "vote" or word.dies_t_s - word.t_s > 0.005
+
+
+def test_without_an_order_it_runs_to_its_end_and_its_debug_lines_stay_out_of_the_log(tmp_path: Path) -> None:
+    with victim(tmp_path, steps=2) as process:
+        assert process.stdout is not None
+        text = process.stdout.read().decode()  # standard input stays open: nobody waits for its end
+        assert process.wait(PATIENCE_S) == 0, text
+    assert text == "[jaxft group-0] heals to step 0 from group-1\n"
+    word = word_of(tmp_path)
+    assert (word.phase, word.step, word.dies_t_s) == ("apply", 1, None)
+
+
+def test_it_takes_its_time_for_a_step_if_it_is_told_to(tmp_path: Path) -> None:
+    with victim(tmp_path, steps=10**6) as process:
+        process.communicate(b"pace 0.3\ndie vote 0.0\n", timeout=PATIENCE_S)
+    word = word_of(tmp_path)
+    assert word.dies_t_s is not None
+    assert word.dies_t_s - word.first_t_s > 0.3
+
+
+def test_a_later_order_replaces_the_former(tmp_path: Path) -> None:
+    with victim(tmp_path, steps=10**6) as process:
+        process.communicate(b"die replay 0.0\ndie exchange 0.0\n", timeout=PATIENCE_S)
+    assert word_of(tmp_path).phase == "exchange"
+
+
+def test_the_last_word_is_whole_whatever_its_length(tmp_path: Path) -> None:
+    path = tmp_path / "events.phase"
+    assert read_word(path) is None
+    words = WordFile(path)
+    long = Word(phase="exchange", step=10**9, t_s=1.5e9 + 0.123456, first_t_s=1.5e9, dies_t_s=1.6e9)
+    short = Word(phase="heal", step=1, t_s=2.0, first_t_s=2.0)
+    for word in (long, short):
+        words.write(word)
+        assert read_word(path) == word
