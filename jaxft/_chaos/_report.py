@@ -52,7 +52,7 @@ def storm_text(verdict: Verdict, record: RunRecord, *, seed: int) -> str:
     )
     fields = {
         "kills": f"{len(verdict.kills)} of {verdict.planned_kills}, --seed {seed}; "
-        f"{double_deaths(verdict)} times two groups at once",
+        f"two groups at once: {double_deaths(verdict)}",
         "fell in": ", ".join(f"{phase} {count}" for phase, count in hit_phases(verdict).items()) or "-",
         "hit": ", ".join(f"{group} {count}" for group, count in hit_groups(verdict, record).items()),
         "steps committed": f"{verdict.steps_committed} of {verdict.planned_steps}",

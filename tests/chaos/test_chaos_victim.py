@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import jaxft
+from jaxft._chaos._victim import UNKNOWN_LENGTH_S
 from jaxft._chaos._words import Word, WordFile, read_word, words_beside
 
 HERE = Path(__file__).parent
@@ -54,18 +55,17 @@ def test_it_dies_where_the_ordered_phase_begins(tmp_path: Path, phase: str) -> N
     word = word_of(tmp_path)
     assert word.phase == phase
     assert word.dies_t_s is not None
-    assert word.dies_t_s - word.t_s < 0.01
-    assert word.first_t_s <= word.t_s
+    assert word.first_t_s <= word.t_s <= word.dies_t_s
 
 
 def test_it_dies_within_a_phase(tmp_path: Path) -> None:
     with victim(tmp_path, steps=10**6) as process:
-        process.communicate(b"die vote 0.5\n", timeout=PATIENCE_S)
+        process.communicate(b"die vote 0.9\n", timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGKILL
     word = word_of(tmp_path)
     assert word.dies_t_s is not None
-    # 0.5 of the usual 0.02 s; a busy machine may overshoot into the next phase, but never comes early.
-    assert word.phase != "vote" or word.dies_t_s - word.t_s > 0.005
+    # A busy machine may overshoot into a later phase, but never comes early.
+    assert word.phase != "vote" or word.dies_t_s - word.t_s >= 0.8 * UNKNOWN_LENGTH_S
 
 
 def test_without_an_order_it_runs_to_its_end_and_its_debug_lines_stay_out_of_the_log(tmp_path: Path) -> None:

@@ -1,0 +1,179 @@
+"""When a strike falls, and when it waits: on a job made by hand, without any process."""
+
+import io
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxft._chaos._schedule import Strike, Victim
+from jaxft._chaos._storm import LATE_STEPS, Storm, members_at_work
+from jaxft._launch._display import PlainDisplay
+from jaxft._launch._events import FinishedEvent, StepEvent
+from jaxft._launch._job import Incarnation, Job, Training
+from jaxft._launch._processes import Processes
+
+GROUPS = ("group-0", "group-1", "group-2")
+
+
+@dataclass
+class FakeChild:
+    """A process that only notes what is done to it."""
+
+    pid: int = 1
+    ended: int | None = None
+    orders: list[str] = field(default_factory=list)
+
+    def exit_code(self) -> int | None:
+        return self.ended
+
+    def order(self, text: str) -> None:
+        self.orders.append(text)
+
+    def kill(self) -> None:
+        self.ended = -signal.SIGKILL
+
+
+class FakeProcesses(Processes):
+    def start(self, name: str, command: Any, *, takes_orders: bool = False) -> Any:
+        return FakeChild()
+
+
+def make_job(folder: Path, *, steps: int = 1000) -> Job:
+    training = Training(steps=steps, trainer=("train",), takes_orders=True)
+    processes = FakeProcesses(folder, cwd=folder)
+    job = Job("storm", GROUPS, training, coordinator="localhost:1", processes=processes)
+    for group in GROUPS:
+        job.start(group)
+    return job
+
+
+def commit(job: Job, step: int, *members: str) -> None:
+    for group in members:
+        job.current(group).steps.append(
+            StepEvent(t_s=0.0, step=step, seconds=0.0, shards=(0,), members=members)
+        )
+
+
+def storm_of(*strikes: Strike) -> Storm:
+    return Storm(PlainDisplay(io.StringIO(), name="test"), strikes)
+
+
+def struck(job: Job) -> set[str]:
+    return {group for group in GROUPS if any(order.startswith("die") for order in child(job, group).orders)}
+
+
+def child(job: Job, group: str) -> FakeChild:
+    found: Any = job.current(group).child
+    return found
+
+
+def at(step: int, *groups: str, phase: str = "vote") -> Strike:
+    return Strike(step, tuple(Victim(group, phase, 0.0) for group in groups))
+
+
+def test_a_strike_waits_for_its_step(tmp_path: Path) -> None:
+    job, storm = make_job(tmp_path), storm_of(at(5, "group-1"))
+    commit(job, 4, *GROUPS)
+    storm.strike(job)
+    assert struck(job) == set()
+    commit(job, 5, *GROUPS)
+    storm.strike(job)
+    assert child(job, "group-1").orders == ["die vote 0.0"]
+    assert struck(job) == {"group-1"}
+
+
+@pytest.mark.parametrize(
+    ("victims", "members", "falls"),
+    [
+        (("group-0",), ("group-0",), False),
+        (("group-0",), ("group-0", "group-2"), True),
+        (("group-0",), ("group-1", "group-2"), False),
+        (("group-0", "group-1"), ("group-0", "group-1"), False),
+        (("group-0", "group-1"), ("group-0", "group-2"), False),
+        (("group-0", "group-1"), GROUPS, True),
+    ],
+)
+def test_it_waits_for_its_victims_and_for_somebody_else_who_holds_the_state(
+    tmp_path: Path, victims: tuple[str, ...], members: tuple[str, ...], falls: bool
+) -> None:
+    job = make_job(tmp_path)
+    commit(job, 9, *members)
+    storm_of(at(5, *victims)).strike(job)
+    assert struck(job) == (set(victims) if falls else set())
+
+
+def test_who_is_dead_finished_or_not_there_in_person_is_no_member(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    commit(job, 9, *GROUPS)
+    assert members_at_work(job) == set(GROUPS)
+    child(job, "group-0").ended = -9
+    assert members_at_work(job) == {"group-1", "group-2"}
+    job.current("group-1").finished = FinishedEvent(t_s=0.0, step=9, digest=None)
+    assert members_at_work(job) == {"group-2"}
+    job.start("group-2")  # the quorum still names it, but this process has not taken part yet
+    assert members_at_work(job) == set()
+
+
+def test_the_next_strike_waits_for_the_death_of_the_last_victim_who_is_launched_again(tmp_path: Path) -> None:
+    job, storm = make_job(tmp_path), storm_of(at(1, "group-1"), at(1, "group-2"))
+    commit(job, 9, *GROUPS)
+    storm.strike(job)
+    storm.strike(job)
+    assert struck(job) == {"group-1"}
+    victim = child(job, "group-1")
+    victim.ended = -signal.SIGKILL
+    storm.strike(job)
+    assert job.current("group-1").number == 1
+    assert [(kill.group, kill.aim, kill.incarnation) for kill in job.kills] == [("group-1", "vote", 0)]
+    assert struck(job) == {"group-2"}
+    assert job.failed() is None
+
+
+def test_a_phase_of_a_return_is_ordered_at_the_launch_and_hit_as_a_member_if_it_never_came(
+    tmp_path: Path,
+) -> None:
+    job, storm = make_job(tmp_path), storm_of(at(1, "group-1"), at(1, "group-1", phase="replay"))
+    commit(job, 9, *GROUPS)
+    storm.strike(job)
+    child(job, "group-1").ended = -signal.SIGKILL
+    storm.strike(job)
+    again = child(job, "group-1")
+    assert "die replay 0.0" in again.orders
+    storm.strike(job)
+    assert again.ended is None
+    commit(job, 10, "group-1")
+    storm.strike(job)
+    assert again.ended is None  # alone: it holds the last state
+    commit(job, 11, *GROUPS)
+    storm.strike(job)
+    assert again.ended == -signal.SIGKILL
+
+
+def test_a_death_that_nobody_ordered_is_a_failure(tmp_path: Path) -> None:
+    job, storm = make_job(tmp_path), storm_of(at(1, "group-1"))
+    commit(job, 9, *GROUPS)
+    storm.strike(job)
+    child(job, "group-0").ended = -signal.SIGKILL
+    failed: Incarnation | None = job.failed()
+    assert failed is not None
+    assert failed.group == "group-0"
+
+
+def test_steps_are_made_longer_only_while_a_strike_is_late(tmp_path: Path) -> None:
+    job, storm = make_job(tmp_path, steps=100), storm_of(at(5, "group-1"))
+    commit(job, 5 + LATE_STEPS, "group-0")
+    storm.strike(job)
+    assert child(job, "group-0").orders == []
+    commit(job, 6 + LATE_STEPS, "group-0")
+    storm.strike(job)
+    (order,) = child(job, "group-0").orders
+    word, pace_s = order.split()
+    # Two returns of some 5 s are to fit into 84 steps.
+    assert word == "pace"
+    assert 0.1 <= float(pace_s) <= 0.2
+    commit(job, 90, "group-0")
+    storm.strike(job)
+    assert float(child(job, "group-0").orders[-1].split()[1]) >= 1.0
