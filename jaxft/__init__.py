@@ -3,11 +3,14 @@
 import logging as _logging
 
 from jaxft import data
+from jaxft._checkpoints import Checkpoints
 from jaxft._digest import digest
 from jaxft._errors import (
     CannotHeal,
+    CannotRestore,
     ConfigurationError,
     CoordinatorUnreachable,
+    Diverged,
     Evicted,
     JaxftError,
     JobFinished,
@@ -22,8 +25,11 @@ from jaxft._version import __version__
 
 __all__ = [
     "CannotHeal",
+    "CannotRestore",
+    "Checkpoints",
     "ConfigurationError",
     "CoordinatorUnreachable",
+    "Diverged",
     "Evicted",
     "HealReport",
     "JaxftError",

@@ -29,6 +29,14 @@ class CannotHeal(JaxftError):
     """No group that holds the job's committed state could be reached within the failure timeout."""
 
 
+class CannotRestore(JaxftError):
+    """There are checkpoints, but all of them are damaged. Training does not start anew by itself."""
+
+
+class Diverged(JaxftError):
+    """The groups' states differ, and no majority says which is right: nobody knows the truth any more."""
+
+
 class JobFinished(JaxftError):
     """The job has reached its end and every group that holds its state has left."""
 

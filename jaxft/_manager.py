@@ -10,6 +10,7 @@ from typing import Any, Self
 from jaxft_coordinator.core.messages import GroupName, Incarnation, NewQuorum
 
 from jaxft import _errors
+from jaxft._checkpoints import Checkpoints
 from jaxft._dataplane import Listener
 from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._exchange._layout import Layout
@@ -53,12 +54,20 @@ class Manager:
         min_replicas: how many groups a step needs; the coordinator's setting by default. Equal in all groups.
         settings: whatever else must be the same in all groups for their batches to be one job's, by name: the
             fingerprint of a corpus, a seed. A group that differs is refused, with what differs.
+        checkpoints: where the job's state is saved every so many steps, by one group for all; for when all groups
+            die at once. Call `restore` before the first step.
+        spare: this group takes part only in the place of one that is lost. Until then it follows: it holds the
+            newest state, computes nothing, and each call of the step returns after one more step of the job.
+        digest_every: every how many steps the groups compare fingerprints of their states, beside the first step
+            of each quorum; by default so often that it costs less than 1 % of a step of 100 ms (see
+            docs/guarantees.md). Equal in all groups.
         host: the address at which the other groups reach this one; by default the one from which this machine
             reaches the coordinator.
 
     Raises:
         ConfigurationError: for an argument that cannot be right.
         CoordinatorUnreachable: on entering, if the coordinator does not answer within `failure_timeout_s`.
+        Diverged: from a step, if the groups' states differ and no majority says which is right.
         JoinRefused: from the first step, if this group's program or settings differ from the job's.
 
     Example:
@@ -78,6 +87,9 @@ class Manager:
         failure_timeout_s: float = 60.0,
         min_replicas: int | None = None,
         settings: Mapping[str, str] | None = None,
+        checkpoints: Checkpoints | None = None,
+        spare: bool = False,
+        digest_every: int | None = None,
         host: str | None = None,
     ) -> None:
         _check_address(coordinator)
@@ -91,6 +103,8 @@ class Manager:
             )
         if min_replicas is not None and min_replicas < 1:
             raise ConfigurationError(f"min_replicas must be at least 1, not {min_replicas}")
+        if digest_every is not None and digest_every < 1:
+            raise ConfigurationError(f"digest_every must be at least 1 step, not {digest_every}")
         self._coordinator = coordinator
         self._group = group
         self._job = job
@@ -98,6 +112,9 @@ class Manager:
         self._failure_timeout_s = failure_timeout_s
         self._min_replicas = min_replicas
         self._settings = _checked(settings or {})
+        self._checkpoints = checkpoints
+        self._spare = spare
+        self._digest_every = digest_every
         self._host = host
         self._listener: Listener | None = None
         self._session: Session | None = None
@@ -163,16 +180,63 @@ class Manager:
             step=self._first_step,
             min_replicas=self._min_replicas,
             settings=self._settings,
+            spare=self._spare,
+            digest_every=self._digest_every,
+            checkpoints=self._checkpoints,
         )
         return self
+
+    def restore(self, state: Any) -> Any:
+        """Return the state of the job's newest checkpoint, and set `step` to its step; or `state` itself.
+
+        To be called before the first step. If groups that hold the job's state are there, no file is read: this
+        group heals from them. If there is no checkpoint, training begins with `state`. After all groups have died,
+        the job goes on from the newest checkpoint that any of them brings; a fresh state never replaces it.
+
+        Args:
+            state: a state of the wanted structure, shapes, dtypes and shardings, such as the initial one.
+
+        Raises:
+            ConfigurationError: the Manager has no `checkpoints` or is not entered, the first step has been taken,
+                or the checkpoint is of another job or another model.
+            CannotRestore: there are checkpoints, and all are damaged.
+        """
+        if self._runner is None or self._session is None or self._runner.started:
+            raise ConfigurationError("restore belongs inside `with Manager(...)` and before the first step")
+        if self._checkpoints is None:
+            raise ConfigurationError(
+                "this Manager has no checkpoints: pass `checkpoints=jaxft.Checkpoints(folder)`"
+            )
+        frontier_step, held = self._session.frontier
+        if held:
+            _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._group)
+            return state
+        found = self._checkpoints.restore(state, job=self._job)
+        if found is None:
+            _log.info(
+                "[jaxft %s] there is no checkpoint: begins with the state that it was given", self._group
+            )
+            return state
+        behind = 0 if frontier_step is None else frontier_step - found.step
+        again = (
+            f"; the job had committed {frontier_step}: {behind} steps are done again" if behind > 0 else ""
+        )
+        _log.info("[jaxft %s] restored step %d from %s%s", self._group, found.step, found.folder, again)
+        self._runner.restored(found.step, found.history)
+        return found.state
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._session is not None
+        if kind is None and self._runner is not None and self._checkpoints is not None:
+            self._checkpoints.finish(self._failure_timeout_s)
+            self._runner.save_last()
         self._session.post(LeaveNow(finished=kind is None))
         # After an exception nobody is kept waiting here: joiners find other donors.
         self._session.wait_until_left(self._failure_timeout_s if kind is None else 1.0)
+        if self._checkpoints is not None:
+            self._checkpoints.finish(self._failure_timeout_s)
         self._close()
 
     def _run(

@@ -15,11 +15,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxft_coordinator.core.messages import GroupName, NewQuorum, Step
+from jaxft_coordinator.core.messages import GroupName, Heal, HistoryId, NewQuorum, Step
 
 from jaxft import _errors
+from jaxft._checkpoints import Checkpoints
 from jaxft._dataplane import Abort, Listener
-from jaxft._digest import digest
 from jaxft._errors import ConfigurationError, ExchangeFailed, JaxftError, JobFinished
 from jaxft._exchange._exchange import exchange
 from jaxft._exchange._layout import Layout
@@ -47,6 +47,7 @@ from jaxft._replica._types import (
     Replayed,
 )
 from jaxft._report import HealReport, StepReport
+from jaxft._state_digest import PendingDigest, StateDigest, period_steps
 from jaxft._version import __version__
 
 _log = logging.getLogger("jaxft")
@@ -63,6 +64,7 @@ class _Work:
     locals: dict[int, Any] = field(default_factory=dict)
     partials: Partials | None = None
     means: list[np.ndarray] | None = None
+    digest: PendingDigest | None = None
 
 
 class Runner:
@@ -79,8 +81,12 @@ class Runner:
         step: int,
         min_replicas: int | None,
         settings: Mapping[str, str],
+        spare: bool,
+        digest_every: int | None,
+        checkpoints: Checkpoints | None,
     ) -> None:
         self.step = step
+        self.history = 0  # of the checkpoint that the first state came from
         self.report = StepReport(step=step)
         self._session = session
         self._store = store
@@ -89,6 +95,11 @@ class Runner:
         self._timeout_s = failure_timeout_s
         self._min_replicas = min_replicas
         self._settings = settings
+        self._spare = spare
+        self._digest_every = digest_every
+        self._state_digest = StateDigest()
+        self._checkpoints = checkpoints
+        self._state: Any = None  # the newest, for the last checkpoint
         self._prepared: tuple[Mapping[str, str], int | None] | None = None
         self._work = _Work(step)
         self._links: Links | None = None
@@ -96,7 +107,13 @@ class Runner:
         self._voted_s = 0.0
         self._seen = -1  # number of the last directive that was acted on
         self._fetcher: Fetcher | None = None
+        self._fetches_for = 0  # the heal of that fetcher
         self._heal_began_s = 0.0
+
+    @property
+    def started(self) -> bool:
+        """Whether the first step has been called."""
+        return self._prepared is not None
 
     def run(
         self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None
@@ -104,7 +121,7 @@ class Runner:
         """Take part until at least one more step is committed; return the state after it, and its metrics.
 
         A group that had to heal returns as soon as it stands at the frontier, with the metrics of the last step
-        it replayed, so that its loop may see how far the job has come.
+        it replayed, so that its loop may see how far the job has come. A spare returns after each step it follows.
         """
         self._prepare(programs, layout, state, shards)
         batch_for: BatchFor = batch if callable(batch) else (lambda step, shard: batch)
@@ -133,6 +150,8 @@ class Runner:
                     if replayed is not None:
                         state, metrics = replayed
                         caught_up = True
+                        if self._spare and self.step == directive.until:
+                            return state, metrics
                 case Over(step) if caught_up and self.step == step:
                     return state, programs.blank_metrics() if metrics is None else metrics
                 case Over(step):
@@ -141,6 +160,26 @@ class Runner:
                     raise getattr(_errors, failure.error, JaxftError)(failure.text)
                 case _:
                     raise AssertionError(directive)
+
+    # ---- checkpoints ----
+
+    def restored(self, step: int, history: int) -> None:
+        """The state of the first call comes from a checkpoint."""
+        self.step, self.history = step, history
+        self._work = _Work(step)
+        self.report = StepReport(step=step)
+
+    def save_last(self) -> None:
+        """Save the state in which this group's loop ended, if it is this group's turn."""
+        if self._state is not None:
+            self._save(self._state)
+
+    def _save(self, state: Any) -> None:
+        """One group writes for all: the first of the quorum, whoever that is at this step."""
+        if self._checkpoints is None or self.report.members[:1] != (self._me.group,):
+            return
+        history = self._session.history
+        self._checkpoints.save(self.step, state, job=self._me.job, history=history)
 
     def close(self) -> None:
         if self._links is not None:
@@ -157,13 +196,17 @@ class Runner:
             "layout": layout.digest,
             "shards": "members" if shards is None else str(shards),
             "jaxft": __version__,
+            "digest_every": str(self._digest_period(state)),
         }
         if self._prepared is not None:
             self._check_same(settings)
             return
         self._prepared = (settings, shards)
-        self._store.publish(self.step, jax.tree.leaves(state))
-        self._session.post(Prepared(Step(self.step), digest(state), settings, self._min_replicas or 0))
+        leaves = jax.tree.leaves(state)
+        self._store.publish(self.step, leaves)
+        digest = f"{self._state_digest.start(leaves).result():016x}"
+        history, least = HistoryId(self.history), self._min_replicas or 0
+        self._session.post(Prepared(Step(self.step), digest, settings, least, history, self._spare))
 
     def _check_same(self, settings: Mapping[str, str]) -> None:
         """A group's first step defines its part in the job; another shape of batch may follow, no other state."""
@@ -196,6 +239,7 @@ class Runner:
             self._drop_links()
             self._abort = Abort()  # one for each quorum: its links watch it
         with self._session.activity(Attempt(quorum, Step(step)), self._abort) as abort:
+            self._start_digest(quorum, state)
             if not self._compute(programs, layout, state, batch_for, quorum, abort):
                 return
             began_s = time.perf_counter()
@@ -212,7 +256,26 @@ class Runner:
                 self.report = replace(self.report, exchange_s=self.report.exchange_s + took_s)
         _log.debug("vote step %d", step)
         self._voted_s = time.perf_counter()
-        self._session.post(Exchanged(quorum.quorum_id, Step(step)))
+        pending = self._work.digest
+        digest = None if pending is None else pending.result()
+        self._session.post(Exchanged(quorum.quorum_id, Step(step), digest))
+
+    def _start_digest(self, quorum: NewQuorum, state: Any) -> None:
+        """Take the fingerprint of the state that this step computes from, where the coordinator compares them.
+
+        Due in the first step of each quorum, so that nobody takes part for one step with a state of its own, and
+        every so many steps. All members go by the same rule.
+        """
+        due = self._work.step == quorum.step or self._work.step % self._digest_period(state) == 0
+        if due and self._work.digest is None:
+            self._work.digest = self._state_digest.start(jax.tree.leaves(state))
+
+    def _digest_period(self, state: Any) -> int:
+        if self._digest_every is None:
+            leaves = jax.tree.leaves(state)
+            platform = next(iter(leaves[0].devices())).platform if leaves else "cpu"
+            self._digest_every = period_steps(sum(leaf.nbytes for leaf in leaves), platform)
+        return self._digest_every
 
     def _compute(
         self,
@@ -292,6 +355,8 @@ class Runner:
         state, metrics = self._advance(programs, state, step, work.means, local)
         self._session.post(Applied(Step(self.step)))
         self._work = _Work(self.step)
+        if self._checkpoints is not None and self._checkpoints.due(self.step):
+            self._save(state)
         apply_s = time.perf_counter() - began_s
         self.report = replace(self.report, step=self.step, vote_s=vote_s, apply_s=apply_s)
         return state, metrics
@@ -305,6 +370,7 @@ class Runner:
         state, metrics = programs.apply(state, means, local)
         leaves = jax.block_until_ready(jax.tree.leaves(state))
         self.step = step + 1
+        self._state = state
         self._store.publish(self.step, leaves)
         return state, metrics
 
@@ -314,35 +380,26 @@ class Runner:
         """Fetch the snapshot of a heal; None if that failed or was overtaken."""
         heal = directive.heal
         self._heal_began_s = time.perf_counter()
-        if self._fetcher is not None:
-            self._fetcher.close()
         donors = tuple(donor.group for donor in heal.donors)
         _log.info("[jaxft %s] heals to step %d from %s", self._me.group, heal.step, ", ".join(donors))
         leaves, tree = jax.tree.flatten(state)
         with self._session.activity(directive, Abort()) as abort:
-            self._fetcher = Fetcher(
-                job=self._me.job,
-                group=self._me.group,
-                incarnation=self._me.incarnation,
-                heal_id=heal.heal_id,
-                donors=[(donor.group, donor.address) for donor in heal.donors],
-                timeout_s=self._timeout_s / 2,
-            )
+            fetcher = self._fetcher_for(heal)
             try:
-                state = jax.tree.unflatten(tree, self._fetcher.state(heal.step, leaves, cancel=abort))
+                state = jax.tree.unflatten(tree, fetcher.state(heal.step, leaves, cancel=abort))
             except HealFailed as error:
-                if not abort.is_set:
-                    self._session.post(HealBroke(heal.heal_id, str(error)))
+                # Also if it was overtaken: a session that comes back waits to hear what this group holds.
+                self._session.post(HealBroke(heal.heal_id, str(error)))
                 return None
-        self.step = heal.step
-        self._work = _Work(self.step)
-        self._store.publish(self.step, jax.tree.leaves(state))
-        self._session.post(Healed(heal.heal_id, heal.step))
+            self.step = heal.step
+            self._work = _Work(self.step)
+            self._state = state
+            self._store.publish(self.step, jax.tree.leaves(state))
+            self._session.post(Healed(heal.heal_id, heal.step))
         self._note_heal(HealReport(heal.step, 0, 0, 0.0, donors))
         return state
 
     def _replay(self, directive: Replay, programs: Programs, state: Any) -> tuple[Any, Any] | None:
-        assert self._fetcher is not None
         step = directive.step
         if step != self.step:
             # The job has moved on before the session's thread has heard of the last replay: the same step is asked
@@ -351,18 +408,32 @@ class Runner:
         _log.debug("replay step %d", step)
         with self._session.activity(directive, Abort()) as abort:
             try:
-                means = self._fetcher.means(step, programs.contribution, cancel=abort)
+                means = self._fetcher_for(directive.heal).means(step, programs.contribution, cancel=abort)
             except HealFailed as error:
-                if not abort.is_set:
-                    self._session.post(HealBroke(directive.heal_id, str(error)))
+                self._session.post(HealBroke(directive.heal.heal_id, str(error)))
                 return None
-        state, metrics = self._advance(programs, state, step, means, None)
-        self._work = _Work(self.step)
-        self._session.post(Replayed(directive.heal_id, Step(self.step)))
+            state, metrics = self._advance(programs, state, step, means, None)
+            self._work = _Work(self.step)
+            self._session.post(Replayed(directive.heal.heal_id, Step(self.step)))
         heal = self.report.heal
         if heal is not None:
             self._note_heal(replace(heal, replayed_steps=heal.replayed_steps + 1))
         return state, metrics
+
+    def _fetcher_for(self, heal: Heal) -> Fetcher:
+        if self._fetcher is None or self._fetches_for != heal.heal_id:
+            if self._fetcher is not None:
+                self._fetcher.close()
+            self._fetches_for = heal.heal_id
+            self._fetcher = Fetcher(
+                job=self._me.job,
+                group=self._me.group,
+                incarnation=self._me.incarnation,
+                heal_id=heal.heal_id,
+                donors=[(donor.group, donor.address) for donor in heal.donors],
+                timeout_s=self._timeout_s / 2,
+            )
+        return self._fetcher
 
     def _note_heal(self, heal: HealReport) -> None:
         assert self._fetcher is not None

@@ -122,6 +122,7 @@ class Attempt:
     present: dict[str, "Process"] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     broken_by: str = ""
+    tainted: frozenset[str] = frozenset()  # who had computed from a state with a flipped bit
 
     @property
     def complete(self) -> bool:
@@ -144,6 +145,7 @@ class Hub:
             self._fail(attempt, process, attempt.broken_by or gone[0])
             return
         if attempt.complete:
+            attempt.tainted = frozenset(name for name, each in attempt.present.items() if each.flipped)
             for each in attempt.present.values():
                 self.world.soon(each.bound(lambda each=each: self._finish(attempt, each)), 0.006)
             if not self.world.calm and self.world.rng.random() < 0.08:

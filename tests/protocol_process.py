@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jaxft_coordinator.core.messages import (
     GroupName,
     Heal,
-    HealId,
+    HistoryId,
     Incarnation,
     NewQuorum,
     QuorumId,
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 FETCH_TIMEOUT_S = 1.0
+SAVES_EVERY = 4
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    state: tuple[QuorumId, ...]
+    history: HistoryId
 
 
 class Process:
@@ -33,14 +41,18 @@ class Process:
         self.name = name
         self.incarnation = incarnation
         self.history: list[QuorumId] = []
+        self.flipped = 0  # names a flipped bit in the state
+        self.flips_next = False
         self.computed: defaultdict[int, set[int]] = defaultdict(set)
         self.sums: set[tuple[QuorumId, Step]] = set()
+        self.spare = name in world.spares
         self.pins: dict[int, Step] = {}
         self.log: dict[int, QuorumId] = {}
         self.dead = self.over = False
         self.token = 0  # counts what the training thread has begun; a callback of something older is void
         self._key: object = None
         self._applying = False
+        self._fetches: Heal | None = None  # the heal for which something is being fetched or replayed
         self._heal: Heal | None = None
         self.leaving = False
         self._gate = Gate(world)  # of the whole process
@@ -51,7 +63,7 @@ class Process:
         world.note(f"{name}#{incarnation} starts")
         self._dial(0.0)
         self._tick()
-        world.soon(lambda: self.post(r.Prepared(Step(0), "init", world.settings)), 0.3)
+        world.soon(self._prepare, 0.3)
 
     @property
     def stands_still(self) -> bool:
@@ -101,6 +113,23 @@ class Process:
         self._gate.shut(seconds)
         self._thread_gate.shut(seconds)
 
+    def flip(self) -> None:
+        """A bit of the next state changes by itself."""
+        self.flips_next = True
+
+    @property
+    def is_flipped(self) -> bool:
+        return not self.dead and (bool(self.flipped) or self.flips_next)
+
+    def _prepare(self) -> None:
+        """Begin with a fresh state, or with the newest checkpoint."""
+        fresh = self.replica.frontier_held and self.world.rng.random() < 0.5
+        if self.world.checkpoints and not fresh:
+            self.history = list(self.world.checkpoints[-1].state)
+        saved = self.world.checkpoints[-1].history if self.history else 0
+        step, digest = Step(len(self.history)), f"state {self.history}"
+        self.post(r.Prepared(step, digest, self.world.settings, history=HistoryId(saved), spare=self.spare))
+
     # ---- the session thread ----
 
     def from_stream(self, stream: Stream, event: r.Event) -> None:
@@ -108,7 +137,9 @@ class Process:
             if self._stream is stream:
                 if isinstance(event, r.Disconnected):
                     self._stream = None
-                self._step(event)
+                    self._step(r.Disconnected(event.reason, busy=self._fetches is not None))
+                else:
+                    self._step(event)
 
         self._gate.let(read)
 
@@ -129,7 +160,7 @@ class Process:
                         self._stream.up(message)
                 case r.Dial(delay_s):
                     self._dial(delay_s)
-                case r.PinState(heal_id, step):
+                case r.PinState(heal_id, step, _):
                     assert len(self.history) + self._applying <= step, (
                         "a pin came after the commit it should precede"
                     )
@@ -200,8 +231,15 @@ class Process:
                 self._advance(quorum_id, r.Applied(Step(step + 1)))
             case r.HealFrom(heal):
                 self._fetch(heal, self.world.now_s + FETCH_TIMEOUT_S)
-            case r.Replay(heal_id, step):
-                self._replay(heal_id, step, self.world.now_s + FETCH_TIMEOUT_S)
+            case r.Replay(heal, step):
+                self._heal = self._fetches = heal
+                self._replay(heal, step, self.world.now_s + FETCH_TIMEOUT_S)
+            case r.Fail(failure) if failure.error == "Diverged":
+                assert self.world.coordinator.halted
+            case r.Fail(failure) if failure.error == "CannotHeal" and not self.replica.history:
+                # It was told that peers hold the state, so it brought none; then they all died.
+                self.kill()
+                self.world.launch(self.name)
             case r.Fail(failure):
                 raise AssertionError(f"{self.name} fails: {failure.text}")
             case _:
@@ -215,6 +253,8 @@ class Process:
         self.token += 1
         self._key = key
         self.world.hub.leave(self)
+        if self._fetches is not None:
+            self._fetched(r.HealBroke(self._fetches.heal_id, "overtaken"))
 
     def _is_done(self, directive: r.Attempt | r.Over) -> bool:
         if isinstance(directive, r.Over):
@@ -245,7 +285,7 @@ class Process:
 
     def exchanged(self, quorum_id: QuorumId, step: Step) -> None:
         self.sums.add((quorum_id, step))
-        self.post(r.Exchanged(quorum_id, step))
+        self.post(r.Exchanged(quorum_id, step, self.flipped))
 
     def exchange_broke(self, quorum_id: QuorumId, step: Step, accused: str) -> None:
         self.post(r.ExchangeBroke(quorum_id, step, (GroupName(accused),), f"{accused} went away"))
@@ -259,40 +299,62 @@ class Process:
                 return
             self._applying = False
             step = len(self.history)
-            assert self.world.decided[step] == quorum_id, "what was applied is not what was decided"
+            # One that missed a resume may still apply what counted before it.
+            resumed = self.world.happened["resume"]
+            assert resumed or self.world.decided[step] == quorum_id, (
+                "what was applied is not what was decided"
+            )
             if self.pins:
                 self.log[step] = quorum_id
             self.history.append(quorum_id)
+            self._fetches = None
+            self._save()
+            if self.flips_next:
+                self.world.flips += 1
+                self.flipped, self.flips_next = self.world.flips, False
             self.post(then)
 
         self.world.soon(lambda: self._thread_gate.let(done), 0.008)
 
+    def _save(self) -> None:
+        quorum = self.replica.quorum
+        first = quorum is not None and quorum.members[0].group == self.name
+        if first and not self.flipped and len(self.history) % SAVES_EVERY == 0:
+            saved = Checkpoint(tuple(self.history), self.replica.job_history)
+            if not self.world.checkpoints or len(saved.state) > len(self.world.checkpoints[-1].state):
+                self.world.checkpoints.append(saved)
+
     def _fetch(self, heal: Heal, until_s: float) -> None:
-        self._heal = heal
+        self._heal = self._fetches = heal
         donors = self._donors()
         keepers = [p for p in donors if p.pins.get(heal.heal_id) == heal.step and len(p.history) >= heal.step]
         if keepers:
 
             def fetched() -> None:
-                self.history = self.world.rng.choice(keepers).history[: heal.step]
-                assert self.history == self.world.decided[: heal.step]
-                self.post(r.Healed(heal.heal_id, heal.step))
+                donor = self.world.rng.choice(keepers)
+                self.history, self.flipped = donor.history[: heal.step], donor.flipped
+                assert self.world.happened["resume"] or self.history == self.world.decided[: heal.step]
+                self._fetched(r.Healed(heal.heal_id, heal.step))
 
             self.world.soon(self.bound(fetched), 0.1)
         elif not donors or self.world.now_s > until_s:
-            self.post(r.HealBroke(heal.heal_id, "no donor answers"))
+            self._fetched(r.HealBroke(heal.heal_id, "no donor answers"))
         else:
             self.world.after(0.01, self.bound(lambda: self._fetch(heal, until_s)))
 
-    def _replay(self, heal_id: HealId, step: Step, until_s: float) -> None:
+    def _fetched(self, event: r.Healed | r.HealBroke) -> None:
+        self._fetches = None
+        self.post(event)
+
+    def _replay(self, heal: Heal, step: Step, until_s: float) -> None:
         donors = self._donors()
-        logs = [p.log[step] for p in donors if heal_id in p.pins and step in p.log]
+        logs = [p.log[step] for p in donors if heal.heal_id in p.pins and step in p.log]
         if logs:
-            self._advance(logs[0], r.Replayed(heal_id, Step(step + 1)))
+            self._advance(logs[0], r.Replayed(heal.heal_id, Step(step + 1)))
         elif not donors or self.world.now_s > until_s:
-            self.post(r.HealBroke(heal_id, "no donor answers"))
+            self._fetched(r.HealBroke(heal.heal_id, "no donor answers"))
         else:
-            self.world.after(0.005, self.bound(lambda: self._replay(heal_id, step, until_s)))
+            self.world.after(0.005, self.bound(lambda: self._replay(heal, step, until_s)))
 
     def _donors(self) -> list["Process"]:
         assert self._heal is not None
@@ -310,8 +372,8 @@ def _key(directive: r.Directive) -> object:
             return ("attempt", quorum.quorum_id, step)
         case r.HealFrom(heal):
             return ("heal", heal.heal_id)
-        case r.Replay(heal_id, step):
-            return ("replay", heal_id, step)
+        case r.Replay(heal, step):
+            return ("replay", heal.heal_id, step)
         case r.Apply(quorum_id, step):
             return ("apply", quorum_id, step)
         case r.Over() | r.Fail():

@@ -16,17 +16,19 @@ from jaxft_coordinator.core import machine
 from jaxft_coordinator.core.job import (
     Close,
     Event,
+    Frontier,
     GroupSaid,
     Job,
     Options,
+    Phase,
     Report,
     Send,
     SessionId,
     Tick,
 )
-from jaxft_coordinator.core.messages import Hello, NewQuorum, QuorumId
+from jaxft_coordinator.core.messages import Halted, Hello, NewQuorum, QuorumId, Step
 from protocol_links import Gate, Hub, Stream
-from protocol_process import Process
+from protocol_process import Checkpoint, Process
 
 SHARDS = 6
 TICK_S = 0.1
@@ -43,6 +45,7 @@ class World:
         chaos_s: float = 3.0,
         min_replicas: int = 1,
         shards: str = str(SHARDS),
+        spares: int = 0,
     ) -> None:
         self.rng = random.Random(seed)
         self.now_s = 0.0
@@ -54,6 +57,9 @@ class World:
         self.quorums: dict[QuorumId, NewQuorum] = {}
         self.happened: Counter[str] = Counter()
         self.names = [f"group-{i}" for i in range(groups)]
+        self.spares = frozenset(self.names[groups - spares :])
+        self.flips = 0  # bits that have flipped, in any state
+        self.checkpoints: list[Checkpoint] = []
         self.incarnations = 0
         self.hub = Hub(self)
         self.coordinator = Coordinator(self, min_replicas)
@@ -75,6 +81,8 @@ class World:
             self.now_s = time_s
             act()
             assert self.now_s < self._chaos_s + CALM_LIMIT_S, f"stuck: {self.standing()}"
+            if self.coordinator.halted:
+                return
             if self.calm and all(process.over for process in self.processes.values()):
                 return
 
@@ -123,11 +131,26 @@ class World:
             "hang": lambda: victim.hang(self.rng.uniform(0.1, 3.0)),
             "stop": lambda: victim.stop(self.rng.uniform(0.1, 2.5)),
             "stall": lambda: self.coordinator.gate.shut(self.rng.uniform(0.1, 1.5)),
+            "flip": victim.flip,
+            "wipe": self._kill_all,
         }
-        harm = self.rng.choices(list(harms), weights=[6, 1, 4, 2, 2, 1])[0]
+        weights = [6, 1, 4, 2, 2, 1, self._may_flip(victim), 0.3 if self.checkpoints else 0]
+        harm = self.rng.choices(list(harms), weights=weights)[0]
         self.note(f"chaos: {harm} {victim.name}")
         self.happened[harm] += 1
         harms[harm]()
+
+    def _may_flip(self, victim: "Process") -> bool:
+        """Only one at a time, and where a majority is sound."""
+        quorum = self.coordinator.job.quorum
+        if quorum is None or len(quorum.members) < 3 or victim.spare:
+            return False
+        return not any(process.is_flipped for process in self.processes.values())
+
+    def _kill_all(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            self.after(self.rng.uniform(0.01, 1.0), lambda name=process.name: self.launch(name))
 
     def _end(self, victim: "Process", how: Callable[[], None]) -> None:
         """End a process and start it anew, unless the job's state would be lost with it for good."""
@@ -143,14 +166,20 @@ class World:
     def _calm(self) -> None:
         self.calm = True
         self.note("calm")
-        self.after(1.1, lambda: [self.launch(name) for name in self.names])
+        for name in self.names:
+            self.after(1.1, lambda name=name: self.launch(name))
         self.after(1.2, self._set_target)
 
     def _set_target(self) -> None:
         """Once everybody takes part again, let them train a little and finish."""
         quorum = self.coordinator.job.quorum
-        all_in = quorum is not None and len(quorum.members) == len(self.names)
-        if all_in and not any(process.stands_still for process in self.processes.values()):
+        regular = len(self.names) - len(self.spares)
+        all_in = quorum is not None and len(quorum.members) == regular
+        processes = self.processes.values()
+        alike = len({process.flipped for process in processes}) == 1
+        ready = alike and not any(p.stands_still or p.flips_next for p in processes)
+        standing = [g for g in self.coordinator.job.groups.values() if g.phase in (Phase.MEMBER, Phase.READY)]
+        if all_in and ready and len(standing) == len(self.names):
             self.target = len(self.decided) + 3
             self.note(f"target {self.target}")
         else:
@@ -163,6 +192,7 @@ class Coordinator:
         self.job = Job("job", Options(min_replicas, 1.0, HEARTBEAT_TIMEOUT_S))
         self.streams: dict[SessionId, Stream] = {}
         self.gate = Gate(world)
+        self.halted = False
 
     def tick(self) -> None:
         if not self.gate.is_shut:
@@ -180,6 +210,7 @@ class Coordinator:
         for effect in effects:
             match effect:
                 case Send(session, message):
+                    self.halted |= isinstance(message, Halted)
                     self.streams[session].down(message)
                 case Close(session):
                     self.streams[session].end_down()
@@ -194,8 +225,37 @@ class Coordinator:
             self.world.quorums[self.job.quorum.quorum_id] = self.job.quorum
         if old is not None:
             assert new is not None
+            if new.founding and (new.step, new.digest) != (old.step, old.digest):
+                self._check_resume(old, new)
+                return
             assert old.step <= new.step <= old.step + 1
             if new.step > old.step:
                 assert len(self.world.decided) == old.step, "a step was decided twice"
+                assert before.quorum is not None
+                self._check_sound(before.quorum, old.step)
                 self.world.decided.append(new.quorum_id)
                 self.world.note(f"step {old.step} counts, by quorum {new.quorum_id}")
+
+    def _check_sound(self, quorum: NewQuorum, step: Step) -> None:
+        """No contribution of one that lives came from a state with a flipped bit."""
+        attempt = self.world.hub.attempts[quorum.quorum_id, step]
+        if 2 * len(attempt.tainted) >= len(attempt.present):
+            return  # it was alone for a while, and the others healed from it
+        for name in attempt.tainted:
+            process = self.world.processes[name]
+            assert (
+                process.dead or process.leaving or process.incarnation != attempt.present[name].incarnation
+            ), f"{name} is flipped"
+
+    def _check_resume(self, old: Frontier, new: Frontier) -> None:
+        """The frontier goes back only if nobody is present who holds it, and only to what was decided once."""
+        holders = {group.holder for group in self.job.groups.values()} & old.holders
+        assert not holders or new.step == old.step
+        for name, incarnation in new.holders:
+            process = self.world.processes[name]
+            if process.incarnation == incarnation:  # else it has died meanwhile
+                if self.world.happened["resume"]:  # it may have slept since before an earlier one
+                    self.world.decided = list(process.history)
+                assert process.history == self.world.decided[: new.step]
+        del self.world.decided[new.step :]
+        self.world.happened["resume"] += 1

@@ -12,7 +12,17 @@ from jaxft._runner import Runner
 def runner_at(step: int) -> Runner:
     nothing = cast(Any, None)
     runner = Runner(
-        nothing, nothing, nothing, nothing, failure_timeout_s=1.0, step=step, min_replicas=None, settings={}
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        failure_timeout_s=1.0,
+        step=step,
+        min_replicas=None,
+        settings={},
+        spare=False,
+        digest_every=1,
+        checkpoints=None,
     )
     runner._fetcher = cast(Any, object())  # anything fetched from it would raise
     return runner

@@ -20,10 +20,11 @@ class WireError(ValueError):
 
 def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
     match message:
-        case m.Vote(quorum_id, step, ok, accused, reason):
-            return pb.GroupMessage(
-                vote=pb.Vote(quorum_id=quorum_id, step=step, ok=ok, accused=accused, reason=reason)
-            )
+        case m.Vote(quorum_id, step, ok, accused, reason, digest):
+            vote = pb.Vote(quorum_id=quorum_id, step=step, ok=ok, accused=accused, reason=reason)
+            if digest is not None:
+                vote.digest = digest
+            return pb.GroupMessage(vote=vote)
         case m.Heartbeat():
             return pb.GroupMessage(heartbeat=pb.Heartbeat())
         case m.Hello():
@@ -46,12 +47,14 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
                     settings=message.settings,
                     last_quorum_id=message.last_quorum_id,
                     min_replicas=message.min_replicas,
+                    history=message.history,
+                    spare=message.spare,
                 )
             )
         case m.Ready(heal_id, step):
             return pb.GroupMessage(ready=pb.Ready(heal_id=heal_id, step=step))
-        case m.HealFailed(heal_id, reason):
-            return pb.GroupMessage(heal_failed=pb.HealFailed(heal_id=heal_id, reason=reason))
+        case m.HealFailed(heal_id, reason, step):
+            return pb.GroupMessage(heal_failed=pb.HealFailed(heal_id=heal_id, reason=reason, step=step))
         case m.Leave(finished):
             return pb.GroupMessage(leave=pb.Leave(finished=finished))
         case _:
@@ -72,7 +75,7 @@ def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
             return m.Ready(m.HealId(message.ready.heal_id), m.Step(message.ready.step))
         case "heal_failed":
             failed = message.heal_failed
-            return m.HealFailed(m.HealId(failed.heal_id), _text("reason", failed.reason))
+            return m.HealFailed(m.HealId(failed.heal_id), _text("reason", failed.reason), m.Step(failed.step))
         case "leave":
             return m.Leave(message.leave.finished)
         case unknown:
@@ -88,23 +91,25 @@ def coordinator_to_proto(message: m.CoordinatorMessage) -> pb.CoordinatorMessage
             return pb.CoordinatorMessage(commit=commit)
         case m.NewQuorum():
             return pb.CoordinatorMessage(new_quorum=_quorum_to_proto(message))
-        case m.Welcome(interval_ms, frontier_step, frontier_quorum_id):
+        case m.Welcome(interval_ms, frontier_step, frontier_quorum_id, frontier_held):
             welcome = pb.Welcome(heartbeat_interval_ms=interval_ms)
             if frontier_step is not None:
                 welcome.has_frontier = True
                 welcome.frontier_step = frontier_step
                 welcome.frontier_quorum_id = frontier_quorum_id
+                welcome.frontier_held = frontier_held
             return pb.CoordinatorMessage(welcome=welcome)
         case m.Refused(reason, differences):
             listed = [pb.Difference(name=d.name, job=d.job, group=d.group) for d in differences]
             return pb.CoordinatorMessage(refused=pb.Refused(reason=reason, differences=listed))
-        case m.Pin(heal_id, step):
-            return pb.CoordinatorMessage(pin=pb.Pin(heal_id=heal_id, step=step))
+        case m.Pin(heal_id, step, log_only):
+            return pb.CoordinatorMessage(pin=pb.Pin(heal_id=heal_id, step=step, log_only=log_only))
         case m.Release(heal_id):
             return pb.CoordinatorMessage(release=pb.Release(heal_id=heal_id))
-        case m.Heal(heal_id, step, donors):
-            listed_donors = [_member_to_proto(donor) for donor in donors]
-            return pb.CoordinatorMessage(heal=pb.Heal(heal_id=heal_id, step=step, donors=listed_donors))
+        case m.Heal(heal_id, step, donors, log_only, history):
+            heal = pb.Heal(heal_id=heal_id, step=step, log_only=log_only, history=history)
+            heal.donors.extend(_member_to_proto(donor) for donor in donors)
+            return pb.CoordinatorMessage(heal=heal)
         case m.FrontierMoved(step):
             return pb.CoordinatorMessage(frontier_moved=pb.FrontierMoved(step=step))
         case m.Waiting(reason):
@@ -115,6 +120,8 @@ def coordinator_to_proto(message: m.CoordinatorMessage) -> pb.CoordinatorMessage
             return pb.CoordinatorMessage(evicted=pb.Evicted(reason=reason, may_return=may_return))
         case m.Goodbye():
             return pb.CoordinatorMessage(goodbye=pb.Goodbye())
+        case m.Halted(reason):
+            return pb.CoordinatorMessage(halted=pb.Halted(reason=reason))
         case _:
             assert_never(message)
 
@@ -131,19 +138,24 @@ def coordinator_from_proto(message: pb.CoordinatorMessage) -> m.CoordinatorMessa
             welcome = message.welcome
             frontier_step = m.Step(welcome.frontier_step) if welcome.has_frontier else None
             return m.Welcome(
-                welcome.heartbeat_interval_ms, frontier_step, m.QuorumId(welcome.frontier_quorum_id)
+                welcome.heartbeat_interval_ms,
+                frontier_step,
+                m.QuorumId(welcome.frontier_quorum_id),
+                welcome.frontier_held,
             )
         case "refused":
             listed = tuple(m.Difference(d.name, d.job, d.group) for d in message.refused.differences)
             return m.Refused(message.refused.reason, listed)
         case "pin":
-            return m.Pin(m.HealId(message.pin.heal_id), m.Step(message.pin.step))
+            pin = message.pin
+            return m.Pin(m.HealId(pin.heal_id), m.Step(pin.step), pin.log_only)
         case "release":
             return m.Release(m.HealId(message.release.heal_id))
         case "heal":
             heal = message.heal
             donors = tuple(_member_from_proto(donor) for donor in heal.donors)
-            return m.Heal(m.HealId(heal.heal_id), m.Step(heal.step), donors)
+            history = m.HistoryId(heal.history)
+            return m.Heal(m.HealId(heal.heal_id), m.Step(heal.step), donors, heal.log_only, history)
         case "frontier_moved":
             return m.FrontierMoved(m.Step(message.frontier_moved.step))
         case "waiting":
@@ -154,6 +166,8 @@ def coordinator_from_proto(message: pb.CoordinatorMessage) -> m.CoordinatorMessa
             return m.Evicted(message.evicted.reason, message.evicted.may_return)
         case "goodbye":
             return m.Goodbye()
+        case "halted":
+            return m.Halted(message.halted.reason)
         case unknown:
             raise WireError(f"a message of kind {unknown!r} is not part of protocol {m.PROTOCOL_VERSION}")
 
@@ -180,6 +194,8 @@ def _join(join: pb.Join) -> m.Join:
         settings,
         m.QuorumId(join.last_quorum_id),
         join.min_replicas,
+        m.HistoryId(join.history),
+        join.spare,
     )
 
 
@@ -188,7 +204,12 @@ def _vote(vote: pb.Vote) -> m.Vote:
         raise WireError(f"{len(vote.accused)} accused groups are more than the {MAX_ACCUSED} allowed")
     accused = tuple(m.GroupName(_text("accused", name)) for name in vote.accused)
     return m.Vote(
-        m.QuorumId(vote.quorum_id), m.Step(vote.step), vote.ok, accused, _text("reason", vote.reason)
+        m.QuorumId(vote.quorum_id),
+        m.Step(vote.step),
+        vote.ok,
+        accused,
+        _text("reason", vote.reason),
+        vote.digest if vote.HasField("digest") else None,
     )
 
 
@@ -206,6 +227,7 @@ def _quorum_to_proto(quorum: m.NewQuorum) -> pb.NewQuorum:
         members=[_member_to_proto(member) for member in quorum.members],
         joined=[pb.Change(group=change.group, reason=change.reason) for change in quorum.joined],
         left=[pb.Change(group=change.group, reason=change.reason) for change in quorum.left],
+        history=quorum.history,
     )
 
 
@@ -217,6 +239,7 @@ def _quorum_from_proto(quorum: pb.NewQuorum) -> m.NewQuorum:
         tuple(_member_from_proto(member) for member in quorum.members),
         tuple(m.Change(m.GroupName(change.group), change.reason) for change in quorum.joined),
         tuple(m.Change(m.GroupName(change.group), change.reason) for change in quorum.left),
+        m.HistoryId(quorum.history),
     )
 
 

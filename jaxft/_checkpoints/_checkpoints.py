@@ -13,13 +13,9 @@ from jaxft._checkpoints._host import HostCopy, key_impls, placed, template, with
 from jaxft._checkpoints._manifest import Damaged, Manifest, difference, leaves_of
 from jaxft._checkpoints._writer import write
 from jaxft._digest import digest
-from jaxft._errors import ConfigurationError, JaxftError
+from jaxft._errors import CannotRestore, ConfigurationError
 
 _log = logging.getLogger("jaxft")
-
-
-class CannotRestore(JaxftError):
-    """There are checkpoints, but all of them are damaged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,10 +121,10 @@ class StateStore:
 
     # ---- the session ----
 
-    def pin(self, heal_id: int, step: int) -> None:
-        """Keep state `step` for a heal, and the means of all steps from `step` on."""
+    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None:
+        """Keep state `step` for a heal, unless it is held there, and the means of all steps from `step` on."""
         with self._changed:
-            self._pins[heal_id] = _Pin(step)
+            self._pins[heal_id] = _Pin(step, held=step if log_only else -1)
             self._take_snapshot()
             self._changed.notify_all()
 

@@ -37,6 +37,7 @@ from jaxft_coordinator.core.messages import (
     FrontierMoved,
     Goodbye,
     GroupMessage,
+    Halted,
     Heal,
     HealFailed,
     HealId,
@@ -105,14 +106,14 @@ def step(replica: Replica, event: Event, now_s: float) -> tuple[Replica, tuple[E
             _heard(turn, message)
         case Connected():
             _connected(turn)
-        case Disconnected(reason):
-            _disconnected(turn, reason)
+        case Disconnected(reason, busy):
+            _disconnected(turn, reason, busy=busy)
         case Tick():
             _tick(turn)
         case Prepared():
             _prepared(turn, event)
-        case Exchanged(quorum_id, number):
-            _cast(turn, Vote(quorum_id, number, ok=True))
+        case Exchanged(quorum_id, number, digest):
+            _cast(turn, Vote(quorum_id, number, ok=True, digest=digest))
         case ExchangeBroke(quorum_id, number, accused, reason):
             _cast(turn, Vote(quorum_id, number, ok=False, accused=accused, reason=reason))
         case Applied(number):
@@ -141,7 +142,7 @@ def directive(replica: Replica) -> Directive:
             return HealFrom(replica.heal)
         case Phase.FOLLOWING if replica.heal is not None and replica.frontier_step is not None:
             if replica.step < replica.frontier_step:
-                return Replay(replica.heal.heal_id, replica.step, replica.frontier_step)
+                return Replay(replica.heal, replica.step, replica.frontier_step)
         case Phase.FINISHED | Phase.LEFT:
             return Over(replica.step if replica.finished is None else replica.finished)
         case _:
@@ -173,9 +174,9 @@ class _Turn:
 
 def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
     match message:
-        case Pin(heal_id, number):
+        case Pin(heal_id, number, log_only):
             turn.update(pins=turn.replica.pins | {heal_id})
-            turn.effects.append(PinState(heal_id, number))
+            turn.effects.append(PinState(heal_id, number, log_only))
         case Release(heal_id):
             turn.update(pins=turn.replica.pins - {heal_id})
             turn.effects.append(ReleasePin(heal_id))
@@ -183,6 +184,8 @@ def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
             _evicted(turn, reason, may_return=may_return)
         case Goodbye():
             turn.enter(Phase.LEFT)
+        case Halted(reason):
+            _halted(turn, reason)
         case _ if turn.replica.phase in _DONE:
             pass  # it was said before it was known that this group goes
         case Commit():
@@ -194,7 +197,7 @@ def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
         case Refused():
             _refused(turn, message)
         case Heal():
-            turn.enter(Phase.HEALING, heal=message, quorum=None, frontier_step=message.step)
+            _heal(turn, message)
         case FrontierMoved(number):
             turn.update(frontier_step=number)
         case Waiting(reason):
@@ -220,6 +223,7 @@ def _welcome(turn: _Turn, message: Welcome) -> None:
         dials=0,
         offline_since_s=None,
         frontier_step=message.frontier_step,
+        frontier_held=message.frontier_held,
     )
     vote = turn.replica.vote
     committed = (message.frontier_step, message.frontier_quorum_id)
@@ -234,17 +238,27 @@ def _welcome(turn: _Turn, message: Welcome) -> None:
 def _join_or_wait(turn: _Turn) -> None:
     replica = turn.replica
     prepared = replica.prepared
-    if prepared is None:
+    if prepared is None or replica.busy:
         turn.enter(Phase.PRESENT)
         return
     # The digest was taken of the first state; a state that has moved on is known by its incarnation.
     digest = prepared.digest if prepared.step == replica.step else ""
     turn.enter(Phase.JOINING, joined=True, vote=None)
-    turn.say(Join(replica.step, digest, prepared.settings, replica.last_quorum_id, prepared.min_replicas))
+    turn.say(
+        Join(
+            replica.step,
+            digest,
+            prepared.settings,
+            replica.last_quorum_id,
+            prepared.min_replicas,
+            replica.history,
+            prepared.spare,
+        )
+    )
 
 
 def _prepared(turn: _Turn, prepared: Prepared) -> None:
-    turn.update(prepared=prepared, step=prepared.step)
+    turn.update(prepared=prepared, step=prepared.step, history=prepared.history)
     if turn.replica.phase is Phase.PRESENT:
         _join_or_wait(turn)
 
@@ -256,7 +270,14 @@ def _new_quorum(turn: _Turn, quorum: NewQuorum) -> None:
     if replica.phase in _DONE:
         return
     before = replica.last_quorum_id
-    turn.update(quorum=quorum, last_quorum_id=quorum.quorum_id, frontier_step=quorum.step)
+    if replica.frontier_step is not None and quorum.step < replica.frontier_step:
+        turn.note(_resume_line(replica.frontier_step, quorum.step), warning=True)
+    turn.update(
+        quorum=quorum,
+        last_quorum_id=quorum.quorum_id,
+        frontier_step=quorum.step,
+        job_history=quorum.history,
+    )
     turn.note(_quorum_line(before, quorum, retried=replica.phase in (Phase.WORKING, Phase.VOTED)))
     if replica.phase is Phase.APPLYING or quorum.step > replica.step:
         return  # it takes part as soon as it holds the state
@@ -285,10 +306,14 @@ def _commit(turn: _Turn, commit: Commit) -> None:
 
 
 def _applied(turn: _Turn, number: Step) -> None:
-    turn.update(step=number, vote=None, commit_heard=False)
-    if turn.replica.phase is not Phase.APPLYING:
+    replica = turn.replica
+    history = replica.job_history or replica.history
+    turn.update(step=number, vote=None, commit_heard=False, history=history)
+    if replica.phase is not Phase.APPLYING:
         return
-    if turn.replica.joined:
+    if replica.joined and replica.quorum is None and replica.heal is not None:
+        turn.enter(Phase.FOLLOWING)  # relieved by others with this step: it stands by
+    elif replica.joined:
         turn.enter(Phase.WORKING)
     else:
         _join_or_wait(turn)
@@ -299,7 +324,9 @@ def _caught_up_to(turn: _Turn, heal_id: HealId, number: Step) -> None:
     prepared = turn.replica.prepared
     assert prepared is not None
     # Its digest was of the state that this one has replaced, though they may have the same number.
-    turn.update(step=number, prepared=replace(prepared, digest=""))
+    history = turn.replica.job_history or turn.replica.history
+    turn.update(step=number, prepared=replace(prepared, digest=""), history=history)
+    _no_longer_busy(turn)
     replica = turn.replica
     if replica.heal is None or replica.heal.heal_id != heal_id or replica.phase not in _CATCHES_UP:
         return  # that heal was given up meanwhile; the state is good all the same
@@ -311,13 +338,45 @@ def _caught_up_to(turn: _Turn, heal_id: HealId, number: Step) -> None:
         turn.say(Ready(heal_id, number))
 
 
+def _no_longer_busy(turn: _Turn) -> None:
+    """The training thread has stopped what was under way when the stream ended: what this group holds is known."""
+    if not turn.replica.busy:
+        return
+    turn.update(busy=False)
+    if turn.replica.phase is Phase.PRESENT:
+        _join_or_wait(turn)
+
+
 def _heal_broke(turn: _Turn, heal_id: HealId, reason: str) -> None:
+    _no_longer_busy(turn)
     heal = turn.replica.heal
     if heal is None or heal.heal_id != heal_id or turn.replica.phase not in _CATCHES_UP:
         return
     turn.note(f"heal failed: {reason}; asks for other donors", warning=True)
-    turn.say(HealFailed(heal.heal_id, reason))
+    turn.say(HealFailed(heal.heal_id, reason, turn.replica.step))
     turn.enter(Phase.JOINING, heal=None, quorum=None)
+
+
+def _heal(turn: _Turn, heal: Heal) -> None:
+    turn.update(job_history=heal.history)
+    if not heal.log_only:
+        turn.enter(Phase.HEALING, heal=heal, quorum=None, frontier_step=heal.step)
+    elif turn.replica.phase is Phase.APPLYING:
+        turn.update(heal=heal, quorum=None, frontier_step=heal.step)  # follows once it holds that state
+    else:
+        turn.enter(Phase.FOLLOWING, heal=heal, quorum=None, frontier_step=heal.step)
+
+
+def _halted(turn: _Turn, reason: str) -> None:
+    if turn.replica.phase in _DONE:
+        turn.enter(Phase.LEFT)
+        return
+    turn.fail(
+        "Diverged",
+        f"the coordinator {turn.replica.identity.coordinator} has stopped the job: {reason}. Memory or a device has "
+        "corrupted a state, or the groups' programs are not deterministic. Start the groups again: they resume from "
+        "the newest checkpoint; without one, start a new run under another job name.",
+    )
 
 
 def _evicted(turn: _Turn, reason: str, *, may_return: bool) -> None:
@@ -349,7 +408,7 @@ def _refused(turn: _Turn, message: Refused) -> None:
     turn.fail("JoinRefused", "\n".join(lines))
 
 
-def _disconnected(turn: _Turn, reason: str) -> None:
+def _disconnected(turn: _Turn, reason: str, *, busy: bool) -> None:
     replica = turn.replica
     turn.effects += [ReleasePin(heal_id) for heal_id in sorted(replica.pins)]
     turn.update(pins=frozenset())
@@ -370,6 +429,7 @@ def _disconnected(turn: _Turn, reason: str) -> None:
         joined=False,
         quorum=None,
         heal=None,
+        busy=busy or replica.busy,
         offline_since_s=since_s,
         offline_reason=reason,
         dials=replica.dials + 1,
@@ -432,12 +492,21 @@ def _whom(replica: Replica) -> str:
         case Phase.VOTED if replica.quorum is not None:
             others = ", ".join(member.group for member in replica.quorum.members if member.group != me.group)
             return f"the decision on step {replica.step}: the votes of {others or 'nobody else'}"
+        case Phase.FOLLOWING if replica.prepared is not None and replica.prepared.spare:
+            return f"the commit of step {replica.step}, as a spare"
         case Phase.FOLLOWING:
             return f"the boundary after step {replica.step}, to enter the quorum"
         case Phase.LEAVING:
             return "joiners that still fetch this group's state"
         case _:
             return "the coordinator's next word"
+
+
+def _resume_line(frontier: Step, resumed: Step) -> str:
+    return (
+        f"the job resumes at step {resumed}: all groups that held step {frontier} are gone; "
+        f"{frontier - resumed} steps are done again"
+    )
 
 
 def _quorum_line(before: QuorumId, quorum: NewQuorum, *, retried: bool) -> str:

@@ -16,7 +16,7 @@ from typing import Protocol, assert_never
 import grpc
 import grpc.aio
 from jaxft_coordinator import wire
-from jaxft_coordinator.core.messages import GroupMessage, NewQuorum
+from jaxft_coordinator.core.messages import GroupMessage, HistoryId, NewQuorum, Step
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
 
@@ -67,7 +67,7 @@ _OPTIONS = [
 class Pins(Protocol):
     """Keeps states for joiners (`jaxft._heal._store.StateStore`)."""
 
-    def pin(self, heal_id: int, step: int) -> None: ...
+    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None: ...
     def release(self, heal_id: int) -> None: ...
 
 
@@ -80,7 +80,7 @@ class Session:
         self._changed = threading.Condition()
         self._sequence = 0
         self._directive: Directive = _core.directive(self._replica)
-        self._activity: tuple[object, Abort] | None = None
+        self._activity: tuple[tuple[object, ...], Abort] | None = None
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._outbox: asyncio.Queue[GroupMessage] | None = None
@@ -137,6 +137,16 @@ class Session:
         return self._replica.quorum
 
     @property
+    def history(self) -> HistoryId:
+        """The history of what the job commits, as far as this group has been told."""
+        return self._replica.job_history
+
+    @property
+    def frontier(self) -> tuple[Step | None, bool]:
+        """How far the job was when this group came, and whether a group that was there held that state."""
+        return self._replica.frontier_step, self._replica.frontier_held
+
+    @property
     def failed(self) -> Failure | None:
         return self._replica.failure
 
@@ -183,8 +193,8 @@ class Session:
                         self._outbox.put_nowait(message)
                 case Dial(delay_s):
                     self._keep(self._connect(delay_s))
-                case PinState(heal_id, step):
-                    self._pins.pin(heal_id, step)
+                case PinState(heal_id, step, log_only):
+                    self._pins.pin(heal_id, step, log_only=log_only)
                 case ReleasePin(heal_id):
                     self._pins.release(heal_id)
                 case Note(text, warning):
@@ -250,7 +260,9 @@ class Session:
             if writer is not None:
                 writer.cancel()
             await channel.close()
-        self._handle(Disconnected(reason))
+        with self._changed:
+            busy = self._activity is not None and self._activity[0][0] in ("heal", "replay")
+        self._handle(Disconnected(reason, busy))
 
     async def _write(
         self,
@@ -264,15 +276,15 @@ class Session:
                 await call.write(wire.group_to_proto(await outbox.get()))
 
 
-def _key(directive: Directive) -> object:
+def _key(directive: Directive) -> tuple[object, ...]:
     """What must stay the same for an activity to go on."""
     match directive:
         case Attempt(quorum, step):
             return ("attempt", quorum.quorum_id, step)
         case HealFrom(heal):
             return ("heal", heal.heal_id)
-        case Replay(heal_id):
-            return ("replay", heal_id)
+        case Replay(heal):
+            return ("replay", heal.heal_id)
         case Apply(quorum_id, step):
             return ("apply", quorum_id, step)
         case Wait() | Over() | Fail():

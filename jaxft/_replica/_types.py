@@ -10,6 +10,7 @@ from jaxft_coordinator.core.messages import (
     GroupName,
     Heal,
     HealId,
+    HistoryId,
     Incarnation,
     NewQuorum,
     QuorumId,
@@ -58,18 +59,26 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Both programs are compiled; the group holds state `step` and wants to take part."""
+    """Both programs are compiled; the group holds state `step` and wants to take part.
+
+    `history` is that of the checkpoint that the state came from, 0 for a fresh one.
+    """
 
     step: Step
     digest: str
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     min_replicas: int = 0
+    history: HistoryId = HistoryId(0)
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
+    """This group holds the sum of `step`, and computed from the state with that fingerprint, if it was due."""
+
     quorum_id: QuorumId
     step: Step
+    digest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +131,10 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
+    """The stream has ended. `busy`: the training thread is fetching or replaying, and says when it has stopped."""
+
     reason: str
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +182,7 @@ class Dial:
 class PinState:
     heal_id: HealId
     step: Step
+    log_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +220,7 @@ class HealFrom:
 class Replay:
     """Fetch and apply the means of step `step`; the job stands at state `until`."""
 
-    heal_id: HealId
+    heal: Heal
     step: Step
     until: Step
 
@@ -253,12 +266,16 @@ class Replica:
     step: Step = Step(0)
     prepared: Prepared | None = None
     joined: bool = False
+    busy: bool = False  # which state this group holds is not known before Healed, Replayed or HealBroke
+    history: HistoryId = HistoryId(0)  # of the state that this group holds
+    job_history: HistoryId = HistoryId(0)
     quorum: NewQuorum | None = None
     vote: Vote | None = None
     commit_heard: bool = False  # the step of `vote` counts, and is not applied yet
     heal: Heal | None = None
     pins: frozenset[HealId] = frozenset()
     frontier_step: Step | None = None
+    frontier_held: bool = False  # a live group held the frontier when this one was welcomed
     last_quorum_id: QuorumId = QuorumId(0)
     heartbeat_interval_s: float = 1.0
     next_heartbeat_s: float = 0.0

@@ -11,6 +11,7 @@ from jaxft_coordinator.core.messages import (
     NewQuorum,
     Pin,
     Refused,
+    Step,
     Waiting,
     Welcome,
 )
@@ -27,7 +28,7 @@ def test_hello_is_answered_with_the_heartbeat_interval_a_fifth_of_the_timeout():
 def test_welcome_tells_the_frontier_and_the_quorum_that_made_it():
     desk = running("a", "b")
     desk.commit()
-    assert desk.hello("late").to("late") == [Welcome(1000, 1, 1)]
+    assert desk.hello("late").to("late") == [Welcome(1000, 1, 1, frontier_held=True)]
 
 
 @pytest.mark.parametrize(
@@ -162,12 +163,15 @@ def test_a_group_of_equal_digest_that_comes_during_the_first_step_waits_as_a_spa
     assert members(desk) == ["a", "late"]
 
 
-def test_a_spare_that_misses_a_commit_heals():
+def test_one_that_holds_the_frontier_follows_the_log_and_enters_at_the_boundary():
+    # It came while a step was being tried. It needs no state, only the sum of that step.
     desk = running("a", "b")
-    desk.come("late")
-    done = desk.commit()
-    assert members(desk) == ["a", "b"]
-    assert done.only(Heal)["late"].step == 1
+    done = desk.come("late")
+    heal = done.only(Heal)["late"]
+    assert (heal.step, heal.log_only) == (0, True)
+    assert done.only(Pin) == {"a": Pin(heal.heal_id, Step(0), True), "b": Pin(heal.heal_id, Step(0), True)}
+    desk.commit()
+    assert members(desk) == ["a", "b", "late"]
 
 
 # ---- waiting for the others ----

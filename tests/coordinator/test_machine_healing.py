@@ -206,13 +206,32 @@ def test_a_spare_takes_a_dead_members_shards_in_the_very_same_step():
     assert (again.step, shards(again)) == (0, {"a": (0, 1), "c": (4, 5), "spare": (2, 3)})
 
 
-def test_a_joiner_that_lacks_a_step_does_not_take_a_dead_members_shards():
+def test_a_joiner_that_lacks_one_sum_takes_a_dead_members_shards_in_the_same_step():
     desk = running("a", "b", "c")
     healing(desk, "late")
     desk.commit()
     desk.ready("late", step=0)
     desk.close("b")
+    assert members(desk) == ["a", "c", "late"]
+
+
+def test_a_joiner_that_lacks_two_does_not():
+    desk = running("a", "b", "c")
+    healing(desk, "late")
+    desk.commit()
+    desk.commit()
+    desk.ready("late", step=0)
+    desk.close("b")
     assert members(desk) == ["a", "c"]
+
+
+def test_a_joiner_that_lacks_a_sum_is_nothing_without_those_who_have_it():
+    desk = running("a")
+    healing(desk, "late")
+    desk.commit()
+    desk.ready("late", step=0)
+    desk.close("a")
+    assert desk.job.quorum is None
 
 
 def test_ready_of_a_heal_that_was_given_up_means_nothing():
@@ -352,7 +371,7 @@ def test_who_voted_ok_and_lost_its_stream_holds_the_frontier_once_that_counts():
     desk.vote("b")
     desk.close("b")
     assert committed(desk.vote("a")) == ["a"]
-    assert desk.hello("b").only(Welcome)["b"] == Welcome(1000, Step(1), QuorumId(1))
+    assert desk.hello("b").only(Welcome)["b"] == Welcome(1000, Step(1), QuorumId(1), frontier_held=True)
     desk.close("a")
     assert sorted(desk.join("b", step=1, digest="").only(NewQuorum)) == ["b"]
 

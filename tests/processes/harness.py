@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 WORKER = Path(__file__).with_name("worker.py")
-DEADLINE_S = 100.0
+DEADLINE_S = 60.0
 
 
 @dataclass

@@ -19,7 +19,7 @@ import numpy as np
 
 import jaxft
 
-GATE_TIMEOUT_S = 90.0
+GATE_TIMEOUT_S = 60.0
 
 
 def init(width: int) -> dict[str, Any]:
@@ -61,6 +61,14 @@ def make_batch(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
     return x, np.tanh(x[:, :4] * 2)
 
 
+def flipped(state: dict[str, Any], path: str) -> dict[str, Any]:
+    """The state with a high bit of one mantissa in the leaf `path` changed, as faulty memory would do it."""
+    kind, name = path.split(".")
+    leaf = np.array(state[kind][name])
+    leaf.reshape(-1)[leaf.size // 2 :].view(np.uint8)[leaf.itemsize - 2] ^= 0x40
+    return {**state, kind: {**state[kind], name: jnp.asarray(leaf)}}
+
+
 class KillAt(logging.Handler):
     """Ends this process, as kill -9 does, when the library says `text`."""
 
@@ -87,13 +95,21 @@ def main() -> None:
     parser.add_argument("--group", default="alone")
     parser.add_argument("--job", default="toy")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--shards", type=int, default=4, help="0: one for each member")
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--die", default="")
     parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or start:FILE: wait for FILE")
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--failure-timeout-s", type=float, default=30.0)
+    parser.add_argument("--min-replicas", type=int)
+    parser.add_argument("--spare", action="store_true")
+    parser.add_argument("--digest-every", type=int)
+    parser.add_argument("--checkpoints", type=Path)
+    parser.add_argument("--checkpoint-every", type=int, default=10)
+    parser.add_argument(
+        "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     if arguments.die:
@@ -114,7 +130,7 @@ def main() -> None:
 
         state = init(arguments.width)
         if not arguments.coordinator:
-            step = jaxft.fault_tolerant(train_step, None, shards=arguments.shards, static_argnums=2)
+            step = jaxft.fault_tolerant(train_step, None, shards=arguments.shards or None, static_argnums=2)
             while step.step < arguments.steps:
                 state, _ = step(state, make_batch, arguments.rate)
             write(event="finished", step=step.step, digest=jaxft.digest(state))
@@ -124,11 +140,22 @@ def main() -> None:
             group=arguments.group,
             job=arguments.job,
             failure_timeout_s=arguments.failure_timeout_s,
+            min_replicas=arguments.min_replicas,
+            spare=arguments.spare,
+            digest_every=arguments.digest_every,
+            checkpoints=arguments.checkpoints
+            and jaxft.Checkpoints(arguments.checkpoints, every_steps=arguments.checkpoint_every),
         )
+        flip_leaf, _, flip_step = arguments.flip.partition(":")
         with manager:
             if "start" in gates:
                 wait_for(gates["start"])
-            step = jaxft.fault_tolerant(train_step, manager, shards=arguments.shards, static_argnums=2)
+            step = jaxft.fault_tolerant(
+                train_step, manager, shards=arguments.shards or None, static_argnums=2
+            )
+            if arguments.checkpoints:
+                state = manager.restore(state)
+                write(event="began", step=manager.step)
             while manager.step < arguments.steps:
                 state, metrics = step(state, batch_for, arguments.rate)
                 report = manager.report
@@ -142,6 +169,9 @@ def main() -> None:
                     members=report.members,
                     healed=None if report.heal is None else report.heal.replayed_steps,
                 )
+                if flip_leaf and manager.step == int(flip_step):
+                    state = flipped(state, flip_leaf)
+                    flip_leaf = ""
             write(event="finished", step=manager.step, digest=jaxft.digest(state))
 
 

@@ -344,15 +344,15 @@ def test_a_healed_group_at_the_frontier_is_ready():
 def test_it_replays_step_by_step_what_the_job_has_committed_meanwhile():
     group = healing().hear(FrontierMoved(Step(4)), FrontierMoved(Step(5)))
     assert group.on(Healed(HealId(5), Step(3))).said == []
-    assert group.directive == Replay(HealId(5), Step(3), Step(5))
+    assert group.directive == Replay(heal(5, 3), Step(3), Step(5))
     assert group.on(Replayed(HealId(5), Step(4))).said == []
-    assert group.directive == Replay(HealId(5), Step(4), Step(5))
+    assert group.directive == Replay(heal(5, 3), Step(4), Step(5))
     assert group.on(Replayed(HealId(5), Step(5))).said == [Ready(HealId(5), Step(5))]
 
 
 def test_it_follows_while_it_waits_for_the_boundary():
     group = following().hear(FrontierMoved(Step(4)))
-    assert group.directive == Replay(HealId(5), Step(3), Step(4))
+    assert group.directive == Replay(heal(5, 3), Step(3), Step(4))
     assert group.on(Replayed(HealId(5), Step(4))).said == [Ready(HealId(5), Step(4))]
 
 
@@ -362,7 +362,7 @@ def test_it_takes_part_at_once_in_a_quorum_for_the_step_it_stands_at():
 
 def test_let_in_with_a_commit_it_gets_the_last_sum_first_and_says_so():
     group = following().hear(FrontierMoved(Step(4)), quorum(2, 4))
-    assert group.directive == Replay(HealId(5), Step(3), Step(4))
+    assert group.directive == Replay(heal(5, 3), Step(3), Step(4))
     group.on(Replayed(HealId(5), Step(4)))
     assert group.said == [Ready(HealId(5), Step(4))]
     assert group.directive == Attempt(quorum(2, 4), Step(4))
@@ -370,14 +370,14 @@ def test_let_in_with_a_commit_it_gets_the_last_sum_first_and_says_so():
 
 def test_a_retry_while_it_gets_the_last_sum_is_taken_up_afterwards():
     group = following().hear(FrontierMoved(Step(4)), quorum(2, 4), quorum(3, 4, "a"))
-    assert group.directive == Replay(HealId(5), Step(3), Step(4))
+    assert group.directive == Replay(heal(5, 3), Step(3), Step(4))
     assert group.on(Replayed(HealId(5), Step(4))).directive == Attempt(quorum(3, 4, "a"), Step(4))
 
 
 @pytest.mark.parametrize("group", [healing(), following()])
 def test_a_heal_that_fails_is_reported_and_another_one_awaited(group: Group):
     group.on(HealBroke(HealId(5), "no donor answers"))
-    assert group.said == [HealFailed(HealId(5), "no donor answers")]
+    assert group.said == [HealFailed(HealId(5), "no donor answers", group.replica.step)]
     assert group.phase is Phase.JOINING
     assert group.hear(heal(6, 4)).directive == HealFrom(heal(6, 4))
 

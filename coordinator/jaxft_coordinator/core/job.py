@@ -14,6 +14,7 @@ from jaxft_coordinator.core.messages import (
     GroupMessage,
     GroupName,
     HealId,
+    HistoryId,
     Incarnation,
     NewQuorum,
     QuorumId,
@@ -66,6 +67,10 @@ class Group:
     digest: str = ""
     heal_id: HealId | None = None
     donors: tuple[GroupName, ...] = ()
+    # Of the state with which it joined; 0: fresh.
+    history: HistoryId = HistoryId(0)
+    joined_s: float = 0.0
+    spare: bool = False
 
     @property
     def holder(self) -> Holder:
@@ -80,6 +85,7 @@ class Frontier:
     quorum_id: QuorumId
     digest: str
     holders: frozenset[Holder]
+    fresh: bool = False  # founded on a state that nobody had committed
 
     @property
     def founding(self) -> bool:
@@ -102,6 +108,7 @@ class Ballot:
     failed: int = 0
     lost: int = 0
     failures: tuple[Failure, ...] = ()
+    digests: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     deadline_s: float | None = None
     retries: int = 0
 
@@ -114,15 +121,22 @@ class Job:
     min_replicas: int = 0
     groups: Mapping[GroupName, Group] = field(default_factory=dict[GroupName, Group])
     sessions: Mapping[SessionId, GroupName] = field(default_factory=dict[SessionId, GroupName])
+    history: HistoryId = HistoryId(0)
     frontier: Frontier | None = None
+    # Since when nobody has held the frontier.
+    orphaned_s: float | None = None
     # Incarnations that have held a state of this job. What they say of their step proves what they hold, for they
     # apply nothing but what was committed. Of anybody else an equal step number proves nothing.
     proven: Mapping[GroupName, Incarnation] = field(default_factory=dict[GroupName, Incarnation])
+    # Incarnations whose state was found to be corrupt; until they have healed their history counts for nothing.
+    distrusted: frozenset[Holder] = frozenset()
     quorum: NewQuorum | None = None
     # Places and shards in the last quorum, also while there is none: its members may have computed them.
     seats: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     held: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict[GroupName, tuple[int, ...]])
     ballot: Ballot = Ballot()
+    # How many groups took part at most, spares not counted: so many places are to be filled.
+    places: int = 0
     last_quorum_id: QuorumId = QuorumId(0)
     last_heal_id: HealId = HealId(0)
     first_join_s: float | None = None

@@ -12,14 +12,17 @@ A group's life, as its job sees it (`Phase`):
     MEMBER -> LEAVING -> (Goodbye)                          of its own accord
     any    -> (gone)                                        stream closed, no heartbeat, evicted
 
-The job moves by three things only: it is *founded* (its first state is chosen), a *quorum* is formed, and a
-quorum's step is *committed*. All three are in `quorums.py`, with the rule for counting votes.
+The job moves by three things only: it is *founded* (its first state is chosen; or, when all who held the frontier
+are gone, one from which it resumes: `founding.py`), a *quorum* is formed, and a quorum's step is *committed*
+(`quorums.py`, with the rule for counting votes).
 
 What holds after every event:
 
 1. `last_quorum_id` never goes back, and no two quorums share an id.
 2. The frontier goes up by one at a time, and only by the votes of a quorum formed at it: each living member
-   said that it holds the complete sum. One decision is made for all of them in one event.
+   said that it holds the complete sum, and no two said that they computed from different states. One decision is
+   made for all of them in one event. The frontier goes back only when nobody is left who holds it, to a state that
+   was committed in the same history.
 3. Only groups in `frontier.holders` donate: they were sent the commit that made the frontier, or founded it, or
    have healed to exactly that state, or come back with it. An equal step number alone proves nothing.
 4. A quorum has at least `min_replicas` members when it is formed.
@@ -32,7 +35,7 @@ Deliberately not here: sockets, clocks (time comes as an argument), durable stor
 
 from typing import assert_never
 
-from jaxft_coordinator.core import quorums, sessions
+from jaxft_coordinator.core import founding, quorums, sessions
 from jaxft_coordinator.core.job import (
     Effect,
     Event,
@@ -121,9 +124,10 @@ def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
 
 def _advance(turn: Turn) -> None:
     """Whatever can happen now without a further event."""
-    quorums.found(turn)
+    founding.found(turn)
     sessions.plan_heals(turn)
     quorums.form(turn)
+    sessions.plan_following(turn)
     sessions.finish(turn)
 
 

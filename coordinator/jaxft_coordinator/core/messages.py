@@ -12,6 +12,8 @@ GroupName = NewType("GroupName", str)
 Incarnation = NewType("Incarnation", int)
 QuorumId = NewType("QuorumId", int)
 HealId = NewType("HealId", int)
+# Whose committed states: the job as it was founded once. 0 for a state that nobody has committed.
+HistoryId = NewType("HistoryId", int)
 Step = NewType("Step", int)
 
 PROTOCOL_VERSION = 1
@@ -38,6 +40,8 @@ class Join:
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     last_quorum_id: QuorumId = QuorumId(0)
     min_replicas: int = 0
+    history: HistoryId = HistoryId(0)
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Vote:
     ok: bool
     accused: tuple[GroupName, ...] = ()
     reason: str = ""
+    digest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class Heartbeat:
 class HealFailed:
     heal_id: HealId
     reason: str
+    step: Step = Step(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,7 @@ class Welcome:
     heartbeat_interval_ms: int
     frontier_step: Step | None = None
     frontier_quorum_id: QuorumId = QuorumId(0)
+    frontier_held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +126,7 @@ class NewQuorum:
     members: tuple[Member, ...]
     joined: tuple[Change, ...] = ()
     left: tuple[Change, ...] = ()
+    history: HistoryId = HistoryId(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,7 @@ class Commit:
 class Pin:
     heal_id: HealId
     step: Step
+    log_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +153,8 @@ class Heal:
     heal_id: HealId
     step: Step
     donors: tuple[Member, ...]
+    log_only: bool = False
+    history: HistoryId = HistoryId(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +183,11 @@ class Goodbye:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class Halted:
+    reason: str
+
+
 CoordinatorMessage = (
     Welcome
     | Refused
@@ -185,4 +201,5 @@ CoordinatorMessage = (
     | Finished
     | Evicted
     | Goodbye
+    | Halted
 )

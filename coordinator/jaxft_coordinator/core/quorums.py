@@ -1,9 +1,11 @@
-"""Founding a job, forming quorums, counting votes.
+"""Forming quorums, counting votes.
 
 The rule for counting (`settle`), with "living" = members of the quorum not lost since it was formed:
 
 * every living member voted ok  -> COMMIT. Each of them holds the complete sum, so it does not matter that a
   member died after its contribution had reached everyone.
+* ... but their states differ   -> the odd ones are evicted and the step is tried again without what they gave, so
+  their error reaches nobody. If no majority says who is odd, the job halts: nobody knows the truth.
 * a member is lost and nobody has voted ok yet -> the step is tried again at once under a new quorum.
 * a member is lost after somebody voted ok, or a vote failed -> the exchange is in its last milliseconds: wait for
   the other votes, at most `vote_grace_s`. They may still make a COMMIT, or say who is to blame.
@@ -18,51 +20,28 @@ still, the votes that arrived meanwhile are counted first.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxft_coordinator.core import assign
-from jaxft_coordinator.core.job import Ballot, Failure, Frontier, Group, Phase
+from jaxft_coordinator.core import assign, digests, founding
+from jaxft_coordinator.core.job import Ballot, Close, Failure, Frontier, Group, Holder, Phase
 from jaxft_coordinator.core.messages import (
     Change,
     Commit,
     FrontierMoved,
     GroupName,
+    Halted,
     NewQuorum,
     QuorumId,
     Step,
     Vote,
 )
 from jaxft_coordinator.core.names import natural_key
-from jaxft_coordinator.core.turn import Turn, as_member
+from jaxft_coordinator.core.turn import Turn, as_member, listed, names_text
 
 # How often the same members may fail the same step before one of them must go.
 RETRIES_WITH_SAME_MEMBERS = 1
 
-# Texts go to every group: a job of a thousand must not send a thousand names, or reasons, to each of a thousand.
-MAX_LISTED = 10
 MAX_REASON_LENGTH = 300
-
-
-def found(turn: Turn) -> None:
-    """Choose the job's first state: the highest step, then the lowest name; all who hold it are founders."""
-    job = turn.job
-    if job.first_join_s is None or not (job.frontier is None or _founders_are_gone(turn)):
-        return
-    joined = turn.select(_has_joined)
-    if not joined:
-        # Whoever had joined is gone: what it asked for binds nobody.
-        turn.update(settings=None, min_replicas=0, first_join_s=None)
-        return
-    timed_out = turn.now_s - job.first_join_s >= job.options.join_timeout_s
-    if len(joined) < job.min_replicas or (not timed_out and turn.select(_compiles)):
-        return
-    truth = min(joined, key=lambda group: (-group.step, natural_key(group.name)))
-    founders = [group for group in joined if group is truth or (group.step, group.digest) == _state(truth)]
-    held = frozenset(group.holder for group in founders)
-    turn.update(frontier=Frontier(truth.step, QuorumId(0), truth.digest, held), proven=dict(held))
-    turn.put_all(founders, phase=Phase.MEMBER)
-    turn.report(f"founded at step {truth.step} by {_names(founders)}")
 
 
 def form(turn: Turn) -> None:
@@ -70,7 +49,7 @@ def form(turn: Turn) -> None:
     job = turn.job
     if job.frontier is None or job.quorum is not None or job.finished is not None:
         return
-    members = _candidates(turn, job.frontier.step)
+    members = _candidates(turn)
     if len(members) < max(1, job.min_replicas):
         return
     turn.update(ballot=Ballot())
@@ -83,9 +62,10 @@ def explain(turn: Turn) -> None:
     if not job.groups or job.quorum is not None or job.finished is not None:
         return
     if job.frontier is not None:
-        turn.wait_for(_quorum_text(turn, _candidates(turn, job.frontier.step)))
+        turn.wait_for(_quorum_text(turn, _candidates(turn)))
     elif job.first_join_s is not None:
-        turn.wait_for(_founding_text(turn.select(_has_joined), turn.select(_compiles), job.min_replicas))
+        joined, compiling = turn.select(founding.has_joined), turn.select(founding.compiles)
+        turn.wait_for(_founding_text(joined, compiling, job.min_replicas))
 
 
 def vote(turn: Turn, group: Group, vote: Vote) -> None:
@@ -98,7 +78,9 @@ def vote(turn: Turn, group: Group, vote: Vote) -> None:
     if not bit or bit & (job.ballot.lost | job.ballot.ok | job.ballot.failed):
         return  # not a member, or it has voted: a vote is given once
     if vote.ok:
-        turn.update(ballot=replace(job.ballot, ok=job.ballot.ok | bit))
+        known = job.ballot.digests
+        given = known if vote.digest is None else {**known, group.name: vote.digest}
+        turn.update(ballot=replace(job.ballot, ok=job.ballot.ok | bit, digests=given))
     else:
         failure = Failure(group.name, vote.accused, vote.reason[:MAX_REASON_LENGTH])
         failures = (*job.ballot.failures, failure)
@@ -130,13 +112,46 @@ def settle(turn: Turn) -> None:
         return
     living = _living(quorum, ballot)
     if living and ballot.ok & living == living:
-        commit(turn, quorum)
+        _compare(turn, quorum)
     elif not ballot.lost and not ballot.failed:
         pass
     elif (ballot.lost and not ballot.ok) or not _silent(quorum, ballot):
         retry(turn, quorum, silent=0)
     elif ballot.deadline_s is None:
         turn.update(ballot=replace(ballot, deadline_s=turn.now_s + turn.job.options.vote_grace_s))
+
+
+def _compare(turn: Turn, quorum: NewQuorum) -> None:
+    """All living members hold the sum: it counts if they computed from one state."""
+    ballot = turn.job.ballot
+    alive = {m.group for i, m in enumerate(quorum.members) if not ballot.lost >> i & 1}
+    given = {name: digest for name, digest in ballot.digests.items() if name in alive}
+    odd = digests.odd_ones(given)
+    if odd is None:
+        halt(turn, digests.listed(given))
+    elif odd:
+        retry(turn, quorum, silent=0, odd=odd)
+    else:
+        commit(turn, quorum)
+
+
+def halt(turn: Turn, differing: str) -> None:
+    """Nobody knows the truth: stop everybody. The job can resume from a checkpoint, as after the loss of all."""
+    frontier = turn.job.frontier
+    assert frontier is not None
+    reason = (
+        f"the groups of job {turn.job.name!r} hold different states {frontier.step}, and no majority says which is "
+        f"right ({differing})"
+    )
+    turn.report(f"halts: {reason}")
+    for group in turn.select(lambda group: True):
+        turn.send(group, Halted(reason))
+        turn.effects.append(Close(group.session))
+        turn.remove(group)
+    nobody: frozenset[Holder] = frozenset()
+    turn.update(
+        quorum=None, ballot=Ballot(), proven={}, frontier=replace(frontier, holders=nobody, digest="")
+    )
 
 
 def end_grace(turn: Turn, last_tick_s: float) -> None:
@@ -160,19 +175,20 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
     for group in turn.job.groups.values():
         if group.phase in (Phase.HEALING, Phase.READY, Phase.STALE):
             turn.send(group, FrontierMoved(frontier.step))
-    # A spare that needed no heal has no donors, so it cannot fetch the sum of this step either.
-    spares = turn.select(lambda group: group.phase is Phase.READY and group.heal_id is None)
-    turn.put_all(spares, phase=Phase.STALE)
-    # A joiner that lacks only the sum of this very step has it as soon as its donors have.
-    members = _candidates(turn, Step(frontier.step - 1))
+    # One that stands by without a donor cannot fetch the sum of this step either.
+    alone = turn.select(lambda group: group.phase is Phase.READY and group.heal_id is None)
+    turn.put_all(alone, phase=Phase.STALE)
+    members = _candidates(turn)
+    staying = {group.name for group in members}
     following = None
     if len(members) >= turn.job.min_replicas and _differs(turn, quorum, members):
         following = _install(turn, members, again=False, announce=False)
     elif len(members) < turn.job.min_replicas:
         turn.update(quorum=None)
-    message = Commit(quorum.quorum_id, Step(frontier.step - 1), following)
+    step = Step(frontier.step - 1)
+    message, last = Commit(quorum.quorum_id, step, following), Commit(quorum.quorum_id, step)
     for group in living:
-        turn.send(group, message)
+        turn.send(group, message if group.name in staying else last)
     if following is None:
         return
     told = {group.name for group in living}
@@ -181,16 +197,16 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
             turn.send(group, following)
 
 
-def retry(turn: Turn, quorum: NewQuorum, silent: int) -> None:
+def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...] = ()) -> None:
     """Try the step again under a new quorum, without those who must go.
 
-    Bit i of `silent` is set for a living member that has not voted.
+    Bit i of `silent` is set for a living member that has not voted; `odd` hold another state than the majority.
     """
     ballot = turn.job.ballot
     failures = ballot.failures
     accused = Counter(name for failure in failures for name in set(failure.accused))
     out = [m.group for i, m in enumerate(quorum.members) if silent >> i & 1 and accused[m.group]]
-    retries = 0 if out or ballot.lost else ballot.retries + 1
+    retries = 0 if out or odd or ballot.lost else ballot.retries + 1
     if retries > RETRIES_WITH_SAME_MEMBERS:
         out = [_most_accused(quorum, failures, accused)]
         retries = 0
@@ -199,8 +215,14 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int) -> None:
         group = turn.job.groups.get(name)
         if group is not None:  # it may have died meanwhile
             turn.expel(group, _why(name, failures), may_return=True)
+    for name in odd:
+        group = turn.job.groups[name]
+        turn.distrust(group)
+        turn.expel(
+            group, f"its state is not the majority's: {digests.listed(ballot.digests)}", may_return=True
+        )
     assert turn.job.frontier is not None
-    members = _candidates(turn, turn.job.frontier.step)
+    members = _candidates(turn)
     if len(members) < max(1, turn.job.min_replicas):
         return  # `form` goes on when there are enough
     turn.update(ballot=Ballot(retries=retries))
@@ -228,11 +250,16 @@ def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -
         tuple(as_member(group, shards[group.name]) for group in members),
         joined=tuple(Change(name) for name in names if name not in job.seats or name in left),
         left=tuple(left.values()),
+        history=job.history,
     )
+    _relieve(turn, quorum)
     turn.put_all(members, phase=Phase.MEMBER)
     seats = {name: position for position, name in enumerate(names)}
     held = {member.group: member.shards for member in quorum.members}
-    turn.update(quorum=quorum, seats=seats, held=held, last_quorum_id=quorum.quorum_id, left=())
+    places = max(job.places, sum(not group.spare for group in members))
+    turn.update(
+        quorum=quorum, seats=seats, held=held, places=places, last_quorum_id=quorum.quorum_id, left=()
+    )
     turn.wait_for("")
     turn.report(_quorum_line(quorum))
     if announce:
@@ -241,11 +268,45 @@ def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -
     return quorum
 
 
-def _candidates(turn: Turn, ready_from: Step) -> list[Group]:
-    """Members, and joiners that have caught up to state `ready_from`."""
-    return turn.select(
-        lambda group: group.phase is Phase.MEMBER or (group.phase is Phase.READY and group.step >= ready_from)
+def _relieve(turn: Turn, quorum: NewQuorum) -> None:
+    """Spares whose place is taken again stand by; `sessions.plan_following` lets them follow."""
+    frontier = turn.job.frontier
+    assert frontier is not None
+    staying = {member.group for member in quorum.members}
+    for group in turn.select(lambda group: is_member(group) and group.name not in staying):
+        holds_it = group.holder in frontier.holders
+        phase = Phase.READY if holds_it else Phase.STALE
+        turn.put(turn.release_heal(group), phase=phase, step=frontier.step if holds_it else group.step)
+
+
+def is_member(group: Group) -> bool:
+    return group.phase is Phase.MEMBER
+
+
+def _candidates(turn: Turn) -> list[Group]:
+    """Who makes the next quorum: members, joiners that have caught up, and spares in the place of those missing.
+
+    A joiner that lacks only the sum of the last step counts too, for it has that as soon as its donors have it.
+    """
+    frontier = turn.job.frontier
+    assert frontier is not None
+    standing = turn.select(
+        lambda group: is_member(group) or (group.phase is Phase.READY and group.step >= frontier.step)
     )
+    if not standing:
+        return []  # without a donor nobody gets that sum
+    nearly = turn.select(
+        lambda group: (
+            group.phase is Phase.READY and group.heal_id is not None and group.step == frontier.step - 1
+        )
+    )
+    able = [*standing, *nearly]
+    regular = [group for group in able if not group.spare]
+    wanted = max(1, turn.job.places, turn.job.min_replicas)
+    # One that takes part already stays before another is called up.
+    spares = sorted((group for group in able if group.spare), key=lambda group: not is_member(group))
+    chosen = [*regular, *spares[: max(0, wanted - len(regular))]]
+    return sorted(chosen, key=lambda group: natural_key(group.name))
 
 
 def _differs(turn: Turn, quorum: NewQuorum, members: list[Group]) -> bool:
@@ -284,55 +345,22 @@ def _why(name: GroupName, failures: tuple[Failure, ...]) -> str:
     accusers = [failure for failure in failures if name in failure.accused]
     if not accusers:
         return "its exchange keeps failing"
-    return _listed([f"{failure.voter} says: {failure.reason}" for failure in accusers], "; ")
-
-
-def _state(group: Group) -> tuple[Step, str]:
-    """What founders must share; a group that computed no digest shares its state with nobody."""
-    return (group.step, group.digest or f"unknown state of {group.name}")
-
-
-def _has_joined(group: Group) -> bool:
-    return group.phase is Phase.STALE
-
-
-def _compiles(group: Group) -> bool:
-    return group.phase is Phase.PRESENT
-
-
-def _founders_are_gone(turn: Turn) -> bool:
-    """Nothing was committed, nobody holds the founding state any more, and somebody else stands at its step."""
-    frontier = turn.job.frontier
-    if frontier is None or not frontier.founding or turn.job.quorum is not None or turn.holders():
-        return False
-    groups = turn.job.groups.values()
-    return not any(group.phase in (Phase.HEALING, Phase.READY) for group in groups) and any(
-        _has_joined(group) and group.step == frontier.step for group in groups
-    )
-
-
-def _listed(items: Sequence[str], separator: str = ", ") -> str:
-    """Of many items the first few, and how many more there are."""
-    more = len(items) - MAX_LISTED
-    shown = [*items[:MAX_LISTED], f"{more} more"] if more > 0 else items
-    return separator.join(shown)
-
-
-def _names(groups: Sequence[Group]) -> str:
-    return _listed([group.name for group in groups]) or "nobody"
+    return listed([f"{failure.voter} says: {failure.reason}" for failure in accusers], "; ")
 
 
 def _quorum_line(quorum: NewQuorum) -> str:
-    members = _listed([member.group for member in quorum.members])
-    gone = _listed([f"lost {change.group} ({change.reason})" for change in quorum.left], "; ")
-    came = _listed([change.group for change in quorum.joined])
+    members = listed([member.group for member in quorum.members])
+    gone = listed([f"lost {change.group} ({change.reason})" for change in quorum.left], "; ")
+    came = listed([change.group for change in quorum.joined])
     details = "".join([f"; {gone}" if gone else "", f"; joined {came}" if came else ""])
     return f"quorum {quorum.quorum_id} from step {quorum.step}: {members}{details}"
 
 
 def _founding_text(joined: list[Group], compiling: list[Group], min_replicas: int) -> str:
-    still = f"; present but not ready yet: {_names(compiling)}" if compiling else ""
-    return f"{len(joined)} of at least {max(1, min_replicas)} groups have joined ({_names(joined)}){still}"
+    still = f"; present but not ready yet: {names_text(compiling)}" if compiling else ""
+    return (
+        f"{len(joined)} of at least {max(1, min_replicas)} groups have joined ({names_text(joined)}){still}"
+    )
 
 
 def _quorum_text(turn: Turn, members: list[Group]) -> str:
@@ -340,11 +368,17 @@ def _quorum_text(turn: Turn, members: list[Group]) -> str:
     assert job.frontier is not None
     held = {group.name for group in members}
     others = turn.select(lambda group: group.name not in held and group.phase is not Phase.LEAVING)
-    coming = _listed([f"{group.name} ({group.phase.value})" for group in others]) or "nobody else is present"
+    coming = listed([f"{group.name} ({group.phase.value})" for group in others]) or "nobody else is present"
     wanted = max(1, job.min_replicas)
-    lost = _listed([f"{change.group} ({change.reason})" for change in job.left])
+    lost = listed([f"{change.group} ({change.reason})" for change in job.left])
     gone = f"; lost: {lost}" if lost else ""
     return (
         f"step {job.frontier.step} needs {wanted} groups that hold it, and {len(members)} do "
-        f"({_names(members)}); {coming}{gone}"
+        f"({names_text(members)}); {coming}{gone}{_orphaned_text(turn)}"
     )
+
+
+def _orphaned_text(turn: Turn) -> str:
+    if turn.job.orphaned_s is None:
+        return ""
+    return "; nobody is left who holds the job's state: a group that brings a checkpoint of it goes on from there"

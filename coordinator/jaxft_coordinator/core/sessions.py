@@ -1,6 +1,6 @@
 """Groups come, join, heal, and go."""
 
-from jaxft_coordinator.core import quorums
+from jaxft_coordinator.core import founding, quorums
 from jaxft_coordinator.core.job import Close, Group, Phase, Send, SessionId
 from jaxft_coordinator.core.messages import (
     PROTOCOL_VERSION,
@@ -12,6 +12,7 @@ from jaxft_coordinator.core.messages import (
     HealFailed,
     HealId,
     Hello,
+    HistoryId,
     Join,
     Leave,
     Pin,
@@ -49,7 +50,8 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
     if frontier is None:
         turn.send(group, Welcome(interval_ms))
     else:
-        turn.send(group, Welcome(interval_ms, frontier.step, frontier.quorum_id))
+        held = bool(turn.holders())
+        turn.send(group, Welcome(interval_ms, frontier.step, frontier.quorum_id, held))
     turn.report(f"{group.name} is present")
 
 
@@ -64,13 +66,12 @@ def join(turn: Turn, group: Group, message: Join) -> None:
         names = ", ".join(difference.name for difference in differences)
         refuse(turn, group, f"group {group.name!r} differs from job {job.name!r} in: {names}", differences)
         return
-    if job.frontier is not None and message.step > job.frontier.step:
-        refuse(
-            turn,
-            group,
-            f"group {group.name!r} holds step {message.step}, but job {job.name!r} is only at step "
-            f"{job.frontier.step}: this looks like another run; give it a job name of its own",
-        )
+    if founding.gives_way_to(turn, message):
+        founding.give_way(turn)
+        job = turn.job
+    foreign = _foreign_state(turn, group, message)
+    if foreign:
+        refuse(turn, group, foreign)
         return
     turn.update(
         settings=job.settings if job.settings is not None else dict(message.settings),
@@ -79,7 +80,15 @@ def join(turn: Turn, group: Group, message: Join) -> None:
     )
     if job.frontier is None and job.first_join_s is None:
         turn.update(first_join_s=turn.now_s)
-    joined = turn.put(group, step=message.step, digest=message.digest, phase=Phase.STALE)
+    joined = turn.put(
+        group,
+        step=message.step,
+        digest=message.digest,
+        history=HistoryId(0) if group.holder in job.distrusted else message.history,
+        joined_s=turn.now_s,
+        spare=message.spare,
+        phase=Phase.STALE,
+    )
     if _holds_frontier(turn, joined):
         turn.note_state(joined)
         # A quorum in force may commit the step without it: then it would be a member that lacks a step.
@@ -101,7 +110,7 @@ def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:
     if message.heal_id != group.heal_id:
         return
     turn.report(f"{group.name} could not heal: {message.reason}")
-    turn.put(turn.release_heal(group), phase=Phase.STALE)
+    turn.put(turn.release_heal(group), phase=Phase.STALE, **_held_now(turn, group, message))
     if group.phase is Phase.MEMBER:
         turn.note_left(group.name, "it could not catch up")
     quorums.lose(turn, group.name)
@@ -113,7 +122,9 @@ def leave(turn: Turn, group: Group, message: Leave) -> None:
     left = turn.put(turn.release_heal(group), phase=Phase.LEAVING)
     if group.phase is Phase.MEMBER:
         turn.note_left(left.name, "it left")
-    last = not turn.select(lambda other: other.phase is Phase.MEMBER)
+    if message.finished and not group.spare and group.phase is Phase.MEMBER:
+        turn.update(places=turn.job.places - 1)  # nobody needs to take its place
+    last = not turn.select(quorums.is_member)
     if last and message.finished and left in turn.holders():
         assert turn.job.frontier is not None
         turn.update(finished=turn.job.frontier.step, quorum=None)
@@ -167,8 +178,36 @@ def plan_heals(turn: Turn) -> None:
             turn.send(donor, Pin(heal_id, frontier.step))
         names = tuple(donor.name for donor in donors)
         turn.put(group, phase=Phase.HEALING, heal_id=heal_id, donors=names)
-        turn.send(group, Heal(heal_id, frontier.step, tuple(as_member(donor) for donor in donors)))
+        members = tuple(as_member(donor) for donor in donors)
+        turn.send(group, Heal(heal_id, frontier.step, members, history=turn.job.history))
         turn.report(f"{group.name} heals to step {frontier.step} from {', '.join(names)}")
+
+
+def plan_following(turn: Turn) -> None:
+    """Let every group that stands by, at the frontier, follow the job: donors log the sums for it from here on."""
+    frontier = turn.job.frontier
+    if frontier is None or turn.job.quorum is None:
+        return
+    for group in turn.select(lambda group: group.phase is Phase.READY and group.heal_id is None):
+        donors = turn.select(lambda other: quorums.is_member(other) and other.holder in frontier.holders)
+        if group.step != frontier.step or not donors:
+            continue
+        heal_id = HealId(turn.job.last_heal_id + 1)
+        turn.update(last_heal_id=heal_id)
+        for donor in donors:
+            turn.send(donor, Pin(heal_id, frontier.step, log_only=True))
+        turn.put(group, heal_id=heal_id, donors=tuple(donor.name for donor in donors))
+        members = tuple(as_member(donor) for donor in donors)
+        heal = Heal(heal_id, frontier.step, members, log_only=True, history=turn.job.history)
+        turn.send(group, heal)
+        turn.report(f"{group.name} stands by at step {frontier.step}")
+
+
+def _held_now(turn: Turn, group: Group, message: HealFailed) -> dict[str, object]:
+    """What a group holds after a heal that failed half-way: maybe a committed state, newer than its own was."""
+    if message.step == group.step:
+        return {}
+    return {"step": message.step, "history": turn.job.history, "digest": ""}
 
 
 def _donors(turn: Turn) -> list[Group]:
@@ -210,6 +249,25 @@ def _tell_finished(turn: Turn, group: Group) -> None:
     assert turn.job.finished is not None
     turn.send(group, Finished(turn.job.finished))
     turn.put(turn.release_heal(group), phase=Phase.LEAVING)
+
+
+def _foreign_state(turn: Turn, group: Group, message: Join) -> str:
+    """Why the state that a group brings cannot be of this job; "" if it can."""
+    job = turn.job
+    if job.frontier is None or message.history == job.history:
+        return ""
+    if message.history:
+        return (
+            f"group {group.name!r} brings step {message.step} of another history of job {job.name!r} (history "
+            f"{message.history:016x}; this one is {job.history:016x}): the job was started anew since that state was "
+            "saved. Use the other run's checkpoints under a job name of its own, or start without them"
+        )
+    if message.step > job.frontier.step:
+        return (
+            f"group {group.name!r} holds step {message.step}, but job {job.name!r} is only at step "
+            f"{job.frontier.step}: this looks like another run; give it a job name of its own"
+        )
+    return ""
 
 
 def _settings_problem(message: Join) -> str:

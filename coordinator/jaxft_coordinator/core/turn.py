@@ -4,7 +4,7 @@ Local mutation, pure result: `machine.step` makes a Turn, moves it, and takes jo
 anything raises on the way, the job that came in is untouched.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,9 @@ from jaxft_coordinator.core.messages import (
     Waiting,
 )
 from jaxft_coordinator.core.names import natural_key
+
+# Texts go to every group: a job of a thousand must not send a thousand names, or reasons, to each of a thousand.
+MAX_LISTED = 10
 
 
 class Turn:
@@ -90,9 +93,20 @@ class Turn:
         """`group` has shown that it holds state `group.step` of this job."""
         frontier = self.job.frontier
         assert frontier is not None
-        self.update(proven={**self.job.proven, group.name: group.incarnation})
+        distrusted = self.job.distrusted - {group.holder}
+        self.update(proven={**self.job.proven, group.name: group.incarnation}, distrusted=distrusted)
         if group.step == frontier.step:
             self.update(frontier=replace(frontier, holders=frontier.holders | {group.holder}))
+
+    def distrust(self, group: Group) -> None:
+        """What `group` holds is not the job's state, whatever its step says; nor is what it gave to joiners."""
+        frontier = self.job.frontier
+        assert frontier is not None
+        proven = {name: incarnation for name, incarnation in self.job.proven.items() if name != group.name}
+        self.update(distrusted=self.job.distrusted | {group.holder})
+        self.update(proven=proven, frontier=replace(frontier, holders=frontier.holders - {group.holder}))
+        for fed in self.select(lambda other: group.name in other.donors and other.phase is not Phase.MEMBER):
+            self.put(self.release_heal(fed), phase=Phase.STALE)
 
     def note_left(self, name: GroupName, reason: str) -> None:
         """Remember for the next quorum why `name` is missing; of a group that goes twice, the last reason."""
@@ -120,6 +134,17 @@ class Turn:
         for group in self.job.groups.values():
             if group.phase is not Phase.LEAVING:
                 self.send(group, Waiting(reason))
+
+
+def listed(items: Sequence[str], separator: str = ", ") -> str:
+    """Of many items the first few, and how many more there are."""
+    more = len(items) - MAX_LISTED
+    shown = [*items[:MAX_LISTED], f"{more} more"] if more > 0 else items
+    return separator.join(shown)
+
+
+def names_text(groups: Sequence[Group]) -> str:
+    return listed([group.name for group in groups]) or "nobody"
 
 
 def as_member(group: Group, shards: tuple[int, ...] = ()) -> Member:

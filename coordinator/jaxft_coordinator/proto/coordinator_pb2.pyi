@@ -25,7 +25,7 @@ class GroupMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., heal_failed: _Optional[_Union[HealFailed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "new_quorum", "commit", "pin", "release", "heal", "frontier_moved", "waiting", "finished", "evicted", "goodbye")
+    __slots__ = ("welcome", "refused", "new_quorum", "commit", "pin", "release", "heal", "frontier_moved", "waiting", "finished", "evicted", "goodbye", "halted")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     NEW_QUORUM_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class CoordinatorMessage(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    HALTED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     new_quorum: NewQuorum
@@ -50,7 +51,8 @@ class CoordinatorMessage(_message.Message):
     finished: Finished
     evicted: Evicted
     goodbye: Goodbye
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., new_quorum: _Optional[_Union[NewQuorum, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., frontier_moved: _Optional[_Union[FrontierMoved, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    halted: Halted
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., new_quorum: _Optional[_Union[NewQuorum, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., frontier_moved: _Optional[_Union[FrontierMoved, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "job", "group", "incarnation", "rank", "ranks", "address")
@@ -71,7 +73,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("step", "digest", "settings", "last_quorum_id", "min_replicas")
+    __slots__ = ("step", "digest", "settings", "last_quorum_id", "min_replicas", "history", "spare")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -84,12 +86,16 @@ class Join(_message.Message):
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     LAST_QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     MIN_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    SPARE_FIELD_NUMBER: _ClassVar[int]
     step: int
     digest: str
     settings: _containers.ScalarMap[str, str]
     last_quorum_id: int
     min_replicas: int
-    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., settings: _Optional[_Mapping[str, str]] = ..., last_quorum_id: _Optional[int] = ..., min_replicas: _Optional[int] = ...) -> None: ...
+    history: int
+    spare: bool
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., settings: _Optional[_Mapping[str, str]] = ..., last_quorum_id: _Optional[int] = ..., min_replicas: _Optional[int] = ..., history: _Optional[int] = ..., spare: bool = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("heal_id", "step")
@@ -100,30 +106,34 @@ class Ready(_message.Message):
     def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("quorum_id", "step", "ok", "accused", "reason")
+    __slots__ = ("quorum_id", "step", "ok", "accused", "reason", "digest")
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
     ACCUSED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     quorum_id: int
     step: int
     ok: bool
     accused: _containers.RepeatedScalarFieldContainer[str]
     reason: str
-    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., ok: bool = ..., accused: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    digest: int
+    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., ok: bool = ..., accused: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class HealFailed(_message.Message):
-    __slots__ = ("heal_id", "reason")
+    __slots__ = ("heal_id", "reason", "step")
     HEAL_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     heal_id: int
     reason: str
-    def __init__(self, heal_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    step: int
+    def __init__(self, heal_id: _Optional[int] = ..., reason: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("finished",)
@@ -132,16 +142,18 @@ class Leave(_message.Message):
     def __init__(self, finished: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("heartbeat_interval_ms", "has_frontier", "frontier_step", "frontier_quorum_id")
+    __slots__ = ("heartbeat_interval_ms", "has_frontier", "frontier_step", "frontier_quorum_id", "frontier_held")
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     HAS_FRONTIER_FIELD_NUMBER: _ClassVar[int]
     FRONTIER_STEP_FIELD_NUMBER: _ClassVar[int]
     FRONTIER_QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
+    FRONTIER_HELD_FIELD_NUMBER: _ClassVar[int]
     heartbeat_interval_ms: int
     has_frontier: bool
     frontier_step: int
     frontier_quorum_id: int
-    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., has_frontier: bool = ..., frontier_step: _Optional[int] = ..., frontier_quorum_id: _Optional[int] = ...) -> None: ...
+    frontier_held: bool
+    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., has_frontier: bool = ..., frontier_step: _Optional[int] = ..., frontier_quorum_id: _Optional[int] = ..., frontier_held: bool = ...) -> None: ...
 
 class Difference(_message.Message):
     __slots__ = ("name", "job", "group")
@@ -182,20 +194,22 @@ class Change(_message.Message):
     def __init__(self, group: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class NewQuorum(_message.Message):
-    __slots__ = ("quorum_id", "step", "total_shards", "members", "joined", "left")
+    __slots__ = ("quorum_id", "step", "total_shards", "members", "joined", "left", "history")
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SHARDS_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     quorum_id: int
     step: int
     total_shards: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     joined: _containers.RepeatedCompositeFieldContainer[Change]
     left: _containers.RepeatedCompositeFieldContainer[Change]
-    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., total_shards: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[Change, _Mapping]]] = ...) -> None: ...
+    history: int
+    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., total_shards: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., history: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("quorum_id", "step", "next")
@@ -208,12 +222,14 @@ class Commit(_message.Message):
     def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., next: _Optional[_Union[NewQuorum, _Mapping]] = ...) -> None: ...
 
 class Pin(_message.Message):
-    __slots__ = ("heal_id", "step")
+    __slots__ = ("heal_id", "step", "log_only")
     HEAL_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    LOG_ONLY_FIELD_NUMBER: _ClassVar[int]
     heal_id: int
     step: int
-    def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    log_only: bool
+    def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ..., log_only: bool = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("heal_id",)
@@ -222,14 +238,18 @@ class Release(_message.Message):
     def __init__(self, heal_id: _Optional[int] = ...) -> None: ...
 
 class Heal(_message.Message):
-    __slots__ = ("heal_id", "step", "donors")
+    __slots__ = ("heal_id", "step", "donors", "log_only", "history")
     HEAL_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DONORS_FIELD_NUMBER: _ClassVar[int]
+    LOG_ONLY_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     heal_id: int
     step: int
     donors: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    log_only: bool
+    history: int
+    def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., log_only: bool = ..., history: _Optional[int] = ...) -> None: ...
 
 class FrontierMoved(_message.Message):
     __slots__ = ("step",)
@@ -260,3 +280,9 @@ class Evicted(_message.Message):
 class Goodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Halted(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...

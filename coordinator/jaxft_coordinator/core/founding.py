@@ -1,0 +1,125 @@
+"""Choosing the state from which a job goes on: its first, or the best that is left when all who held it are gone.
+
+*Founding.* The first state is that of the highest step, then of the lowest name; all who hold it are founders.
+
+*Resuming.* Of a job that has committed something, a fresh state never becomes the truth. But when nobody is left who
+holds the frontier, groups that bring a state of the same history (from a checkpoint, or because they took part once)
+may go on from the newest of these. That is the only way in which a frontier goes back. It waits for
+`heartbeat_timeout_s`, so that a holder that has only lost its connection comes first.
+
+A history is named after the incarnation that founded it. Where the coordinator has lost its memory and a fresh group
+was quicker than those with a history, the fresh founding gives way as long as nothing has been committed on it.
+"""
+
+from collections.abc import Sequence
+
+from jaxft_coordinator.core.job import Ballot, Frontier, Group, Phase
+from jaxft_coordinator.core.messages import HistoryId, Join, QuorumId, Step
+from jaxft_coordinator.core.names import natural_key
+from jaxft_coordinator.core.turn import Turn, names_text
+
+
+def found(turn: Turn) -> None:
+    """Found the job, or let it resume, if the time has come."""
+    _note_orphaned(turn)
+    job = turn.job
+    if job.frontier is not None and not _founders_are_gone(turn):
+        _resume(turn, job.frontier)
+        return
+    if job.first_join_s is None:
+        return
+    joined = turn.select(has_joined)
+    if not joined:
+        # Whoever had joined is gone: what it asked for binds nobody.
+        turn.update(settings=None, min_replicas=0, first_join_s=None)
+        return
+    timed_out = turn.now_s - job.first_join_s >= job.options.join_timeout_s
+    if len(joined) < job.min_replicas or (not timed_out and turn.select(compiles)):
+        return
+    truth, founders = _go_on_from(turn, joined)
+    turn.report(f"founded at step {truth.step} by {names_text(founders)}")
+
+
+def gives_way_to(turn: Turn, message: Join) -> bool:
+    """Whether a fresh founding, on which nothing is committed, gives way to a group that has a history."""
+    frontier = turn.job.frontier
+    return frontier is not None and frontier.founding and frontier.fresh and message.history != 0
+
+
+def give_way(turn: Turn) -> None:
+    """Undo a founding on which nothing has been committed."""
+    turn.report("a group brings a committed state: the fresh founding gives way to it")
+    for group in turn.select(lambda group: group.phase in (Phase.MEMBER, Phase.READY, Phase.HEALING)):
+        turn.put(turn.release_heal(group), phase=Phase.STALE)
+    turn.update(frontier=None, quorum=None, ballot=Ballot(), history=HistoryId(0), proven={})
+
+
+def has_joined(group: Group) -> bool:
+    return group.phase is Phase.STALE
+
+
+def compiles(group: Group) -> bool:
+    return group.phase is Phase.PRESENT
+
+
+def _note_orphaned(turn: Turn) -> None:
+    """Remember since when nobody has held the frontier."""
+    job = turn.job
+    orphaned = job.frontier is not None and job.quorum is None and job.finished is None and not turn.holders()
+    if orphaned != (job.orphaned_s is not None):
+        turn.update(orphaned_s=turn.now_s if orphaned else None)
+
+
+def _resume(turn: Turn, frontier: Frontier) -> None:
+    job = turn.job
+    if job.orphaned_s is None or turn.now_s - job.orphaned_s < job.options.heartbeat_timeout_s:
+        return
+    if any(group.holder in frontier.holders for group in job.groups.values()):
+        return  # it is back, and says so as soon as it has applied what it missed
+    of_history = turn.select(lambda group: has_joined(group) and group.history == job.history != 0)
+    if not of_history:
+        return
+    waited_s = turn.now_s - min(group.joined_s for group in of_history)
+    if waited_s < job.options.join_timeout_s and turn.select(compiles):
+        return  # it may bring a newer one
+    truth, founders = _go_on_from(turn, of_history)
+    again = frontier.step - truth.step
+    turn.report(
+        f"resumes at step {truth.step} with the state of {names_text(founders)}: nobody is left who held step "
+        f"{frontier.step}; {again} steps are done again"
+    )
+
+
+def _go_on_from(turn: Turn, joined: Sequence[Group]) -> tuple[Group, list[Group]]:
+    """Make the best of these states the job's frontier; return whose it is, and all who hold it."""
+    truth = min(joined, key=lambda group: (-group.step, group.history == 0, natural_key(group.name)))
+    founders = [group for group in joined if group is truth or _state(group) == _state(truth)]
+    held = frozenset(group.holder for group in founders)
+    history = truth.history or HistoryId(truth.incarnation)
+    turn.update(
+        frontier=Frontier(truth.step, QuorumId(0), truth.digest, held, fresh=not truth.history),
+        history=history,
+        proven=dict(held),
+        held={},
+        places=0,
+        orphaned_s=None,
+    )
+    turn.put_all([group for group in founders if not group.spare], phase=Phase.MEMBER)
+    turn.put_all([group for group in founders if group.spare], phase=Phase.READY)
+    return truth, founders
+
+
+def _state(group: Group) -> tuple[Step, str]:
+    """What founders must share; a group that computed no digest shares its state with nobody."""
+    return (group.step, group.digest or f"unknown state of {group.name}")
+
+
+def _founders_are_gone(turn: Turn) -> bool:
+    """Nothing was committed, nobody holds the founding state any more, and somebody else stands at its step."""
+    frontier = turn.job.frontier
+    if frontier is None or not frontier.founding or turn.job.quorum is not None or turn.holders():
+        return False
+    groups = turn.job.groups.values()
+    return not any(group.phase in (Phase.HEALING, Phase.READY) for group in groups) and any(
+        has_joined(group) and group.step == frontier.step for group in groups
+    )

@@ -1,0 +1,137 @@
+"""All groups die at once, on real processes: the job resumes from a checkpoint, and never from a fresh state."""
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.processes.harness import Cluster, Worker, cluster
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+STEPS = 40
+EVERY = 10
+DIE_AT = 25
+GROUPS = ("group-0", "group-1")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    with cluster(tmp_path_factory.mktemp("alone")) as alone:
+        worker = alone.start("alone", "--steps", str(STEPS), coordinated=False)
+        alone.until_finished(worker)
+        assert worker.digest is not None
+        return worker.digest
+
+
+def flags(here: Cluster) -> tuple[str, ...]:
+    saved = str(here.folder / "checkpoints")
+    return "--steps", str(STEPS), "--checkpoints", saved, "--checkpoint-every", str(EVERY)
+
+
+def saved_steps(here: Cluster) -> set[str]:
+    folder = here.folder / "checkpoints"
+    return {path.name for path in folder.iterdir() if path.name.isdigit()} if folder.exists() else set()
+
+
+def train_and_kill_all(here: Cluster) -> None:
+    """Let both groups come to step DIE_AT, with the checkpoint of step 20 written, and kill them."""
+    here.start_coordinator("--heartbeat-timeout-ms", "1000")
+    first, gate = here.folder / "first-saved", here.folder / "never"
+    gates = ("--gate", f"15:{first}", "--gate", f"{DIE_AT}:{gate}")
+    workers = here.start_together(GROUPS, lambda group: (*flags(here), *gates))
+    here.until(lambda: "10" in saved_steps(here), "the checkpoint of step 10")
+    first.touch()
+    at_gate = lambda: all(len(worker.steps()) == DIE_AT for worker in workers.values())  # noqa: E731
+    here.until(at_gate, f"both groups to come to step {DIE_AT}")
+    here.until(lambda: "20" in saved_steps(here), "the checkpoint of step 20")
+    for worker in workers.values():
+        worker.process.send_signal(signal.SIGKILL)
+    for worker in workers.values():
+        here.until_dead(worker)
+
+
+def resume(here: Cluster) -> list[Worker]:
+    gate = here.folder / "all-back"
+    workers = [here.start(group, *flags(here), "--gate", f"30:{gate}") for group in GROUPS]
+    here.until(
+        lambda: all(worker.steps() or worker.says("heals to") for worker in workers), "both to be back"
+    )
+    gate.touch()
+    here.until_finished(*workers)
+    return workers
+
+
+def test_it_resumes_from_the_newest_checkpoint_and_says_so(undisturbed: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        train_and_kill_all(here)
+        workers = resume(here)
+        assert {worker.digest for worker in workers} == {undisturbed}
+        assert {worker.events()[0]["step"] for worker in workers} <= {20, 0}  # 0: it came late, and healed
+        text = f"restored step 20 from {tmp_path}/checkpoints/20; the job had committed {DIE_AT}: 5 steps are done"
+        assert any(worker.says(text) for worker in workers)
+        assert "resumes at step 20" in here.coordinator_log.read_text()
+        assert "5 steps are done again" in here.coordinator_log.read_text()
+        assert "40" in saved_steps(here)  # also the last state
+
+
+def test_with_a_new_coordinator_as_well(undisturbed: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        train_and_kill_all(here)
+        assert here.coordinator is not None
+        here.coordinator.kill()
+        here.coordinator.wait()
+        here.start_coordinator()
+        workers = resume(here)
+        assert {worker.digest for worker in workers} == {undisturbed}
+        assert "founded at step 20" in here.coordinator_log.read_text()
+
+
+def test_a_damaged_checkpoint_is_passed_over(undisturbed: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        train_and_kill_all(here)
+        for path in (tmp_path / "checkpoints" / "20").rglob("*"):
+            if path.is_file() and path.stat().st_size > 1000:
+                path.write_bytes(path.read_bytes()[:-100])
+        workers = resume(here)
+        assert {worker.digest for worker in workers} == {undisturbed}
+        assert any(worker.says("checkpoints/20 is skipped") for worker in workers)
+        assert "resumes at step 10" in here.coordinator_log.read_text()
+
+
+def test_a_fresh_group_alone_never_becomes_the_truth(undisturbed: str, tmp_path: Path) -> None:
+    """The state wipe: everyone who held step 25 is dead, and one comes back with nothing."""
+    with cluster(tmp_path) as here:
+        train_and_kill_all(here)
+        shutil.move(tmp_path / "checkpoints", tmp_path / "elsewhere")
+        fresh = here.start("group-0", *flags(here), "--failure-timeout-s", "5")
+        here.until(lambda: fresh.process.poll() is not None, "the fresh group to give up")
+        assert fresh.process.returncode == 1
+        assert fresh.says("CannotHeal")
+        assert fresh.says("A fresh state never replaces a committed one")
+        assert not fresh.steps()
+        # With the checkpoints back it goes on.
+        shutil.move(tmp_path / "elsewhere", tmp_path / "checkpoints")
+        workers = resume(here)
+        assert {worker.digest for worker in workers} == {undisturbed}
+
+
+def test_a_checkpoint_of_another_run_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    """Equal step numbers of different histories: the second run must not be mixed with the first one's states."""
+    with cluster(tmp_path) as here:
+        train_and_kill_all(here)
+        assert here.coordinator is not None
+        here.coordinator.kill()
+        here.coordinator.wait()
+        here.start_coordinator()
+        gate = here.folder / "never"
+        anew = here.start("group-0", "--steps", str(STEPS), "--gate", f"30:{gate}")
+        here.until(lambda: len(anew.steps()) == 30, "the run that was started anew")
+        anew.process.send_signal(signal.SIGKILL)
+        here.until_dead(anew)
+        old = here.start("group-1", *flags(here))
+        here.until(lambda: old.process.poll() is not None, "the old state to be refused")
+        assert old.process.returncode == 1
+        assert old.says("JoinRefused")
+        assert old.says("brings step 20 of another history of job 'toy'")

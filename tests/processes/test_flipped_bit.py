@@ -1,0 +1,71 @@
+"""A bit that flips in one group's memory, on real processes: caught before it reaches the run, and mended."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes.harness import Cluster, cluster
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+STEPS = 40
+FLIPPED_AFTER = 12
+GROUPS = ("group-0", "group-1", "group-2")
+
+
+def undisturbed(folder: Path) -> str:
+    with cluster(folder) as alone:
+        worker = alone.start("alone", "--steps", str(STEPS), coordinated=False)
+        alone.until_finished(worker)
+        assert worker.digest is not None
+        return worker.digest
+
+
+def run(here: Cluster, groups: tuple[str, ...], *flags: str, victim: str = "group-1", leaf: str) -> None:
+    here.start_coordinator()
+    flip = ("--flip", f"{leaf}:{FLIPPED_AFTER}")
+    here.start_together(
+        groups, lambda group: ("--steps", str(STEPS), *flags, *(flip if group == victim else ()))
+    )
+
+
+@pytest.mark.parametrize(
+    ("leaf", "victim"),
+    [
+        ("params.out", "group-1"),
+        ("params.hidden", "group-0"),
+        ("mu.hidden", "group-2"),
+        ("nu.out", "group-1"),
+    ],
+)
+def test_the_odd_one_out_heals_and_the_run_keeps_its_bits(leaf: str, victim: str, tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    expected = undisturbed(tmp_path / "alone")
+    with cluster(tmp_path) as here:
+        run(here, GROUPS, "--digest-every", "1", leaf=leaf, victim=victim)
+        here.until_finished(*here.workers)
+        assert {worker.digest for worker in here.workers} == {expected}
+        log = here.coordinator_log.read_text()
+        # Within the very step that would have used the flipped bit.
+        assert f"evicts {victim}: its state is not the majority's" in log
+        assert f"quorum 2 from step {FLIPPED_AFTER}:" in log
+
+
+def test_within_one_period(tmp_path: Path) -> None:
+    """Compared every 8 steps: what was committed in between may have used the bit, and all groups agree again."""
+    with cluster(tmp_path) as here:
+        run(here, GROUPS, "--digest-every", "8", leaf="params.hidden")
+        here.until_finished(*here.workers)
+        assert len({worker.digest for worker in here.workers}) == 1
+        assert "quorum 2 from step 16:" in here.coordinator_log.read_text()
+
+
+def test_two_that_differ_stop_the_job(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        run(here, GROUPS[:2], "--digest-every", "1", leaf="nu.hidden")
+        for worker in here.workers:
+            here.until(lambda worker=worker: worker.process.poll() is not None, "both to stop")
+            assert worker.process.returncode == 1
+            assert worker.says("jaxft._errors.Diverged")
+            assert worker.says(f"hold different states {FLIPPED_AFTER}, and no majority says which is right")
+            assert worker.steps()[-1]["step"] == FLIPPED_AFTER
