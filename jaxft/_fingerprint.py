@@ -28,17 +28,25 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+|id=\d+")
 _SUMMARY_LEAVES = 3
 
 
-def part_digest(part: Part) -> str:
-    """A digest of one program: its equations, its constants, and which leaves it reads."""
+@dataclasses.dataclass
+class _Text:
+    """How a text is written: whether the sizes of meshes are part of it, and the jaxprs that it has met."""
+
+    meshes: bool = True
+    done: dict[int, str] = dataclasses.field(default_factory=dict)
+
+
+def part_digest(part: Part, *, meshes: bool = True) -> str:
+    """A digest of one program: its equations, its constants, and which leaves it reads.
+
+    Without `meshes` the sizes of meshes are left out, so that groups with other numbers of devices can agree. What
+    stays are the axes' names, what lies along which, and the shapes within a `shard_map`, which are those of one
+    device.
+    """
     text = [str((part.state, part.batch, part.means, part.rest)), str([str(aval) for aval in part.zeros])]
-    text += [_value(const, {}) for const in part.consts]
-    text.append(jaxpr_text(part.jaxpr))
+    text += [_value(const, _Text(meshes)) for const in part.consts]
+    text.append(_jaxpr(part.jaxpr, _Text(meshes)))
     return _hash("\n".join(text))
-
-
-def jaxpr_text(jaxpr: AnyJaxpr) -> str:
-    """The canonical text of a jaxpr. Nested jaxprs appear as digests."""
-    return _jaxpr(jaxpr, {})
 
 
 def environment(devices: Sequence[Any]) -> dict[str, str]:
@@ -54,12 +62,13 @@ def environment(devices: Sequence[Any]) -> dict[str, str]:
     }
 
 
-def program_digest(parts: Sequence[Part]) -> str:
+def program_digest(parts: Sequence[Part], *, meshes: bool = True) -> str:
+    """A digest of several programs; for `meshes` see `part_digest`."""
     settings = [
         f"{name}={getattr(jax.config, name)}"
         for name in ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision")
     ]
-    return _hash("\n".join([*settings, *map(part_digest, parts)]))
+    return _hash("\n".join([*settings, *(part_digest(part, meshes=meshes) for part in parts)]))
 
 
 def leaves_digest(labels: Sequence[str], types: Sequence[Any]) -> str:
@@ -74,11 +83,11 @@ def shardings_digest(specs: Sequence[jax.ShapeDtypeStruct]) -> str:
     return f"{_hash(chr(10).join(lines))[:16]} ({len(set(lines))} kinds over {len(lines)} leaves)"
 
 
-def sharding_text(sharding: Any) -> str:
+def sharding_text(sharding: Any, *, meshes: bool = True) -> str:
     if isinstance(sharding, jax.sharding.NamedSharding):
-        return (
-            f"{dict(sharding.mesh.shape)} {sharding.mesh.axis_types} {sharding.spec} {sharding.memory_kind}"
-        )
+        mesh = sharding.mesh
+        axes = dict(mesh.shape) if meshes else list(mesh.axis_names)
+        return f"{axes} {mesh.axis_types} {sharding.spec} {sharding.memory_kind}"
     return type(sharding).__name__
 
 
@@ -86,21 +95,22 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _jaxpr(jaxpr: AnyJaxpr, done: dict[int, str]) -> str:
+def _jaxpr(jaxpr: AnyJaxpr, text: _Text) -> str:
+    """The canonical text of a jaxpr. Nested jaxprs appear as digests."""
     names: dict[Var, str] = {}
 
     def name(atom: Atom) -> str:
         if not _compat.is_var(atom):
-            return f"{_value(atom.val, done)}:{_aval(atom.aval)}"
+            return f"{_value(atom.val, text)}:{_aval(atom.aval)}"
         return names.setdefault(atom, f"v{len(names)}")
 
     inner = _compat.open_jaxpr(jaxpr)
-    lines = [_value(const, done) for const in _compat.consts_of(jaxpr)]
+    lines = [_value(const, text) for const in _compat.consts_of(jaxpr)]
     lines.append(" ".join(f"{name(var)}:{_aval(var.aval)}" for var in (*inner.constvars, *inner.invars)))
     for eqn in inner.eqns:
         ins = " ".join(map(name, eqn.invars))
         outs = " ".join(f"{name(var)}:{_aval(var.aval)}" for var in eqn.outvars)
-        params = " ".join(f"{key}={_value(value, done)}" for key, value in sorted(eqn.params.items()))
+        params = " ".join(f"{key}={_value(value, text)}" for key, value in sorted(eqn.params.items()))
         lines.append(f"{outs} = {eqn.primitive.name}[{params}] {ins}")
     lines.append(" ".join(map(name, inner.outvars)))
     return "\n".join(lines)
@@ -110,33 +120,33 @@ def _aval(aval: Any) -> str:
     return f"{aval.str_short()}{'~' if getattr(aval, 'weak_type', False) else ''}"
 
 
-def _value(value: Any, done: dict[int, str]) -> str:
+def _value(value: Any, text: _Text) -> str:
     """A parameter or a constant as text that another process would write the same."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return repr(value)
     if _compat.is_jaxpr(value):
-        if id(value) not in done:
-            done[id(value)] = _hash(_jaxpr(value, done))
-        return done[id(value)]
+        if id(value) not in text.done:
+            text.done[id(value)] = _hash(_jaxpr(value, text))
+        return text.done[id(value)]
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return _array(value)
     if isinstance(value, enum.Enum | np.dtype | jax.tree_util.PyTreeDef):
         return str(value)
     if isinstance(value, jax.sharding.Sharding):
-        return sharding_text(value)
-    return _container(value, done) or _printed(value)
+        return sharding_text(value, meshes=text.meshes)
+    return _container(value, text) or _printed(value)
 
 
-def _container(value: Any, done: dict[int, str]) -> str | None:
+def _container(value: Any, text: _Text) -> str | None:
     if isinstance(value, Mapping):
-        return str(sorted((str(key), _value(entry, done)) for key, entry in value.items()))
+        return str(sorted((str(key), _value(entry, text)) for key, entry in value.items()))
     if isinstance(value, tuple | list):
-        return f"({', '.join(_value(entry, done) for entry in value)})"
+        return f"({', '.join(_value(entry, text) for entry in value)})"
     if isinstance(value, set | frozenset):
-        return f"{{{', '.join(sorted(_value(entry, done) for entry in value))}}}"
+        return f"{{{', '.join(sorted(_value(entry, text) for entry in value))}}}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return f"{type(value).__name__}{_value(fields, done)}"
+        return f"{type(value).__name__}{_value(fields, text)}"
     if isinstance(value, type) or callable(value):
         return _callable_name(value)
     return None

@@ -17,12 +17,14 @@ import pytest
 from jax import lax
 from jax.experimental import buffer_callback, io_callback
 from jax.experimental import pallas as pl
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from step_models import Model, program_digest
 
 import jaxft
+from jaxft._cut import cut
 from jaxft._errors import StepError
+from jaxft._fingerprint import program_digest as fingerprint_of
 
 STATE = {"key": jax.random.key(0), "n": np.int32(0), "w": np.ones(3, np.float32)}
 BATCH = np.arange(3, dtype=np.float32)
@@ -35,6 +37,21 @@ def digest_of(train_step: Callable[..., Any], state: Any = STATE, batch: Any = B
     """Trace and cut a step, with all checks, and take its fingerprint; nothing is compiled."""
     state = jax.tree.map(jnp.asarray, state)
     return program_digest(Model(lambda _: train_step, lambda: state, lambda _: batch))
+
+
+def digest_on(sizes: tuple[int, int], names: tuple[str, str], spec: P, *, meshes: bool) -> str:
+    """The fingerprint of a step on a mesh, which names that mesh in a nested jit and in the gradient's place."""
+    mesh = jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * 2)
+    placed = NamedSharding(mesh, spec)
+    tie = jax.jit(lambda x: lax.with_sharding_constraint(jnp.sin(x), placed))
+
+    def train_step(state: jax.Array, batch: jax.Array) -> Any:
+        return state - tie(jaxft.pmean(tie(state * batch))), {}
+
+    leaf = jax.ShapeDtypeStruct((4, 4), jnp.float32, sharding=placed)
+    closed = jax.make_jaxpr(lambda state, batch: train_step(state, batch)[0])(leaf, leaf)
+    parts = cut(closed, ["w"], ["x"], lambda old, new: True)
+    return fingerprint_of([parts.compute, parts.apply], meshes=meshes)
 
 
 def refused(train_step: Callable[..., Any], **arguments: Any) -> str:
@@ -447,3 +464,17 @@ def test_the_shape_of_a_batch_shows() -> None:
         return state | {"w": state["w"] + jaxft.pmean(batch.sum() * len(batch))}, {}
 
     assert digest_of(train_step, batch=np.ones(4, np.float32)) != digest_of(train_step)
+
+
+# Meshes
+
+
+def test_the_sizes_of_a_mesh_can_be_left_out() -> None:
+    axes, spec, sizes = ("a", "b"), P("a"), [(2, 1), (1, 2), (4, 1)]
+    assert len({digest_on(size, axes, spec, meshes=True) for size in sizes}) == 3
+    (same,) = {digest_on(size, axes, spec, meshes=False) for size in sizes}
+    others = [
+        digest_on((2, 1), ("b", "a"), spec, meshes=False),
+        digest_on((2, 1), axes, P("b"), meshes=False),
+    ]
+    assert len({same, *others}) == 3
