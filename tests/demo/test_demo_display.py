@@ -53,6 +53,19 @@ def test_plain_lines_carry_the_time_and_come_at_every_tenth_step_only() -> None:
     ]
 
 
+def test_a_long_run_may_ask_for_fewer_plain_lines() -> None:
+    stream = io.StringIO()
+    display = make_display(stream, name="jaxft chaos", every_steps=50)
+    for step in range(1, 151):
+        display.show(view(step))
+    assert [line.split("step")[1].split("/")[0].strip() for line in stream.getvalue().splitlines()] == [
+        "1",
+        "50",
+        "100",
+        "150",
+    ]
+
+
 def test_plain_lines_begin_anew_in_the_next_run() -> None:
     stream, display = plain()
     display.show(view(1))

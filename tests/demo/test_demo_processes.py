@@ -120,6 +120,27 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not exists(pid))
 
 
+def test_orders_reach_a_child_that_takes_them_and_are_lost_on_a_dead_one(processes: Processes) -> None:
+    with processes:
+        echo = [sys.executable, "-S", "-c", "for line in open(0): print('heard', line, flush=True)"]
+        child = processes.start("echo", echo, takes_orders=True)
+        for order in ("die vote 0.5", "pace 1"):
+            child.order(order)
+            wait_until(lambda order=order: f"heard {order}" in child.log.read_text())
+        child.kill()
+        assert child.wait(DEADLINE_S)
+        child.order("die again")
+
+
+def test_a_child_that_takes_no_orders_has_nothing_to_read(processes: Processes) -> None:
+    with processes:
+        child = processes.start("reader", [sys.executable, "-S", "-c", "print(repr(open(0).read()))"])
+        assert child.wait(DEADLINE_S)
+        assert child.log.read_text() == "''\n"
+        with pytest.raises(AssertionError, match="takes no orders"):
+            child.order("die")
+
+
 def test_a_child_whose_parent_is_gone_already_does_not_begin(tmp_path: Path) -> None:
     from jaxft._launch import _processes
 
