@@ -62,6 +62,17 @@ def environment(devices: Sequence[Any]) -> dict[str, str]:
     }
 
 
+def compared(fingerprint: Mapping[str, str], *, other_meshes: bool) -> dict[str, str]:
+    """What of a program's fingerprint must be equal in all groups, if they may have different meshes or not."""
+    chosen = dict(fingerprint)
+    any_mesh = chosen.pop("program on any mesh")
+    if other_meshes:
+        del chosen["sharding"]
+        chosen["program"] = any_mesh
+        chosen["devices"] = chosen["devices"].split(" x ", 1)[1]
+    return {**chosen, "meshes": "any" if other_meshes else "equal"}
+
+
 def program_digest(parts: Sequence[Part], *, meshes: bool = True) -> str:
     """A digest of several programs; for `meshes` see `part_digest`."""
     settings = [

@@ -58,6 +58,9 @@ class Manager:
             die at once. Call `restore` before the first step.
         spare: this group takes part only in the place of one that is lost. Until then it follows: it holds the
             newest state, computes nothing, and each call of the step returns after one more step of the job.
+        other_meshes: groups may have different numbers of devices and other shardings. Read docs/meshes.md first:
+            if a group's mesh changes bits of what it contributes, the run's bits depend on who computed what; if it
+            changes bits of the new state, groups would drift apart, which the digests notice. Equal in all groups.
         digest_every: every how many steps the groups compare fingerprints of their states, beside the first step
             of each quorum; by default so often that it costs less than 1 % of a step of 100 ms (see
             docs/guarantees.md). Equal in all groups.
@@ -89,6 +92,7 @@ class Manager:
         settings: Mapping[str, str] | None = None,
         checkpoints: Checkpoints | None = None,
         spare: bool = False,
+        other_meshes: bool = False,
         digest_every: int | None = None,
         host: str | None = None,
     ) -> None:
@@ -114,6 +118,7 @@ class Manager:
         self._settings = _checked(settings or {})
         self._checkpoints = checkpoints
         self._spare = spare
+        self._other_meshes = other_meshes
         self._digest_every = digest_every
         self._host = host
         self._listener: Listener | None = None
@@ -181,6 +186,7 @@ class Manager:
             min_replicas=self._min_replicas,
             settings=self._settings,
             spare=self._spare,
+            other_meshes=self._other_meshes,
             digest_every=self._digest_every,
             checkpoints=self._checkpoints,
         )

@@ -145,6 +145,7 @@ def _describe(
     devices = sorted(some, key=lambda device: device.id) or jax.devices()[:1]
     return {
         "program": _fingerprint.program_digest([parts.compute, parts.apply]),
+        "program on any mesh": _fingerprint.program_digest([parts.compute, parts.apply], meshes=False),
         "state": _fingerprint.leaves_digest(state_labels, state_specs),
         "sharding": _fingerprint.shardings_digest(state_specs),
         "contribution": _fingerprint.leaves_digest([one.path for one in contribution], contribution),

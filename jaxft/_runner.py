@@ -25,6 +25,7 @@ from jaxft._exchange._exchange import exchange
 from jaxft._exchange._layout import Layout
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
+from jaxft._fingerprint import compared
 from jaxft._heal import HealFailed
 from jaxft._heal._fetch import Fetcher
 from jaxft._heal._store import StateStore
@@ -82,6 +83,7 @@ class Runner:
         min_replicas: int | None,
         settings: Mapping[str, str],
         spare: bool,
+        other_meshes: bool,
         digest_every: int | None,
         checkpoints: Checkpoints | None,
     ) -> None:
@@ -96,6 +98,7 @@ class Runner:
         self._min_replicas = min_replicas
         self._settings = settings
         self._spare = spare
+        self._other_meshes = other_meshes
         self._digest_every = digest_every
         self._state_digest = StateDigest()
         self._checkpoints = checkpoints
@@ -191,7 +194,7 @@ class Runner:
 
     def _prepare(self, programs: Programs, layout: Layout, state: Any, shards: int | None) -> None:
         settings = {
-            **programs.fingerprint,
+            **compared(programs.fingerprint, other_meshes=self._other_meshes),
             **self._settings,
             "layout": layout.digest,
             "shards": "members" if shards is None else str(shards),
@@ -415,6 +418,7 @@ class Runner:
             state, metrics = self._advance(programs, state, step, means, None)
             self._work = _Work(self.step)
             self._session.post(Replayed(directive.heal.heal_id, Step(self.step)))
+        self.report = replace(self.report, step=self.step)
         heal = self.report.heal
         if heal is not None:
             self._note_heal(replace(heal, replayed_steps=heal.replayed_steps + 1))

@@ -21,6 +21,7 @@ def runner_at(step: int) -> Runner:
         min_replicas=None,
         settings={},
         spare=False,
+        other_meshes=False,
         digest_every=1,
         checkpoints=None,
     )

@@ -1,0 +1,142 @@
+"""What users choose: spares, one shard for each member, a least number of groups. On real processes."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.processes.harness import Worker, cluster
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+STEPS = 30
+KILLED_AT = 15
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    with cluster(tmp_path_factory.mktemp("alone")) as alone:
+        worker = alone.start("alone", "--steps", str(STEPS), coordinated=False)
+        alone.until_finished(worker)
+        assert worker.digest is not None
+        return worker.digest
+
+
+def report_of(worker: Worker, step: int) -> dict[str, object]:
+    return next(event for event in worker.steps() if event["step"] == step)
+
+
+def test_a_spare_takes_a_dead_members_shards_in_the_very_same_step(undisturbed: str, tmp_path: Path) -> None:
+    following = tmp_path / "spare-follows"
+
+    def flags(group: str) -> tuple[str, ...]:
+        own = {"group-1": ("--die", f"compute step {KILLED_AT}"), "spare": ("--spare",)}.get(group, ())
+        return ("--steps", str(STEPS), "--gate", f"5:{following}", *own)
+
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        workers = here.start_together(("group-0", "group-1", "spare"), flags)
+        at_gate = lambda: [event["step"] for event in workers["spare"].steps()][-1:] == [5]  # noqa: E731
+        here.until(at_gate, "the spare to follow to the gate")
+        following.touch()
+        here.until_dead(workers["group-1"])
+        survivor, spare = workers["group-0"], workers["spare"]
+        here.until_finished(survivor, spare)
+        assert {survivor.digest, spare.digest} == {undisturbed}
+        before, kill = report_of(survivor, KILLED_AT), report_of(survivor, KILLED_AT + 1)
+        assert before["members"] == ["group-0", "group-1"]
+        assert kill["members"] == ["group-0", "spare"]
+        # The survivor computed its own two shards once; the other two came from the spare.
+        assert kill["shards"] == [0, 1]
+        assert not any(event["shards"] for event in spare.steps() if event["step"] <= KILLED_AT)
+        assert report_of(spare, KILLED_AT + 1)["shards"] == [2, 3]
+
+
+def test_below_min_replicas_the_job_waits_says_for_whom_and_goes_on(undisturbed: str, tmp_path: Path) -> None:
+    flags = ("--steps", str(STEPS), "--min-replicas", "2")
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        die = ("--die", f"exchange step {KILLED_AT}")
+        workers = here.start_together(
+            ("group-0", "group-1"), lambda group: (*flags, *(die if group == "group-1" else ()))
+        )
+        survivor = workers["group-0"]
+        here.until_dead(workers["group-1"])
+        text = f"waiting: step {KILLED_AT} needs 2 groups that hold it, and 1 do (group-0); nobody else is present"
+        here.until(lambda: survivor.says(text), "the survivor to say for whom it waits")
+        assert survivor.says("lost: group-1 (")
+        assert len(survivor.steps()) == KILLED_AT
+        back = here.start("group-1", *flags)
+        here.until_finished(survivor, back)
+        assert {survivor.digest, back.digest} == {undisturbed}
+
+
+def test_one_shard_for_each_member_the_batch_shrinks_with_the_members(tmp_path: Path) -> None:
+    """TorchFT's meaning: the mean over the groups that are present."""
+    groups = ("group-0", "group-1", "group-2")
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        die = ("--die", f"compute step {KILLED_AT}")
+        workers = here.start_together(
+            groups,
+            lambda group: ("--steps", str(STEPS), "--shards", "0", *(die if group == "group-0" else ())),
+        )
+        here.until_dead(workers["group-0"])
+        survivors = [workers["group-1"], workers["group-2"]]
+        here.until_finished(*survivors)
+        assert len({worker.digest for worker in survivors}) == 1
+        assert report_of(survivors[0], KILLED_AT)["members"] == list(groups)
+        assert report_of(survivors[0], KILLED_AT + 1)["members"] == ["group-1", "group-2"]
+        for one, other in zip(*(worker.steps() for worker in survivors), strict=True):
+            assert one["loss"] == other["loss"]
+            assert len(one["shards"]) == len(other["shards"]) == 1  # nothing was computed for the dead
+
+
+def test_two_jobs_with_the_same_group_names_do_not_meet(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        started: list[Worker] = []
+        for job, rate in (("one", "0.01"), ("two", "0.02")):
+            flags = (
+                "--job",
+                job,
+                "--rate",
+                rate,
+                "--steps",
+                str(STEPS),
+                "--gate",
+                f"{KILLED_AT}:{tmp_path}/go",
+            )
+            started += [here.start(group, *flags) for group in ("group-0", "group-1")]
+        here.until(lambda: all(worker.steps() for worker in started), "both jobs to train")
+        started[0].process.send_signal(signal.SIGKILL)
+        here.until_dead(started[0])
+        (tmp_path / "go").touch()
+        here.until_finished(*started[1:])
+        of_two = {started[2].digest, started[3].digest}
+        assert len(of_two) == 1
+        assert started[1].digest not in of_two
+        log = here.coordinator_log.read_text()
+        assert "[one] lost group-0" in log
+        assert "[two] lost" not in log
+
+
+def test_a_group_back_from_a_long_sleep_heals_whatever_it_believed(undisturbed: str, tmp_path: Path) -> None:
+    """Stopped in the middle of a step, it wakes up in a quorum that is long over."""
+    last = tmp_path / "sleeper-back"
+    flags = ("--steps", str(STEPS), "--gate", f"25:{last}", "--gate", f"{KILLED_AT}:{tmp_path}/asleep")
+    with cluster(tmp_path) as here:
+        here.start_coordinator("--heartbeat-timeout-ms", "1000")
+        workers = here.start_together(("group-0", "group-1", "group-2"), lambda group: flags)
+        sleeper = workers["group-1"]
+        here.until(lambda: len(sleeper.steps()) == KILLED_AT, "the step in which it falls asleep")
+        sleeper.process.send_signal(signal.SIGSTOP)
+        (tmp_path / "asleep").touch()
+        others = [workers["group-0"], workers["group-2"]]
+        here.until(lambda: all(len(worker.steps()) == 25 for worker in others), "the others to go on")
+        sleeper.process.send_signal(signal.SIGCONT)
+        here.until(lambda: sleeper.says("heals to step 25"), "the sleeper to heal")
+        last.touch()
+        here.until_finished(sleeper, *others)
+        assert {worker.digest for worker in (sleeper, *others)} == {undisturbed}
+        assert "evicts group-1: no heartbeat" in here.coordinator_log.read_text()
