@@ -63,6 +63,15 @@ class Flags:
     failure_timeout_s: float = 60.0
     """How long a peer may be silent before the others go on without it."""
 
+    spare: bool = False
+    """Only stand by, to take the place of a group that is lost."""
+    checkpoints: Path | None = None
+    """Save checkpoints in this folder, which all groups see, for when all groups die at once. None saves none."""
+    checkpoint_every: int = 100
+    """Committed steps between two checkpoints."""
+    keep_checkpoints: int = 3
+    """Keep so many of them."""
+
     log_every: int = 10
     """Committed steps between two log lines."""
     events: Path | None = None

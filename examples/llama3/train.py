@@ -65,7 +65,7 @@ def train(flags: Flags) -> None:
         jaxft.JaxftError: the job refused this group, cannot be reached, or was over already.
     """
     settings = check_settings(flags)
-    manager = make_manager(flags)
+    manager = make_manager(flags, settings)
     start_jax(cpu_devices=flags.cpu_devices, compilation_cache=flags.compilation_cache)
     mesh = choose_mesh(flags)
     placement = batch_sharding(mesh)
@@ -76,6 +76,8 @@ def train(flags: Flags) -> None:
     # From here on the job knows that this group is there; it takes part from the first call of `step`.
     with manager or contextlib.nullcontext():
         state = init_state(settings.model, settings.optimizer, mesh, seed=flags.seed)
+        if manager is not None and flags.checkpoints is not None:
+            state = manager.restore(state)
         train_step = make_train_step(settings.model, settings.optimizer, mesh, mean=jaxft.pmean)
         step = jaxft.fault_tolerant(train_step, manager, shards=flags.shards)
 
@@ -90,12 +92,27 @@ def train(flags: Flags) -> None:
             report.finished(step.step, digest=jaxft.digest(state) if flags.digest_at_end else None)
 
 
-def make_manager(flags: Flags) -> jaxft.Manager | None:
+def make_manager(flags: Flags, settings: Settings) -> jaxft.Manager | None:
     """Return this group's membership of its job, or None for a run that is alone."""
     if flags.coordinator is None:
+        if flags.checkpoints is not None:
+            raise SettingsError("--checkpoints needs --coordinator: a run that is alone has no job to resume")
         return None
+    checkpoints = flags.checkpoints and jaxft.Checkpoints(
+        flags.checkpoints, every_steps=flags.checkpoint_every, keep=flags.keep_checkpoints
+    )
     return jaxft.Manager(
-        flags.coordinator, group=flags.group, job=flags.job, failure_timeout_s=flags.failure_timeout_s
+        flags.coordinator,
+        group=flags.group,
+        job=flags.job,
+        failure_timeout_s=flags.failure_timeout_s,
+        # Groups that read another text, or in another order, would not train on one job's batches.
+        settings={
+            "corpus": settings.batches.corpus.fingerprint,
+            "batch": f"{flags.batch_per_shard} x {flags.seq_len}, seed {flags.seed}",
+        },
+        checkpoints=checkpoints,
+        spare=flags.spare,
     )
 
 

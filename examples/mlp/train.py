@@ -58,6 +58,15 @@ class Flags:
     failure_timeout_s: float = 60.0
     """How long a peer may be silent before the others go on without it."""
 
+    spare: bool = False
+    """Only stand by, to take the place of a group that is lost."""
+    other_meshes: bool = False
+    """Let groups have different numbers of devices. All groups must say so."""
+    checkpoints: Path | None = None
+    """Save checkpoints in this folder, for when all groups die at once. None saves none."""
+    checkpoint_every: int = 100
+    """Committed steps between two checkpoints."""
+
     cpu_devices: int | None = None
     """Simulate this many devices on the CPU. None uses the machine's own devices."""
     compilation_cache: Path | None = field(default_factory=user_cache)
@@ -110,6 +119,8 @@ def train(flags: Flags) -> None:
     with manager or contextlib.nullcontext():
         mesh = make_mesh()
         state = init_state(mesh, samples=flags.samples, seed=flags.seed)
+        if manager is not None and flags.checkpoints is not None:
+            state = manager.restore(state)
         step = jaxft.fault_tolerant(make_train_step(mesh, work=flags.work), manager, shards=flags.shards)
 
         def batch_for(number: int, shard: int) -> Batch:
@@ -134,12 +145,18 @@ def make_manager(flags: Flags, batches: Batches) -> jaxft.Manager | None:
     """Return this group's membership of its job, or None for a run that is alone."""
     if flags.coordinator is None:
         return None
+    checkpoints = flags.checkpoints and jaxft.Checkpoints(
+        flags.checkpoints, every_steps=flags.checkpoint_every
+    )
     return jaxft.Manager(
         flags.coordinator,
         group=flags.group,
         job=flags.job,
         failure_timeout_s=flags.failure_timeout_s,
         settings={"data": batches.fingerprint},
+        checkpoints=checkpoints,
+        spare=flags.spare,
+        other_meshes=flags.other_meshes,
     )
 
 

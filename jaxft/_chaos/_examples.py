@@ -1,9 +1,12 @@
 """What can be trained under a storm, and the measures of each: a step must be short, and a return a few steps."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from jaxft._launch._checks import LaunchError
 
 ExampleName = Literal["mlp", "llama3"]
 # Two for each of three groups, three for each of two.
@@ -18,6 +21,7 @@ class Example:
         module: what runs as a script.
         flags: its own measures.
         needs: packages that it imports.
+        any_mesh: whether its arithmetic is the same on any number of devices.
         steps_per_kill: committed steps in which a group that was struck is mostly back, with room to spare.
     """
 
@@ -25,6 +29,7 @@ class Example:
     flags: tuple[tuple[str, str], ...]
     needs: tuple[str, ...]
     steps_per_kill: int
+    any_mesh: bool = False
 
     @property
     def trainer(self) -> tuple[str, ...]:
@@ -43,6 +48,7 @@ EXAMPLES: dict[ExampleName, Example] = {
         flags=(("--cpu-devices", "1"), ("--work", "400")),
         needs=("rich",),
         steps_per_kill=40,
+        any_mesh=True,
     ),
     "llama3": Example(
         module="examples.llama3.train",
@@ -57,6 +63,27 @@ EXAMPLES: dict[ExampleName, Example] = {
         steps_per_kill=16,
     ),
 }
+
+
+def own_flags_of(
+    example: Example, groups: Sequence[str], devices: Sequence[int]
+) -> dict[str, dict[str, str]]:
+    """Return what each group gets for itself: in turn one of these numbers of simulated devices.
+
+    Raises:
+        LaunchError: the example's bits depend on the number of devices.
+    """
+    if not devices:
+        return {}
+    if not example.any_mesh:
+        raise LaunchError(
+            f"--devices is for examples whose arithmetic is the same on any number of devices; that of "
+            f"{example.module} is not (see docs/meshes.md)"
+        )
+    return {
+        group: {"--cpu-devices": str(devices[number % len(devices)]), "--other-meshes": ""}
+        for number, group in enumerate(groups)
+    }
 
 
 def flags_of(example: Example, *, groups: int, folder: Path) -> dict[str, str]:

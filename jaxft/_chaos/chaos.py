@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxft._chaos._examples import EXAMPLES, Example, ExampleName, flags_of
+from jaxft._chaos._examples import EXAMPLES, Example, ExampleName, flags_of, own_flags_of
 from jaxft._chaos._phases import PHASES
 from jaxft._chaos._report import storm_json, storm_text
 from jaxft._chaos._schedule import FIRST_STEP, Strike, plan_strikes
@@ -46,6 +46,8 @@ class ChaosOptions:
     """Kill only these groups, named with commas between them. Empty for all."""
     phases: str = ",".join(PHASES)
     """Kill only in these phases, named with commas between them."""
+    devices: tuple[int, ...] = ()
+    """Simulated devices of the groups, in turn: groups of different meshes. Only for mlp."""
     json: Path | None = None
     """Write the verdict to this file as well."""
     keep: Path | None = None
@@ -67,6 +69,7 @@ def run_chaos(
     example = example or EXAMPLES[options.example]
     steps = default_steps(options.kills, example) if options.steps is None else options.steps
     strikes = plan(options, example, steps)
+    own_flags = own_flags_of(example, options.group_names, options.devices)
     if options.json is not None:
         check_json_file(options.json)
         options.json.unlink(missing_ok=True)  # a failure must not leave an older verdict
@@ -78,6 +81,7 @@ def run_chaos(
             training = Training(
                 steps=steps,
                 flags=flags_of(example, groups=options.groups, folder=folder),
+                own_flags=own_flags,
                 trainer=example.victim,
                 takes_orders=True,
             )

@@ -20,6 +20,7 @@ class Training:
 
     steps: int
     flags: Mapping[str, str] = field(default_factory=dict)
+    own_flags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     trainer: tuple[str, ...] = TRAINER
     takes_orders: bool = False
 
@@ -32,8 +33,9 @@ class Training:
             "--steps": str(self.steps),
             "--events": str(events),
             **self.flags,
+            **self.own_flags.get(group, {}),
         }
-        return [*self.trainer, *(word for flag in flags.items() for word in flag), "--digest-at-end"]
+        return [*self.trainer, *(word for flag in flags.items() for word in flag if word), "--digest-at-end"]
 
 
 @dataclass(eq=False, slots=True)
