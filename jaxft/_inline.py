@@ -9,7 +9,7 @@ import jax
 from jaxft import _compat
 from jaxft._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._errors import StepError
-from jaxft._marker import pmean_p
+from jaxft._marker import call_name, pmean_p
 
 # Primitives that only call a jaxpr. Anything else around a pmean changes how often, or whether, it runs.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
@@ -65,7 +65,7 @@ class _Inliner:
     def _call(self, eqn: Eqn, invars: Sequence[Atom], env: dict[Var, Atom]) -> None:
         sub = _compat.called_jaxpr(eqn)
         if eqn.primitive.name not in _CALLS or sub is None:
-            raise StepError(_inside(eqn, self._marker_line(eqn)))
+            raise StepError(_inside(eqn, *self._marker(eqn)))
         closed = next(_compat.sub_jaxprs(eqn))
         inner: dict[Var, Atom] = {}
         for var, value in zip(sub.constvars, _compat.consts_of(closed), strict=True):
@@ -101,25 +101,25 @@ class _Inliner:
             self._has_marker[id(jaxpr)] = known
         return known
 
-    def _marker_line(self, eqn: Eqn) -> str:
-        """Where the first pmean within an equation was written."""
+    def _marker(self, eqn: Eqn) -> tuple[str, str]:
+        """What the first mark within an equation is, and where it was written."""
         for sub in _compat.sub_jaxprs(eqn):
             for inner in _compat.open_jaxpr(sub).eqns:
                 if inner.primitive is pmean_p:
-                    return _compat.source_line(inner, eqn)
+                    return call_name(inner), _compat.source_line(inner, eqn)
                 if self._contains_marker(inner):
-                    return self._marker_line(inner)
-        return _compat.source_line(eqn)
+                    return self._marker(inner)
+        raise AssertionError("called for an equation without a mark")
 
 
 def _read(env: dict[Var, Atom], atom: Atom) -> Atom:
     return env.get(atom, atom) if _compat.is_var(atom) else atom
 
 
-def _inside(eqn: Eqn, line: str) -> str:
+def _inside(eqn: Eqn, call: str, line: str) -> str:
     return (
-        f"jaxft.pmean stands inside {eqn.primitive.name!r} ({line}). The step is cut where it averages, and a "
-        f"{eqn.primitive.name!r} cannot be cut in two. Move the pmean out of it: accumulate first, then average "
+        f"{call} stands inside {eqn.primitive.name!r} ({line}). The step is cut where groups exchange, and a "
+        f"{eqn.primitive.name!r} cannot be cut in two. Move the call out of it: accumulate first, then exchange "
         "the result once, at the top level of the step (a plain nested jax.jit is fine)."
     )
 

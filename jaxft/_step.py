@@ -42,10 +42,10 @@ def fault_tolerant(
 ) -> "Step":
     """Make a train step fault-tolerant across replica groups.
 
-    The step is an ordinary, pure function of a state and a batch which averages with `jaxft.pmean`. It is
-    traced once for each type of its arguments, cut at the average, and compiled to two programs: one that
-    computes what is averaged, and one that applies the means. Between the two, groups exchange and vote. Do
-    not wrap it in `jax.jit`: that is done here.
+    The step is an ordinary, pure function of a state and a batch which averages with `jaxft.pmean`, or sums with
+    `jaxft.psum`. It is traced once for each type of its arguments, cut there, and compiled to two programs: one
+    that computes what is averaged, and one that applies the means. Between the two, groups exchange and vote.
+    Do not wrap it in `jax.jit`: that is done here.
 
     If a group fails during a step, the others compute the shards that it had taken and commit that same step.
     An attempt that fails leaves the state untouched. What was proved when the step was traced is that groups
@@ -239,7 +239,7 @@ def _check_repeatable(built: Programs, reference: Programs) -> None:
         "What the step averages, or what it does with the means, depends on the batch's shape or placement or on "
         "a static argument: it differs from that of an earlier call. Every group must be able to repeat a step "
         "from the state and the means alone, whatever they came from. Do what depends on the batch (such as "
-        "dividing by its size) before jaxft.pmean, and keep static arguments to what happens before it."
+        "dividing by its size) before jaxft.pmean or psum, and keep static arguments to what happens before it."
     )
 
 

@@ -40,7 +40,7 @@ _CALLS = frozenset(
     {
         "jit", "pjit", "closed_call", "core_call", "eval_jaxpr",
         "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
-        "remat", "remat2", "checkpoint", "shard_map",
+        "remat", "remat2", "checkpoint", "shard_map", "composite",
     }
 )  # fmt: skip
 

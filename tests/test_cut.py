@@ -113,7 +113,7 @@ def in_shard_map(x: jax.Array) -> jax.Array:
 def test_pmean_inside(function: Callable[..., Any], primitive: str) -> None:
     text = refused(sgd(lambda state, batch: function(batch)), "cannot be cut in two")
     assert re.search(rf"stands inside '({primitive})' \(.*test_cut\.py:\d+", text)
-    assert "accumulate first, then average" in text
+    assert "accumulate first, then exchange" in text
 
 
 def test_under_grad() -> None:

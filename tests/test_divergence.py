@@ -478,3 +478,19 @@ def test_the_sizes_of_a_mesh_can_be_left_out() -> None:
         digest_on((2, 1), axes, P("b"), meshes=False),
     ]
     assert len({same, *others}) == 3
+
+
+def test_results_of_a_composite_are_told_apart() -> None:
+    both = lax.composite(lambda state, batch: (state * 2.0, batch * 3.0), name="jaxft.test")
+
+    def train_step(state: Any, batch: jax.Array) -> Any:
+        of_state, of_batch = both(state["w"], batch)
+        return state | {"w": of_state}, jaxft.pmean(of_batch)
+
+    digest_of(train_step)
+
+    def leaks(state: Any, batch: jax.Array) -> Any:
+        of_state, of_batch = both(state["w"], batch)
+        return state | {"w": of_batch}, jaxft.pmean(of_state * batch)
+
+    refused(leaks)
