@@ -1,0 +1,33 @@
+"""What each group of a storm is given for itself."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxft._chaos._examples import EXAMPLES, own_flags_of
+from jaxft._launch._checks import LaunchError
+from jaxft._launch._job import Training
+
+GROUPS = ("group-0", "group-1", "group-2")
+
+
+def test_groups_take_the_numbers_of_devices_in_turn() -> None:
+    own = own_flags_of(EXAMPLES["mlp"], GROUPS, (1, 4))
+    assert [own[group]["--cpu-devices"] for group in GROUPS] == ["1", "4", "1"]
+
+
+def test_what_a_group_has_for_itself_comes_before_what_all_have() -> None:
+    own = own_flags_of(EXAMPLES["mlp"], GROUPS, (2,))
+    training = Training(steps=3, flags={"--cpu-devices": "1"}, own_flags=own, trainer=("train",))
+    command = training.command(job="j", group="group-0", coordinator="here:1", events=Path("e"))
+    assert command[command.index("--cpu-devices") + 1] == "2"
+    assert "--other-meshes" in command
+    assert "" not in command
+    alone = training.command(job="j", group="alone", coordinator=None, events=Path("e"))
+    assert alone[alone.index("--cpu-devices") + 1] == "1"
+
+
+def test_an_example_whose_bits_depend_on_the_mesh_is_refused() -> None:
+    assert own_flags_of(EXAMPLES["llama3"], GROUPS, ()) == {}
+    with pytest.raises(LaunchError, match=r"that of examples\.llama3\.train is not"):
+        own_flags_of(EXAMPLES["llama3"], GROUPS, (1, 2))
