@@ -10,7 +10,7 @@ from jaxft._chaos._phases import PHASES
 from jaxft._chaos._report import storm_json, storm_text
 from jaxft._chaos._schedule import FIRST_STEP, Strike, plan_strikes
 from jaxft._chaos._storm import Storm
-from jaxft._launch._checks import check_installed, check_json_file, find_clone
+from jaxft._launch._checks import LaunchError, check_installed, check_json_file, find_clone
 from jaxft._launch._coordinator import COORDINATOR, start_coordinator
 from jaxft._launch._display import Display, make_display
 from jaxft._launch._job import Job, Training
@@ -42,6 +42,8 @@ class ChaosOptions:
     """What the groups train."""
     steps: int | None = None
     """Steps that the job commits. None takes as many as the kills need."""
+    rate: float | None = None
+    """Kills in a hundred steps. None takes a rate at which one victim is mostly back before the next is struck."""
     only: str = ""
     """Kill only these groups, named with commas between them. Empty for all."""
     phases: str = ",".join(PHASES)
@@ -66,7 +68,7 @@ def run_chaos(
     Raises:
         LaunchError: it cannot run here, there is no such plan, or the coordinator does not start.
     """
-    example = example or EXAMPLES[options.example]
+    example = at_rate(example or EXAMPLES[options.example], options.rate)
     steps = default_steps(options.kills, example) if options.steps is None else options.steps
     strikes = plan(options, example, steps)
     own_flags = own_flags_of(example, options.group_names, options.devices)
@@ -104,6 +106,19 @@ def run_chaos(
         result = storm_json(verdict, record, seed=options.seed)
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0 if verdict.ok else 1
+
+
+def at_rate(example: Example, rate: float | None) -> Example:
+    """Return the example with another distance between kills.
+
+    Raises:
+        LaunchError: it is not between 0 and 100 kills in a hundred steps.
+    """
+    if rate is None:
+        return example
+    if not 0 < rate <= 100:
+        raise LaunchError(f"--rate is in kills per hundred steps, more than 0 and at most 100, not {rate:g}")
+    return replace(example, steps_per_kill=max(1, round(100 / rate)))
 
 
 def default_steps(kills: int, example: Example) -> int:

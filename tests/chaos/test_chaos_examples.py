@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxft._chaos._examples import EXAMPLES, own_flags_of
+from jaxft._chaos.chaos import at_rate, default_steps
 from jaxft._launch._checks import LaunchError
 from jaxft._launch._job import Training
 
@@ -31,3 +32,16 @@ def test_an_example_whose_bits_depend_on_the_mesh_is_refused() -> None:
     assert own_flags_of(EXAMPLES["llama3"], GROUPS, ()) == {}
     with pytest.raises(LaunchError, match=r"that of examples\.llama3\.train is not"):
         own_flags_of(EXAMPLES["llama3"], GROUPS, (1, 2))
+
+
+def test_a_higher_rate_puts_the_same_kills_into_fewer_steps() -> None:
+    example = EXAMPLES["mlp"]
+    assert at_rate(example, None) is example
+    assert at_rate(example, 5).steps_per_kill == 20
+    assert default_steps(10, at_rate(example, 5)) < default_steps(10, example)
+
+
+@pytest.mark.parametrize("rate", [0, -1, 101, float("nan")])
+def test_a_rate_that_cannot_be_is_refused(rate: float) -> None:
+    with pytest.raises(LaunchError, match="--rate is in kills per hundred steps"):
+        at_rate(EXAMPLES["mlp"], rate)
