@@ -111,8 +111,14 @@ class Desk:
         self.hello(name, incarnation)
         return self.join(name, step, digest, **fields)
 
-    def vote(self, name: str, *, quorum_id: int | None = None, step: int | None = None) -> Done:
-        return self.say(name, Vote(self._quorum_id(quorum_id), self._step(step), ok=True))
+    def vote(
+        self, name: str, *, quorum_id: int | None = None, step: int | None = None, digest: int | None = None
+    ) -> Done:
+        return self.say(name, Vote(self._quorum_id(quorum_id), self._step(step), ok=True, digest=digest))
+
+    def votes(self, **digests: int | None) -> Done:
+        """Let each of these vote ok, with the digest of its state; return what the last vote led to."""
+        return [self.vote(name, digest=digest) for name, digest in digests.items()][-1]
 
     def fail(self, name: str, *accused: str, reason: str = "connection reset") -> Done:
         names = tuple(GroupName(peer) for peer in accused)
@@ -127,10 +133,10 @@ class Desk:
         assert heal_id is not None
         return self.say(name, Ready(heal_id, self._step(step)))
 
-    def heal_failed(self, name: str) -> Done:
+    def heal_failed(self, name: str, step: int = 0) -> Done:
         heal_id = self.group(name).heal_id
         assert heal_id is not None
-        return self.say(name, HealFailed(heal_id, "no donor answers"))
+        return self.say(name, HealFailed(heal_id, "no donor answers", Step(step)))
 
     def leave(self, name: str, *, finished: bool = False) -> Done:
         return self.say(name, Leave(finished))
@@ -178,6 +184,16 @@ def running(*names: str, shards: str = "6", **options: float) -> Desk:
     for name in names:
         desk.join(name, settings={"shards": shards})
     assert members(desk) == list(names)
+    return desk
+
+
+def orphaned(*names: str, steps: int = 3, **options: float) -> Desk:
+    """A job of `names` that all died at once after some steps."""
+    desk = running(*names, **options)
+    for _ in range(steps):
+        desk.commit()
+    for name in names:
+        desk.close(name)
     return desk
 
 

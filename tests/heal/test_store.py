@@ -155,6 +155,61 @@ def test_whoever_waits_is_woken_by_what_it_waits_for(event: str) -> None:
     assert time.monotonic() - began_s < 10
 
 
+@pytest.mark.parametrize("step", [0, 2])
+def test_for_one_that_holds_the_state_only_the_log_is_kept(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Snapshot, "capture", None)
+    store = standing_at(step)
+    store.pin(1, step, log_only=True)
+    train(store, step, step + 3)
+    assert not store._snapshots
+    assert all(has_means(store, 1, logged) for logged in range(step, step + 3))
+    with pytest.raises(Gone, match=f"state {step} of heal 1 is not kept"):
+        store.state(1, deadline_s=soon())
+    store.holds(1, step + 2)
+    assert sorted(store._log) == [step + 2]
+    store.release(1)
+    assert not store._log
+
+
+def test_a_log_that_begins_at_a_state_that_is_yet_to_come() -> None:
+    # Pinned with the commit that makes this state, while the donor has not applied it yet.
+    store = standing_at(3)
+    store.pin(1, 4, log_only=True)
+    train(store, 3, 6)
+    assert sorted(store._log) == [4, 5]
+    assert not store._snapshots
+
+
+def test_one_follows_the_log_while_another_fetches_the_state_of_the_same_step() -> None:
+    store = standing_at(2)
+    store.pin(1, 2, log_only=True)
+    store.pin(2, 2)
+    train(store, 2, 4)
+    assert has_state(store, 2, 2)
+    with pytest.raises(Gone):
+        store.state(1, deadline_s=soon())
+    store.holds(1, 4)
+    assert sorted(store._log) == [2, 3]
+    store.release(2)
+    assert not store._snapshots
+    assert not store._log
+
+
+def test_a_spare_that_stands_still_is_given_up_like_any_joiner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_store, "LOG_LIMIT_MIN_BYTES", 1000)
+    store = standing_at(0)
+    store.pin(1, 0, log_only=True)
+    for step in range(20):
+        train(store, step, step + 1, size=1000)
+        store.holds(1, step)
+    assert store._pins
+    train(store, 20, 40, size=1000)
+    with pytest.raises(Gone):
+        store.means(1, 39, deadline_s=soon())
+
+
 def test_two_heals_at_different_steps() -> None:
     store = standing_at(2)
     store.pin(1, 2)

@@ -43,7 +43,9 @@ def found(turn: Turn) -> None:
 def gives_way_to(turn: Turn, message: Join) -> bool:
     """Whether a fresh founding, on which nothing is committed, gives way to a group that has a history."""
     frontier = turn.job.frontier
-    return frontier is not None and frontier.founding and frontier.fresh and message.history != 0
+    # One of this very history has healed to the founding state.
+    brings = message.history not in (0, turn.job.history)
+    return frontier is not None and frontier.founding and frontier.fresh and brings
 
 
 def give_way(turn: Turn) -> None:

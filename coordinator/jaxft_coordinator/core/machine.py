@@ -102,9 +102,9 @@ def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
             turn.put(group, last_heard_s=turn.now_s)
             return False
         case Vote():
-            frontier = turn.job.frontier
+            frontier, quorum = turn.job.frontier, turn.job.quorum
             quorums.vote(turn, group, message)
-            return turn.job.frontier is not frontier or turn.job.quorum is None
+            return turn.job.frontier is not frontier or turn.job.quorum is not quorum
         case Join():
             if group.phase is not Phase.PRESENT:
                 raise IllegalEvent(f"group {group.name!r} joined twice")

@@ -148,9 +148,15 @@ def halt(turn: Turn, differing: str) -> None:
         turn.send(group, Halted(reason))
         turn.effects.append(Close(group.session))
         turn.remove(group)
+    # One whose stream broke just now has not heard of it, and may come back with what it holds.
+    distrusted = turn.job.distrusted | frontier.holders
     nobody: frozenset[Holder] = frozenset()
     turn.update(
-        quorum=None, ballot=Ballot(), proven={}, frontier=replace(frontier, holders=nobody, digest="")
+        quorum=None,
+        ballot=Ballot(),
+        proven={},
+        distrusted=distrusted,
+        frontier=replace(frontier, holders=nobody, digest=""),
     )
 
 

@@ -205,7 +205,7 @@ def plan_following(turn: Turn) -> None:
 
 def _held_now(turn: Turn, group: Group, message: HealFailed) -> dict[str, object]:
     """What a group holds after a heal that failed half-way: maybe a committed state, newer than its own was."""
-    if message.step == group.step:
+    if message.step == group.step or group.holder in turn.job.distrusted:
         return {}
     return {"step": message.step, "history": turn.job.history, "digest": ""}
 
@@ -309,7 +309,7 @@ def _differences(turn: Turn, message: Join) -> tuple[Difference, ...]:
 
 def _holds_frontier(turn: Turn, group: Group) -> bool:
     frontier = turn.job.frontier
-    if frontier is None or group.step != frontier.step:
+    if frontier is None or group.step != frontier.step or group.holder in turn.job.distrusted:
         return False
     if turn.job.proven.get(group.name) == group.incarnation:
         return True

@@ -14,6 +14,7 @@ from jaxft_coordinator.core.messages import (
     CoordinatorMessage,
     Evicted,
     GroupName,
+    HistoryId,
     Incarnation,
     Member,
     Release,
@@ -100,13 +101,18 @@ class Turn:
 
     def distrust(self, group: Group) -> None:
         """What `group` holds is not the job's state, whatever its step says; nor is what it gave to joiners."""
+        self._disown(group)
+        for fed in self.select(lambda other: group.name in other.donors and other.phase is not Phase.MEMBER):
+            self._disown(fed)
+            self.put(self.release_heal(fed), phase=Phase.STALE, history=HistoryId(0))
+
+    def _disown(self, group: Group) -> None:
         frontier = self.job.frontier
         assert frontier is not None
-        proven = {name: incarnation for name, incarnation in self.job.proven.items() if name != group.name}
-        self.update(distrusted=self.job.distrusted | {group.holder})
-        self.update(proven=proven, frontier=replace(frontier, holders=frontier.holders - {group.holder}))
-        for fed in self.select(lambda other: group.name in other.donors and other.phase is not Phase.MEMBER):
-            self.put(self.release_heal(fed), phase=Phase.STALE)
+        self.update(
+            distrusted=self.job.distrusted | {group.holder},
+            frontier=replace(frontier, holders=frontier.holders - {group.holder}),
+        )
 
     def note_left(self, name: GroupName, reason: str) -> None:
         """Remember for the next quorum why `name` is missing; of a group that goes twice, the last reason."""
