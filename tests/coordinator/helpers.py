@@ -187,9 +187,9 @@ def running(*names: str, shards: str = "6", **options: float) -> Desk:
     return desk
 
 
-def orphaned(*names: str, steps: int = 3, **options: float) -> Desk:
+def orphaned(*names: str, steps: int = 3, shards: str = "6", **options: float) -> Desk:
     """A job of `names` that all died at once after some steps."""
-    desk = running(*names, **options)
+    desk = running(*names, shards=shards, **options)
     for _ in range(steps):
         desk.commit()
     for name in names:

@@ -1,14 +1,14 @@
 """Spares follow the job without a place in it, and take the place of a regular group that is missing."""
 
 from jaxft_coordinator.core.job import Phase
-from jaxft_coordinator.core.messages import Commit, Heal, NewQuorum, Pin, Release, Step, Waiting
+from jaxft_coordinator.core.messages import Commit, Heal, NewQuorum, Pin, QuorumId, Release, Step, Waiting
 
 from .helpers import Desk, committed, healing, members, running, shards, tried_again
 
 
 def together(*regular: str, spares: tuple[str, ...] = ("s",), **options: float) -> Desk:
     """A job of `regular` groups and spares, founded together at step 0."""
-    desk = Desk.open(**options)
+    desk = Desk.open("job", **options)
     for name in (*regular, *spares):
         desk.hello(name)
     for name in (*regular, *spares):
@@ -166,7 +166,7 @@ def test_it_stands_by_again_when_a_regular_group_is_back():
     done = desk.commit()
     assert members(desk) == ["a", "b"]
     to_spare = done.to("s")
-    assert to_spare[0] == Commit(desk.quorum.quorum_id - 1, Step(0))  # it applies this step, as the others do
+    assert to_spare[0] == Commit(QuorumId(2), Step(0))  # it applies this step, as the others do
     (heal,) = to_spare[1:]
     assert isinstance(heal, Heal)
     assert (heal.step, heal.log_only, [donor.group for donor in heal.donors]) == (1, True, ["b"])
