@@ -211,6 +211,8 @@ def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
 
 def _connected(turn: _Turn) -> None:
     me = turn.replica.identity
+    if turn.replica.phase is not Phase.OFFLINE:
+        return  # it has left meanwhile
     turn.enter(Phase.GREETING)
     turn.say(Hello(me.job, me.group, me.incarnation, me.address))
 
@@ -468,7 +470,9 @@ def _check_deadlines(turn: _Turn) -> None:
         return
     waited_s = turn.now_s - replica.since_s
     behind = replica.frontier_step is not None and replica.step != replica.frontier_step
-    if replica.phase is Phase.JOINING and behind and waited_s > timeout_s:
+    # With a state of the job's history it can be part of a resumption, and may wait for the others to come.
+    fresh = not replica.history
+    if replica.phase is Phase.JOINING and behind and fresh and waited_s > timeout_s:
         turn.fail(
             "CannotHeal",
             f"group {me.group!r} holds step {replica.step} of job {me.job!r}, whose last committed step is "
@@ -503,9 +507,11 @@ def _whom(replica: Replica) -> str:
 
 
 def _resume_line(frontier: Step, resumed: Step) -> str:
+    again = frontier - resumed
+    repeated = "1 step is" if again == 1 else f"{again} steps are"
     return (
         f"the job resumes at step {resumed}: all groups that held step {frontier} are gone; "
-        f"{frontier - resumed} steps are done again"
+        f"{repeated} done again"
     )
 
 

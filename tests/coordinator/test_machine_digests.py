@@ -35,14 +35,26 @@ def test_digests_of_an_attempt_that_failed_count_for_nothing():
     assert committed(desk.votes(a=None, b=2, c=None)) == ["a", "b", "c"]
 
 
-def test_a_lost_members_digest_does_not_count():
-    desk = running("a", "b", "c", "d")
-    desk.votes(a=1, b=1, c=2)
-    desk.close("c")
+def test_what_a_lost_member_gave_from_another_state_does_not_count():
+    # It voted, so its contribution is in the sum of those who live.
+    desk = running("a", "b", "c")
+    desk.vote("b", digest=2)
     desk.close("b")
-    # With them it would be two against two.
-    assert not desk.vote("d", digest=1).only(Halted)
-    assert desk.job.groups.keys() == {"a", "d"}
+    desk.vote("a", digest=1)
+    again = tried_again(desk.vote("c", digest=1))
+    assert again is not None
+    assert [member.group for member in again.members] == ["a", "c"]
+    # Its history is worth nothing, though the step that it brings is the frontier's.
+    desk.hello("b")
+    heals = desk.join("b", step=0, digest="", history=desk.job.history).only(Heal)
+    assert not heals["b"].log_only
+
+
+def test_of_two_a_lost_one_that_differs_stops_the_job_too():
+    desk = running("a", "b")
+    desk.vote("b", digest=2)
+    desk.close("b")
+    assert desk.vote("a", digest=1).only(Halted).keys() == {"a"}
 
 
 # ---- one is odd ----

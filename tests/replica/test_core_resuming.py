@@ -37,6 +37,7 @@ from jaxft._replica._types import (
     Prepared,
     Replay,
     Replayed,
+    Tick,
     Wait,
 )
 
@@ -278,3 +279,10 @@ def test_for_one_that_goes_a_halt_is_no_error(group: Group):
 def test_the_fingerprint_of_its_state_goes_with_the_vote(digest: int | None):
     group = working().on(Exchanged(QuorumId(1), Step(0), digest))
     assert group.said == [Vote(QuorumId(1), Step(0), ok=True, digest=digest)]
+
+
+def test_one_with_a_state_of_the_jobs_history_waits_for_others_to_resume_with():
+    group = connected().hear(welcome(9, 4))
+    group.on(Prepared(Step(2), "digest", SETTINGS, history=HISTORY))
+    group.now_s = 10_000.0
+    assert isinstance(group.on(Tick()).directive, Wait)

@@ -79,16 +79,17 @@ def _resume(turn: Turn, frontier: Frontier) -> None:
     if any(group.holder in frontier.holders for group in job.groups.values()):
         return  # it is back, and says so as soon as it has applied what it missed
     of_history = turn.select(lambda group: has_joined(group) and group.history == job.history != 0)
-    if not of_history:
+    if not of_history or len(turn.select(has_joined)) < job.min_replicas:
         return
     waited_s = turn.now_s - min(group.joined_s for group in of_history)
     if waited_s < job.options.join_timeout_s and turn.select(compiles):
         return  # it may bring a newer one
     truth, founders = _go_on_from(turn, of_history)
     again = frontier.step - truth.step
+    repeated = "1 step is" if again == 1 else f"{again} steps are"
     turn.report(
         f"resumes at step {truth.step} with the state of {names_text(founders)}: nobody is left who held step "
-        f"{frontier.step}; {again} steps are done again"
+        f"{frontier.step}; {repeated} done again"
     )
 
 

@@ -122,10 +122,8 @@ def settle(turn: Turn) -> None:
 
 
 def _compare(turn: Turn, quorum: NewQuorum) -> None:
-    """All living members hold the sum: it counts if they computed from one state."""
-    ballot = turn.job.ballot
-    alive = {m.group for i, m in enumerate(quorum.members) if not ballot.lost >> i & 1}
-    given = {name: digest for name, digest in ballot.digests.items() if name in alive}
+    """All living members hold the sum: it counts if all who gave to it, and said so, computed from one state."""
+    given = turn.job.ballot.digests
     odd = digests.odd_ones(given)
     if odd is None:
         halt(turn, digests.listed(given))
@@ -221,12 +219,14 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
         group = turn.job.groups.get(name)
         if group is not None:  # it may have died meanwhile
             turn.expel(group, _why(name, failures), may_return=True)
-    for name in odd:
-        group = turn.job.groups[name]
-        turn.distrust(group)
-        turn.expel(
-            group, f"its state is not the majority's: {digests.listed(ballot.digests)}", may_return=True
-        )
+    for member in quorum.members:
+        if member.group not in odd:
+            continue
+        turn.distrust(member.group, member.incarnation)
+        group = turn.job.groups.get(member.group)
+        if group is not None and group.incarnation == member.incarnation:  # it may have gone since it voted
+            reason = f"its state is not the majority's: {digests.listed(ballot.digests)}"
+            turn.expel(group, reason, may_return=True)
     assert turn.job.frontier is not None
     members = _candidates(turn)
     if len(members) < max(1, turn.job.min_replicas):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxft_coordinator.core.job import Close, Effect, Group, Job, Phase, Report, Send
+from jaxft_coordinator.core.job import Close, Effect, Group, Holder, Job, Phase, Report, Send
 from jaxft_coordinator.core.messages import (
     Change,
     CoordinatorMessage,
@@ -99,19 +99,19 @@ class Turn:
         if group.step == frontier.step:
             self.update(frontier=replace(frontier, holders=frontier.holders | {group.holder}))
 
-    def distrust(self, group: Group) -> None:
-        """What `group` holds is not the job's state, whatever its step says; nor is what it gave to joiners."""
-        self._disown(group)
-        for fed in self.select(lambda other: group.name in other.donors and other.phase is not Phase.MEMBER):
-            self._disown(fed)
+    def distrust(self, name: GroupName, incarnation: Incarnation) -> None:
+        """What that group holds is not the job's state, whatever its step says; nor is what it gave to joiners."""
+        self._disown((name, incarnation))
+        for fed in self.select(lambda other: name in other.donors and other.phase is not Phase.MEMBER):
+            self._disown(fed.holder)
             self.put(self.release_heal(fed), phase=Phase.STALE, history=HistoryId(0))
 
-    def _disown(self, group: Group) -> None:
+    def _disown(self, holder: Holder) -> None:
         frontier = self.job.frontier
         assert frontier is not None
         self.update(
-            distrusted=self.job.distrusted | {group.holder},
-            frontier=replace(frontier, holders=frontier.holders - {group.holder}),
+            distrusted=self.job.distrusted | {holder},
+            frontier=replace(frontier, holders=frontier.holders - {holder}),
         )
 
     def note_left(self, name: GroupName, reason: str) -> None:
