@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._checkpoints import CannotRestore, Checkpoints
+from jaxft import CannotRestore, Checkpoints
 
 from .states import PATIENCE_S, of_optax, same, saved
 
