@@ -1,5 +1,6 @@
 """What may import what, and what importing costs."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,14 @@ def test_the_public_surface_is_small_and_documented():
     assert list(jaxft.__all__) == sorted(jaxft.__all__)
     for name in jaxft.__all__:
         assert name == "__version__" or getattr(jaxft, name).__doc__, f"{name} has no docstring"
+
+
+def test_every_test_that_the_guarantees_name_exists() -> None:
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    for path in re.findall(r"`(tests/[\w/.]+)`", text):
+        assert (ROOT / path).exists(), path
+    named = re.findall(r"`(?:tests/)?[\w/]*?(test_\w+\.py)(?:::(\w+))?`", text)
+    assert len(named) > 15
+    for file, test in named:
+        (path,) = (ROOT / "tests").rglob(file)
+        assert test in path.read_text(), f"{file}::{test}"

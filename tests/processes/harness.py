@@ -128,3 +128,12 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         yield made
     finally:
         made.stop()
+
+
+def digest_alone(folder: Path, steps: int) -> str:
+    """The digest of the same training, alone and without a failure."""
+    with cluster(folder) as here:
+        worker = here.start("alone", "--steps", str(steps), coordinated=False)
+        here.until_finished(worker)
+        assert worker.digest is not None
+        return worker.digest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.harness import Cluster, Worker, cluster
+from tests.processes.harness import Cluster, Worker, cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -18,11 +18,7 @@ GROUPS = ("group-0", "group-1")
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with cluster(tmp_path_factory.mktemp("alone")) as alone:
-        worker = alone.start("alone", "--steps", str(STEPS), coordinated=False)
-        alone.until_finished(worker)
-        assert worker.digest is not None
-        return worker.digest
+    return digest_alone(tmp_path_factory.mktemp("alone"), STEPS)
 
 
 def flags(here: Cluster) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.harness import Worker, cluster
+from tests.processes.harness import Worker, cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -15,11 +15,7 @@ KILLED_AT = 15
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with cluster(tmp_path_factory.mktemp("alone")) as alone:
-        worker = alone.start("alone", "--steps", str(STEPS), coordinated=False)
-        alone.until_finished(worker)
-        assert worker.digest is not None
-        return worker.digest
+    return digest_alone(tmp_path_factory.mktemp("alone"), STEPS)
 
 
 def report_of(worker: Worker, step: int) -> dict[str, object]:

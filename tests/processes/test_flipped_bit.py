@@ -4,21 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.harness import Cluster, cluster
+from tests.processes.harness import Cluster, cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 STEPS = 40
 FLIPPED_AFTER = 12
 GROUPS = ("group-0", "group-1", "group-2")
-
-
-def undisturbed(folder: Path) -> str:
-    with cluster(folder) as alone:
-        worker = alone.start("alone", "--steps", str(STEPS), coordinated=False)
-        alone.until_finished(worker)
-        assert worker.digest is not None
-        return worker.digest
 
 
 def run(here: Cluster, groups: tuple[str, ...], *flags: str, victim: str = "group-1", leaf: str) -> None:
@@ -40,7 +32,7 @@ def run(here: Cluster, groups: tuple[str, ...], *flags: str, victim: str = "grou
 )
 def test_the_odd_one_out_heals_and_the_run_keeps_its_bits(leaf: str, victim: str, tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
-    expected = undisturbed(tmp_path / "alone")
+    expected = digest_alone(tmp_path / "alone", STEPS)
     with cluster(tmp_path) as here:
         run(here, GROUPS, "--digest-every", "1", leaf=leaf, victim=victim)
         here.until_finished(*here.workers)

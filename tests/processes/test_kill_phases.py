@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.harness import Cluster, Worker, cluster
+from tests.processes.harness import Cluster, Worker, cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -18,12 +18,7 @@ GROUPS = ("group-0", "group-1", "group-2")
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of the same run, alone and without a failure."""
-    with cluster(tmp_path_factory.mktemp("alone")) as alone:
-        worker = alone.start("alone", "--steps", str(STEPS), coordinated=False)
-        alone.until_finished(worker)
-        assert worker.digest is not None
-        return worker.digest
+    return digest_alone(tmp_path_factory.mktemp("alone"), STEPS)
 
 
 def start_all(here: Cluster, gates: tuple[str, ...], victim: str, die: str) -> dict[str, Worker]:
