@@ -13,6 +13,11 @@ FLIPPED_AFTER = 12
 GROUPS = ("group-0", "group-1", "group-2")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return digest_alone(tmp_path_factory.mktemp("alone"), STEPS)
+
+
 def run(here: Cluster, groups: tuple[str, ...], *flags: str, victim: str = "group-1", leaf: str) -> None:
     here.start_coordinator()
     flip = ("--flip", f"{leaf}:{FLIPPED_AFTER}")
@@ -30,13 +35,13 @@ def run(here: Cluster, groups: tuple[str, ...], *flags: str, victim: str = "grou
         ("nu.out", "group-1"),
     ],
 )
-def test_the_odd_one_out_heals_and_the_run_keeps_its_bits(leaf: str, victim: str, tmp_path: Path) -> None:
-    (tmp_path / "alone").mkdir()
-    expected = digest_alone(tmp_path / "alone", STEPS)
+def test_the_odd_one_out_heals_and_the_run_keeps_its_bits(
+    leaf: str, victim: str, undisturbed: str, tmp_path: Path
+) -> None:
     with cluster(tmp_path) as here:
         run(here, GROUPS, "--digest-every", "1", leaf=leaf, victim=victim)
         here.until_finished(*here.workers)
-        assert {worker.digest for worker in here.workers} == {expected}
+        assert {worker.digest for worker in here.workers} == {undisturbed}
         log = here.coordinator_log.read_text()
         # Within the very step that would have used the flipped bit.
         assert f"evicts {victim}: its state is not the majority's" in log
