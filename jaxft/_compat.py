@@ -119,6 +119,24 @@ def sub_jaxprs(eqn: Eqn) -> Iterator[AnyJaxpr]:
                 yield entry
 
 
+def parameters(eqn: Eqn) -> dict[str, Any]:
+    """The parameters of an equation; of a high-level primitive of JAX 0.12 those of the object that it carries."""
+    if eqn.primitive.name != "call_hi_primitive":
+        return eqn.params
+    found: dict[str, Any] = {}
+    for carried in eqn.params.values():
+        found["type"] = type(carried).__qualname__
+        for name, value in getattr(carried, "__dict__", {}).items():
+            found[name] = getattr(value, "jaxpr", value)  # what was traced beforehand wraps its jaxpr
+    return found
+
+
+def hidden_jaxprs(eqn: Eqn) -> Iterator[AnyJaxpr]:
+    """The jaxprs within a high-level primitive, which the rest of this module does not see."""
+    if eqn.primitive.name == "call_hi_primitive":
+        yield from filter(is_jaxpr, parameters(eqn).values())
+
+
 def has_sub_jaxprs(eqn: Eqn) -> bool:
     return any(True for _ in sub_jaxprs(eqn))
 

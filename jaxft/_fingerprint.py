@@ -121,7 +121,9 @@ def _jaxpr(jaxpr: AnyJaxpr, text: _Text) -> str:
     for eqn in inner.eqns:
         ins = " ".join(map(name, eqn.invars))
         outs = " ".join(f"{name(var)}:{_aval(var.aval)}" for var in eqn.outvars)
-        params = " ".join(f"{key}={_value(value, text)}" for key, value in sorted(eqn.params.items()))
+        params = " ".join(
+            f"{key}={_value(value, text)}" for key, value in sorted(_compat.parameters(eqn).items())
+        )
         lines.append(f"{outs} = {eqn.primitive.name}[{params}] {ins}")
     lines.append(" ".join(map(name, inner.outvars)))
     return "\n".join(lines)

@@ -124,7 +124,7 @@ class _Rules:
         if sub is not None:
             return self._body(sub, ins)
         # Unknown equations that contain a callback are tainted by it as well.
-        outside = BATCH if any(map(self._reaches_outside, _compat.sub_jaxprs(eqn))) else STATE
+        outside = BATCH if self._contains_outside(eqn) else STATE
         return [_union(ins) | outside] * len(eqn.outvars)
 
     def _body(self, jaxpr: AnyJaxpr, ins: Sequence[Taint]) -> Sequence[Taint]:
@@ -146,10 +146,12 @@ class _Rules:
         return tuple(of.get(atom, STATE) if _compat.is_var(atom) else STATE for atom in jaxpr.outvars)
 
     def _reaches_outside(self, jaxpr: AnyJaxpr) -> bool:
-        return any(
-            _from_outside(eqn) or any(map(self._reaches_outside, _compat.sub_jaxprs(eqn)))
-            for eqn in _compat.open_jaxpr(jaxpr).eqns
-        )
+        eqns = _compat.open_jaxpr(jaxpr).eqns
+        return any(_from_outside(eqn) or self._contains_outside(eqn) for eqn in eqns)
+
+    def _contains_outside(self, eqn: Eqn) -> bool:
+        inner = (*_compat.sub_jaxprs(eqn), *_compat.hidden_jaxprs(eqn))
+        return any(map(self._reaches_outside, inner))
 
     def _scan(self, eqn: Eqn, ins: list[Taint]) -> Sequence[Taint]:
         body = _compat.open_jaxpr(next(_compat.sub_jaxprs(eqn)))

@@ -494,3 +494,19 @@ def test_results_of_a_composite_are_told_apart() -> None:
         return state | {"w": of_batch}, jaxft.pmean(of_state * batch)
 
     refused(leaks)
+
+
+def test_what_a_root_is_of_is_part_of_the_fingerprint() -> None:
+    # JAX 0.12 carries such programs in an object, not among an equation's parameters.
+    def by(factor: float) -> str:
+        def solve(_: Any, x: jax.Array) -> jax.Array:
+            return x * factor
+
+        def train_step(state: Any, batch: jax.Array) -> Any:
+            root = lax.custom_root(lambda x: x - 1.0, state["w"], solve, lambda _, y: y)
+            return state | {"w": root}, jaxft.pmean(batch * state["w"])
+
+        return digest_of(train_step)
+
+    assert by(2.0) == by(2.0)
+    assert by(2.0) != by(3.0)
