@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jaxft_coordinator.core.messages import GroupName, Incarnation, NewQuorum
+from jaxft_coordinator.core.names import done_again
 
 from jaxft import _errors
 from jaxft._checkpoints import Checkpoints
@@ -224,9 +225,7 @@ class Manager:
             )
             return state
         behind = 0 if frontier_step is None else frontier_step - found.step
-        again = (
-            f"; the job had committed {frontier_step}: {behind} steps are done again" if behind > 0 else ""
-        )
+        again = f"; the job had committed {frontier_step}: {done_again(behind)}" if behind > 0 else ""
         _log.info("[jaxft %s] restored step %d from %s%s", self._group, found.step, found.folder, again)
         self._runner.restored(found.step, found.history)
         return found.state

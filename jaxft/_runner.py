@@ -174,8 +174,12 @@ class Runner:
 
     def save_last(self) -> None:
         """Save the state in which this group's loop ended, if it is this group's turn."""
-        if self._state is not None:
-            self._save(self._state)
+        if self._state is None:
+            return
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
+            _log.warning("the last state was consumed by other code before the job ended, and is not saved")
+            return
+        self._save(self._state)
 
     def _save(self, state: Any) -> None:
         """One group writes for all: the first of the quorum, whoever that is at this step."""

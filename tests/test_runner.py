@@ -2,6 +2,7 @@
 
 from typing import Any, cast
 
+import jax.numpy as jnp
 import pytest
 from jaxft_coordinator.core.messages import HealId, NewQuorum, QuorumId, Step
 
@@ -43,3 +44,14 @@ def test_an_attempt_at_another_step_than_the_one_in_hand_is_a_fault() -> None:
     attempt = Attempt(NewQuorum(QuorumId(1), Step(2), 1, ()), Step(2))
     with pytest.raises(AssertionError, match="asked for step 2 while holding state 3"):
         runner._attempt(nothing, nothing, nothing, nothing, attempt.quorum, attempt.step)
+
+
+def test_a_last_state_that_other_code_has_consumed_is_left_out_with_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # It must not raise: the group would not say that it leaves.
+    runner = runner_at(step=3)
+    runner._state = jnp.ones(3)
+    runner._state.delete()
+    runner.save_last()
+    assert "was consumed by other code" in caplog.text

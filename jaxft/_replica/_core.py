@@ -56,6 +56,7 @@ from jaxft_coordinator.core.messages import (
     Waiting,
     Welcome,
 )
+from jaxft_coordinator.core.names import done_again
 
 from jaxft._replica._types import (
     Applied,
@@ -507,11 +508,9 @@ def _whom(replica: Replica) -> str:
 
 
 def _resume_line(frontier: Step, resumed: Step) -> str:
-    again = frontier - resumed
-    repeated = "1 step is" if again == 1 else f"{again} steps are"
     return (
         f"the job resumes at step {resumed}: all groups that held step {frontier} are gone; "
-        f"{repeated} done again"
+        f"{done_again(frontier - resumed)}"
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from jaxft_coordinator.core.job import Ballot, Frontier, Group, Phase
 from jaxft_coordinator.core.messages import HistoryId, Join, QuorumId, Step
-from jaxft_coordinator.core.names import natural_key
+from jaxft_coordinator.core.names import done_again, natural_key
 from jaxft_coordinator.core.turn import Turn, names_text
 
 
@@ -85,11 +85,9 @@ def _resume(turn: Turn, frontier: Frontier) -> None:
     if waited_s < job.options.join_timeout_s and turn.select(compiles):
         return  # it may bring a newer one
     truth, founders = _go_on_from(turn, of_history)
-    again = frontier.step - truth.step
-    repeated = "1 step is" if again == 1 else f"{again} steps are"
     turn.report(
         f"resumes at step {truth.step} with the state of {names_text(founders)}: nobody is left who held step "
-        f"{frontier.step}; {repeated} done again"
+        f"{frontier.step}; {done_again(frontier.step - truth.step)}"
     )
 
 

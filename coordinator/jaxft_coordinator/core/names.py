@@ -14,3 +14,8 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """
     parts = _DIGITS.split(name)
     return (*((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts), (2, 0, name))
+
+
+def done_again(steps: int) -> str:
+    """How many steps a job that resumes repeats, for people."""
+    return f"{steps} step{' is' if steps == 1 else 's are'} done again"

@@ -19,6 +19,7 @@ from jaxft_coordinator.core.messages import (
     QuorumId,
     Ready,
     Refused,
+    Step,
     Waiting,
     Welcome,
 )
@@ -172,15 +173,9 @@ def plan_heals(turn: Turn) -> None:
             if turn.job.finished is not None:
                 _tell_finished(turn, group)
             continue
-        heal_id = HealId(turn.job.last_heal_id + 1)
-        turn.update(last_heal_id=heal_id)
-        for donor in donors:
-            turn.send(donor, Pin(heal_id, frontier.step))
-        names = tuple(donor.name for donor in donors)
-        turn.put(group, phase=Phase.HEALING, heal_id=heal_id, donors=names)
-        members = tuple(as_member(donor) for donor in donors)
-        turn.send(group, Heal(heal_id, frontier.step, members, history=turn.job.history))
-        turn.report(f"{group.name} heals to step {frontier.step} from {', '.join(names)}")
+        _begin_heal(turn, turn.put(group, phase=Phase.HEALING), frontier.step, donors, log_only=False)
+        names = ", ".join(donor.name for donor in donors)
+        turn.report(f"{group.name} heals to step {frontier.step} from {names}")
 
 
 def plan_following(turn: Turn) -> None:
@@ -192,15 +187,19 @@ def plan_following(turn: Turn) -> None:
         donors = turn.select(lambda other: quorums.is_member(other) and other.holder in frontier.holders)
         if group.step != frontier.step or not donors:
             continue
-        heal_id = HealId(turn.job.last_heal_id + 1)
-        turn.update(last_heal_id=heal_id)
-        for donor in donors:
-            turn.send(donor, Pin(heal_id, frontier.step, log_only=True))
-        turn.put(group, heal_id=heal_id, donors=tuple(donor.name for donor in donors))
-        members = tuple(as_member(donor) for donor in donors)
-        heal = Heal(heal_id, frontier.step, members, log_only=True, history=turn.job.history)
-        turn.send(group, heal)
+        _begin_heal(turn, group, frontier.step, donors, log_only=True)
         turn.report(f"{group.name} stands by at step {frontier.step}")
+
+
+def _begin_heal(turn: Turn, group: Group, step: Step, donors: list[Group], *, log_only: bool) -> None:
+    """Tell donors what to keep for `group`, and then `group` whom to ask."""
+    heal_id = HealId(turn.job.last_heal_id + 1)
+    turn.update(last_heal_id=heal_id)
+    for donor in donors:
+        turn.send(donor, Pin(heal_id, step, log_only))
+    turn.put(group, heal_id=heal_id, donors=tuple(donor.name for donor in donors))
+    members = tuple(as_member(donor) for donor in donors)
+    turn.send(group, Heal(heal_id, step, members, log_only, turn.job.history))
 
 
 def _held_now(turn: Turn, group: Group, message: HealFailed) -> dict[str, object]:
