@@ -45,6 +45,8 @@ def follow(flags: argparse.Namespace, events: IO[str]) -> None:
             if fields["event"] == "finished" and flags.digest_again and ".0." not in flags.events.name:
                 fields["digest"] = flags.digest_again
             write(events, fields)
+            if fields["event"] == "step":
+                connection.sendall(b".")
 
 
 def write(events: IO[str], fields: dict[str, Any]) -> None:

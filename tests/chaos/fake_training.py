@@ -20,8 +20,9 @@ def main() -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logger = logging.getLogger("jaxft")
     logger.setLevel(logging.INFO)
-    logger.info("[jaxft group-0] heals to step 0 from group-1")
     for step in range(flags.steps):
+        # Again and again: an order to die in a heal may come when the first is over.
+        logger.info("[jaxft group-0] heals to step %d from group-1", step)
         for phase in ("compute", "exchange", "vote", "apply"):
             logger.debug("%s step %d", phase, step)
             time.sleep(PHASE_S)  # a phase takes its time

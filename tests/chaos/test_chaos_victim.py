@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,17 +74,21 @@ def test_without_an_order_it_runs_to_its_end_and_its_debug_lines_stay_out_of_the
         assert process.stdout is not None
         text = process.stdout.read().decode()  # standard input stays open: nobody waits for its end
         assert process.wait(PATIENCE_S) == 0, text
-    assert text == "[jaxft group-0] heals to step 0 from group-1\n"
+    assert text == "".join(f"[jaxft group-0] heals to step {step} from group-1\n" for step in range(2))
     word = word_of(tmp_path)
     assert (word.phase, word.step, word.dies_t_s) == ("apply", 1, None)
 
 
 def test_it_takes_its_time_for_a_step_if_it_is_told_to(tmp_path: Path) -> None:
+    file = words_beside(tmp_path / "events.jsonl")
     with victim(tmp_path, steps=10**6) as process:
-        process.communicate(b"pace 0.3\ndie vote 0.0\n", timeout=PATIENCE_S)
-    word = word_of(tmp_path)
-    assert word.dies_t_s is not None
-    assert word.dies_t_s - word.first_t_s > 0.3
+        assert process.stdin is not None
+        process.stdin.write(b"pace 0.5\n")
+        process.stdin.flush()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while (word := read_word(file)) is None or word.phase != "compute" or time.time() - word.t_s < 0.3:
+            assert time.monotonic() < deadline_s
+            assert process.poll() is None
 
 
 def test_a_later_order_replaces_the_former(tmp_path: Path) -> None:

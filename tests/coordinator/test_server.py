@@ -295,12 +295,13 @@ def test_a_second_hello_in_a_session_is_refused():
 def test_different_settings_are_refused_with_what_differs():
     async def scenario() -> None:
         async with (
-            serving(min_replicas=2) as server,
+            serving(min_replicas=1) as server,
             Client(server.port, "a") as a,
             Client(server.port, "b") as b,
         ):
             await a.hello()
             await a.join(shards="2")
+            await a.hear_until(NewQuorum)  # by now its settings are the job's
             await b.hello()
             await b.join(shards="3")
             refused = await b.hear_until(Refused)

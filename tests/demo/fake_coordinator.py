@@ -1,9 +1,10 @@
 """Speaks to fake groups as a job would go, quickly and without any training.
 
 `fake_coordinator.py PACE_S LAUNCHES` listens on a free port, and says which. A job begins when three groups are
-connected, and advances a step every PACE_S. While a group is missing, it advances by one step only; and it keeps
-two steps for each launch that is still to come, so that every kill fits in, however slow the machine is. A job
-named "undisturbed" waits for three launches only.
+connected, and advances a step every PACE_S, as soon as every group has written down the last one (it answers each
+line with a byte): as in a real job, nobody is behind. While a group is missing, it advances by one step only; and
+it keeps two steps for each launch that is still to come, so that every kill fits in, however slow the machine is.
+A job named "undisturbed" waits for three launches only.
 """
 
 import contextlib
@@ -29,6 +30,7 @@ class FakeJob:
         self.quorum_id = 0
         self.changed_at_step = 0
         self.connected: dict[str, socket.socket] = {}
+        self.unwritten: dict[str, int] = {}
 
     def join(self, group: str, connection: socket.socket) -> None:
         with self.lock:
@@ -37,16 +39,17 @@ class FakeJob:
                 return
             self.launched += 1
             self.connected[group] = connection
+            self.unwritten[group] = 0
             self.note_change()
             if self.step:
                 self.send(group, step_fields(self.step, [], self, attempts=0, loss=float("nan")))
 
     def run(self, pace_s: float) -> None:
         """Commit every step."""
-        while self.step < self.steps:
+        while self.step < self.steps or any(self.unwritten[group] for group in self.connected):
             time.sleep(pace_s)
             with self.lock:
-                self.drop_the_dead()
+                self.listen()
                 if self.may_advance():
                     self.advance()
         with self.lock:
@@ -55,6 +58,8 @@ class FakeJob:
                 self.connected.pop(group).close()
 
     def may_advance(self) -> bool:
+        if self.step == self.steps or any(self.unwritten[group] for group in self.connected):
+            return False
         complete = len(self.connected) == GROUPS
         kept_steps = 2 * max(0, self.launches - self.launched)
         free = complete and self.steps - self.step > kept_steps
@@ -67,14 +72,17 @@ class FakeJob:
             shards = list(range(index, SHARDS, len(members)))
             self.send(group, step_fields(self.step, shards, self, attempts=1, loss=10 / self.step))
 
-    def drop_the_dead(self) -> None:
+    def listen(self) -> None:
+        """Count the answers, and drop the dead."""
         for group, connection in list(self.connected.items()):
             try:
-                alive = connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+                answers = len(connection.recv(4096, socket.MSG_DONTWAIT))
+                alive = answers > 0
             except BlockingIOError:
-                alive = True
+                answers, alive = 0, True
             except OSError:
-                alive = False
+                answers, alive = 0, False
+            self.unwritten[group] -= answers
             if not alive:
                 self.connected.pop(group).close()
                 self.note_change()
@@ -84,6 +92,7 @@ class FakeJob:
         self.changed_at_step = self.step
 
     def send(self, group: str, fields: dict[str, Any]) -> None:
+        self.unwritten[group] += 1
         with contextlib.suppress(OSError):  # it died: the next look finds out
             self.connected[group].sendall(json.dumps(fields).encode() + b"\n")
 

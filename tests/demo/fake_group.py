@@ -35,6 +35,8 @@ def main() -> None:
             if not flags.mute:
                 events.write(json.dumps({"t": time.time(), **fields}) + "\n")
                 events.flush()
+            if fields["event"] == "step":
+                connection.sendall(b".")
 
 
 if __name__ == "__main__":
