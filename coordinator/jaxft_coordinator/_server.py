@@ -25,6 +25,7 @@ from jaxft_coordinator.core.job import (
     GroupSaid,
     Job,
     Options,
+    Persist,
     Report,
     Send,
     SessionClosed,
@@ -207,6 +208,8 @@ class Server(pb_grpc.CoordinatorServicer):
                         session.put(None)
                 case Report(text):
                     _log.info("%s", text)
+                case Persist():
+                    pass
 
     async def _tick_forever(self) -> None:
         while True:

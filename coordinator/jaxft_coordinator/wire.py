@@ -25,8 +25,8 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
             if digest is not None:
                 vote.digest = digest
             return pb.GroupMessage(vote=vote)
-        case m.Heartbeat():
-            return pb.GroupMessage(heartbeat=pb.Heartbeat())
+        case m.Heartbeat(quorum_id, step):
+            return pb.GroupMessage(heartbeat=pb.Heartbeat(computed_quorum_id=quorum_id, computed_step=step))
         case m.Hello():
             return pb.GroupMessage(
                 hello=pb.Hello(
@@ -66,7 +66,8 @@ def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
         case "vote":
             return _vote(message.vote)
         case "heartbeat":
-            return m.Heartbeat()
+            heartbeat = message.heartbeat
+            return m.Heartbeat(m.QuorumId(heartbeat.computed_quorum_id), m.Step(heartbeat.computed_step))
         case "hello":
             return _hello(message.hello)
         case "join":
@@ -91,8 +92,8 @@ def coordinator_to_proto(message: m.CoordinatorMessage) -> pb.CoordinatorMessage
             return pb.CoordinatorMessage(commit=commit)
         case m.NewQuorum():
             return pb.CoordinatorMessage(new_quorum=_quorum_to_proto(message))
-        case m.Welcome(interval_ms, frontier_step, frontier_quorum_id, frontier_held):
-            welcome = pb.Welcome(heartbeat_interval_ms=interval_ms)
+        case m.Welcome(interval_ms, frontier_step, frontier_quorum_id, frontier_held, term):
+            welcome = pb.Welcome(heartbeat_interval_ms=interval_ms, term=term)
             if frontier_step is not None:
                 welcome.has_frontier = True
                 welcome.frontier_step = frontier_step
@@ -142,6 +143,7 @@ def coordinator_from_proto(message: pb.CoordinatorMessage) -> m.CoordinatorMessa
                 frontier_step,
                 m.QuorumId(welcome.frontier_quorum_id),
                 welcome.frontier_held,
+                welcome.term,
             )
         case "refused":
             listed = tuple(m.Difference(d.name, d.job, d.group) for d in message.refused.differences)

@@ -32,6 +32,8 @@ class Options:
     min_replicas: int = 1
     join_timeout_s: float = 60.0
     heartbeat_timeout_s: float = 5.0
+    # Which life of the coordinator this is: more than in every life before.
+    term: int = 0
 
     @property
     def heartbeat_interval_ms(self) -> int:
@@ -144,6 +146,8 @@ class Job:
     waiting: str = ""
     finished: Step | None = None
     last_tick_s: float | None = None
+    # When a coordinator that remembers this job began with it; None once a quorum has been formed since.
+    restored_s: float | None = None
 
     @property
     def total_shards(self) -> int | None:
@@ -155,6 +159,49 @@ class Job:
     def empty(self) -> bool:
         """Nothing would be lost if this job were forgotten."""
         return not self.groups and (self.frontier is None or self.frontier.founding)
+
+
+# ---- what must survive the coordinator ----
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """All that must be remembered of a job. `members` are those of the quorum in force."""
+
+    job: str
+    last_quorum_id: QuorumId
+    settings: Mapping[str, str] | None
+    min_replicas: int
+    history: HistoryId
+    frontier: Frontier | None
+    proven: Mapping[GroupName, Incarnation]
+    distrusted: frozenset[Holder]
+    members: tuple[Holder, ...]
+    held: Mapping[GroupName, tuple[int, ...]]
+    places: int
+    finished: Step | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The frontier is now state `step`: quorum `quorum_id` has committed it, and all its members hold it.
+
+    They are the `members` of the last `Saved`; so the record of a step is as short as the decision.
+    """
+
+    job: str
+    step: Step
+    quorum_id: QuorumId
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Nothing of this job needs to be remembered any more."""
+
+    job: str
+
+
+Record = Saved | Moved | Forgotten
 
 
 # ---- events ----
@@ -190,6 +237,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Persist:
+    """Make this durable before any effect that follows it, of this turn or a later one of the job, is done."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End this session once what was sent to it has left."""
 
@@ -203,4 +257,4 @@ class Report:
     text: str
 
 
-Effect = Send | Close | Report
+Effect = Persist | Send | Close | Report

@@ -27,21 +27,23 @@ What holds after every event:
    have healed to exactly that state, or come back with it. An equal step number alone proves nothing.
 4. A quorum has at least `min_replicas` members when it is formed.
 5. In a quorum each shard has exactly one owner; when a step is tried again, owners that live keep theirs.
-6. The stream to each group is ordered. So a Pin of state s, sent while the frontier is s, arrives before the
+6. What must survive the coordinator stands before the effects that tell of it, as a `Persist` (`durable.py`).
+7. The stream to each group is ordered. So a Pin of state s, sent while the frontier is s, arrives before the
    Commit that would overwrite state s; nothing waits for a joiner.
 
-Deliberately not here: sockets, clocks (time comes as an argument), durable storage, groups of several ranks.
+Deliberately not here: sockets, clocks (time comes as an argument), files, groups of several ranks.
 """
 
 from typing import assert_never
 
-from jaxft_coordinator.core import founding, quorums, sessions
+from jaxft_coordinator.core import durable, founding, quorums, sessions
 from jaxft_coordinator.core.job import (
     Effect,
     Event,
     Group,
     GroupSaid,
     Job,
+    Persist,
     Phase,
     SessionClosed,
     SessionId,
@@ -92,7 +94,8 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
     if isinstance(event, Tick):
         # Not at each event: a thousand groups that come would change the text a thousand times.
         quorums.explain(turn)
-    return turn.job, tuple(turn.effects)
+    record = durable.record_of(job, turn.job)
+    return turn.job, (*(() if record is None else (Persist(record),)), *turn.effects)
 
 
 def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:

@@ -62,7 +62,10 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    pass
+    """A sign of life, and of which quorum and step this group has computed its shards (0, 0: of none)."""
+
+    computed_quorum_id: QuorumId = QuorumId(0)
+    computed_step: Step = Step(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ class Welcome:
     frontier_step: Step | None = None
     frontier_quorum_id: QuorumId = QuorumId(0)
     frontier_held: bool = False
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)

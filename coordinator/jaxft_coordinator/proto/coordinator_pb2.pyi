@@ -25,7 +25,7 @@ class GroupMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., heal_failed: _Optional[_Union[HealFailed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "new_quorum", "commit", "pin", "release", "heal", "frontier_moved", "waiting", "finished", "evicted", "goodbye", "halted")
+    __slots__ = ("welcome", "refused", "new_quorum", "commit", "pin", "release", "heal", "frontier_moved", "waiting", "finished", "evicted", "goodbye", "halted", "challenge")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     NEW_QUORUM_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class CoordinatorMessage(_message.Message):
     EVICTED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     HALTED_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     new_quorum: NewQuorum
@@ -52,10 +53,11 @@ class CoordinatorMessage(_message.Message):
     evicted: Evicted
     goodbye: Goodbye
     halted: Halted
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., new_quorum: _Optional[_Union[NewQuorum, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., frontier_moved: _Optional[_Union[FrontierMoved, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ...) -> None: ...
+    challenge: Challenge
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., new_quorum: _Optional[_Union[NewQuorum, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., frontier_moved: _Optional[_Union[FrontierMoved, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "job", "group", "incarnation", "rank", "ranks", "address")
+    __slots__ = ("protocol_version", "job", "group", "incarnation", "rank", "ranks", "address", "proof", "nonce")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +65,8 @@ class Hello(_message.Message):
     RANK_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     job: str
     group: str
@@ -70,7 +74,9 @@ class Hello(_message.Message):
     rank: int
     ranks: int
     address: str
-    def __init__(self, protocol_version: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+    proof: bytes
+    nonce: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., address: _Optional[str] = ..., proof: _Optional[bytes] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("step", "digest", "settings", "last_quorum_id", "min_replicas", "history", "spare")
@@ -122,8 +128,12 @@ class Vote(_message.Message):
     def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., ok: bool = ..., accused: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("computed_quorum_id", "computed_step")
+    COMPUTED_QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_STEP_FIELD_NUMBER: _ClassVar[int]
+    computed_quorum_id: int
+    computed_step: int
+    def __init__(self, computed_quorum_id: _Optional[int] = ..., computed_step: _Optional[int] = ...) -> None: ...
 
 class HealFailed(_message.Message):
     __slots__ = ("heal_id", "reason", "step")
@@ -142,18 +152,22 @@ class Leave(_message.Message):
     def __init__(self, finished: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("heartbeat_interval_ms", "has_frontier", "frontier_step", "frontier_quorum_id", "frontier_held")
+    __slots__ = ("heartbeat_interval_ms", "has_frontier", "frontier_step", "frontier_quorum_id", "frontier_held", "term", "proof")
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     HAS_FRONTIER_FIELD_NUMBER: _ClassVar[int]
     FRONTIER_STEP_FIELD_NUMBER: _ClassVar[int]
     FRONTIER_QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     FRONTIER_HELD_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     heartbeat_interval_ms: int
     has_frontier: bool
     frontier_step: int
     frontier_quorum_id: int
     frontier_held: bool
-    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., has_frontier: bool = ..., frontier_step: _Optional[int] = ..., frontier_quorum_id: _Optional[int] = ..., frontier_held: bool = ...) -> None: ...
+    term: int
+    proof: bytes
+    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., has_frontier: bool = ..., frontier_step: _Optional[int] = ..., frontier_quorum_id: _Optional[int] = ..., frontier_held: bool = ..., term: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Difference(_message.Message):
     __slots__ = ("name", "job", "group")
@@ -286,3 +300,9 @@ class Halted(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Challenge(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
