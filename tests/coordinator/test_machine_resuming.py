@@ -85,10 +85,20 @@ def test_a_holder_that_is_present_prevents_it_before_it_joins():
     desk = orphaned("a", "b", join_timeout_s=10.0)
     bring(desk, "c", step=2)
     desk.hello("a")
-    desk.wait(30.0)
+    desk.wait(9.9)
     assert desk.job.quorum is None
     desk.join("a", step=3, digest="")
     assert (members(desk), desk.step) == (["a"], 3)
+
+
+def test_a_holder_that_is_present_but_never_joins_does_not_prevent_it_for_ever():
+    desk = orphaned("a", "b", join_timeout_s=10.0)
+    bring(desk, "c", step=2)
+    desk.hello("a")
+    desk.wait(9.5)
+    assert desk.job.quorum is None
+    desk.wait(1.0)
+    assert (members(desk), desk.step) == (["c"], 2)
 
 
 def test_another_life_of_a_holder_prevents_nothing():

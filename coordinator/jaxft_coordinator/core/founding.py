@@ -13,10 +13,15 @@ was quicker than those with a history, the fresh founding gives way as long as n
 
 from collections.abc import Sequence
 
+from jaxft_coordinator.core import progress
 from jaxft_coordinator.core.job import Ballot, Frontier, Group, Phase
 from jaxft_coordinator.core.messages import HistoryId, Join, QuorumId, Step
 from jaxft_coordinator.core.names import done_again, natural_key
 from jaxft_coordinator.core.turn import Turn, names_text
+
+# After its own start the coordinator waits so many times as long: those who hold the frontier may not know yet that
+# their old connection is dead.
+AFTER_RESTART = 4
 
 
 def found(turn: Turn) -> None:
@@ -56,6 +61,23 @@ def give_way(turn: Turn) -> None:
     turn.update(frontier=None, quorum=None, ballot=Ballot(), history=HistoryId(0), proven={})
 
 
+def reunites(turn: Turn) -> bool:
+    """Whether a coordinator that has just started still waits for those who took part before it went.
+
+    They have computed their shards already, and would else find that one of them has gone on alone. Those that have
+    not dialled yet are given `heartbeat_timeout_s`; those that have, and are still busy, `join_timeout_s`.
+    """
+    job = turn.job
+    if job.restored_s is None or job.frontier is None:
+        return False
+    waited_s = turn.now_s - job.restored_s
+    here = {group.holder: group.phase for group in job.groups.values()}
+    if waited_s < job.options.heartbeat_timeout_s and not job.frontier.holders <= here.keys():
+        return True
+    busy = any(here.get(holder) is Phase.PRESENT for holder in job.frontier.holders)
+    return busy and waited_s < job.options.join_timeout_s
+
+
 def has_joined(group: Group) -> bool:
     return group.phase is Phase.STALE
 
@@ -74,9 +96,12 @@ def _note_orphaned(turn: Turn) -> None:
 
 def _resume(turn: Turn, frontier: Frontier) -> None:
     job = turn.job
-    if job.orphaned_s is None or turn.now_s - job.orphaned_s < job.options.heartbeat_timeout_s:
+    wait_s = job.options.heartbeat_timeout_s * (1 if job.restored_s is None else AFTER_RESTART)
+    if job.orphaned_s is None or turn.now_s - job.orphaned_s < wait_s:
         return
-    if any(group.holder in frontier.holders for group in job.groups.values()):
+    patience_s = max(job.options.join_timeout_s, progress.patience_s(job) or 0.0)
+    coming = (g for g in job.groups.values() if g.holder in frontier.holders)
+    if any(turn.now_s - group.came_s < patience_s for group in coming):
         return  # it is back, and says so as soon as it has applied what it missed
     of_history = turn.select(lambda group: has_joined(group) and group.history == job.history != 0)
     if not of_history or len(turn.select(has_joined)) < job.min_replicas:

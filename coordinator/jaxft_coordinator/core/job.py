@@ -71,7 +71,9 @@ class Group:
     donors: tuple[GroupName, ...] = ()
     # Of the state with which it joined; 0: fresh.
     history: HistoryId = HistoryId(0)
+    came_s: float = 0.0
     joined_s: float = 0.0
+    ready_s: float = 0.0
     spare: bool = False
 
     @property
@@ -113,6 +115,11 @@ class Ballot:
     digests: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     deadline_s: float | None = None
     retries: int = 0
+    began_s: float = 0.0
+    computed: int = 0
+    # Since when the first member has waited: with its shards computed; with its vote cast.
+    ahead_s: float | None = None
+    voted_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +153,10 @@ class Job:
     waiting: str = ""
     finished: Step | None = None
     last_tick_s: float | None = None
+    # The slowest step of late, from the begin of its last attempt to its commit; None if none was measured.
+    slowest_s: float | None = None
+    # Groups that were put out because they disturbed others: how often, and when last.
+    blamed: Mapping[GroupName, tuple[int, float]] = field(default_factory=dict[GroupName, tuple[int, float]])
     # When a coordinator that remembers this job began with it; None once a quorum has been formed since.
     restored_s: float | None = None
 

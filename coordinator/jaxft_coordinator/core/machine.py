@@ -36,7 +36,7 @@ Deliberately not here: sockets, clocks (time comes as an argument), files, group
 
 from typing import assert_never
 
-from jaxft_coordinator.core import durable, founding, quorums, sessions
+from jaxft_coordinator.core import durable, founding, progress, quorums, sessions
 from jaxft_coordinator.core.job import (
     Effect,
     Event,
@@ -80,7 +80,7 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
             sessions.hello(turn, session, message)
         case GroupSaid(session, message):
             if not _said(turn, _speaker(job, session), message):
-                return turn.job, tuple(turn.effects)
+                return turn.job, tuple(turn.effects)  # nothing of it must survive the coordinator
         case SessionClosed(session, reason):
             group = _group_of(job, session)
             if group is None:
@@ -102,7 +102,7 @@ def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
     """Handle `message`; return whether anything else may follow from it at once."""
     match message:
         case Heartbeat():
-            turn.put(group, last_heard_s=turn.now_s)
+            progress.computed(turn, turn.put(group, last_heard_s=turn.now_s), message)
             return False
         case Vote():
             frontier, quorum = turn.job.frontier, turn.job.quorum
@@ -148,6 +148,15 @@ def _tick(turn: Turn) -> None:
         turn.expel(group, f"no heartbeat for {now_s - group.last_heard_s:.1f} s", may_return=True)
     quorums.lose(turn, *(group.name for group in silent))
     quorums.end_grace(turn, last_tick_s)
+    _put_out_the_hung(turn)
+
+
+def _put_out_the_hung(turn: Turn) -> None:
+    hung = progress.hung(turn)
+    for group, reason in hung:
+        turn.expel(group, reason, may_return=True)
+        progress.blame(turn, group.name)
+    quorums.lose(turn, *(group.name for group, _ in hung))
 
 
 def _speaker(job: Job, session: SessionId) -> Group:

@@ -22,7 +22,7 @@ still, the votes that arrived meanwhile are counted first.
 from collections import Counter
 from dataclasses import replace
 
-from jaxft_coordinator.core import assign, digests, founding
+from jaxft_coordinator.core import assign, digests, founding, progress
 from jaxft_coordinator.core.job import Ballot, Close, Failure, Frontier, Group, Holder, Phase
 from jaxft_coordinator.core.messages import (
     Change,
@@ -50,9 +50,9 @@ def form(turn: Turn) -> None:
     if job.frontier is None or job.quorum is not None or job.finished is not None:
         return
     members = _candidates(turn)
-    if len(members) < max(1, job.min_replicas):
+    if len(members) < max(1, job.min_replicas) or founding.reunites(turn):
         return
-    turn.update(ballot=Ballot())
+    turn.update(ballot=progress.fresh_ballot(turn))
     _install(turn, members, again=True, announce=True)
 
 
@@ -74,13 +74,17 @@ def vote(turn: Turn, group: Group, vote: Vote) -> None:
         return
     if (vote.quorum_id, vote.step) != (job.quorum.quorum_id, job.frontier.step):
         return  # a vote on an attempt that is over
+    # (`computed` plays no part in counting: see progress.py.)
     bit = _bit(turn, group.name)
     if not bit or bit & (job.ballot.lost | job.ballot.ok | job.ballot.failed):
         return  # not a member, or it has voted: a vote is given once
     if vote.ok:
         known = job.ballot.digests
         given = known if vote.digest is None else {**known, group.name: vote.digest}
-        turn.update(ballot=replace(job.ballot, ok=job.ballot.ok | bit, digests=given))
+        ahead_s = turn.now_s if job.ballot.ahead_s is None else job.ballot.ahead_s
+        voted_s = turn.now_s if job.ballot.voted_s is None else job.ballot.voted_s
+        ballot = replace(job.ballot, ok=job.ballot.ok | bit, digests=given, ahead_s=ahead_s, voted_s=voted_s)
+        turn.update(ballot=ballot)
     else:
         failure = Failure(group.name, vote.accused, vote.reason[:MAX_REASON_LENGTH])
         failures = (*job.ballot.failures, failure)
@@ -173,7 +177,8 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
     living = [turn.job.groups[m.group] for i, m in enumerate(quorum.members) if not ballot.lost >> i & 1]
     held = frozenset(group.holder for group in living)
     frontier = Frontier(Step(frontier.step + 1), quorum.quorum_id, "", held)
-    turn.update(frontier=frontier, ballot=Ballot())
+    progress.measure(turn)
+    turn.update(frontier=frontier, ballot=progress.fresh_ballot(turn))
     for group in living:
         turn.release_heal(group)  # it has come in with this commit: nobody needs to keep anything for it
     for group in turn.job.groups.values():
@@ -219,6 +224,7 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
         group = turn.job.groups.get(name)
         if group is not None:  # it may have died meanwhile
             turn.expel(group, _why(name, failures), may_return=True)
+            progress.blame(turn, name)
     for member in quorum.members:
         if member.group not in odd:
             continue
@@ -231,7 +237,7 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
     members = _candidates(turn)
     if len(members) < max(1, turn.job.min_replicas):
         return  # `form` goes on when there are enough
-    turn.update(ballot=Ballot(retries=retries))
+    turn.update(ballot=progress.fresh_ballot(turn, retries))
     _install(turn, members, again=True, announce=True)
 
 
@@ -264,7 +270,13 @@ def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -
     held = {member.group: member.shards for member in quorum.members}
     places = max(job.places, sum(not group.spare for group in members))
     turn.update(
-        quorum=quorum, seats=seats, held=held, places=places, last_quorum_id=quorum.quorum_id, left=()
+        quorum=quorum,
+        seats=seats,
+        held=held,
+        places=places,
+        last_quorum_id=quorum.quorum_id,
+        left=(),
+        restored_s=None,
     )
     turn.wait_for("")
     turn.report(_quorum_line(quorum))
@@ -307,6 +319,9 @@ def _candidates(turn: Turn) -> list[Group]:
         )
     )
     able = [*standing, *nearly]
+    admitted = [group for group in able if not progress.held_back(turn, group)]
+    if len(admitted) >= max(1, turn.job.min_replicas):
+        able = admitted
     regular = [group for group in able if not group.spare]
     wanted = max(1, turn.job.places, turn.job.min_replicas)
     # One that takes part already stays before another is called up.
@@ -380,8 +395,14 @@ def _quorum_text(turn: Turn, members: list[Group]) -> str:
     gone = f"; lost: {lost}" if lost else ""
     return (
         f"step {job.frontier.step} needs {wanted} groups that hold it, and {len(members)} do "
-        f"({names_text(members)}); {coming}{gone}{_orphaned_text(turn)}"
+        f"({names_text(members)}); {coming}{gone}{_orphaned_text(turn)}{_reunion_text(turn)}"
     )
+
+
+def _reunion_text(turn: Turn) -> str:
+    if not founding.reunites(turn):
+        return ""
+    return "; the coordinator has just started, and gives those who took part before a moment to come back"
 
 
 def _orphaned_text(turn: Turn) -> str:

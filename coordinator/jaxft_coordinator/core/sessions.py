@@ -44,15 +44,15 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
         remove(turn, known, "it lost its connection")
     elif known is not None:
         dismiss(turn, known, f"another process has joined as {message.group!r}", may_return=False)
-    group = Group(message.group, message.incarnation, session, message.address, turn.now_s)
+    group = Group(message.group, message.incarnation, session, message.address, turn.now_s, came_s=turn.now_s)
     turn.add(group)
     frontier = turn.job.frontier
-    interval_ms = turn.job.options.heartbeat_interval_ms
+    interval_ms, term = turn.job.options.heartbeat_interval_ms, turn.job.options.term
     if frontier is None:
-        turn.send(group, Welcome(interval_ms))
+        turn.send(group, Welcome(interval_ms, term=term))
     else:
         held = bool(turn.holders())
-        turn.send(group, Welcome(interval_ms, frontier.step, frontier.quorum_id, held))
+        turn.send(group, Welcome(interval_ms, frontier.step, frontier.quorum_id, held, term))
     turn.report(f"{group.name} is present")
 
 
@@ -104,7 +104,7 @@ def ready(turn: Turn, group: Group, message: Ready) -> None:
         return  # of a heal that was given up meanwhile
     # One that has been let in already says so again when it has the sum that it still lacked.
     phase = Phase.MEMBER if group.phase is Phase.MEMBER else Phase.READY
-    turn.note_state(turn.put(group, phase=phase, step=message.step))
+    turn.note_state(turn.put(group, phase=phase, step=message.step, ready_s=turn.now_s))
 
 
 def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:

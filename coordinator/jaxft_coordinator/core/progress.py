@@ -1,0 +1,116 @@
+"""Telling who hangs from who waits: a heartbeat shows that a process lives, not that its training moves.
+
+A member says with its heartbeat when it has computed its shards of the attempt; from then on it waits for its peers.
+Once somebody has waited for longer than the job's *patience*, the members that are behind are evicted: those that
+have not computed while others have, or have not voted while others hold the whole sum. If no member is ahead, a group
+that stands ready to take part counts as one that waits: it holds the frontier, and can go on alone.
+
+Patience derives from what was measured: so many times the slowest step of late. Until a step has been measured,
+nobody is evicted this way; the exchange has deadlines of its own, and its failures name the one that does not come.
+
+A group that was put out again and again, because its peers accused it or because it hung, is let in again later each
+time, so that one bad link costs the job little of its speed.
+"""
+
+from dataclasses import replace
+
+from jaxft_coordinator.core.job import Ballot, Group, Job, Phase
+from jaxft_coordinator.core.messages import GroupName, Heartbeat, NewQuorum
+from jaxft_coordinator.core.turn import Turn
+
+STEPS_OF_PATIENCE = 8
+# Of the heartbeat timeout: no step is so fast that a hiccup of this length is a fault.
+LEAST_PATIENCE = 2
+# The slowest step fades by half in about a thousand: an evaluation now and then stays in memory.
+FADING = 0.9993
+# In units of the heartbeat timeout: the longest time that a group is held back, and the quiet that clears its name.
+MOST_HELD_BACK = 12
+CLEARED_AFTER = 24
+
+
+def patience_s(job: Job) -> float | None:
+    """How long one may wait for others, or None while no step has been measured."""
+    if job.slowest_s is None:
+        return None
+    return max(LEAST_PATIENCE * job.options.heartbeat_timeout_s, STEPS_OF_PATIENCE * job.slowest_s)
+
+
+def measure(turn: Turn) -> None:
+    """A step counts: note how long its last attempt took."""
+    job = turn.job
+    took_s = turn.now_s - job.ballot.began_s
+    turn.update(slowest_s=max(took_s, FADING * (job.slowest_s or 0.0)))
+
+
+def computed(turn: Turn, group: Group, message: Heartbeat) -> None:
+    """Note that a member waits for the others."""
+    job = turn.job
+    place = job.seats.get(group.name)
+    if job.quorum is None or job.frontier is None or place is None:
+        return
+    if (message.computed_quorum_id, message.computed_step) != (job.quorum.quorum_id, job.frontier.step):
+        return
+    ballot, bit = job.ballot, 1 << place
+    if not ballot.computed & bit:
+        ahead_s = turn.now_s if ballot.ahead_s is None else ballot.ahead_s
+        turn.update(ballot=replace(ballot, computed=ballot.computed | bit, ahead_s=ahead_s))
+
+
+def hung(turn: Turn) -> list[tuple[Group, str]]:
+    """Return the members that others have waited for in vain, each with the reason in words."""
+    job, patience = turn.job, patience_s(turn.job)
+    if job.quorum is None or job.frontier is None or patience is None:
+        return []
+    ballot = job.ballot
+    living = (1 << len(job.quorum.members)) - 1 & ~ballot.lost
+    voted = ballot.ok | ballot.failed
+    waits = (
+        (living & ~(ballot.computed | voted), ballot.ahead_s, "computed its shards"),
+        (living & ~voted, ballot.voted_s, "voted"),
+        (living & ~(ballot.computed | voted), _waiting_joiner_s(turn), "computed its shards"),
+    )
+    for behind, since_s, lacks in waits:
+        if behind and since_s is not None and turn.now_s - since_s > patience:
+            text = (
+                f"it hangs: it has not {lacks} of step {job.frontier.step}, and others have waited for it for "
+                f"{turn.now_s - since_s:.1f} s (the slowest step of late took {job.slowest_s:.2f} s)"
+            )
+            return [(group, text) for group in _seated(turn, job.quorum, behind)]
+    return []
+
+
+def blame(turn: Turn, name: GroupName) -> None:
+    """Remember that a group was put out because it disturbed the others."""
+    job = turn.job
+    count, last_s = job.blamed.get(name, (0, 0.0))
+    cleared = turn.now_s - last_s > CLEARED_AFTER * job.options.heartbeat_timeout_s
+    turn.update(blamed={**job.blamed, name: (1 if cleared else count + 1, turn.now_s)})
+
+
+def held_back(turn: Turn, group: Group) -> bool:
+    """Whether it is too early to let a group in again that was put out several times."""
+    count, last_s = turn.job.blamed.get(group.name, (0, 0.0))
+    if count < 2 or group.phase is Phase.MEMBER:
+        return False
+    timeout_s = turn.job.options.heartbeat_timeout_s
+    return turn.now_s - last_s < timeout_s * min(2.0 ** (count - 2), MOST_HELD_BACK)
+
+
+def fresh_ballot(turn: Turn, retries: int = 0) -> Ballot:
+    """The ballot of an attempt that begins now."""
+    return Ballot(retries=retries, began_s=turn.now_s)
+
+
+def _waiting_joiner_s(turn: Turn) -> float | None:
+    """Since when somebody who could go on without them has waited for members none of whom is ahead."""
+    job = turn.job
+    if job.frontier is None or job.ballot.computed or job.ballot.ok:
+        return None
+    step = job.frontier.step
+    ready = turn.select(lambda group: group.phase is Phase.READY and group.step == step and not group.spare)
+    return max(job.ballot.began_s, min(group.ready_s for group in ready)) if ready else None
+
+
+def _seated(turn: Turn, quorum: NewQuorum, mask: int) -> list[Group]:
+    members = [member for place, member in enumerate(quorum.members) if mask >> place & 1]
+    return [turn.job.groups[member.group] for member in members if member.group in turn.job.groups]

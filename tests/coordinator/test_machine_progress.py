@@ -1,0 +1,175 @@
+"""A group that hangs is told from those that wait for it, though its heartbeats go on."""
+
+import pytest
+from jaxft_coordinator.core import progress
+from jaxft_coordinator.core.messages import Evicted, Heartbeat, QuorumId, Step
+
+from tests.coordinator.helpers import Desk, healing, members, running
+
+# Of a heartbeat timeout of 5 s: patience with fast steps.
+PATIENCE_S = 10.0
+
+
+def computed(desk: Desk, name: str, *, quorum_id: int | None = None, step: int | None = None) -> None:
+    known = desk.quorum.quorum_id if quorum_id is None else QuorumId(quorum_id)
+    desk.say(name, Heartbeat(known, desk.step if step is None else Step(step)))
+
+
+def measured(*names: str, step_s: float = 0.1, **options: float) -> Desk:
+    """A running job whose steps have taken `step_s`."""
+    desk = running(*names, **options)
+    for _ in range(3):
+        desk.wait(step_s)
+        desk.commit()
+    return desk
+
+
+def test_one_that_does_not_compute_while_others_wait_is_put_out():
+    desk = measured("a", "b", "c")
+    computed(desk, "a")
+    computed(desk, "c")
+    desk.wait(PATIENCE_S)
+    assert members(desk) == ["a", "b", "c"]
+    out = desk.tick(0.2)
+    assert out.closed == ["b"]
+    evicted = out.only(Evicted)["b"]
+    assert evicted.may_return
+    assert "it hangs: it has not computed its shards of step 3" in evicted.reason
+    assert "waited for it for 10." in evicted.reason
+    assert members(desk) == ["a", "c"]
+    assert desk.quorum.step == 3
+
+
+def test_all_that_hang_are_put_out_at_once():
+    desk = measured("a", "b", "c")
+    computed(desk, "b")
+    desk.wait(PATIENCE_S + 0.3)
+    assert members(desk) == ["b"]
+
+
+def test_while_nobody_is_ahead_nobody_hangs():
+    desk = measured("a", "b")
+    desk.wait(100.0)
+    assert members(desk) == ["a", "b"]
+
+
+def test_patience_begins_when_the_first_waits_not_with_the_step():
+    desk = measured("a", "b")
+    desk.wait(60.0)
+    computed(desk, "a")
+    desk.wait(PATIENCE_S - 0.5)
+    assert members(desk) == ["a", "b"]
+    desk.wait(1.0)
+    assert members(desk) == ["a"]
+
+
+def test_one_that_does_not_vote_while_others_hold_the_sum_is_put_out():
+    desk = measured("a", "b")
+    computed(desk, "a")
+    computed(desk, "b")
+    desk.vote("a")
+    desk.wait(PATIENCE_S + 0.3)
+    # The vote of a counts: it holds the whole sum.
+    assert (members(desk), desk.step) == (["a"], 4)
+
+
+def test_slow_steps_earn_more_patience():
+    desk = measured("a", "b", step_s=5.0)
+    computed(desk, "a")
+    desk.wait(progress.STEPS_OF_PATIENCE * 5.0 - 0.5)
+    assert members(desk) == ["a", "b"]
+    desk.wait(1.5)
+    assert members(desk) == ["a"]
+
+
+def test_a_slow_step_of_late_is_remembered():
+    desk = measured("a", "b")
+    desk.wait(20.0)
+    desk.commit()
+    for _ in range(100):
+        desk.tick()
+        desk.commit()
+    computed(desk, "a")
+    desk.wait(100.0)
+    assert members(desk) == ["a", "b"]
+
+
+def test_before_a_step_was_measured_nobody_is_put_out():
+    desk = running("a", "b")
+    computed(desk, "a")
+    desk.wait(100.0)
+    assert members(desk) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("quorum_id", "step"), [(0, 0), (1, 2), (2, 3), (1, 4)])
+def test_what_was_computed_for_another_attempt_says_nothing(quorum_id: int, step: int):
+    desk = measured("a", "b")
+    assert (desk.quorum.quorum_id, desk.step) == (1, 3)
+    computed(desk, "a", quorum_id=quorum_id, step=step)
+    desk.wait(100.0)
+    assert members(desk) == ["a", "b"]
+
+
+def test_a_group_outside_the_quorum_is_not_waited_for():
+    desk = measured("a", "b")
+    desk.hello("late")
+    desk.say("late", Heartbeat(desk.quorum.quorum_id, desk.step))
+    desk.wait(100.0)
+    assert members(desk) == ["a", "b"]
+
+
+def test_one_that_stands_ready_may_go_on_without_a_member_that_hangs():
+    desk = measured("a")
+    healing(desk, "b")
+    desk.ready("b")
+    desk.wait(PATIENCE_S - 0.5)
+    assert members(desk) == ["a"]
+    desk.wait(1.0)
+    assert (members(desk), desk.step) == (["b"], 3)
+
+
+def test_where_the_coordinator_stood_still_itself_the_wait_is_judged_by_the_next_tick():
+    desk = measured("a", "b")
+    computed(desk, "a")
+    desk.wait(1.0)
+    desk.tick(after_s=60.0)
+    assert members(desk) == ["a", "b"]
+
+
+def test_one_that_is_put_out_again_and_again_is_let_in_later_each_time():
+    desk = measured("a", "b", "c")
+    waited_s: list[float] = []
+    for life in range(5):
+        computed(desk, "a")
+        computed(desk, "b")
+        desk.wait(PATIENCE_S + 0.3)
+        assert members(desk) == ["a", "b"]
+        healing(desk, "c", incarnation=life + 2)
+        desk.ready("c")
+        began_s = desk.now_s
+        while "c" not in members(desk):
+            desk.tick()
+            desk.commit()
+            if "c" in desk.job.groups and desk.group("c").step < desk.step:
+                desk.ready("c")
+        waited_s.append(desk.now_s - began_s)
+    assert waited_s[0] < 0.5
+    assert waited_s == sorted(waited_s)
+    assert waited_s[-1] > 10.0
+
+
+def test_one_that_is_held_back_is_let_in_where_too_few_are_left():
+    desk = measured("a", "b", "c", min_replicas=2)
+    for life in range(3):
+        computed(desk, "a")
+        computed(desk, "b")
+        desk.wait(PATIENCE_S + 0.3)
+        healing(desk, "c", incarnation=life + 2)
+        desk.ready("c")
+        if life < 2:
+            while "c" not in members(desk):
+                desk.tick()
+                desk.commit()
+                desk.ready("c")
+    desk.close("b")
+    assert members(desk) == ["a", "c"]
