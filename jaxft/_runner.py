@@ -249,6 +249,7 @@ class Runner:
             self._start_digest(quorum, state)
             if not self._compute(programs, layout, state, batch_for, quorum, abort):
                 return
+            self._session.computed = (quorum.quorum_id, Step(step))
             began_s = time.perf_counter()
             try:
                 self._work.means = self._exchange(layout, quorum, step, abort)

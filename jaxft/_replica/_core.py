@@ -72,10 +72,12 @@ from jaxft._replica._types import (
     Exchanged,
     Fail,
     Failure,
+    HangUp,
     HealBroke,
     Healed,
     HealFrom,
     Heard,
+    Idle,
     LeaveNow,
     Note,
     Over,
@@ -93,6 +95,8 @@ from jaxft._replica._types import (
 
 FIRST_REDIAL_S = 0.05
 LAST_REDIAL_S = 1.0
+# A coordinator answers a greeting in milliseconds; one whose machine is gone, or that is frozen, not at all.
+GREETING_TIMEOUT_S = 5.0
 
 # Phases in which the session is over, or its end is no loss.
 _DONE = (Phase.FINISHED, Phase.LEAVING, Phase.LEFT, Phase.FAILED)
@@ -109,8 +113,10 @@ def step(replica: Replica, event: Event, now_s: float) -> tuple[Replica, tuple[E
             _connected(turn)
         case Disconnected(reason, busy):
             _disconnected(turn, reason, busy=busy)
-        case Tick():
-            _tick(turn)
+        case Tick(computed):
+            _tick(turn, computed)
+        case Idle():
+            _no_longer_busy(turn)
         case Prepared():
             _prepared(turn, event)
         case Exchanged(quorum_id, number, digest):
@@ -219,11 +225,17 @@ def _connected(turn: _Turn) -> None:
 
 
 def _welcome(turn: _Turn, message: Welcome) -> None:
+    if message.term < turn.replica.term:
+        reason = f"a coordinator of term {message.term} answers, but one of term {turn.replica.term} has taken over"
+        turn.note(f"{reason}; looks for that one", warning=True)
+        turn.effects.append(HangUp(reason))
+        return
     interval_s = message.heartbeat_interval_ms / 1000
     turn.update(
         heartbeat_interval_s=interval_s,
         next_heartbeat_s=turn.now_s + interval_s,
         dials=0,
+        term=message.term,
         offline_since_s=None,
         frontier_step=message.frontier_step,
         frontier_held=message.frontier_held,
@@ -342,7 +354,7 @@ def _caught_up_to(turn: _Turn, heal_id: HealId, number: Step) -> None:
 
 
 def _no_longer_busy(turn: _Turn) -> None:
-    """The training thread has stopped what was under way when the stream ended: what this group holds is known."""
+    """The training thread has ended what was under way when the stream ended: it can take part, and says where."""
     if not turn.replica.busy:
         return
     turn.update(busy=False)
@@ -426,7 +438,12 @@ def _disconnected(turn: _Turn, reason: str, *, busy: bool) -> None:
             turn.note(
                 f"lost the coordinator {replica.identity.coordinator} ({reason}); dials again", warning=True
             )
-    delay_s = min(FIRST_REDIAL_S * 2.0 ** min(replica.dials, 10), LAST_REDIAL_S)  # 2.0**1024 overflows
+    addresses = replica.identity.coordinators
+    # One that had welcomed this group may be back at once; else the next one is tried.
+    welcome = replica.phase not in (Phase.OFFLINE, Phase.GREETING)
+    place = replica.place if welcome else (replica.place + 1) % len(addresses)
+    rounds = replica.dials // len(addresses)
+    delay_s = min(FIRST_REDIAL_S * 2.0 ** min(rounds, 10), LAST_REDIAL_S)  # 2.0**1024 overflows
     turn.enter(
         Phase.OFFLINE,
         joined=False,
@@ -436,8 +453,9 @@ def _disconnected(turn: _Turn, reason: str, *, busy: bool) -> None:
         offline_since_s=since_s,
         offline_reason=reason,
         dials=replica.dials + 1,
+        place=place,
     )
-    turn.effects.append(Dial(delay_s))
+    turn.effects.append(Dial(delay_s, addresses[place]))
 
 
 def _leave(turn: _Turn, *, finished: bool) -> None:
@@ -448,12 +466,12 @@ def _leave(turn: _Turn, *, finished: bool) -> None:
     turn.say(Leave(finished))
 
 
-def _tick(turn: _Turn) -> None:
+def _tick(turn: _Turn, computed: tuple[QuorumId, Step]) -> None:
     replica = turn.replica
     online = replica.phase not in (Phase.OFFLINE, Phase.GREETING, Phase.LEFT, Phase.FAILED)
     if online and turn.now_s >= replica.next_heartbeat_s:
         turn.update(next_heartbeat_s=turn.now_s + replica.heartbeat_interval_s)
-        turn.say(Heartbeat())
+        turn.say(Heartbeat(*computed))
     _check_deadlines(turn)
 
 
@@ -470,6 +488,9 @@ def _check_deadlines(turn: _Turn) -> None:
             )
         return
     waited_s = turn.now_s - replica.since_s
+    if replica.phase is Phase.GREETING and waited_s > min(GREETING_TIMEOUT_S, timeout_s / 4):
+        turn.enter(Phase.GREETING)
+        turn.effects.append(HangUp(f"no answer to our greeting for {waited_s:.1f} s"))
     behind = replica.frontier_step is not None and replica.step != replica.frontier_step
     # With a state of the job's history it can be part of a resumption, and may wait for the others to come.
     fresh = not replica.history

@@ -16,7 +16,7 @@ from typing import Protocol, assert_never
 import grpc
 import grpc.aio
 from jaxft_coordinator import wire
-from jaxft_coordinator.core.messages import GroupMessage, HistoryId, NewQuorum, Step
+from jaxft_coordinator.core.messages import GroupMessage, HistoryId, NewQuorum, QuorumId, Step
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
 
@@ -31,9 +31,11 @@ from jaxft._replica._types import (
     Event,
     Fail,
     Failure,
+    HangUp,
     HealFrom,
     Heard,
     Identity,
+    Idle,
     Note,
     Over,
     Phase,
@@ -81,9 +83,14 @@ class Session:
         self._sequence = 0
         self._directive: Directive = _core.directive(self._replica)
         self._activity: tuple[tuple[object, ...], Abort] | None = None
+        self._waits = False  # the training thread waits for a directive
+        # Of which quorum and step it has computed its shards last. A heartbeat says it: no message of its own.
+        self.computed = (QuorumId(0), Step(0))
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._outbox: asyncio.Queue[GroupMessage] | None = None
+        self._call: grpc.aio.StreamStreamCall[pb.GroupMessage, pb.CoordinatorMessage] | None = None
+        self._hung_up = ""  # why the call was ended from here
         self._thread = threading.Thread(target=self._run, name="jaxft-session", daemon=True)
 
     # ---- the training thread's side ----
@@ -108,7 +115,9 @@ class Session:
         mention_s = FIRST_MENTION_S
         while True:
             with self._changed:
+                self._waits = True
                 if self._changed.wait_for(lambda: self._actionable(seen), timeout=mention_s):
+                    self._waits = False
                     return self._sequence, self._directive
                 directive = self._directive
             waited_s = time.monotonic() - began_s
@@ -164,7 +173,7 @@ class Session:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._keep(self._tick_forever())
-        self._keep(self._connect(0.0))
+        self._keep(self._connect(0.0, self._replica.identity.coordinators[0]))
         try:
             self._loop.run_forever()
         finally:
@@ -191,8 +200,12 @@ class Session:
                 case Say(message):
                     if self._outbox is not None:
                         self._outbox.put_nowait(message)
-                case Dial(delay_s):
-                    self._keep(self._connect(delay_s))
+                case Dial(delay_s, address):
+                    self._keep(self._connect(delay_s, address))
+                case HangUp(reason):
+                    if self._call is not None:
+                        self._hung_up = reason
+                        self._call.cancel()
                 case PinState(heal_id, step, log_only):
                     self._pins.pin(heal_id, step, log_only=log_only)
                 case ReleasePin(heal_id):
@@ -235,17 +248,20 @@ class Session:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._handle(Tick())
+            if self._replica.busy and self._waits:
+                self._handle(Idle())
+            self._handle(Tick(self.computed))
 
-    async def _connect(self, delay_s: float) -> None:
+    async def _connect(self, delay_s: float, address: str) -> None:
         await asyncio.sleep(delay_s)
         if self._replica.phase is not Phase.OFFLINE:
             return
-        channel = grpc.aio.insecure_channel(self._replica.identity.coordinator, options=_OPTIONS)
+        channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._hung_up = ""
         reason = "the coordinator ended the session"
         writer: asyncio.Task[None] | None = None
         try:
-            call = pb_grpc.CoordinatorStub(channel).Session()
+            call = self._call = pb_grpc.CoordinatorStub(channel).Session()
             self._outbox = asyncio.Queue()
             writer = self._keep(self._write(call, self._outbox))
             self._handle(Connected())
@@ -253,15 +269,19 @@ class Session:
                 self._handle(Heard(wire.coordinator_from_proto(message)))
         except grpc.aio.AioRpcError as error:
             reason = error.details() or error.code().name
+        except asyncio.CancelledError:
+            if not self._hung_up:
+                raise
+            reason = self._hung_up
         except wire.WireError as error:
             reason = f"the coordinator said what this jaxft does not know: {error}"
         finally:
-            self._outbox = None
+            self._outbox = self._call = None
             if writer is not None:
                 writer.cancel()
             await channel.close()
         with self._changed:
-            busy = self._activity is not None and self._activity[0][0] in ("heal", "replay")
+            busy = not self._waits
         self._handle(Disconnected(reason, busy))
 
     async def _write(

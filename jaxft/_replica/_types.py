@@ -43,7 +43,11 @@ class Identity:
     group: GroupName
     incarnation: Incarnation
     address: str
-    coordinator: str
+    coordinator: str  # host:port, or several with commas between them
+
+    @property
+    def coordinators(self) -> tuple[str, ...]:
+        return tuple(address.strip() for address in self.coordinator.split(","))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,11 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The stream has ended. `busy`: the training thread is fetching or replaying, and says when it has stopped."""
+    """The stream has ended. `busy`: the training thread is at work, here or elsewhere; `Idle` says when it waits.
+
+    A group joins only when its training thread waits to be told what to do: so one that hangs stays outside, and
+    what Join says of its state is so.
+    """
 
     reason: str
     busy: bool = False
@@ -143,8 +151,15 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """The training thread, which was busy when the stream ended, waits for what it is to do."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
-    pass
+    """Time passes. `computed`: of which quorum and step the training thread has computed its shards last."""
+
+    computed: tuple[QuorumId, Step] = (QuorumId(0), Step(0))
 
 
 Event = (
@@ -159,6 +174,7 @@ Event = (
     | Connected
     | Disconnected
     | Heard
+    | Idle
     | Tick
 )
 
@@ -173,9 +189,17 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open the stream, after `delay_s`."""
+    """Open the stream to `address`, after `delay_s`."""
 
     delay_s: float
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """End the stream: who is at its other end is not to be followed."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +222,7 @@ class Note:
     warning: bool = False
 
 
-Effect = Say | Dial | PinState | ReleasePin | Note
+Effect = Say | Dial | HangUp | PinState | ReleasePin | Note
 
 
 # ---- directives: what the training thread should be doing, as a function of the state ----
@@ -266,7 +290,7 @@ class Replica:
     step: Step = Step(0)
     prepared: Prepared | None = None
     joined: bool = False
-    busy: bool = False  # which state this group holds is not known before Healed, Replayed or HealBroke
+    busy: bool = False  # the training thread was at work when the stream ended, and has not come to wait yet
     history: HistoryId = HistoryId(0)  # of the state that this group holds
     job_history: HistoryId = HistoryId(0)
     quorum: NewQuorum | None = None
@@ -280,7 +304,9 @@ class Replica:
     heartbeat_interval_s: float = 1.0
     next_heartbeat_s: float = 0.0
     since_s: float = 0.0  # when the present phase began
-    dials: int = 0
+    dials: int = 0  # in vain, since the last Welcome
+    place: int = 0  # of the coordinator that is dialled, among the addresses
+    term: int = 0  # of the coordinator, the highest that was met
     offline_since_s: float | None = None
     offline_reason: str = ""
     waiting: str = ""
