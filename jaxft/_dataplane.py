@@ -7,19 +7,22 @@ on behalf of a stopped one, but does not answer hellos.
 
     dialler                         listener
       | -- hello (version, kind, job, group, incarnation, quorum) --> |  half open, for 2 s at most
-      | <-- accepted, or refused with the reason -------------------- |
+      | <-- challenge (nonce) --------------------------------------- |  only where the job has a key,
+      | -- nonce, proof --------------------------------------------> |  within the same 2 s
+      | <-- accepted (with a proof), or refused with the reason ------ |
       |                                            exchange: parked until `take` asks for it
       |                                            heal:     handed to `on_heal`, in a thread of its own
 
 One thread accepts and reads hellos, for all connections at once and without ever blocking on one, so a
 stranger that connects and stays silent, or sends garbage, costs a descriptor for 2 s and nothing else.
-Everything is bounded: half-open and parked connections, healing threads, the length of names and of answers.
+Everything is bounded: half-open and parked connections, healing threads, the length of names and of answers. Where
+the job has a key, nobody is parked or healed, or learns anything, who has not proved that it knows it.
 
 A quorum's connections are parked under (quorum, group, incarnation), because a peer may hear of a quorum
 before we do. `forget` drops those of quorums that are over, and lets in no more of them.
 
-Left out: authentication. A version byte leads every hello, and an answer has room for further states (a
-challenge), so it can be added without a change to who waits for whom.
+Left out: encryption. A connection is proved to be one of the job's when it begins; what then flows over it could
+be read and changed by whoever sits on the path (docs/security.md).
 """
 
 import contextlib
@@ -32,7 +35,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jaxft._hello import BadHello, Hello, answer, check_name, decode, dial, missing_bytes
+from jaxft_coordinator import credentials
+from jaxft_coordinator.credentials import NONCE_BYTES, DataKey
+from jaxft_coordinator.limits import crowded_out
+
+from jaxft._hello import (
+    RESPONSE_BYTES,
+    BadHello,
+    Hello,
+    accepted,
+    challenge,
+    check_name,
+    decode,
+    dial,
+    missing_bytes,
+    refused,
+)
 from jaxft._parking import Parking
 from jaxft._wire import SEND_FLAGS, Abort, recv_exactly, send_all, tune
 
@@ -56,6 +74,17 @@ class _HalfOpen:
     name: str
     deadline_s: float
     received: bytearray = field(default_factory=bytearray)
+    # Once it has been challenged: what it had said, and what it must answer to.
+    hello: Hello | None = None
+    said: bytes = b""
+    nonce: bytes = b""
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes it still has to send before the next move is ours. Raises BadHello."""
+        if self.hello is not None:
+            return RESPONSE_BYTES - len(self.received)
+        return missing_bytes(self.received)
 
 
 class Listener:
@@ -68,6 +97,7 @@ class Listener:
         port: int = 0,
         job: str,
         on_heal: Callable[[socket.socket, Hello], None] | None,
+        key: DataKey | None = None,
     ) -> None:
         """Listen, and start the thread that accepts.
 
@@ -77,8 +107,10 @@ class Listener:
             job: connections for any other job are refused.
             on_heal: called with each connection for healing, in a thread of its own. The connection is closed
                 when it returns, and shut down under it by `close`. None: such connections are refused.
+            key: the key of the job's data plane, which whoever dials must prove to know; None: nobody has to.
         """
         check_name(job, what="job")
+        self.key = key
         self._job = job
         self._on_heal = on_heal
         self._sock = _bind(host, port)
@@ -151,19 +183,20 @@ class Listener:
                 time.sleep(_OUT_OF_DESCRIPTORS_PAUSE_S)
             return
         if len(self._half_open) >= _MAX_HALF_OPEN:
-            self._drop(next(iter(self._half_open.values())), "too many have not said hello")
+            fd = crowded_out((fd, half.name) for fd, half in self._half_open.items())
+            self._drop(self._half_open[fd], "too many have not said hello")
         deadline_s = time.monotonic() + _HELLO_TIMEOUT_S
         self._half_open[sock.fileno()] = _HalfOpen(sock, name=str(address[0]), deadline_s=deadline_s)
         self._poller.register(sock, select.POLLIN)
 
     def _read(self, half: _HalfOpen) -> None:
         try:
-            received = half.sock.recv(missing_bytes(half.received), socket.MSG_DONTWAIT)
+            received = half.sock.recv(half.missing_bytes, socket.MSG_DONTWAIT)
             half.received += received
             if not received:
                 self._drop(half, "it closed the connection")
-            elif missing_bytes(half.received) == 0:
-                self._admit(half, decode(half.received))
+            elif half.missing_bytes == 0:
+                self._answer(half)
         except BlockingIOError:
             return
         except OSError as error:
@@ -174,24 +207,48 @@ class Listener:
             else:
                 self._drop(half, str(error))
 
-    def _admit(self, half: _HalfOpen, hello: Hello) -> None:
+    def _answer(self, half: _HalfOpen) -> None:
+        if half.hello is not None:
+            self._check_response(half, half.hello)
+        elif self.key is not None:
+            self._challenge(half)
+        else:
+            self._admit(half, decode(half.received), b"")
+
+    def _challenge(self, half: _HalfOpen) -> None:
+        half.hello = decode(half.received)
+        half.said = bytes(half.received)
+        half.nonce = credentials.new_nonce()
+        half.received.clear()
+        half.sock.send(challenge(half.nonce), SEND_FLAGS)
+
+    def _check_response(self, half: _HalfOpen, hello: Hello) -> None:
+        assert self.key is not None
+        nonce, given = bytes(half.received[:NONCE_BYTES]), bytes(half.received[NONCE_BYTES:])
+        nonces = {"listener_nonce": half.nonce, "dialler_nonce": nonce}
+        if not credentials.is_proof(given, credentials.dialler_proof(self.key, half.said, **nonces)):
+            self._refuse(half, f"It does not prove that it knows the key of job {hello.job!r}: wrong token.")
+            return
+        self._admit(half, hello, credentials.listener_proof(self.key, half.said, **nonces))
+
+    def _admit(self, half: _HalfOpen, hello: Hello, proof: bytes) -> None:
         if hello.job != self._job:
             self._refuse(half, f"It is for job {hello.job!r}; this process belongs to job {self._job!r}.")
         elif hello.kind == "exchange":
-            self._admit_exchange(half, hello)
+            self._admit_exchange(half, hello, proof)
         else:
-            self._admit_heal(half, hello)
+            self._admit_heal(half, hello, proof)
 
-    def _admit_exchange(self, half: _HalfOpen, hello: Hello) -> None:
+    def _admit_exchange(self, half: _HalfOpen, hello: Hello, proof: bytes) -> None:
         refusal = self._parking.refusal(hello.quorum_id)
         if refusal is not None:
             self._refuse(half, refusal)
             return
         # Answer first: once it is parked, whoever takes it may send frames.
-        self._accept_hello(half)
+        self._accept_hello(half, proof)
         self._parking.park((hello.quorum_id, hello.group, hello.incarnation), half.sock)
 
-    def _admit_heal(self, half: _HalfOpen, hello: Hello) -> None:
+    def _admit_heal(self, half: _HalfOpen, hello: Hello, proof: bytes) -> None:
         if self._on_heal is None:
             self._refuse(half, "This process heals nobody.")
             return
@@ -201,7 +258,7 @@ class Listener:
                     half, f"This process is healing {_MAX_HEALING} others already; ask another donor."
                 )
                 return
-            self._accept_hello(half)
+            self._accept_hello(half, proof)
             self._healing.add(half.sock)
         name = f"jaxft-heal-{hello.group}"
         threading.Thread(target=self._heal, args=(half.sock, hello), name=name, daemon=True).start()
@@ -217,15 +274,15 @@ class Listener:
                 self._healing.discard(sock)
             sock.close()
 
-    def _accept_hello(self, half: _HalfOpen) -> None:
-        half.sock.send(answer(None), SEND_FLAGS)
+    def _accept_hello(self, half: _HalfOpen, proof: bytes) -> None:
+        half.sock.send(accepted(proof), SEND_FLAGS)
         tune(half.sock)
         self._release(half)
 
     def _refuse(self, half: _HalfOpen, why: str) -> None:
         _log.warning("Refused a connection from %s: %s", half.name, why)
         with contextlib.suppress(OSError):  # it is gone already
-            half.sock.send(answer(why), SEND_FLAGS)
+            half.sock.send(refused(why), SEND_FLAGS)
         self._release(half)
         half.sock.close()
 

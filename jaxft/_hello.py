@@ -1,4 +1,8 @@
-"""How a connection of the data plane begins: a hello, and the answer to it. See `_dataplane.py`."""
+"""How a connection of the data plane begins: a hello, and the answer to it. See `_dataplane.py`.
+
+Where the job has a key, the first answer is a challenge, and each side proves to the other that it knows the key
+before it takes the other for one of the job's groups (`jaxft_coordinator.credentials`).
+"""
 
 import os
 import select
@@ -6,6 +10,9 @@ import socket
 import struct
 from dataclasses import dataclass
 from typing import Any
+
+from jaxft_coordinator import credentials
+from jaxft_coordinator.credentials import NONCE_BYTES, PROOF_BYTES, DataKey
 
 from jaxft._errors import ConfigurationError
 from jaxft._wire import SEND_FLAGS, Abort, split_address, tune, wait
@@ -18,10 +25,12 @@ _KINDS = ("exchange", "heal")
 # magic, version, kind, reserved, quorum, incarnation, bytes of the job's name, bytes of the group's name
 _HELLO = struct.Struct("<8sBBHQQBB")
 _HELLO_MAGIC = b"jaxft-hi"
-# magic, version, status, bytes of the reason
+# magic, version, status, bytes of what follows: a reason, a nonce or a proof
 _ANSWER = struct.Struct("<8sBBH")
 _ANSWER_MAGIC = b"jaxft-re"
-_ACCEPTED, _REFUSED = 0, 1
+_ACCEPTED, _REFUSED, _CHALLENGE = 0, 1, 2
+# What the dialler answers a challenge with: its own nonce, and its proof.
+RESPONSE_BYTES = NONCE_BYTES + PROOF_BYTES
 
 
 class BadHello(Exception):
@@ -53,10 +62,15 @@ class Dialling:
     Poll `sock` for `events`, then call `advance`, until that returns True. Both may change with each call.
     """
 
-    def __init__(self, address: str, hello: Hello) -> None:
-        """Begin to connect. Raises ConnectionError. Resolving a host name is the one thing that blocks."""
+    def __init__(self, address: str, hello: Hello, key: DataKey | None = None) -> None:
+        """Begin to connect. Raises ConnectionError. Resolving a host name is the one thing that blocks.
+
+        With a key, only a listener that has proved that it knows the key as well counts as one that has accepted.
+        """
         self._address = address
         self._hello = hello
+        self._key = key
+        self._proof = b""  # what the listener must accept with, once it has been answered
         self._targets = _resolve(address)
         self._received = bytearray()
         self.events = select.POLLOUT
@@ -113,19 +127,53 @@ class Dialling:
                 raise _Unanswered(f"{self._address} closed the connection without an answer to our hello.")
             self._received += piece
         _, _, status, _ = _ANSWER.unpack_from(self._received)
+        said = bytes(self._received[_ANSWER.size :])
+        self._received.clear()
+        if status == _CHALLENGE:
+            self._respond(said)
+            return False
         if status != _ACCEPTED:
-            reason = self._received[_ANSWER.size :].decode(errors="replace")
+            reason = said.decode(errors="replace")
             kind, group = self._hello.kind, self._hello.group
             raise _Unanswered(f"{self._address} refused the {kind} connection of group {group!r}. {reason}")
+        self._check_listener(said)
         self.sock.setblocking(True)
         return True
+
+    def _respond(self, nonce: bytes) -> None:
+        if self._key is None:
+            raise _Unanswered(
+                f"{self._address} asks for a proof of the job's key, and group {self._hello.group!r} has none: start "
+                "all groups of a job with the same token."
+            )
+        if self._proof or len(nonce) != NONCE_BYTES:
+            raise _Unanswered(f"{self._address} sent a challenge that makes no sense: another version of jaxft?")
+        nonces = {"listener_nonce": nonce, "dialler_nonce": credentials.new_nonce()}
+        hello = _encode(self._hello)
+        self._proof = credentials.listener_proof(self._key, hello, **nonces)
+        ours = credentials.dialler_proof(self._key, hello, **nonces)
+        self.sock.send(nonces["dialler_nonce"] + ours, SEND_FLAGS)
+
+    def _check_listener(self, proof: bytes) -> None:
+        if self._key is not None and not (self._proof and credentials.is_proof(proof, self._proof)):
+            raise _Unanswered(
+                f"{self._address} does not prove that it knows the key of job {self._hello.job!r}: it is no group of "
+                "this job, or was started without the job's token."
+            )
 
 
 class _Unanswered(ConnectionError):
     """A ConnectionError whose text is complete."""
 
 
-def dial(address: str, hello: Hello, *, deadline_s: float, abort: Abort | None = None) -> socket.socket:
+def dial(
+    address: str,
+    hello: Hello,
+    *,
+    deadline_s: float,
+    abort: Abort | None = None,
+    key: DataKey | None = None,
+) -> socket.socket:
     """Connect to another process's listener and be accepted. Tries once.
 
     Args:
@@ -133,12 +181,14 @@ def dial(address: str, hello: Hello, *, deadline_s: float, abort: Abort | None =
         hello: who we are, and what for.
         deadline_s: when to give up, on the clock of `time.monotonic()`. Resolving a name is not covered.
         abort: a flag that ends the wait.
+        key: the key of the job's data plane, if it has one; the listener must know it too.
 
     Raises:
-        ConnectionError: nobody listens there, or no jaxft process, or it refused us; the text says which.
+        ConnectionError: nobody listens there, or no jaxft process, or it refused us, or does not know the key; the
+            text says which.
         TimeoutError: the deadline passed.
     """
-    dialling = Dialling(address, hello)
+    dialling = Dialling(address, hello, key)
     what = f"{address} to accept a connection for {hello.kind}"
     try:
         while True:
@@ -176,12 +226,23 @@ def decode(received: bytes | bytearray) -> Hello:
     return Hello(kind=_KINDS[kind], job=job, group=group, incarnation=incarnation, quorum_id=quorum_id)
 
 
-def answer(refusal: str | None) -> bytes:
-    """Encode the answer to a hello: accepted, or refused and why."""
-    if refusal is None:
-        return _ANSWER.pack(_ANSWER_MAGIC, _VERSION, _ACCEPTED, 0)
-    reason = refusal.encode()[:MAX_REASON_BYTES]
-    return _ANSWER.pack(_ANSWER_MAGIC, _VERSION, _REFUSED, len(reason)) + reason
+def accepted(proof: bytes = b"") -> bytes:
+    """Encode the answer that lets a dialler in; with the listener's proof where it had to prove itself."""
+    return _answer(_ACCEPTED, proof)
+
+
+def refused(why: str) -> bytes:
+    """Encode the answer that turns a dialler away."""
+    return _answer(_REFUSED, why.encode()[:MAX_REASON_BYTES])
+
+
+def challenge(nonce: bytes) -> bytes:
+    """Encode the answer that asks a dialler to prove itself."""
+    return _answer(_CHALLENGE, nonce)
+
+
+def _answer(status: int, said: bytes) -> bytes:
+    return _ANSWER.pack(_ANSWER_MAGIC, _VERSION, status, len(said)) + said
 
 
 def check_name(name: str, *, what: str) -> bytes:

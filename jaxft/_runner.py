@@ -443,6 +443,7 @@ class Runner:
                 timeout_s=self._timeout_s / 2,
             )
         return self._fetcher
+                key=self._listener.key,
 
     def _note_heal(self, heal: HealReport) -> None:
         assert self._fetcher is not None

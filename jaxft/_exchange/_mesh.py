@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from socket import socket
 
+from jaxft_coordinator.credentials import DataKey
+
 from jaxft._dataplane import Abort, Hello, Listener
 from jaxft._errors import ExchangeFailed
 from jaxft._hello import Dialling
@@ -32,7 +34,7 @@ def connect_mesh(
     dialling: dict[int, Dialling] = {}
     try:
         for number in range(me + 1, len(members)):
-            dialling[number] = _begin(members[number], hello)
+            dialling[number] = _begin(members[number], hello, listener.key)
         while dialling:
             for number in _advance(dialling, members, hello, abort=abort, deadline_s=deadline_s):
                 socks[number] = dialling.pop(number).sock
@@ -44,9 +46,9 @@ def connect_mesh(
     return socks
 
 
-def _begin(peer: Peer, hello: Hello) -> Dialling:
+def _begin(peer: Peer, hello: Hello, key: DataKey | None) -> Dialling:
     try:
-        return Dialling(peer.address, hello)
+        return Dialling(peer.address, hello, key)
     except ConnectionError as error:
         raise _failed(hello, str(error), [peer]) from error
 

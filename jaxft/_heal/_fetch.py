@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxft_coordinator.credentials import DataKey
 
 from jaxft._dataplane import Abort, Hello, dial
 from jaxft._exchange._layout import LeafSpec
@@ -61,6 +62,7 @@ class Fetcher:
     Args:
         donors: (group, address of its data plane).
         timeout_s: how long a donor may take for an answer or for a chunk.
+        key: the key of the job's data plane, if it has one.
     """
 
     def __init__(
@@ -72,11 +74,13 @@ class Fetcher:
         heal_id: int,
         donors: Sequence[tuple[str, str]],
         timeout_s: float,
+        key: DataKey | None = None,
     ) -> None:
         self.transferred_bytes = 0
         self._hello = Hello("heal", job, group, incarnation, 0)
         self._heal_id = heal_id
         self._timeout_s = timeout_s
+        self._key = key
         self._donors = [_Donor(name, address) for name, address in donors]
 
     def state(self, step: int, like: Sequence[Any], *, cancel: Abort) -> list[jax.Array]:
@@ -175,7 +179,7 @@ class Fetcher:
             donor.close()  # nothing was asked, so what came is its end
         if donor.sock is None:
             deadline_s = time.monotonic() + self._timeout_s
-            donor.sock = dial(donor.address, self._hello, deadline_s=deadline_s, abort=abort)
+            donor.sock = dial(donor.address, self._hello, deadline_s=deadline_s, abort=abort, key=self._key)
         return donor.sock
 
     def _check_manifest(

@@ -1,0 +1,282 @@
+"""The data plane with a key: who does not know it is neither parked nor healed, and learns nothing."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from jaxft_coordinator import credentials
+from jaxft_coordinator.credentials import DataKey, JobKey
+
+from jaxft import _dataplane
+from jaxft._dataplane import Abort, Hello, Listener, dial
+from jaxft._errors import ExchangeFailed
+from jaxft._exchange._links import Links, Peer
+from jaxft._hello import RESPONSE_BYTES, accepted, challenge, refused
+from tests.security.strangers import assert_ended, raw_hello
+
+KEY = credentials.data_key(JobKey(b"k" * 32))
+OTHER_KEY = credentials.data_key(JobKey(b"o" * 32))
+PATIENCE_S = 30.0
+
+OnHeal = Callable[[socket.socket, Hello], None]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for seconds must not cost us a connection in the middle of a test."""
+    monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", PATIENCE_S)
+
+
+def soon(wait_s: float = PATIENCE_S) -> float:
+    return time.monotonic() + wait_s
+
+
+def hello(kind: str = "exchange", group: str = "group-1", job: str = "job") -> Hello:
+    return Hello(kind, job, group, 3, 5)
+
+
+@contextmanager
+def listening(key: DataKey | None = KEY, on_heal: OnHeal | None = None) -> Iterator[Listener]:
+    listener = Listener(host="127.0.0.1", job="job", on_heal=on_heal, key=key)
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def call(listener: Listener, said: Hello | None = None, key: DataKey | None = KEY) -> socket.socket:
+    return dial(f"127.0.0.1:{listener.port}", said or hello(), deadline_s=soon(), key=key)
+
+
+def take(listener: Listener, group: str = "group-1", wait_s: float = PATIENCE_S) -> socket.socket:
+    return listener.take(quorum_id=5, group=group, incarnation=3, deadline_s=soon(wait_s), abort=None)
+
+
+def assert_serves(listener: Listener) -> None:
+    """A group that knows the key is still served."""
+    with call(listener, hello(group="friend")) as theirs, take(listener, "friend") as ours:
+        theirs.sendall(b"ping")
+        assert ours.recv(4, socket.MSG_WAITALL) == b"ping"
+
+
+def assert_nobody_is_parked(listener: Listener, group: str = "group-1") -> None:
+    with pytest.raises(TimeoutError):
+        take(listener, group, wait_s=0.0)
+
+
+def connect(listener: Listener, said: bytes = b"") -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", listener.port), timeout=PATIENCE_S)
+    sock.sendall(said)
+    return sock
+
+
+def challenged(listener: Listener, said: bytes) -> tuple[socket.socket, bytes]:
+    """Say a hello by hand; return the connection and the nonce of the challenge that comes back."""
+    sock = connect(listener, said)
+    got = sock.recv(len(challenge(bytes(32))), socket.MSG_WAITALL)
+    assert got[:-32] == challenge(bytes(32))[:-32]
+    return sock, got[-32:]
+
+
+def test_groups_that_know_the_key_find_each_other() -> None:
+    with listening() as listener:
+        assert_serves(listener)
+
+
+def test_a_mesh_with_a_key_is_made_and_one_without_it_is_not_let_in() -> None:
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(listening(key)) for key in (KEY, KEY, OTHER_KEY)]
+        members = [
+            Peer(f"group-{i}", i, f"127.0.0.1:{listener.port}", (i,)) for i, listener in enumerate(listeners)
+        ]
+
+        def open_one(i: int, of: list[Peer], quorum_id: int) -> Links:
+            return Links.open(
+                listeners[i],
+                job="job",
+                quorum_id=quorum_id,
+                me=members[i].group,
+                members=of,
+                abort=Abort(),
+                deadline_s=soon(),
+            )
+
+        made: list[Links] = []
+        thread = threading.Thread(target=lambda: made.append(open_one(1, members[:2], 1)))
+        thread.start()
+        made.append(open_one(0, members[:2], 1))
+        thread.join()
+        for links in made:
+            links.close()
+        assert len(made) == 2
+        with pytest.raises(
+            ExchangeFailed, match="does not prove that it knows the key of job 'job'"
+        ) as caught:
+            open_one(0, [members[0], members[2]], 2)
+        assert caught.value.peers == ("group-2",)
+
+
+@pytest.mark.parametrize("kind", ["exchange", "heal"])
+@pytest.mark.parametrize(
+    ("dialler", "listener", "text"),
+    [
+        (None, KEY, "asks for a proof of the job's key, and group 'group-1' has none"),
+        (OTHER_KEY, KEY, "refused .* It does not prove that it knows the key of job 'job': wrong token"),
+        (KEY, None, "does not prove that it knows the key of job 'job': it is no group of this job"),
+    ],
+)
+def test_unequal_keys_do_not_connect(
+    kind: str, dialler: DataKey | None, listener: DataKey | None, text: str
+) -> None:
+    healed = threading.Event()
+    with listening(listener, lambda sock, said: healed.set()) as door:
+        with pytest.raises(ConnectionError, match=text):
+            call(door, hello(kind), dialler)
+        if listener is not None:
+            assert_nobody_is_parked(door)
+            assert_serves(door)
+            assert not healed.is_set()
+
+
+def test_a_stranger_gets_no_byte_of_the_state() -> None:
+    def give_all(sock: socket.socket, said: Hello) -> None:
+        sock.sendall(b"state")
+
+    with listening(on_heal=give_all) as listener:
+        with call(listener, hello("heal")) as sock:
+            assert sock.recv(5, socket.MSG_WAITALL) == b"state"
+        # All that it may say at once, in the hope that nobody looks.
+        eager = raw_hello(kind=1) + bytes(RESPONSE_BYTES) + b"\0" * 1000
+        with connect(listener, eager) as sock:
+            got = b"".join(iter(lambda: receive(sock), b""))
+            assert got.startswith(challenge(b"")[:10])
+            assert b"state" not in got
+        assert_serves(listener)
+
+
+def receive(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(4096)
+    except ConnectionResetError:
+        return b""
+
+
+def response(key: DataKey, said: bytes, nonce: bytes) -> bytes:
+    ours = credentials.new_nonce()
+    return ours + credentials.dialler_proof(key, said, listener_nonce=nonce, dialler_nonce=ours)
+
+
+def test_a_response_serves_for_one_connection_and_one_hello_only() -> None:
+    said = raw_hello()
+    with listening() as listener:
+        first, nonce = challenged(listener, said)
+        good = response(KEY, said, nonce)
+        first.sendall(good)
+        take(listener).close()
+        first.close()
+        for bad in (good, good[32:] + good[:32], bytes(64), response(KEY, raw_hello(group=b"x"), nonce)):
+            again, _ = challenged(listener, said)
+            again.sendall(bad)
+            assert again.recv(1000).startswith(refused("")[:10])
+            assert_ended(again)
+            again.close()
+        assert_nobody_is_parked(listener)
+
+
+def test_the_response_may_come_in_pieces_and_has_no_more_time_than_a_hello(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = raw_hello()
+    with listening() as listener:
+        sock, nonce = challenged(listener, said)
+        for byte in response(KEY, said, nonce):
+            sock.sendall(bytes([byte]))
+        take(listener).close()
+        sock.close()
+    monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", 0.2)
+    with listening() as listener:
+        silent, _ = challenged(listener, said)
+        assert_ended(silent)
+        silent.close()
+
+
+def test_a_key_tells_a_stranger_nothing_about_the_job() -> None:
+    """Neither its name nor its quorums: a hello is answered with a challenge, whatever it says."""
+    with listening() as listener:
+        listener.forget(5)
+        for said in (raw_hello(), raw_hello(job=b"another")):
+            sock, _ = challenged(listener, said)
+            sock.close()
+
+
+@pytest.mark.parametrize(
+    "answers", [b"accept", b"accept with a wrong proof", b"challenge twice", b"short nonce"]
+)
+def test_a_listener_that_cannot_prove_itself_is_not_believed(answers: bytes) -> None:
+    script = {
+        b"accept": [accepted()],
+        b"accept with a wrong proof": [challenge(bytes(32)), accepted(bytes(32))],
+        b"challenge twice": [challenge(bytes(32)), challenge(bytes(32)), accepted()],
+        b"short nonce": [challenge(bytes(31))],
+    }[answers]
+    text = "makes no sense" if answers in (b"challenge twice", b"short nonce") else "does not prove"
+    with impostor(script) as address, pytest.raises(ConnectionError, match=f"^{address}.* {text}"):
+        dial(address, hello(), deadline_s=soon(), key=KEY)
+
+
+def test_an_impostor_cannot_hand_back_what_it_was_given() -> None:
+    """It answers with the dialler's own proof."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def mirror() -> None:
+            with server.accept()[0] as sock:
+                sock.recv(1000)
+                sock.sendall(challenge(b"n" * 32))
+                given = sock.recv(RESPONSE_BYTES, socket.MSG_WAITALL)
+                sock.sendall(accepted(given[32:]))
+
+        thread = threading.Thread(target=mirror)
+        thread.start()
+        with pytest.raises(ConnectionError, match="does not prove"):
+            dial(f"127.0.0.1:{server.getsockname()[1]}", hello(), deadline_s=soon(), key=KEY)
+        thread.join()
+
+
+@contextmanager
+def impostor(script: list[bytes]) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with server.accept()[0] as sock:
+                for said in script:
+                    sock.recv(1000)
+                    sock.sendall(said)
+                receive(sock)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
+
+
+def test_a_flood_from_one_machine_drives_out_its_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_dataplane, "_MAX_HALF_OPEN", 8)
+    with listening() as listener, ExitStack() as stack:
+
+        def from_address(address: str) -> socket.socket:
+            sock = socket.create_connection(
+                ("127.0.0.1", listener.port), timeout=PATIENCE_S, source_address=(address, 0)
+            )
+            return stack.enter_context(sock)
+
+        slow = from_address("127.0.0.2")  # the oldest of all
+        flood = [from_address("127.0.0.3") for _ in range(40)]
+        assert_ended(flood[30])
+        said = raw_hello()
+        slow.sendall(said)
+        nonce = slow.recv(len(challenge(bytes(32))), socket.MSG_WAITALL)[-32:]
+        slow.sendall(response(KEY, said, nonce))
+        take(listener).close()
