@@ -66,7 +66,7 @@ class Manager:
             of each quorum; by default so often that it costs less than 1 % of a step of 100 ms (see
             docs/guarantees.md). Equal in all groups.
         host: the address at which the other groups reach this one; by default the one from which this machine
-            reaches the coordinator.
+            reaches the coordinator. As `host:port` where what they dial is forwarded to this process.
 
     Raises:
         ConfigurationError: for an argument that cannot be right.
@@ -168,8 +168,12 @@ class Manager:
             self._job,
             GroupName(self._group),
             Incarnation(secrets.randbits(63)),
-            f"{host}:{listener.port}",
+            host if _has_port(host) else f"{host}:{listener.port}",
             self._coordinator,
+        )
+        _log.info(
+            "[jaxft %s] listens on port %d; the others reach it at %s",
+            *(self._group, listener.port, identity.address),
         )
         session = Session(identity, store, failure_timeout_s=self._failure_timeout_s)
         self._listener, self._store, self._session = listener, store, session
@@ -267,6 +271,12 @@ def _check_address(coordinator: str) -> None:
     host, colon, port = coordinator.rpartition(":")
     if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
         raise ConfigurationError(f"the coordinator's address must be host:port, not {coordinator!r}")
+
+
+def _has_port(host: str) -> bool:
+    name, colon, port = host.rpartition(":")
+    # An IPv6 address has colons of its own, but for those in brackets.
+    return bool(colon) and port.isdigit() and (":" not in name or name.endswith("]"))
 
 
 def _check_name(what: str, name: str) -> None:

@@ -404,6 +404,7 @@ class Runner:
             self._state = state
             self._store.publish(self.step, jax.tree.leaves(state))
             self._session.post(Healed(heal.heal_id, heal.step))
+        self._note_caught_up()
         self._note_heal(HealReport(heal.step, 0, 0, 0.0, donors))
         return state
 
@@ -424,6 +425,7 @@ class Runner:
             self._work = _Work(self.step)
             self._session.post(Replayed(directive.heal.heal_id, Step(self.step)))
         self.report = replace(self.report, step=self.step)
+        self._note_caught_up()
         heal = self.report.heal
         if heal is not None:
             self._note_heal(replace(heal, replayed_steps=heal.replayed_steps + 1))
@@ -441,9 +443,13 @@ class Runner:
                 heal_id=heal.heal_id,
                 donors=[(donor.group, donor.address) for donor in heal.donors],
                 timeout_s=self._timeout_s / 2,
+                key=self._listener.key,
             )
         return self._fetcher
-                key=self._listener.key,
+
+    def _note_caught_up(self) -> None:
+        """What it may have tried before, of an earlier step or in vain, has no part in the step that it now holds."""
+        self.report = replace(self.report, attempts=0, shards=())
 
     def _note_heal(self, heal: HealReport) -> None:
         assert self._fetcher is not None
