@@ -426,12 +426,12 @@ def test_a_lost_stream_is_dialled_again_with_patience():
 def test_two_thousand_dials_are_no_more_than_one_a_second():
     group = working()
     group.replica = replace(group.replica, dials=2000)
-    assert group.on(Disconnected("reset")).effects[-1] == Dial(1.0)
+    assert group.on(Disconnected("reset")).effects[-1] == Dial(1.0, "coordinator:29510")
 
 
 def test_a_welcome_ends_the_patience():
     group = working().on(Disconnected("")).on(Disconnected("")).on(Connected()).hear(welcome(0))
-    assert group.on(Disconnected("")).effects[-1] == Dial(0.05)
+    assert group.on(Disconnected("")).effects[-1] == Dial(0.05, "coordinator:29510")
 
 
 def test_a_lost_stream_is_mentioned_once():
