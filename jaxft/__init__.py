@@ -4,6 +4,7 @@ import logging as _logging
 
 from jaxft import data
 from jaxft._checkpoints import Checkpoints
+from jaxft._credentials import TLS
 from jaxft._digest import digest
 from jaxft._errors import (
     CannotHeal,
@@ -24,6 +25,7 @@ from jaxft._step import fault_tolerant, from_functions
 from jaxft._version import __version__
 
 __all__ = [
+    "TLS",
     "CannotHeal",
     "CannotRestore",
     "Checkpoints",

@@ -12,6 +12,7 @@ from jaxft_coordinator.core.names import done_again
 
 from jaxft import _errors
 from jaxft._checkpoints import Checkpoints
+from jaxft._credentials import TLS, Credentials
 from jaxft._dataplane import Listener
 from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._exchange._layout import Layout
@@ -69,10 +70,16 @@ class Manager:
             reaches the coordinator. As `host:port` where what they dial is forwarded to this process.
 
     Raises:
-        ConfigurationError: for an argument that cannot be right.
+        token: the key of this job, as `jaxft-coordinator token` prints it, where the coordinator asks for one; by
+            default that of the environment variable JAXFT_TOKEN. With a token, this group talks only to a coordinator
+            and to groups that know it too. See docs/security.md.
+        tls: certificates for the stream to the coordinator; None: it is not encrypted.
+
+        ConfigurationError: for an argument that cannot be right; on entering, if `token` or `tls` cannot be used.
         CoordinatorUnreachable: on entering, if the coordinator does not answer within `failure_timeout_s`.
         Diverged: from a step, if the groups' states differ and no majority says which is right.
-        JoinRefused: from the first step, if this group's program or settings differ from the job's.
+        JoinRefused: on entering, if the coordinator asks for a token and this group has not the job's; from the
+            first step, if this group's program or settings differ from the job's.
 
     Example:
         >>> import jaxft
@@ -97,6 +104,8 @@ class Manager:
         digest_every: int | None = None,
         host: str | None = None,
     ) -> None:
+        token: str | None = None,
+        tls: TLS | None = None,
         _check_address(coordinator)
         _check_name("group", group)
         _check_name("job", job)
@@ -123,6 +132,8 @@ class Manager:
         self._digest_every = digest_every
         self._host = host
         self._listener: Listener | None = None
+        self._token = token
+        self._tls = tls
         self._session: Session | None = None
         self._store: StateStore | None = None
         self._runner: Runner | None = None
@@ -162,7 +173,8 @@ class Manager:
         if self._session is not None:
             raise ConfigurationError("a Manager is entered once; make another for another run")
         store = StateStore()
-        listener = Listener(job=self._job, on_heal=HealServer(store).serve)
+        credentials = Credentials.read(self._token, self._tls)
+        listener = Listener(job=self._job, on_heal=HealServer(store).serve, key=credentials.data_key)
         host = self._host or _own_address(self._coordinator)
         identity = Identity(
             self._job,
@@ -175,7 +187,7 @@ class Manager:
             "[jaxft %s] listens on port %d; the others reach it at %s",
             *(self._group, listener.port, identity.address),
         )
-        session = Session(identity, store, failure_timeout_s=self._failure_timeout_s)
+        session = Session(identity, store, failure_timeout_s=self._failure_timeout_s, credentials=credentials)
         self._listener, self._store, self._session = listener, store, session
         session.start()
         if session.failed is not None:

@@ -1,21 +1,29 @@
 """The command `jaxft-coordinator`."""
 
 import asyncio
+import ipaddress
 import logging
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from jaxft_coordinator import credentials, limits, tls
 from jaxft_coordinator._server import Server
 from jaxft_coordinator.core.job import Options
+
+_File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Decide, for any number of jobs, which replica groups take part in a step and whether it counts."""
+    """Decide, for any number of jobs, which replica groups take part in a step and whether it counts.
+
+    `jaxft-coordinator token --token-file FILE JOB` prints the token that the groups of a job need.
+    """
 
     bind: str = "[::]:29510"
     """Address to listen on, host:port."""
@@ -27,13 +35,36 @@ class Arguments:
     """How often silence is looked for; a death that closes its connection is seen at once."""
     heartbeat_timeout_ms: int = 5_000
     """Silence after which a group is taken for dead."""
+    token_file: _File = None
+    """The coordinator's secret: groups must prove that they know the key that derives from it for their job."""
+    tls_cert: _File = None
+    """Certificate to serve with, in PEM form; the stream is encrypted then."""
+    tls_key: _File = None
+    """Private key of that certificate."""
+    tls_client_ca: _File = None
+    """Authority from which groups must have a certificate."""
+    insecure: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Let anybody in who can reach the port, from other machines as well."""
     log_level: Annotated[str, tyro.conf.arg(metavar="LEVEL")] = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
 
 
+@dataclass(frozen=True)
+class TokenArguments:
+    """Print the token that the groups of a job need, to be kept as a secret: `JAXFT_TOKEN=$(...)`."""
+
+    job: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="JOB")]
+    """The job's name."""
+    token_file: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """The coordinator's secret."""
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["token"]:
+        _print_token(tyro.cli(TokenArguments, prog="jaxft-coordinator token", args=sys.argv[2:]))
+        return
     arguments = tyro.cli(Arguments, prog="jaxft-coordinator")
-    problem = _problem(arguments)
+    problem = _problem(arguments) or _exposure(arguments)
     if problem:
         sys.exit(f"jaxft-coordinator: {problem}")
     logging.basicConfig(
@@ -41,7 +72,7 @@ def main() -> None:
     )
     try:
         asyncio.run(serve(arguments))
-    except OSError as error:
+    except (OSError, credentials.CredentialsError) as error:
         sys.exit(f"jaxft-coordinator: {error}")
 
 
@@ -52,7 +83,14 @@ async def serve(arguments: Arguments) -> None:
         join_timeout_s=arguments.join_timeout_ms / 1000,
         heartbeat_timeout_s=arguments.heartbeat_timeout_ms / 1000,
     )
-    server = Server(arguments.bind, options, quorum_tick_s=arguments.quorum_tick_ms / 1000)
+    limits.allow_all_descriptors()
+    server = Server(
+        arguments.bind,
+        options,
+        quorum_tick_s=arguments.quorum_tick_ms / 1000,
+        secret=credentials.read_secret(arguments.token_file) if arguments.token_file else None,
+        tls=_pem(arguments),
+    )
     await server.start()
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -76,6 +114,47 @@ def _problem(arguments: Arguments) -> str:
             f"--quorum-tick-ms {arguments.quorum_tick_ms}, or silence is noticed late"
         )
     return ""
+
+
+def _exposure(arguments: Arguments) -> str:
+    """Why strangers could take part; "" if they cannot, or are meant to."""
+    if arguments.token_file or arguments.tls_client_ca or arguments.insecure or _is_local(arguments.bind):
+        return ""
+    return (
+        f"does not listen on {arguments.bind}, which other machines can reach, without knowing who may come. Choose "
+        "one of these:\n"
+        "  --token-file FILE    groups prove that they know their job's token (`jaxft-coordinator token --help`)\n"
+        "  --tls-cert FILE --tls-key FILE --tls-client-ca FILE    groups show a certificate; encrypted\n"
+        "  --insecure           anybody who reaches the port can join any job, and spoil it\n"
+        "On one machine, --bind localhost:29510 needs none of them."
+    )
+
+
+def _is_local(bind: str) -> bool:
+    host = bind.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which may be anybody's
+        return bind.startswith("unix:")
+
+
+def _pem(arguments: Arguments) -> tls.Pem | None:
+    if arguments.tls_cert is None and arguments.tls_key is None and arguments.tls_client_ca is None:
+        return None
+    pem = tls.read_pem(ca=arguments.tls_client_ca, cert=arguments.tls_cert, key=arguments.tls_key)
+    if pem.cert is None:
+        raise credentials.CredentialsError(
+            "--tls-client-ca goes with --tls-cert and --tls-key: give all three"
+        )
+    return pem
+
+
+def _print_token(arguments: TokenArguments) -> None:
+    try:
+        secret = credentials.read_secret(arguments.token_file)
+    except credentials.CredentialsError as error:
+        sys.exit(f"jaxft-coordinator: {error}")
+    sys.stdout.write(f"{credentials.job_key(secret, arguments.job).hex()}\n")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from jaxft_coordinator import wire
+from jaxft_coordinator import _side, limits, wire
+from jaxft_coordinator._door import Door
 from jaxft_coordinator.core import machine
 from jaxft_coordinator.core.job import (
     Close,
@@ -35,17 +35,20 @@ from jaxft_coordinator.core.job import (
 from jaxft_coordinator.core.messages import Evicted, GroupMessage, Hello, Refused
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
+from jaxft_coordinator.tls import Pem
 
 _log = logging.getLogger("jaxft_coordinator")
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
-MAX_MESSAGE_BYTES = 4 << 20
 # A quorum of a thousand groups is 60 KB; a group that lets this many messages pile up reads none of them.
 MAX_OUTBOX_MESSAGES = 1000
 FIRST_MESSAGE_TIMEOUT_S = 10.0
 
 _OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", 100),
+    ("grpc.server_handshake_timeout_ms", 1000 * limits.HANDSHAKE_TIMEOUT_S),
+    ("grpc.max_connection_idle_ms", 1000 * limits.IDLE_CONNECTION_TIMEOUT_S),
     # Liveness is the protocol's own heartbeat. These only say how often a client's keepalive may ping.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -58,6 +61,7 @@ _OPTIONS = [
 class _Session:
     id: SessionId
     job: str = ""
+    proof: bytes = b""  # for its Welcome
     outbox: asyncio.Queue[pb.CoordinatorMessage | None] = field(
         default_factory=lambda: asyncio.Queue(MAX_OUTBOX_MESSAGES)
     )
@@ -69,6 +73,8 @@ class _Session:
             return
         if message is None:
             self.closed = True
+        elif self.proof and message.HasField("welcome"):
+            message.welcome.proof = self.proof  # nobody else gets this message
         with contextlib.suppress(asyncio.QueueFull):
             self.outbox.put_nowait(message)
             return
@@ -86,20 +92,32 @@ class Server(pb_grpc.CoordinatorServicer):
         bind: `host:port`; port 0 takes a free one, which `port` then tells.
         options: what holds for all jobs.
         quorum_tick_s: how often silence is looked for. Deaths that close a stream are seen at once.
+        secret: the secret from which the keys of jobs derive; groups must prove that they know theirs. None: nobody
+            has to prove anything.
+        tls: certificate and key to serve with; with an authority as well, clients need a certificate from it.
     """
 
-    def __init__(self, bind: str, options: Options, *, quorum_tick_s: float = 0.1) -> None:
+    def __init__(
+        self,
+        bind: str,
+        options: Options,
+        *,
+        quorum_tick_s: float = 0.1,
+        secret: bytes | None = None,
+        tls: Pem | None = None,
+    ) -> None:
         self.port = 0
         self._bind = bind
         self._options = options
         self._tick_s = quorum_tick_s
         self._jobs: dict[str, Job] = {}
         self._sessions: dict[SessionId, _Session] = {}
+        self._door = Door(secret)
+        self._tls = tls
         self._ids = itertools.count(1)
         self._server: grpc.aio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
-        # Typed as missing because grpc_health imports it only where asyncio exists.
-        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
+        self._health = _side.Health()
 
     async def start(self) -> None:
         """Bind and serve.
@@ -107,12 +125,13 @@ class Server(pb_grpc.CoordinatorServicer):
         Raises:
             OSError: if the address cannot be bound.
         """
-        server = grpc.aio.server(options=_OPTIONS)
+        connections = ("grpc.max_allowed_incoming_connections", limits.max_connections())
+        server = grpc.aio.server(options=[*_OPTIONS, connections])
         pb_grpc.add_CoordinatorServicer_to_server(self, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((SERVICE, reflection.SERVICE_NAME), server)
+        _side.add_reflection(SERVICE, server)
         try:
-            self.port = server.add_insecure_port(self._bind)
+            self.port = self._add_port(server)
         except RuntimeError as error:
             raise OSError(
                 f"cannot listen on {self._bind!r}: the port is in use, or the address is not this machine's. "
@@ -124,6 +143,16 @@ class Server(pb_grpc.CoordinatorServicer):
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         _log.info("coordinator listens on %s (port %d)", self._bind, self.port)
+
+    def _add_port(self, server: grpc.aio.Server) -> int:
+        if self._tls is None:
+            return server.add_insecure_port(self._bind)
+        assert self._tls.key is not None
+        assert self._tls.cert is not None
+        pair = (self._tls.key, self._tls.cert)
+        ca = self._tls.ca
+        proven = grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
+        return server.add_secure_port(self._bind, proven)
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Stop taking calls, end the streams, and return. Groups then wait for a coordinator to come back."""
@@ -140,6 +169,10 @@ class Server(pb_grpc.CoordinatorServicer):
     ) -> AsyncIterator[pb.CoordinatorMessage]:
         session = _Session(SessionId(next(self._ids)))
         self._sessions[session.id] = session
+        challenge, crowded_out = self._door.knock(session.id, context.peer())
+        session.put(challenge)
+        if crowded_out is not None:
+            self._sessions[crowded_out].put(None)
         reader = asyncio.create_task(self._read(session, request_iterator))
         try:
             while (message := await session.outbox.get()) is not None:
@@ -154,7 +187,7 @@ class Server(pb_grpc.CoordinatorServicer):
             async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
                 first = await anext(aiter(requests), None)
             if first is not None:
-                self._handle(session, wire.group_from_proto(first))
+                self._greet(session, first)
                 async for request in requests:
                     self._handle(session, wire.group_from_proto(request))
         except TimeoutError:
@@ -169,20 +202,42 @@ class Server(pb_grpc.CoordinatorServicer):
         self._closed(session, reason)
         session.put(None)
 
+    def _greet(self, session: _Session, first: pb.GroupMessage) -> None:
+        hello = wire.group_from_proto(first)
+        if session.closed:
+            return
+        if not isinstance(hello, Hello):
+            raise machine.IllegalEvent("the first message of a session must be Hello")
+        refusal = self._door.refusal(session.id, hello, first.hello) or self._no_room(hello)
+        if refusal:
+            _log.warning("session %d: refuses group %r of job %r", session.id, hello.group, hello.job)
+            session.put(wire.coordinator_to_proto(Refused(refusal)))
+            session.put(None)
+            return
+        session.job, session.proof = hello.job, self._door.proof(session.id, hello, first.hello)
+        self._door.leave(session.id)
+        self._step(session.job, GroupSaid(session.id, hello))
+
+    def _no_room(self, hello: Hello) -> str:
+        """Why this coordinator cannot serve one more group, or one more job; "" if it can."""
+        if not hello.job or len(hello.job) > 200:
+            return "a job needs a name of 1 to 200 characters"
+        if len(self._sessions) - len(self._door) >= limits.MAX_SESSIONS:
+            return f"this coordinator serves {limits.MAX_SESSIONS} groups, and no more: start another for this job"
+        job = self._jobs.get(hello.job)
+        if job is None and len(self._jobs) >= limits.MAX_JOBS:
+            return f"this coordinator keeps {limits.MAX_JOBS} jobs, and no more: start another for job {hello.job!r}"
+        if job is not None and hello.group not in job.groups and len(job.groups) >= limits.MAX_GROUPS_PER_JOB:
+            return f"job {hello.job!r} has {limits.MAX_GROUPS_PER_JOB} groups, and can have no more"
+        return ""
+
     def _handle(self, session: _Session, message: GroupMessage) -> None:
         if session.closed:
             return
-        if isinstance(message, Hello) and not session.job:
-            if not message.job or len(message.job) > 200:
-                session.put(wire.coordinator_to_proto(Refused("a job needs a name of 1 to 200 characters")))
-                session.put(None)
-                return
-            session.job = message.job
-        if not session.job:
-            raise machine.IllegalEvent("the first message of a session must be Hello")
         self._step(session.job, GroupSaid(session.id, message))
 
     def _closed(self, session: _Session, reason: str) -> None:
+        self._door.leave(session.id)
         if self._sessions.pop(session.id, None) is None or not session.job:
             return
         self._step(session.job, SessionClosed(session.id, reason))

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Protocol, assert_never
 
 import grpc
@@ -20,6 +20,7 @@ from jaxft_coordinator.core.messages import GroupMessage, HistoryId, NewQuorum, 
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
 
+from jaxft._credentials import Credentials, Greeting, Unproven
 from jaxft._replica import _core
 from jaxft._replica._types import (
     Apply,
@@ -74,11 +75,20 @@ class Pins(Protocol):
 
 
 class Session:
-    def __init__(self, identity: Identity, pins: Pins, *, failure_timeout_s: float) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        pins: Pins,
+        *,
+        failure_timeout_s: float,
+        credentials: Credentials = Credentials(),  # noqa: B008  (a frozen value)
+    ) -> None:
         self._replica = Replica(
             identity, failure_timeout_s, since_s=time.monotonic(), offline_since_s=time.monotonic()
         )
         self._pins = pins
+        self._credentials = credentials
+        self._proved = False  # a coordinator has proved once that it knows the job's key
         self._changed = threading.Condition()
         self._sequence = 0
         self._directive: Directive = _core.directive(self._replica)
@@ -256,16 +266,21 @@ class Session:
         await asyncio.sleep(delay_s)
         if self._replica.phase is not Phase.OFFLINE:
             return
-        channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        channel = self._credentials.channel(address, _OPTIONS)
+        greeting = Greeting(self._credentials.key, known=self._proved)
         self._hung_up = ""
         reason = "the coordinator ended the session"
         writer: asyncio.Task[None] | None = None
         try:
             call = self._call = pb_grpc.CoordinatorStub(channel).Session()
+            messages = aiter(call)
+            await self._challenged(greeting, messages)
             self._outbox = asyncio.Queue()
-            writer = self._keep(self._write(call, self._outbox))
+            writer = self._keep(self._write(call, self._outbox, greeting))
             self._handle(Connected())
-            async for message in call:
+            async for message in messages:
+                greeting.check(message)
+                self._proved |= greeting.proved
                 self._handle(Heard(wire.coordinator_from_proto(message)))
         except grpc.aio.AioRpcError as error:
             reason = error.details() or error.code().name
@@ -273,6 +288,12 @@ class Session:
             if not self._hung_up:
                 raise
             reason = self._hung_up
+        except (ConnectionError, TimeoutError) as error:
+            reason = str(error)
+        except Unproven as error:
+            reason = str(error)
+            group = self._replica.identity.group
+            _log.warning("[jaxft %s] does not follow the coordinator %s: %s", group, address, reason)
         except wire.WireError as error:
             reason = f"the coordinator said what this jaxft does not know: {error}"
         finally:
@@ -284,16 +305,29 @@ class Session:
             busy = not self._waits
         self._handle(Disconnected(reason, busy))
 
+    async def _challenged(self, greeting: Greeting, messages: AsyncIterator[pb.CoordinatorMessage]) -> None:
+        """Wait for the stream's first message. One that is frozen sends none: then another is tried."""
+        timeout_s = min(_core.GREETING_TIMEOUT_S, self._replica.failure_timeout_s / 4)
+        try:
+            async with asyncio.timeout(timeout_s):
+                first = await anext(messages, None)
+        except TimeoutError as error:
+            raise TimeoutError(f"the coordinator has not begun to speak for {timeout_s:g} s") from error
+        if first is None:
+            raise ConnectionError("the coordinator ended the session")
+        greeting.challenged(first)
+
     async def _write(
         self,
         call: "grpc.aio.StreamStreamCall[pb.GroupMessage, pb.CoordinatorMessage]",
         outbox: asyncio.Queue[GroupMessage],
+        greeting: Greeting,
     ) -> None:
         with contextlib.suppress(
             grpc.aio.AioRpcError, asyncio.InvalidStateError
         ):  # the reader sees why it ended
             while True:
-                await call.write(wire.group_to_proto(await outbox.get()))
+                await call.write(greeting.to_proto(await outbox.get()))
 
 
 def _key(directive: Directive) -> tuple[object, ...]:

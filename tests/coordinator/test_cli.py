@@ -64,6 +64,9 @@ def test_help_lists_every_flag_with_its_default(
         ("--quorum-tick-ms", "100"),
         ("--heartbeat-timeout-ms", "5000"),
         ("--log-level", "INFO"),
+        ("--token-file", "None"),
+        ("--tls-client-ca", "None"),
+        ("--insecure", "False"),
     ]:
         described = rf"{flag} (?:(?!--).)*\(default: '?{re.escape(default)}'?\)"
         assert re.search(described, said, re.DOTALL), flag
@@ -80,7 +83,7 @@ def test_help_lists_every_flag_with_its_default(
         ),
         (["--log-level", "LOUD"], "--log-level 'LOUD' is none of DEBUG, INFO, WARNING, ERROR"),
         (["--min-replicas", "two"], "--min-replicas"),
-        (["--bind", "no port here"], "cannot listen on 'no port here'"),
+        (["--bind", "no port here", "--insecure"], "cannot listen on 'no port here'"),
         (["--colour"], "--colour"),
     ],
 )
@@ -110,6 +113,7 @@ def test_it_ends_well_while_a_stream_is_open(coordinator: tuple[subprocess.Popen
         said: queue.SimpleQueue[pb.GroupMessage | None] = queue.SimpleQueue()
         said.put(wire.group_to_proto(Hello("job", GroupName("a"), Incarnation(1), "a:1")))
         answers = pb_grpc.CoordinatorStub(channel).Session(iter(said.get, None))
+        assert next(answers).HasField("challenge")
         assert isinstance(wire.coordinator_from_proto(next(answers)), Welcome)
         began_s = time.monotonic()
         process.send_signal(signal.SIGTERM)

@@ -63,6 +63,8 @@ class Client:
 
     async def __aenter__(self) -> Self:
         return self
+        challenge = pb.CoordinatorMessage.FromString(await self.read() or b"")
+        assert len(challenge.challenge.nonce) == 32
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,0 +1,134 @@
+"""What a group shows the coordinator, and asks of it: the job's key, and certificates."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from jaxft_coordinator import credentials, wire
+from jaxft_coordinator.core import messages as m
+from jaxft_coordinator.credentials import CredentialsError, DataKey, JobKey
+from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_coordinator.tls import Pem, read_pem
+
+from jaxft._errors import ConfigurationError
+
+TOKEN_VARIABLE = "JAXFT_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class TLS:
+    """Certificates for the stream to the coordinator, as files in PEM form. See docs/security.md.
+
+    Args:
+        ca: whose certificates to believe; by default those of the public authorities that gRPC knows.
+        cert: this group's own certificate, where the coordinator asks for one.
+        key: the private key of `cert`.
+    """
+
+    ca: str | Path | None = None
+    cert: str | Path | None = None
+    key: str | Path | None = None
+
+
+class Unproven(Exception):
+    """The coordinator has not proved that it knows the job's key. The text says so, as the end of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a group's session needs for every stream; with nothing set, for a coordinator that asks for nothing."""
+
+    key: JobKey | None = None
+    pem: Pem | None = None
+
+    @staticmethod
+    def read(token: str | None, tls: TLS | None) -> "Credentials":
+        """Take the token, or else that of the environment, and read the certificates.
+
+        Raises:
+            ConfigurationError: one of them cannot be used; nothing has been opened yet.
+        """
+        source = "token" if token is not None else f"the environment variable {TOKEN_VARIABLE}"
+        text = os.environ.get(TOKEN_VARIABLE) if token is None else token
+        try:
+            key = credentials.key_from_text(text) if text else None
+        except CredentialsError as error:
+            raise ConfigurationError(f"{source} cannot be used: {error}") from error
+        if tls is None:
+            return Credentials(key)
+        ca, cert, private = (None if path is None else Path(path) for path in (tls.ca, tls.cert, tls.key))
+        try:
+            return Credentials(key, read_pem(ca=ca, cert=cert, key=private))
+        except CredentialsError as error:
+            raise ConfigurationError(f"tls cannot be used: {error}") from error
+
+    @property
+    def data_key(self) -> DataKey | None:
+        """The key for connections to the job's other groups."""
+        return None if self.key is None else credentials.data_key(self.key)
+
+    def channel(self, address: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
+        if self.pem is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        proven = grpc.ssl_channel_credentials(self.pem.ca, self.pem.key, self.pem.cert)
+        return grpc.aio.secure_channel(address, proven, options=options)
+
+
+class Greeting:
+    """How one stream begins: the coordinator's challenge, our proof in Hello, its proof in Welcome.
+
+    Without a key nothing is proved, and nothing asked for.
+
+    Args:
+        key: the job's key.
+        known: this coordinator's word has been proved before, on an earlier stream. Then a refusal without a proof
+            is an impostor's, or that of a coordinator that has lost its secret, and no reason to end training.
+    """
+
+    def __init__(self, key: JobKey | None, *, known: bool) -> None:
+        self._key = key
+        self._known = known
+        self._challenge = b""
+        self._proof = b""  # what Welcome must bring
+        self.proved = False
+
+    def challenged(self, message: pb.CoordinatorMessage) -> None:
+        """Take the stream's first message. Raises Unproven if it is no challenge."""
+        nonce = message.challenge.nonce
+        if len(nonce) != credentials.NONCE_BYTES:
+            raise Unproven("it does not begin with a challenge: no coordinator, or one of another version")
+        self._challenge = nonce
+
+    def to_proto(self, message: m.GroupMessage) -> pb.GroupMessage:
+        """Put a message into its wire form, and the proof into a Hello."""
+        encoded = wire.group_to_proto(message)
+        if self._key is not None and isinstance(message, m.Hello):
+            nonces = {"coordinator_nonce": self._challenge, "group_nonce": credentials.new_nonce()}
+            encoded.hello.nonce = nonces["group_nonce"]
+            encoded.hello.proof = credentials.group_proof(self._key, message, **nonces)
+            self._proof = credentials.coordinator_proof(self._key, message, **nonces)
+        return encoded
+
+    def check(self, message: pb.CoordinatorMessage) -> None:
+        """Raises Unproven if nobody who does not know the key should have said this."""
+        if self._key is None or self.proved:
+            return
+        match message.WhichOneof("kind"):
+            case "welcome" if self._proof and credentials.is_proof(message.welcome.proof, self._proof):
+                self.proved = True
+            case "welcome":
+                raise Unproven(
+                    "it does not prove that it knows the job's key: it is another coordinator, or was started "
+                    "without its token file, or with another one"
+                )
+            case "refused" if not self._known:
+                return  # no proof, but all that it can bring about is that this group does not start
+            case "refused":
+                raise Unproven(
+                    f"it refuses this group, without a proof of the job's key: {message.refused.reason}"
+                )
+            case kind:
+                raise Unproven(f"its first word is {kind!r}, without a proof of the job's key")
