@@ -14,6 +14,7 @@ import tyro
 from jaxft_coordinator import credentials, limits, tls
 from jaxft_coordinator._server import Server
 from jaxft_coordinator.core.job import Options
+from jaxft_coordinator.stores import EtcdStore, FileStore, Store, StoreDamaged
 
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
@@ -35,6 +36,12 @@ class Arguments:
     """How often silence is looked for; a death that closes its connection is seen at once."""
     heartbeat_timeout_ms: int = 5_000
     """Silence after which a group is taken for dead."""
+    state: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder in which to remember every decision, so that a restart goes on where it stood. It must outlive us."""
+    etcd: Annotated[str, tyro.conf.arg(metavar="HOST:PORT,...")] = ""
+    """Remember every decision in etcd instead; of several coordinators that do, one leads and the others stand by."""
+    advertise: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
+    """Where groups reach this coordinator, as those that stand by tell them. Empty: the machine's name, and the port."""
     token_file: _File = None
     """The coordinator's secret: groups must prove that they know the key that derives from it for their job."""
     tls_cert: _File = None
@@ -72,7 +79,7 @@ def main() -> None:
     )
     try:
         asyncio.run(serve(arguments))
-    except (OSError, credentials.CredentialsError) as error:
+    except (OSError, ImportError, ValueError, StoreDamaged, credentials.CredentialsError) as error:
         sys.exit(f"jaxft-coordinator: {error}")
 
 
@@ -90,15 +97,23 @@ async def serve(arguments: Arguments) -> None:
         quorum_tick_s=arguments.quorum_tick_ms / 1000,
         secret=credentials.read_secret(arguments.token_file) if arguments.token_file else None,
         tls=_pem(arguments),
+        store=_store(arguments),
+        advertise=arguments.advertise,
     )
     await server.start()
+    assert server.running is not None
     stopped = asyncio.Event()
+    # It runs until it fails: what a store remembers may not be readable.
+    server.running.add_done_callback(lambda _: stopped.set())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     await stopped.wait()
     logging.getLogger("jaxft_coordinator").info("coordinator stops")
+    failure = server.running.exception() if server.running.done() else None
     await server.stop()
+    if failure is not None:
+        raise failure
 
 
 def _problem(arguments: Arguments) -> str:
@@ -107,6 +122,8 @@ def _problem(arguments: Arguments) -> str:
     for name in ("min_replicas", "join_timeout_ms", "quorum_tick_ms", "heartbeat_timeout_ms"):
         if getattr(arguments, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}"
+    if arguments.state is not None and arguments.etcd:
+        return "--state and --etcd are two places for the same thing: give one of them"
     if arguments.quorum_tick_ms * 4 > arguments.heartbeat_timeout_ms:
         # Ticks half the timeout apart mean, to the machine, that the coordinator itself stood still.
         return (
@@ -136,6 +153,14 @@ def _is_local(bind: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, which may be anybody's
         return bind.startswith("unix:")
+
+
+def _store(arguments: Arguments) -> Store | None:
+    if arguments.state is not None:
+        return FileStore(arguments.state)
+    if arguments.etcd:
+        return EtcdStore([endpoint.strip() for endpoint in arguments.etcd.split(",")])
+    return None
 
 
 def _pem(arguments: Arguments) -> tls.Pem | None:

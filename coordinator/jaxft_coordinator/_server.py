@@ -1,15 +1,15 @@
 """The coordinator's shell: gRPC streams in, the pure machine, gRPC streams out.
 
-One asyncio loop owns every job, so there is no lock: a stream's reader hands each message to `_handle`, which
-steps the machine and puts what it must send into the outboxes of the sessions concerned.
+A stream's reader hands each message to `_handle`, which has the job stepped (`_jobs.py`); what the machine sends
+comes back through `_do`, into the outboxes of the sessions concerned.
 """
 
 import asyncio
 import contextlib
 import itertools
 import logging
-import time
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -18,23 +18,23 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jaxft_coordinator import _side, limits, wire
 from jaxft_coordinator._door import Door
+from jaxft_coordinator._jobs import Jobs
 from jaxft_coordinator.core import machine
 from jaxft_coordinator.core.job import (
     Close,
-    Event,
+    Effect,
     GroupSaid,
-    Job,
     Options,
     Persist,
     Report,
     Send,
     SessionClosed,
     SessionId,
-    Tick,
 )
 from jaxft_coordinator.core.messages import Evicted, GroupMessage, Hello, Refused
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
+from jaxft_coordinator.stores import Store
 from jaxft_coordinator.tls import Pem
 
 _log = logging.getLogger("jaxft_coordinator")
@@ -95,6 +95,9 @@ class Server(pb_grpc.CoordinatorServicer):
         secret: the secret from which the keys of jobs derive; groups must prove that they know theirs. None: nobody
             has to prove anything.
         tls: certificate and key to serve with; with an authority as well, clients need a certificate from it.
+        store: where to keep what must not be forgotten; None keeps nothing over a restart.
+        advertise: `host:port` at which groups reach this coordinator, told by those that stand by; by default this
+            machine's name and the port.
     """
 
     def __init__(
@@ -105,19 +108,28 @@ class Server(pb_grpc.CoordinatorServicer):
         quorum_tick_s: float = 0.1,
         secret: bytes | None = None,
         tls: Pem | None = None,
+        store: Store | None = None,
+        advertise: str = "",
     ) -> None:
         self.port = 0
         self._bind = bind
-        self._options = options
-        self._tick_s = quorum_tick_s
-        self._jobs: dict[str, Job] = {}
+        self._advertise = advertise
+        self._jobs = Jobs(
+            options,
+            store,
+            tick_s=quorum_tick_s,
+            do=self._do,
+            on_lead=self._leads,
+            on_stand_down=self._stands_down,
+        )
         self._sessions: dict[SessionId, _Session] = {}
         self._door = Door(secret)
         self._tls = tls
         self._ids = itertools.count(1)
         self._server: grpc.aio.Server | None = None
-        self._ticker: asyncio.Task[None] | None = None
+        self.running: asyncio.Task[None] | None = None
         self._health = _side.Health()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Bind and serve.
@@ -139,10 +151,29 @@ class Server(pb_grpc.CoordinatorServicer):
             ) from error
         await server.start()
         self._server = server
-        self._ticker = asyncio.create_task(self._tick_forever())
-        for name in ("", SERVICE):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         _log.info("coordinator listens on %s (port %d)", self._bind, self.port)
+        self.running = asyncio.create_task(self._jobs.run(self._address()))
+
+    def _address(self) -> str:
+        host = self._bind.rpartition(":")[0]
+        anywhere = host in ("", "0.0.0.0", "[::]")
+        return self._advertise or f"{socket.gethostname() if anywhere else host}:{self.port}"
+
+    def _leads(self) -> None:
+        self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    def _stands_down(self, reason: str) -> None:
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        for session in self._sessions.values():
+            session.put(None)
+
+    def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        """Of the service, which only the leader offers; the process itself (the empty name) is well in any case."""
+        task = asyncio.get_running_loop().create_task(self._health.set(SERVICE, status))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _add_port(self, server: grpc.aio.Server) -> int:
         if self._tls is None:
@@ -157,9 +188,13 @@ class Server(pb_grpc.CoordinatorServicer):
     async def stop(self, grace_s: float = 1.0) -> None:
         """Stop taking calls, end the streams, and return. Groups then wait for a coordinator to come back."""
         assert self._server is not None
-        assert self._ticker is not None
+        assert self.running is not None
         await self._health.enter_graceful_shutdown()
-        self._ticker.cancel()
+        self._jobs.stand_down()
+        await self._jobs.flush(grace_s)
+        self.running.cancel()
+        await asyncio.wait([self.running])
+        await self._jobs.close()
         for session in self._sessions.values():
             session.put(None)
         await self._server.stop(grace_s)
@@ -167,6 +202,9 @@ class Server(pb_grpc.CoordinatorServicer):
     async def Session(
         self, request_iterator: AsyncIterator[pb.GroupMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.CoordinatorMessage]:
+        if not self._jobs.leading:
+            leader = f"{self._jobs.leader} leads" if self._jobs.leader else "nobody leads yet"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"this coordinator stands by; {leader}")
         session = _Session(SessionId(next(self._ids)))
         self._sessions[session.id] = session
         challenge, crowded_out = self._door.knock(session.id, context.peer())
@@ -216,7 +254,7 @@ class Server(pb_grpc.CoordinatorServicer):
             return
         session.job, session.proof = hello.job, self._door.proof(session.id, hello, first.hello)
         self._door.leave(session.id)
-        self._step(session.job, GroupSaid(session.id, hello))
+        self._jobs.step(session.job, GroupSaid(session.id, hello))
 
     def _no_room(self, hello: Hello) -> str:
         """Why this coordinator cannot serve one more group, or one more job; "" if it can."""
@@ -234,21 +272,15 @@ class Server(pb_grpc.CoordinatorServicer):
     def _handle(self, session: _Session, message: GroupMessage) -> None:
         if session.closed:
             return
-        self._step(session.job, GroupSaid(session.id, message))
+        self._jobs.step(session.job, GroupSaid(session.id, message))
 
     def _closed(self, session: _Session, reason: str) -> None:
         self._door.leave(session.id)
         if self._sessions.pop(session.id, None) is None or not session.job:
             return
-        self._step(session.job, SessionClosed(session.id, reason))
+        self._jobs.step(session.job, SessionClosed(session.id, reason))
 
-    def _step(self, name: str, event: Event) -> None:
-        job = self._jobs.get(name) or Job(name, self._options)
-        job, effects = machine.step(job, event, time.monotonic())
-        if job.empty:
-            self._jobs.pop(name, None)
-        else:
-            self._jobs[name] = job
+    def _do(self, effects: Sequence[Effect]) -> None:
         # What goes to a thousand groups is one message: a thousand copies of a quorum would take seconds.
         made: dict[int, pb.CoordinatorMessage] = {}
         for effect in effects:
@@ -264,13 +296,4 @@ class Server(pb_grpc.CoordinatorServicer):
                 case Report(text):
                     _log.info("%s", text)
                 case Persist():
-                    pass
-
-    async def _tick_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._tick_s)
-            for name in list(self._jobs):
-                try:
-                    self._step(name, Tick())
-                except Exception:  # a fault in one job must not end the watch over all
-                    _log.exception("job %r: the coordinator failed on a tick", name)
+                    pass  # done already
