@@ -45,7 +45,8 @@ class Manager:
     * If this group itself was thought dead, it comes back by itself: it heals from its peers.
 
     Args:
-        coordinator: `host:port` of the coordinator.
+        coordinator: `host:port` of the coordinator; of several that stand by for each other, all, with commas between
+            them.
         group: this group's lasting name, its own within the job; the same again after a restart.
         job: the training run's name. A coordinator serves many jobs.
         step: the number of committed steps behind the state that the first call of the step will pass; more
@@ -69,12 +70,12 @@ class Manager:
         host: the address at which the other groups reach this one; by default the one from which this machine
             reaches the coordinator. As `host:port` where what they dial is forwarded to this process.
 
-    Raises:
         token: the key of this job, as `jaxft-coordinator token` prints it, where the coordinator asks for one; by
             default that of the environment variable JAXFT_TOKEN. With a token, this group talks only to a coordinator
             and to groups that know it too. See docs/security.md.
         tls: certificates for the stream to the coordinator; None: it is not encrypted.
 
+    Raises:
         ConfigurationError: for an argument that cannot be right; on entering, if `token` or `tls` cannot be used.
         CoordinatorUnreachable: on entering, if the coordinator does not answer within `failure_timeout_s`.
         Diverged: from a step, if the groups' states differ and no majority says which is right.
@@ -103,9 +104,9 @@ class Manager:
         other_meshes: bool = False,
         digest_every: int | None = None,
         host: str | None = None,
-    ) -> None:
         token: str | None = None,
         tls: TLS | None = None,
+    ) -> None:
         _check_address(coordinator)
         _check_name("group", group)
         _check_name("job", job)
@@ -131,9 +132,9 @@ class Manager:
         self._other_meshes = other_meshes
         self._digest_every = digest_every
         self._host = host
-        self._listener: Listener | None = None
         self._token = token
         self._tls = tls
+        self._listener: Listener | None = None
         self._session: Session | None = None
         self._store: StateStore | None = None
         self._runner: Runner | None = None
@@ -172,8 +173,8 @@ class Manager:
     def __enter__(self) -> Self:
         if self._session is not None:
             raise ConfigurationError("a Manager is entered once; make another for another run")
-        store = StateStore()
         credentials = Credentials.read(self._token, self._tls)
+        store = StateStore()
         listener = Listener(job=self._job, on_heal=HealServer(store).serve, key=credentials.data_key)
         host = self._host or _own_address(self._coordinator)
         identity = Identity(
@@ -280,9 +281,13 @@ class Manager:
 
 
 def _check_address(coordinator: str) -> None:
-    host, colon, port = coordinator.rpartition(":")
-    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigurationError(f"the coordinator's address must be host:port, not {coordinator!r}")
+    for address in coordinator.split(","):
+        host, colon, port = address.strip().rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+            raise ConfigurationError(
+                f"the coordinator's address must be host:port, or several with commas between them, not "
+                f"{coordinator!r}"
+            )
 
 
 def _has_port(host: str) -> bool:
@@ -310,15 +315,23 @@ def _checked(settings: Mapping[str, str]) -> dict[str, str]:
 
 def _own_address(coordinator: str) -> str:
     """The address of the interface that leads to the coordinator: what the other groups can reach as well."""
+    problems: list[str] = []
+    for each in coordinator.split(","):
+        try:
+            address = _address_towards(each.strip())
+        except OSError as error:
+            problems.append(f"{each.strip()}: {error}")
+            continue
+        return f"[{address}]" if ":" in address else address
+    raise ConfigurationError(
+        f"cannot find the way to the coordinator ({'; '.join(problems)}). Is the host name right? Else pass `host=`, "
+        "the address at which the other groups reach this one."
+    )
+
+
+def _address_towards(coordinator: str) -> str:
     host, _, port = coordinator.rpartition(":")
-    try:
-        family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # sends nothing: it only picks the route
-            address = probe.getsockname()[0]
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot find the way to the coordinator {coordinator!r}: {error}. Is the host name right? Else pass "
-            "`host=`, the address at which the other groups reach this one."
-        ) from error
-    return f"[{address}]" if ":" in address else address
+    family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing: it only picks the route
+        return probe.getsockname()[0]
