@@ -41,7 +41,7 @@ class Arguments:
     etcd: Annotated[str, tyro.conf.arg(metavar="HOST:PORT,...")] = ""
     """Remember every decision in etcd instead; of several coordinators that do, one leads and the others stand by."""
     advertise: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
-    """Where groups reach this coordinator, as those that stand by tell them. Empty: the machine's name, and the port."""
+    """Where groups reach this coordinator, as those that stand by tell them. Empty: this machine, and the port."""
     token_file: _File = None
     """The coordinator's secret: groups must prove that they know the key that derives from it for their job."""
     tls_cert: _File = None
