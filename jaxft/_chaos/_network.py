@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from jaxft._chaos._faults import COORDINATOR
 from jaxft._hello import BadHello, decode, missing_bytes
 
 HOST = "127.0.0.1"
-COORDINATOR = "coordinator"
 PIECE_BYTES = 1 << 18
 # A piece of this size is payload; hellos, headers and manifests come in smaller ones.
 LEAST_DAMAGED_BYTES = 4096
@@ -50,7 +50,7 @@ class _Link:
 
     clear: asyncio.Event = field(default_factory=asyncio.Event)
     bytes_per_s: float | None = None
-    damage_kind: str = ""
+    damage_kind: str = ""  # "": none
 
     def __post_init__(self) -> None:
         self.clear.set()
@@ -83,6 +83,7 @@ class Network:
         self._links: dict[Pair, _Link] = {}
         self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._to_damage = 0
         self.damaged = 0
 
     def __enter__(self) -> Self:
@@ -126,13 +127,16 @@ class Network:
         """Let only so many bytes a second through on each of these links; None lifts it."""
         self._call(self._cap(tuple(pairs), bytes_per_s))
 
-    def damage(self, pairs: Iterable[Pair], *, kind: str = "heal") -> None:
-        """Flip a bit in the next large piece of a heal (or "exchange") on each of these links."""
-        self._call(self._damage(tuple(pairs), kind))
+    def damage(self, pairs: Iterable[Pair], *, times: int = 1, kind: str = "heal") -> None:
+        """Flip a bit in the next large piece of a heal (or "exchange") on these links, on `times` of them at most.
+
+        `damaged` says how often that has happened so far.
+        """
+        self._call(self._damage(tuple(pairs), times, kind))
 
     def spare(self) -> None:
         """Damage nothing that has not been damaged yet."""
-        self._call(self._damage(tuple(self._links), ""))
+        self._call(self._damage(tuple(self._links), 0, ""))
 
     def around(self, group: str, *, into: bool = True, out: bool = True) -> tuple[Pair, ...]:
         """Return the links from and to a group: those with all others, the coordinator included."""
@@ -179,7 +183,8 @@ class Network:
         for pair in pairs:
             self._link(pair).bytes_per_s = bytes_per_s
 
-    async def _damage(self, pairs: Sequence[Pair], kind: str) -> None:
+    async def _damage(self, pairs: Sequence[Pair], times: int, kind: str) -> None:
+        self._to_damage = times
         for pair in pairs:
             self._link(pair).damage_kind = kind
 
@@ -237,8 +242,9 @@ class Network:
                 await link.clear.wait()
                 if link.bytes_per_s is not None:
                     await asyncio.sleep(len(piece) / link.bytes_per_s)
-                if link.damage_kind == kind and len(piece) >= LEAST_DAMAGED_BYTES:
+                if link.damage_kind == kind and self._to_damage and len(piece) >= LEAST_DAMAGED_BYTES:
                     link.damage_kind = ""
+                    self._to_damage -= 1
                     self.damaged += 1
                     piece = _with_flipped_bit(piece)
                 writer.write(piece)

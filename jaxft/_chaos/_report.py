@@ -1,13 +1,18 @@
-"""What a storm has shown: the verdict on its runs, and where the kills really fell. As text, and as JSON."""
+"""What a storm has shown: the verdict on its runs, where the kills really fell, and what each kind of fault cost.
+
+As text, and as JSON.
+"""
 
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from jaxft._chaos._faults import FAULTS
 from jaxft._chaos._phases import PHASES, STEP_PHASES
 from jaxft._launch._record import RunRecord
-from jaxft._launch._verdict import Verdict
+from jaxft._launch._verdict import FaultOutcome, Verdict
 from jaxft._launch._verdict_text import (
     digests_text,
     lost_text,
@@ -38,6 +43,10 @@ def storm_json(verdict: Verdict, record: RunRecord, *, seed: int) -> dict[str, A
         "stall_ms_max": rounded(max(stalls_ms, default=None), 1),
         "back_s_median": rounded(median(backs_s), 3),
         "back_s_max": rounded(max(backs_s, default=None), 3),
+        "faults_planned": verdict.planned_faults,
+        "faults": [_fault_json(outcome) for outcome in verdict.faults],
+        "faults_by_kind": {kind: costs.as_json() for kind, costs in costs_by_kind(verdict).items()},
+        "participation": rounded(verdict.participation, 4),
         "ledger": ledgers(record),
         "duration_s": rounded(lasted_s, 1),
         "s_per_kill": rounded(per_kill_s(verdict, lasted_s), 2),
@@ -61,6 +70,10 @@ def storm_text(verdict: Verdict, record: RunRecord, *, seed: int) -> str:
             (("median", median(stalls_ms)), ("p99", p99(stalls_ms))), stalls_ms, "ms", 0
         ),
         "victims back in": _spread((("median", median(backs_s)),), backs_s, "s", 1),
+        **_fault_fields(verdict),
+        "participation": or_else(
+            verdict.participation, "{:.1%} of the time that groups could take part", "-"
+        ),
         "lasted": f"{lasted_s:.0f} s, {or_else(per_kill_s(verdict, lasted_s), '{:.1f}', '-')} s for each kill",
         "seconds per step": f"{with_kills} with kills, {without} undisturbed in one process",
         "samples": "; ".join(sorted({text for text in ledger_texts(record) if text})) or "no ledger",
@@ -68,6 +81,83 @@ def storm_text(verdict: Verdict, record: RunRecord, *, seed: int) -> str:
         "undisturbed run": undisturbed_text(verdict),
     }
     return verdict_lines(verdict, fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What the faults of one kind cost: how long the job stood still for each, and how long after its end each of its
+    victims took part again."""
+
+    count: int
+    standstills_s: tuple[float, ...]
+    returns_s: tuple[float, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "count": self.count,
+            "standstill_s_median": rounded(median(self.standstills_s), 3),
+            "standstill_s_max": rounded(max(self.standstills_s, default=None), 3),
+            "back_s_median": rounded(median(self.returns_s), 3),
+            "back_s_max": rounded(max(self.returns_s, default=None), 3),
+        }
+
+
+def costs_by_kind(verdict: Verdict) -> dict[str, Costs]:
+    """Return the costs of each kind of fault that took place, kills left out.
+
+    Who was hit again before it had taken part again does not count as having come back.
+    """
+    hits = [(o.kill.group, o.kill.t_s) for o in verdict.kills]
+    hits += [(name, o.fault.t_s) for o in verdict.faults for name in (o.fault.group, o.fault.other)]
+
+    def undisturbed(outcome: FaultOutcome, group: str, back_s: float) -> bool:
+        end_s = outcome.fault.end_s
+        return not any(name == group and end_s < t_s < end_s + back_s for name, t_s in hits)
+
+    found: dict[str, Costs] = {}
+    for kind in FAULTS:
+        outcomes = [o for o in verdict.faults if o.fault.kind == kind]
+        if outcomes:
+            backs_s = tuple(
+                back_s
+                for o in outcomes
+                for group, back_s in o.again_s.items()
+                if back_s is not None and undisturbed(o, group, back_s)
+            )
+            standstills_s = tuple(o.standstill_s for o in outcomes if o.standstill_s is not None)
+            found[kind] = Costs(len(outcomes), standstills_s, backs_s)
+    return found
+
+
+def _fault_json(outcome: FaultOutcome) -> dict[str, Any]:
+    fault = outcome.fault
+    return {
+        "kind": fault.kind,
+        "group": fault.group,
+        "other": fault.other,
+        "how": fault.how,
+        "t_s": rounded(fault.t_s, 3),
+        "seconds": rounded(fault.seconds, 3),
+        "step": fault.step,
+        "strike": fault.strike,
+        "standstill_s": rounded(outcome.standstill_s, 3),
+        "back_s": {group: rounded(back_s, 3) for group, back_s in outcome.again_s.items()},
+    }
+
+
+def _fault_fields(verdict: Verdict) -> dict[str, str]:
+    """Return a line for each kind of fault besides kills: how often, and what it cost."""
+    fields: dict[str, str] = {}
+    if verdict.planned_faults:
+        fields["other faults"] = f"{len(verdict.faults)} of {verdict.planned_faults}"
+    for kind, costs in costs_by_kind(verdict).items():
+        text = f"{costs.count}; the job stood still for "
+        text += _spread((("median", median(costs.standstills_s)),), costs.standstills_s, "s", 1)
+        if costs.returns_s:
+            text += "; back in after its end: "
+            text += _spread((("median", median(costs.returns_s)),), costs.returns_s, "s", 1)
+        fields[f"  {kind}"] = text
+    return fields
 
 
 def hit_phases(verdict: Verdict) -> dict[str, int]:

@@ -3,6 +3,8 @@
 The phases are dealt like a deck of cards, so that each comes up equally often; the victims are those who have been
 struck least. A group can be struck in a phase of its return only just after it has been struck: such a strike
 follows at once upon another, and hits one of its victims again. Some strikes hit two groups together, but never all.
+
+Where other faults are asked for besides kills, all kinds come up equally often too, in any order.
 """
 
 import random
@@ -10,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxft._chaos._faults import FAULTS, KILL, SHIPPED, Timeouts, Victim, draw
 from jaxft._chaos._phases import ANY, PHASES, RETURN_PHASES
 from jaxft._launch._checks import LaunchError
 
@@ -24,17 +27,8 @@ FIRST_STEP = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
-    """A kill to be. `depth` says how far into the phase it falls, in [0, 1) of the phase's usual length."""
-
-    group: str
-    phase: str
-    depth: float
-
-
-@dataclass(frozen=True, slots=True)
 class Strike:
-    """Kills that are to fall together, once the job has committed `step` steps."""
+    """Faults that are to fall together, once the job has committed `step` steps."""
 
     step: int
     victims: tuple[Victim, ...]
@@ -53,23 +47,32 @@ def plan_strikes(
     last_step: int,
     only: Sequence[str] = (),
     phases: Sequence[str] = PHASES,
+    faults: Sequence[str] = (KILL,),
+    timeouts: Timeouts = SHIPPED,
 ) -> tuple[Strike, ...]:
-    """Return strikes with `kills` victims in all, in the order of their steps, none later than `last_step`.
+    """Return strikes with `kills` faults in all, in the order of their steps, none later than `last_step`.
+
+    A fault of a kind that needs a kill besides, such as a heal to be damaged, counts once.
 
     Args:
         groups: all groups of the job.
-        kills: how many processes to kill.
+        kills: how many faults, of any kind: processes to kill, where nothing else is asked for.
         seed: names the plan.
         last_step: where to place the last strike at the latest, in committed steps.
         only: strike nobody else. Empty for everybody.
-        phases: strike in these only.
+        phases: kill, and have groups hang, in these only.
+        faults: the kinds.
+        timeouts: those of the job.
 
     Raises:
         LaunchError: such a plan cannot be made.
     """
-    _check(groups, kills=kills, last_step=last_step, only=only, phases=phases)
+    _check(groups, kills=kills, last_step=last_step, only=only, phases=phases, faults=faults)
     rng = random.Random(seed)
-    dealt = _deal(rng, groups, only or groups, _deck(rng, kills, phases))
+    if tuple(faults) == (KILL,):
+        dealt = _deal(rng, groups, only or groups, _deck(rng, kills, phases))
+    else:
+        dealt = _deal_all_kinds(rng, groups, only or groups, kills, phases, faults, timeouts)
     gaps = [_gap(rng, former, victims) for former, victims in zip([(), *dealt], dealt, strict=False)]
     unit_steps = (last_step - FIRST_STEP) / max(1.0, sum(gaps))
     strikes: list[Strike] = []
@@ -81,7 +84,13 @@ def plan_strikes(
 
 
 def _check(
-    groups: Sequence[str], *, kills: int, last_step: int, only: Sequence[str], phases: Sequence[str]
+    groups: Sequence[str],
+    *,
+    kills: int,
+    last_step: int,
+    only: Sequence[str],
+    phases: Sequence[str],
+    faults: Sequence[str],
 ) -> None:
     if len(groups) < 2:
         raise LaunchError(f"A storm needs at least 2 groups, not {len(groups)}: one must hold the state.")
@@ -95,6 +104,10 @@ def _check(
         raise LaunchError(f"--only names {', '.join(sorted(unknown))}; the groups are {', '.join(groups)}.")
     if unknown := set(phases) - set(PHASES):
         raise LaunchError(f"--phases names {', '.join(sorted(unknown))}; there are {', '.join(PHASES)}.")
+    if unknown := set(faults) - set(FAULTS):
+        raise LaunchError(f"--faults names {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}.")
+    if not faults:
+        raise LaunchError(f"--faults names nothing; there are {', '.join(FAULTS)}.")
     if set(phases) <= set(RETURN_PHASES):
         raise LaunchError(
             f"--phases {','.join(phases)} hits only groups on their way back, and nobody would ever leave. Name "
@@ -102,12 +115,47 @@ def _check(
         )
 
 
+def _deal_all_kinds(
+    rng: random.Random,
+    groups: Sequence[str],
+    candidates: Sequence[str],
+    count: int,
+    phases: Sequence[str],
+    faults: Sequence[str],
+    timeouts: Timeouts,
+) -> list[tuple[Victim, ...]]:
+    """Give every fault a victim, all kinds equally often. Kills on a return stay behind the kill that sent it."""
+    kinds = _evenly(rng, count, faults)
+    hands: list[list[tuple[Victim, ...]]] = []
+    kills = kinds.count(KILL)
+    for victims in _deal(rng, groups, candidates, _deck(rng, kills, phases)) if kills else []:
+        if victims[0].phase in RETURN_PHASES:
+            hands[-1].append(victims)
+        else:
+            hands.append([victims])
+    struck: Counter[str] = Counter()
+    for kind in kinds:
+        if kind == KILL:
+            continue
+        (group,) = _least_struck(rng, struck, candidates, 1)
+        struck[group] += 1
+        other = rng.choice([name for name in groups if name != group])
+        hands.append([draw(rng, kind, group, other, phases, timeouts)])
+    rng.shuffle(hands)
+    return [victims for hand in hands for victims in hand]
+
+
+def _evenly(rng: random.Random, count: int, names: Sequence[str]) -> list[str]:
+    """Return so many of the names in any order, each as often as the others."""
+    deck: list[str] = []
+    while len(deck) < count:
+        deck += rng.sample(names, len(names))
+    return deck[:count]
+
+
 def _deck(rng: random.Random, kills: int, phases: Sequence[str]) -> list[str]:
     """Return one phase for each kill, as evenly as can be, the first not one of a return."""
-    deck: list[str] = []
-    while len(deck) < kills:
-        deck += rng.sample(phases, len(phases))
-    deck = deck[:kills]
+    deck = _evenly(rng, kills, phases)
     rng.shuffle(deck)
     opener = next((index for index, phase in enumerate(deck) if phase not in RETURN_PHASES), None)
     if opener is None:  # fewer kills than phases, and only those of a return were drawn

@@ -3,7 +3,9 @@
 It listens to what the library announces on its logger, and keeps its last words beside the event file that FLAGS
 name. Orders come on standard input. `die PHASE DEPTH` makes the process send itself a real SIGKILL in that phase, the
 next time it begins: at its very beginning, or after the fraction DEPTH of the time that the phase has taken lately.
-`pace SECONDS` makes it spend so much more on each step from then on, before it computes, as a slow input would.
+`hang PHASE SECONDS` makes the thread that trains stand still for so long when that phase begins, while all others of
+the process go on. `pace SECONDS` makes it spend so much more on each step from then on, before it computes, as a slow
+input would.
 """
 
 import logging
@@ -34,6 +36,8 @@ class Doom:
         self._word: Word | None = None
         self._lengths_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LENGTHS_KEPT))
         self._ordered: tuple[str, float] | None = None
+        self._hang: tuple[str, float] | None = None
+        self._hung_t_s: float | None = None
         self._pace_s = 0.0
         self._paced_step = -1
 
@@ -42,6 +46,8 @@ class Doom:
         match line.split():
             case ["die", phase, depth]:
                 self._ordered = (phase, float(depth))
+            case ["hang", phase, seconds]:
+                self._hang = (phase, float(seconds))
             case ["pace", seconds]:
                 self._pace_s = float(seconds)
 
@@ -51,8 +57,13 @@ class Doom:
         if former is not None:
             self._lengths_s[former.phase].append(now_s - former.t_s)
         first_t_s = now_s if former is None else former.first_t_s
-        self._word = Word(phase=phase, step=step, t_s=now_s, first_t_s=first_t_s)
+        hangs_s = self._hang[1] if self._hang is not None and self._hang[0] == phase else 0.0
+        if hangs_s:
+            self._hang, self._hung_t_s = None, now_s
+        self._word = Word(phase=phase, step=step, t_s=now_s, first_t_s=first_t_s, hung_t_s=self._hung_t_s)
         self._words.write(self._word)
+        if hangs_s:
+            time.sleep(hangs_s)
         if self._ordered is not None and self._ordered[0] == phase:
             self._die_soon(phase)
         if phase == "compute" and step != self._paced_step:

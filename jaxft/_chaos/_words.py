@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 # Each word overwrites the former in place, at full length: no death can leave half of one behind.
-WORD_BYTES = 200
+WORD_BYTES = 250
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,7 @@ class Word:
         t_s: when, in seconds since 1970.
         first_t_s: when the first phase of this process was announced.
         dies_t_s: when it killed itself by order; None unless it is about to.
+        hung_t_s: when it last began to hang by order; None if it never did.
     """
 
     phase: str
@@ -26,6 +27,7 @@ class Word:
     t_s: float
     first_t_s: float
     dies_t_s: float | None = None
+    hung_t_s: float | None = None
 
 
 def words_beside(events: Path) -> Path:

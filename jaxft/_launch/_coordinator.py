@@ -1,4 +1,4 @@
-"""A coordinator of our own, on a free port."""
+"""A coordinator of our own, on a free port, which may be killed and started again there."""
 
 import re
 import sys
@@ -19,19 +19,57 @@ START_TIMEOUT_S = 60.0
 POLL_S = 0.02
 
 
-def start_coordinator(processes: Processes, command: Sequence[str] = COORDINATOR) -> tuple[Child, str]:
-    """Start a coordinator; return it, and its address once it listens.
+class Coordinator:
+    """A coordinator's process, and the port on which it listens for its whole job."""
 
-    Raises:
-        LaunchError: it ended, or does not listen in time; the message shows its log.
-    """
-    child = processes.start("coordinator", command)
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline_s:
-        exit_code = child.exit_code()
-        if found := LISTENS.search(child.log.read_text(errors="replace")):
-            return child, f"localhost:{found.group(1)}"
+    def __init__(self, processes: Processes, command: Sequence[str] = COORDINATOR) -> None:
+        """Start it, and return once it listens.
+
+        Raises:
+            LaunchError: it ended, or does not listen in time; the message shows its log.
+        """
+        self._processes = processes
+        self._command = tuple(command)
+        self._lives = 1
+        self.child = processes.start("coordinator", command)
+        self.port = self._until_it_listens()
+
+    @property
+    def address(self) -> str:
+        return f"localhost:{self.port}"
+
+    def start_again(self) -> None:
+        """Start it on its port, after its end. Does not wait: see `listens`."""
+        command = [f"localhost:{self.port}" if word == "localhost:0" else word for word in self._command]
+        self.child = self._processes.start(f"coordinator.{self._lives}", command)
+        self._lives += 1
+
+    def listens(self) -> bool:
+        """Whether the process that runs now has said that it listens.
+
+        Raises:
+            LaunchError: it has ended.
+        """
+        exit_code = self.child.exit_code()
+        if LISTENS.search(self.child.log.read_text(errors="replace")):
+            return True
         if exit_code is not None:
-            raise LaunchError(f"The coordinator ended at once, with {exit_code}.\n{child.log_tail()}")
-        time.sleep(POLL_S)
-    raise LaunchError(f"The coordinator does not listen after {START_TIMEOUT_S:.0f} s.\n{child.log_tail()}")
+            raise LaunchError(f"The coordinator ended at once, with {exit_code}.\n{self.child.log_tail()}")
+        return False
+
+    def _until_it_listens(self) -> int:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not self.listens():
+            if time.monotonic() >= deadline_s:
+                text = f"The coordinator does not listen after {START_TIMEOUT_S:.0f} s."
+                raise LaunchError(f"{text}\n{self.child.log_tail()}")
+            time.sleep(POLL_S)
+        found = LISTENS.search(self.child.log.read_text(errors="replace"))
+        assert found is not None
+        return int(found.group(1))
+
+
+def start_coordinator(processes: Processes, command: Sequence[str] = COORDINATOR) -> tuple[Child, str]:
+    """Start a coordinator; return it, and its address once it listens. Raises LaunchError as `Coordinator` does."""
+    coordinator = Coordinator(processes, command)
+    return coordinator.child, coordinator.address

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxft._launch._events import EventFile, FinishedEvent, StepEvent
 from jaxft._launch._processes import Child, Processes
-from jaxft._launch._record import History, Kill, RunRecord
+from jaxft._launch._record import Fault, History, Kill, RunRecord
 
 TRAINER: tuple[str, ...] = (sys.executable, "-m", "examples.llama3.train")
 
@@ -103,6 +103,7 @@ class Job:
         self._processes = processes
         self._incarnations: dict[str, list[Incarnation]] = {group: [] for group in groups}
         self._kills: list[Kill] = []
+        self._faults: list[Fault] = []
 
     def start(self, group: str) -> Child:
         """Launch a group, or launch it again."""
@@ -128,6 +129,10 @@ class Job:
         """Take in the kill of a group's newest incarnation."""
         self.current(kill.group).killed = True
         self._kills.append(kill)
+
+    def note_fault(self, fault: Fault) -> None:
+        """Take in a fault that is over."""
+        self._faults.append(fault)
 
     def end(self) -> None:
         """End every process that still runs, and take in the last events."""
@@ -183,6 +188,11 @@ class Job:
         """All kills so far, in order."""
         return self._kills
 
+    @property
+    def faults(self) -> Sequence[Fault]:
+        """All faults so far that are over, in the order of their ends."""
+        return self._faults
+
     def record(self, *, planned_kills: int = 0, problems: Sequence[str] = ()) -> RunRecord:
         """Return what has happened so far."""
         return RunRecord(
@@ -190,6 +200,7 @@ class Job:
             planned_steps=self.training.steps,
             planned_kills=planned_kills,
             kills=tuple(self._kills),
+            faults=tuple(self._faults),
             histories=tuple(incarnation.history() for incarnation in self._all()),
             problems=tuple(problems),
         )

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -39,6 +40,14 @@ class Child:
     def kill(self) -> None:
         """Send SIGKILL, which it can neither see coming nor catch. Does not wait."""
         self._process.kill()
+
+    def stop(self) -> None:
+        """Send SIGSTOP: from now on it does nothing, and the kernel goes on answering for it."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Send SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
 
     def order(self, text: str) -> None:
         """Write a line to its standard input, if it was started to take orders and still lives."""

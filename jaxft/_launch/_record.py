@@ -38,13 +38,44 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something other than a kill was done to a group, to a link, or to the coordinator, and undone.
+
+    Attributes:
+        kind: what was done.
+        group: to whom.
+        other: the other end, if it was done to a link.
+        how: which of its kinds, in words.
+        t_s: when it began, in seconds since 1970, as in the events.
+        seconds: until it was undone.
+        step: what the job had committed when it began.
+        strike: the number of the strike that it belongs to.
+    """
+
+    kind: str
+    group: str
+    other: str = ""
+    how: str = ""
+    t_s: float
+    seconds: float
+    step: int = 0
+    strike: int = 0
+
+    @property
+    def end_s(self) -> float:
+        return self.t_s + self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A whole run. `problems` says what went wrong with it other than by our kills."""
+    """A whole run. `problems` says what went wrong with it other than by what we did to it."""
 
     groups: tuple[str, ...]
     planned_steps: int
     planned_kills: int = 0
     kills: tuple[Kill, ...] = ()
+    planned_faults: int = 0
+    faults: tuple[Fault, ...] = ()
     histories: tuple[History, ...] = ()
     problems: tuple[str, ...] = ()
 

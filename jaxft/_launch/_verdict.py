@@ -1,10 +1,11 @@
 """The verdict: what two records of runs prove. Pure: values in, values out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from jaxft._launch._lost import LostStep, lost_steps
-from jaxft._launch._record import History, Kill, RunRecord, back_s, stall_s
+from jaxft._launch._record import Fault, History, Kill, RunRecord, back_s, stall_s
+from jaxft._launch._recovery import again_s, participation, standstill_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,18 @@ class KillOutcome:
     back_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class FaultOutcome:
+    """What a fault cost: how long the job stood still, and how long after its end each victim took part again.
+
+    None where it never came to that.
+    """
+
+    fault: Fault
+    standstill_s: float | None
+    again_s: Mapping[str, float | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What two runs have shown.
@@ -23,6 +36,9 @@ class Verdict:
     Attributes:
         planned_kills: how many there should have been.
         kills: each with its cost, in order.
+        planned_faults: how many faults there should have been that are no kills.
+        faults: each of those with its cost, in order.
+        participation: the share of their time in which groups that could take part did; None if it is unknown.
         planned_steps: how many there should have been.
         steps_committed: by the run with the kills.
         lost: every reason to call a step lost; `steps_lost` counts steps.
@@ -36,6 +52,9 @@ class Verdict:
 
     planned_kills: int
     kills: tuple[KillOutcome, ...]
+    planned_faults: int
+    faults: tuple[FaultOutcome, ...]
+    participation: float | None
     planned_steps: int
     steps_committed: int
     lost: tuple[LostStep, ...]
@@ -75,9 +94,16 @@ def judge(disturbed: RunRecord, undisturbed: RunRecord | None) -> Verdict:
         )
         for kill in disturbed.kills
     )
+    faults = tuple(
+        FaultOutcome(fault, standstill_s(fault, disturbed.histories), _again(fault, disturbed))
+        for fault in disturbed.faults
+    )
     return Verdict(
         planned_kills=disturbed.planned_kills,
         kills=kills,
+        planned_faults=disturbed.planned_faults,
+        faults=faults,
+        participation=participation(disturbed),
         planned_steps=disturbed.planned_steps,
         steps_committed=len(disturbed.committed_steps),
         lost=lost_steps(disturbed.histories),
@@ -86,12 +112,15 @@ def judge(disturbed: RunRecord, undisturbed: RunRecord | None) -> Verdict:
         first_difference=None if undisturbed is None else _first_difference(disturbed, undisturbed),
         s_per_step=_s_per_step(disturbed),
         undisturbed_s_per_step=None if undisturbed is None else _s_per_step(undisturbed),
-        problems=_problems(disturbed, undisturbed, kills),
+        problems=_problems(disturbed, undisturbed, kills, faults),
     )
 
 
 def _problems(
-    disturbed: RunRecord, undisturbed: RunRecord | None, kills: tuple[KillOutcome, ...]
+    disturbed: RunRecord,
+    undisturbed: RunRecord | None,
+    kills: tuple[KillOutcome, ...],
+    faults: tuple[FaultOutcome, ...],
 ) -> tuple[str, ...]:
     if disturbed.problems:
         return disturbed.problems  # it was cut short: what else is missing follows from that
@@ -109,6 +138,7 @@ def _problems(
             )
         if outcome.back_s is None:
             problems.append(f"{kill.group}, killed at step {kill.step}, did not contribute again")
+    problems += _fault_problems(disturbed, faults)
     if len(disturbed.committed_steps) != disturbed.planned_steps:
         committed = len(disturbed.committed_steps)
         problems.append(f"{committed} steps were committed and {disturbed.planned_steps} were to be")
@@ -121,6 +151,27 @@ def _problems(
     if lost := lost_steps(undisturbed.histories):
         problems.append(f"undisturbed run: step {lost[0].step}: {lost[0].why}")
     return tuple(problems)
+
+
+def _fault_problems(disturbed: RunRecord, faults: tuple[FaultOutcome, ...]) -> Iterator[str]:
+    if len(faults) < disturbed.planned_faults:
+        yield (
+            f"only {len(faults)} of {disturbed.planned_faults} faults could be placed before the job was over; "
+            "give it more --steps"
+        )
+    for outcome in faults:
+        fault = outcome.fault
+        where = f"{fault.kind} of {fault.group} at step {fault.step}"
+        if outcome.standstill_s is None:
+            yield f"nobody committed a step after the {where}"
+        for group, wait_s in outcome.again_s.items():
+            if wait_s is None:
+                yield f"{group} did not take part again after the {where}"
+
+
+def _again(fault: Fault, record: RunRecord) -> dict[str, float | None]:
+    names = [name for name in (fault.group, fault.other) if name in record.groups]
+    return {name: again_s(fault, name, record.histories) for name in names}
 
 
 def _digests(record: RunRecord) -> dict[str, str | None]:

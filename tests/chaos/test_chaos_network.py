@@ -245,6 +245,20 @@ def test_one_bit_of_one_large_piece_is_flipped(groups: Groups) -> None:
     assert not any(heal(200_000))
 
 
+def test_as_many_links_are_damaged_as_were_asked_for(groups: Groups) -> None:
+    pairs = (("group-1", "group-0"), ("group-2", "group-0"))
+    for times in (1, 2):
+        groups.network.damage(pairs, times=times, kind="exchange")
+        flipped = 0
+        for group in ("group-1", "group-2"):
+            near, far = groups.pair("group-0", group, quorum_id=times)
+            send_all(far, [bytes(50_000)], deadline_s=soon())
+            received = bytearray(50_000)
+            recv_exactly(near, memoryview(received), deadline_s=soon())
+            flipped += sum(byte.bit_count() for byte in received)
+        assert flipped == times
+
+
 def test_a_capped_link_takes_its_time(groups: Groups) -> None:
     near, far = groups.pair("group-0", "group-1")
     groups.network.cap([("group-0", "group-1")], 1_000_000)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._schedule import Strike, Victim
-from jaxft._chaos._storm import LATE_STEPS, Storm, members_at_work
+from jaxft._chaos._faults import Victim
+from jaxft._chaos._schedule import Strike
+from jaxft._chaos._storm import LATE_STEPS, Storm
+from jaxft._chaos._work import members_at_work
 from jaxft._launch._display import PlainDisplay
 from jaxft._launch._events import FinishedEvent, StepEvent
 from jaxft._launch._job import Incarnation, Job, Training

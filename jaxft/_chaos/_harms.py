@@ -1,0 +1,228 @@
+"""Faults that are done and undone from here: to a process that goes on living, to the network, to the coordinator.
+
+Each begins when it is made, is looked after by `pursue`, and is over when `over` says so; then what happened has been
+noted in the job.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from jaxft._chaos._faults import Victim
+from jaxft._chaos._network import Network, Pair
+from jaxft._chaos._words import read_word, words_beside
+from jaxft._chaos._work import members_at_work
+from jaxft._launch._coordinator import Coordinator
+from jaxft._launch._display import Display
+from jaxft._launch._job import Job
+from jaxft._launch._record import Fault
+
+# A phase that was ordered to hang begins with the next step, or never: the group was put out meanwhile.
+HANG_BEGINS_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What a storm can lay its hands on beside the groups' processes."""
+
+    network: Network | None = None
+    coordinator: Coordinator | None = None
+
+
+class Harm(ABC):
+    """A fault under way."""
+
+    def __init__(self, victim: Victim, strike: int, job: Job, display: Display) -> None:
+        self.group = victim.group
+        self._victim = victim
+        self._strike = strike
+        self._display = display
+        self._began_step = job.committed_step
+        self._began_s: float | None = None
+
+    @abstractmethod
+    def pursue(self, job: Job) -> None:
+        """Do what is due."""
+
+    @abstractmethod
+    def over(self, job: Job) -> bool:
+        """Return whether there is nothing left to wait for."""
+
+    def _begins(self, t_s: float | None = None) -> None:
+        self._began_s = time.time() if t_s is None else t_s
+        seconds = f" for {self._victim.seconds:.1f} s" if self._victim.seconds else ""
+        other = f" and {self._victim.other}" if self._victim.other else ""
+        how = f" ({self._victim.how})" if self._victim.how else ""
+        self._display.say(f"{self._victim.kind}: {self.group}{other}{seconds}{how}")
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether it has lasted as long as it was to."""
+        return self._began_s is not None and time.time() >= self._began_s + self._victim.seconds
+
+    def _ends(self, job: Job) -> None:
+        assert self._began_s is not None
+        job.note_fault(
+            Fault(
+                kind=self._victim.kind,
+                group=self.group,
+                other=self._victim.other,
+                how=self._victim.how,
+                t_s=self._began_s,
+                # A flipped bit is there at once; the rest of the time is what it costs.
+                seconds=0.0 if self._victim.kind == "corrupt" else time.time() - self._began_s,
+                step=self._began_step,
+                strike=self._strike,
+            )
+        )
+
+
+class Stop(Harm):
+    """SIGSTOP, and SIGCONT later. The process comes back by itself, whatever the others have decided."""
+
+    def __init__(self, victim: Victim, strike: int, job: Job, display: Display) -> None:
+        super().__init__(victim, strike, job, display)
+        self._child = job.current(victim.group).child
+        self._child.stop()
+        self._begins()
+
+    def pursue(self, job: Job) -> None:
+        pass
+
+    def over(self, job: Job) -> bool:
+        if not self._is_due:
+            return False
+        self._child.go_on()
+        self._ends(job)
+        return True
+
+
+class Hang(Harm):
+    """The thread that trains stands still; the process goes on saying that it lives."""
+
+    def __init__(self, victim: Victim, strike: int, job: Job, display: Display) -> None:
+        super().__init__(victim, strike, job, display)
+        self._incarnation = job.current(victim.group)
+        self._ordered_s = time.time()
+        self._incarnation.child.order(f"hang {victim.phase} {victim.seconds}")
+
+    def pursue(self, job: Job) -> None:
+        word = read_word(words_beside(self._incarnation.events.path))
+        began = self._began_s is not None
+        if not began and word is not None and (word.hung_t_s or 0.0) >= self._ordered_s:
+            self._begins(word.hung_t_s)
+
+    def over(self, job: Job) -> bool:
+        if self._is_due:
+            self._ends(job)
+            return True
+        if self._began_s is not None or time.time() < self._ordered_s + HANG_BEGINS_S:
+            return False
+        self._incarnation.child.order(f"hang {self._victim.phase} 0")
+        self._display.say(f"{self.group} has not come to {self._victim.phase} in which it was to hang")
+        return True
+
+
+class Cut(Harm):
+    """Links carry nothing for a while, or what they carry dies."""
+
+    def __init__(self, victim: Victim, strike: int, job: Job, display: Display, network: Network) -> None:
+        super().__init__(victim, strike, job, display)
+        self._network = network
+        self._pairs = _pairs(victim, network)
+        if victim.seconds:
+            network.cut(self._pairs)
+        else:
+            network.reset(victim.group, victim.other)
+        self._begins()
+
+    def pursue(self, job: Job) -> None:
+        pass
+
+    def over(self, job: Job) -> bool:
+        if not self._is_due:
+            return False
+        if self._victim.how.endswith("then reset"):
+            for a, b in {(min(pair), max(pair)) for pair in self._pairs}:
+                self._network.reset(a, b)
+        self._network.mend(self._pairs)
+        self._ends(job)
+        return True
+
+
+class Corruption(Harm):
+    """A bit flips in what the group fetches on its way back, from one donor or from each. Over when it is back."""
+
+    def __init__(self, victim: Victim, strike: int, job: Job, display: Display, network: Network) -> None:
+        super().__init__(victim, strike, job, display)
+        self._network = network
+        self._number = job.current(victim.group).number
+        self._damaged = network.damaged
+        pairs = network.around(victim.group, out=False)
+        network.damage(pairs, times=1 if victim.how == "from one donor" else len(pairs))
+
+    def pursue(self, job: Job) -> None:
+        if self._began_s is None and self._network.damaged > self._damaged:
+            self._begins()
+
+    def over(self, job: Job) -> bool:
+        back = job.current(self.group).number > self._number and self.group in members_at_work(job)
+        if not back:
+            return False
+        self._network.spare()
+        if self._began_s is None:
+            self._display.say(f"{self.group} is back, and nothing that it fetched could be damaged")
+        else:
+            self._ends(job)
+        return True
+
+
+class CoordinatorDeath(Harm):
+    """SIGKILL, and the same command again on the same port."""
+
+    def __init__(
+        self, victim: Victim, strike: int, job: Job, display: Display, coordinator: Coordinator
+    ) -> None:
+        super().__init__(victim, strike, job, display)
+        self._coordinator = coordinator
+        coordinator.child.kill()
+        self._begins()
+        self._started = False
+
+    def pursue(self, job: Job) -> None:
+        if not self._started and self._coordinator.child.exit_code() is not None:
+            self._started = True
+            self._coordinator.start_again()
+
+    def over(self, job: Job) -> bool:
+        if not self._started or not self._coordinator.listens():
+            return False
+        self._ends(job)
+        return True
+
+
+def begin(victim: Victim, strike: int, job: Job, display: Display, reach: Reach) -> Harm:
+    """Do to a victim what is to be done to it, other than a kill."""
+    match victim.kind:
+        case "stop":
+            return Stop(victim, strike, job, display)
+        case "hang":
+            return Hang(victim, strike, job, display)
+        case "link" | "partition":
+            assert reach.network is not None
+            return Cut(victim, strike, job, display, reach.network)
+        case "corrupt":
+            assert reach.network is not None
+            return Corruption(victim, strike, job, display, reach.network)
+        case "coordinator":
+            assert reach.coordinator is not None
+            return CoordinatorDeath(victim, strike, job, display, reach.coordinator)
+        case _:
+            raise AssertionError(victim.kind)
+
+
+def _pairs(victim: Victim, network: Network) -> tuple[Pair, ...]:
+    if victim.other:
+        return (victim.group, victim.other), (victim.other, victim.group)
+    way = victim.how.partition(",")[0]
+    return network.around(victim.group, into=way != "out", out=way != "in")

@@ -1,0 +1,82 @@
+"""A kill on its way: the victim's own hand in the ordered phase, or ours at a time. It is over when it has come."""
+
+import signal
+import time
+
+from jaxft._chaos._faults import Victim
+from jaxft._chaos._phases import ANY, STEP_PHASES
+from jaxft._chaos._words import read_word, words_beside
+from jaxft._chaos._work import others_at_work
+from jaxft._launch._display import Display
+from jaxft._launch._job import Job
+from jaxft._launch._record import Kill
+
+
+class Death:
+    """Kills the process that a group has now, once, and launches the group again."""
+
+    def __init__(self, victim: Victim, strike: int, job: Job, display: Display, *, boot_s: float) -> None:
+        """Order the death, or set its time. `boot_s`: how long a start takes until the first announced phase."""
+        self.kill: Kill | None = None
+        self._victim = victim
+        self._strike = strike
+        self._display = display
+        self._incarnation = incarnation = job.current(victim.group)
+        self._kill_at_s: float | None = None
+        self._sent_s: float | None = None
+        incarnation.doomed = True
+        if victim.phase == "boot":
+            self._kill_at_s = incarnation.launched_s + victim.depth * boot_s
+        elif victim.phase == ANY:
+            self._kill_at_s = time.time() + victim.depth * incarnation.steps[-1].seconds
+        else:
+            incarnation.child.order(f"die {victim.phase} {victim.depth}")
+
+    @property
+    def group(self) -> str:
+        return self._victim.group
+
+    def over(self, job: Job) -> bool:
+        """Note a death that has come, and launch the victim again; return whether nothing is left to wait for."""
+        exit_code = self._incarnation.child.exit_code()
+        if exit_code is None:
+            return False
+        if exit_code != -signal.SIGKILL:
+            self._display.say(f"{self.group} ended before it could be struck")
+            return True
+        self.kill = kill = self._kill_of(job)
+        job.note(kill)
+        again = job.start(kill.group)
+        where = f"in {kill.phase}, step {kill.step}" if kill.phase in STEP_PHASES else f"in {kill.phase}"
+        self._display.say(
+            f"kill {len(job.kills)}: {kill.group} (pid {self._incarnation.child.pid}) {where}; "
+            f"launched again (pid {again.pid})"
+        )
+        return True
+
+    def pursue(self, job: Job) -> None:
+        """Send the signals that are ours to send; give up on a phase of a return that did not come."""
+        came_back = self._victim.phase not in (*STEP_PHASES, ANY) and self._incarnation.live
+        if self._kill_at_s is None and came_back and others_at_work(job, (self.group,)):
+            self._kill_at_s = time.time()
+        if self._kill_at_s is not None and self._sent_s is None and time.time() >= self._kill_at_s:
+            self._sent_s = time.time()
+            self._incarnation.child.kill()
+
+    def _kill_of(self, job: Job) -> Kill:
+        """Return what is known of the death: where it really fell is what the victim's last word says."""
+        incarnation = self._incarnation
+        incarnation.read()
+        word = read_word(words_beside(incarnation.events.path))
+        phase = "boot" if word is None else word.phase
+        own_t_s = None if word is None else word.dies_t_s
+        t_s = own_t_s or self._sent_s
+        return Kill(
+            group=incarnation.group,
+            incarnation=incarnation.number,
+            t_s=time.time() if t_s is None else t_s,
+            step=word.step if word is not None and phase in STEP_PHASES else job.committed_step,
+            strike=self._strike,
+            aim=self._victim.phase,
+            phase=phase,
+        )
