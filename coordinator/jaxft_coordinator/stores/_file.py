@@ -1,0 +1,248 @@
+"""A store in a folder of this machine, or of a volume that moves with the coordinator.
+
+    folder/lock   held by the coordinator that leads (flock); says who that is
+    folder/log    every record since the log was last rewritten (`_logfile.py`)
+
+The kernel lets go of the lock when its process dies, however it dies, and not before: a leader that is frozen still
+leads, and nobody else begins. So whoever stands by needs no timeout.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from jaxft_coordinator import records
+from jaxft_coordinator.core import durable
+from jaxft_coordinator.core.job import Record, Saved
+from jaxft_coordinator.stores import _logfile
+from jaxft_coordinator.stores._store import Opened, StoreLost, Wait
+
+T = TypeVar("T")
+
+_log = logging.getLogger("jaxft_coordinator")
+
+# A record of a step is some 100 bytes: this is an hour at 25 steps a second, read again in a second.
+COMPACT_BYTES = 8 << 20
+_POLL_S = 0.05
+
+
+class FileStore:
+    """Keeps records in one file in `folder`, which is made if need be.
+
+    Several coordinators of one machine may open the same folder: one leads, the others wait in `open`.
+
+    Args:
+        folder: on a disk that keeps what it has acknowledged (`fdatasync`), for this store alone.
+        compact_bytes: the log is rewritten, shorter, when it exceeds this.
+    """
+
+    def __init__(self, folder: Path, *, compact_bytes: int = COMPACT_BYTES) -> None:
+        self._folder = folder
+        self._compact_bytes = compact_bytes
+        self._compact_at = compact_bytes
+        # All work on the files is done there, one thing after the other, also if a caller has stopped waiting.
+        self._thread: ThreadPoolExecutor | None = None
+        self._lock: int | None = None
+        self._log: _logfile.Log | None = None
+        self._led = records.Led(0, "")
+        self._jobs: dict[str, Saved] = {}
+        self._leader = ""
+        self._lost = asyncio.Event()
+        self._lose("it has not opened its store yet")
+
+    async def open(self, address: str) -> Opened:
+        await self.close()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jaxft store")
+        try:
+            await self._lead()
+            opened = await self._do(lambda: self._begin(address))
+        except BaseException:
+            await self.close()
+            raise
+        self._leader = address
+        self._lost.clear()
+        return opened
+
+    @property
+    def leader(self) -> str:
+        return self._leader
+
+    async def append(self, records: Sequence[Record]) -> None:
+        if self._lost.is_set():
+            raise StoreLost(self._why_lost)
+        if not records:
+            return
+        try:
+            await self._do(lambda: self._append(records))
+        except StoreLost as error:
+            self._lose(str(error))
+            raise StoreLost(self._why_lost) from error
+
+    async def lost(self) -> str:
+        await self._lost.wait()
+        return self._why_lost
+
+    async def close(self) -> None:
+        self._lose("it has closed its store")
+        if self._thread is None:
+            return
+        await self._do(self._let_go)
+        self._thread.shutdown(wait=False)
+        self._thread = None
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        assert self._thread is not None, "open the store first"
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _lose(self, why: str) -> None:
+        self._leader = ""
+        if not self._lost.is_set():
+            self._why_lost = f"this coordinator (term {self._led.term}) does not lead: {why}"
+            self._lost.set()
+
+    # ---- leading ----
+
+    async def _lead(self) -> None:
+        """Wait until the lock is ours."""
+        wait = Wait(at_once=True)
+        while not await self._do(self._try_lock):
+            who = self._leader or "a coordinator that has not said its address"
+            wait.say(f"stands by: {who} leads, and holds {self._lock_path}")
+            await asyncio.sleep(_POLL_S)
+
+    def _try_lock(self) -> bool:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._leader = _address_in(descriptor)
+            os.close(descriptor)
+            return False
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if not _logfile.is_at(descriptor, self._lock_path):
+            os.close(
+                descriptor
+            )  # somebody has deleted the file between our two calls: its lock means nothing
+            return False
+        self._lock = descriptor
+        return True
+
+    def _begin(self, address: str) -> Opened:
+        """Read the log, and rewrite it under a new term: that also cuts off what a crash has torn."""
+        term = 0
+        jobs: dict[str, Saved] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for offset, written in _logfile.read(self._log_path):
+                if isinstance(written, records.Led):
+                    term = max(term, written.term)
+                    continue
+                try:
+                    jobs = durable.fold(jobs, written)
+                except ValueError as error:
+                    raise _logfile.damage(self._log_path, offset, str(error)) from error
+        # The clock, so that a coordinator whose folder was emptied is still later than those before it.
+        self._led = records.Led(max(term + 1, int(time.time())), address)
+        self._jobs = jobs
+        with _teaching(f"cannot write to {self._folder}"):
+            self._rewrite()
+            assert self._log is not None
+            self._log.settle()
+        assert self._lock is not None
+        with contextlib.suppress(OSError):  # it is for people
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, records.encode(self._led), 0)
+        return Opened(self._led.term, jobs)
+
+    def _let_go(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._lock, 0)
+            os.close(self._lock)
+            self._lock = None
+
+    # ---- writing ----
+
+    def _append(self, new: Sequence[Record]) -> None:
+        if self._log is None:
+            raise StoreLost("it has closed its store")
+        if self._log.replaced:
+            raise StoreLost(
+                f"{self._log_path} is not the file any more that it writes to: somebody has moved, deleted or "
+                "replaced it while it was in use. Start this coordinator again"
+            )
+        jobs = self._jobs
+        for record in new:
+            jobs = durable.fold(jobs, record)
+        frame = _logfile.frame(new)
+        with _teaching(f"cannot append {len(frame)} bytes to {self._log_path}, which has {self._log.end}"):
+            self._log.append(frame)
+        self._jobs = jobs
+        if self._log.end >= self._compact_at:
+            self._compact()
+
+    def _compact(self) -> None:
+        assert self._log is not None
+        before_bytes = self._log.end
+        try:
+            self._rewrite()
+        except OSError as error:
+            # The record is safe in the long log. Try again when as much has been added.
+            self._compact_at = before_bytes + self._compact_bytes
+            _log.warning("cannot rewrite %s (%d bytes) shorter: %s", self._log_path, before_bytes, error)
+            return
+        _log.debug("%s rewritten: %d bytes, now %d", self._log_path, before_bytes, self._log.end)
+
+    def _rewrite(self) -> None:
+        log = _logfile.Log.write_new(self._log_path, [self._led, *self._jobs.values()])
+        if self._log is not None:
+            self._log.close()
+        self._log = log
+        # Where the jobs alone are long, not at every record.
+        self._compact_at = max(self._compact_bytes, 2 * log.end)
+
+    @property
+    def _lock_path(self) -> Path:
+        return self._folder / "lock"
+
+    @property
+    def _log_path(self) -> Path:
+        return self._folder / "log"
+
+
+@contextlib.contextmanager
+def _teaching(what: str):
+    """Say what could not be done, and what to do about it, in an OSError of the same number."""
+    try:
+        yield
+    except OSError as error:
+        advice = {
+            errno.ENOSPC: "The disk is full: make room. A coordinator that runs tries again by itself",
+            errno.EDQUOT: "The quota is used up: make room. A coordinator that runs tries again by itself",
+            errno.EFBIG: "A limit on the size of files is in force (ulimit -f): raise it",
+            errno.EROFS: "The file system is read-only: see what the kernel says of its disk",
+            errno.EIO: "The disk is failing: see what the kernel says of it",
+        }.get(error.errno or 0, "See what the kernel says of its disk")
+        text = f"{what}: {error.strerror or error}. Nothing was written. {advice}"
+        raise OSError(error.errno or errno.EIO, text) from error
+
+
+def _address_in(descriptor: int) -> str:
+    try:
+        led = records.decode(os.pread(descriptor, 4096, 0))
+    except (OSError, records.RecordError):
+        return ""  # it has just begun, or stops just now
+    return led.address if isinstance(led, records.Led) else ""
