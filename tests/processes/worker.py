@@ -70,15 +70,17 @@ def flipped(state: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 class KillAt(logging.Handler):
-    """Ends this process, as kill -9 does, when the library says `text`."""
+    """Ends a process, as kill -9 does, when the library says `text` for the first time."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, pid: int) -> None:
         super().__init__(logging.DEBUG)
         self.text = text
+        self.pid = pid
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.text in record.getMessage():
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.text and self.text in record.getMessage():
+            self.text = ""
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def wait_for(path: Path) -> None:
@@ -98,6 +100,9 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=4, help="0: one for each member")
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--die", default="")
+    parser.add_argument(
+        "--murder", default="", help="PID:TEXT: kill -9 that process when the library says so"
+    )
     parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or start:FILE: wait for FILE")
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--width", type=int, default=32)
@@ -113,10 +118,13 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    if arguments.die:
-        logger = logging.getLogger("jaxft")
+    logger = logging.getLogger("jaxft")
+    if arguments.die or arguments.murder:
         logger.setLevel(logging.DEBUG)
-        logger.addHandler(KillAt(arguments.die))
+        logger.addHandler(KillAt(arguments.die, os.getpid()))
+    if arguments.murder:
+        pid, text = arguments.murder.split(":", 1)
+        logger.addHandler(KillAt(text, int(pid)))
     gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
 
     def batch_for(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,116 @@
+"""The coordinator is killed at each phase of a step, and started again with what it had written down."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes.harness import Cluster, Worker, cluster, digest_alone
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+STEPS = 40
+KILLED_AT = 5
+GROUPS = ("group-0", "group-1", "group-2")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return digest_alone(tmp_path_factory.mktemp("alone"), STEPS)
+
+
+def start_coordinator(here: Cluster) -> None:
+    here.start_coordinator("--state", str(here.folder / "state"), port=here.port)
+
+
+def start_again(here: Cluster) -> None:
+    assert here.coordinator is not None
+    dead = here.coordinator
+    here.until(lambda: dead.poll() is not None, "the coordinator to be killed")
+    start_coordinator(here)
+
+
+def assert_nothing_lost(workers: list[Worker], undisturbed: str) -> None:
+    assert {worker.digest for worker in workers} == {undisturbed}
+    for worker in workers:
+        steps = [event["step"] for event in worker.steps()]
+        assert steps == sorted(set(steps)), "a step was taken twice"
+        ids = [event["quorum_id"] for event in worker.steps()]
+        assert ids == sorted(ids), "quorum ids grow over the coordinator's death"
+
+
+@pytest.mark.parametrize("phase", ["compute", "exchange", "vote", "apply"])
+def test_killed_in_a_step_it_goes_on_where_it_stood(phase: str, undisturbed: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        start_coordinator(here)
+        assert here.coordinator is not None
+        murder = ("--murder", f"{here.coordinator.pid}:{phase} step {KILLED_AT}")
+        workers = here.start_together(
+            GROUPS, lambda group: ("--steps", str(STEPS), *(murder if group == "group-1" else ()))
+        )
+        start_again(here)
+        here.until_finished(*workers.values())
+        assert_nothing_lost(list(workers.values()), undisturbed)
+        # All came back together: nobody went on alone, and nothing was computed twice.
+        for worker in workers.values():
+            for event in worker.steps():
+                assert event["members"] == list(GROUPS)
+                assert len(set(event["shards"])) == len(event["shards"])
+        assert "remembered: step" in here.coordinator_log.read_text()
+
+
+@pytest.mark.parametrize("phase", ["heals to step", "replay step"])
+def test_killed_during_a_heal_it_lets_the_joiner_begin_anew(
+    phase: str, undisturbed: str, tmp_path: Path
+) -> None:
+    first, last = tmp_path / "joiner-started", tmp_path / "joiner-back"
+    gates = ("--steps", str(STEPS), "--gate", f"10:{first}", "--gate", f"30:{last}")
+    with cluster(tmp_path) as here:
+        start_coordinator(here)
+        die = ("--die", f"compute step {KILLED_AT}")
+        workers = here.start_together(GROUPS, lambda group: (*gates, *(die if group == "group-1" else ())))
+        here.until_dead(workers["group-1"])
+        assert here.coordinator is not None
+        back = here.start("group-1", *gates, "--murder", f"{here.coordinator.pid}:{phase}")
+        here.until(lambda: back.says("heals to step"), "the joiner to heal")
+        first.touch()
+        start_again(here)
+        survivors = [workers["group-0"], workers["group-2"]]
+        here.until(lambda: back.log().count("heals to step") >= 2, "the joiner to heal anew")
+        last.touch()
+        here.until_finished(back, *survivors)
+        assert_nothing_lost([back, *survivors], undisturbed)
+
+
+def test_killed_together_with_a_group_it_lets_the_others_go_on(undisturbed: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        start_coordinator(here)
+        assert here.coordinator is not None
+        text = f"vote step {KILLED_AT}"
+        murder = ("--murder", f"{here.coordinator.pid}:{text}")
+        die = ("--die", text)
+        flags = {"group-1": murder, "group-2": die}
+        workers = here.start_together(GROUPS, lambda group: ("--steps", str(STEPS), *flags.get(group, ())))
+        here.until_dead(workers["group-2"])
+        start_again(here)
+        back = here.start("group-2", "--steps", str(STEPS))
+        here.until_finished(back, workers["group-0"], workers["group-1"])
+        assert_nothing_lost([back, workers["group-0"], workers["group-1"]], undisturbed)
+
+
+def test_groups_say_for_what_they_wait_and_lose_no_work(undisturbed: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        start_coordinator(here)
+        assert here.coordinator is not None
+        murder = ("--murder", f"{here.coordinator.pid}:vote step {KILLED_AT}")
+        workers = here.start_together(
+            GROUPS, lambda group: ("--steps", str(STEPS), *(murder if group == "group-1" else ()))
+        )
+        text = f"waiting 5 s for the coordinator localhost:{here.port}"
+        for worker in workers.values():
+            here.until(lambda worker=worker: worker.says(text), "a group to say that it waits")
+        start_again(here)
+        here.until_finished(*workers.values())
+        assert_nothing_lost(list(workers.values()), undisturbed)
+        for worker in workers.values():
+            of_step = next(event for event in worker.steps() if event["step"] == KILLED_AT + 1)
+            assert len(set(of_step["shards"])) == len(of_step["shards"]), "a shard was computed again"
