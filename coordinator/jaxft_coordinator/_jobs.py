@@ -109,10 +109,9 @@ class Jobs:
             return
         job = self._jobs.get(name) or Job(name, self._options)
         job, effects = machine.step(job, event, time.monotonic())
-        if job.empty:
-            self._jobs.pop(name, None)
-        else:
-            self._jobs[name] = job
+        self._jobs[name] = durable.anew(job) if job.empty else job
+        if job.empty and not job.last_quorum_id:
+            del self._jobs[name]
         if self._journal is None:
             self._do(effects)
             return

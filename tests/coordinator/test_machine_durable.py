@@ -14,7 +14,7 @@ from jaxft_coordinator.core.job import (
     Saved,
     Send,
 )
-from jaxft_coordinator.core.messages import Commit, HealId, NewQuorum, Welcome
+from jaxft_coordinator.core.messages import Commit, Heal, HealId, NewQuorum, Welcome
 
 from tests.coordinator.helpers import Desk, Done, healing, members, running
 
@@ -102,9 +102,47 @@ def test_the_records_make_what_the_job_remembers():
 
 
 def test_a_job_of_which_nothing_is_left_is_forgotten():
-    desk = running("a")
+    desk = Desk.open(min_replicas=1)
+    desk.hello("a")
+    assert desk.job.empty is False
     assert records(desk.close("a")) == [Forgotten("job")]
     assert desk.job.empty
+    assert records(desk.tick()) == []
+
+
+def test_of_a_job_that_all_have_left_before_a_commit_the_ids_are_remembered():
+    desk = running("a")
+    (record,) = records(desk.close("a"))
+    assert desk.job.empty
+    assert record == durable.saved(durable.anew(desk.job))
+    assert isinstance(record, Saved)
+    assert (record.last_quorum_id, record.settings, record.frontier) == (1, None, None)
+    assert durable.anew(desk.job).last_quorum_id == 1
+
+
+def test_after_a_restart_a_job_without_a_commit_waits_for_its_groups_before_it_is_forgotten():
+    desk = logged("a", "b", steps=0).restart()
+    desk.wait(19.0)
+    assert not desk.job.empty
+    assert desk.come("a", digest="").only(Heal) == {}
+    assert desk.group("a").phase is Phase.MEMBER
+    desk = logged("a", "b", steps=0).restart()
+    desk.wait(21.0)
+    assert desk.job.empty
+
+
+def test_a_job_that_has_resumed_is_not_forgotten_though_nothing_was_committed_since():
+    desk = logged("a").restart()
+    history = desk.job.history
+    desk.come("c", step=1, digest="", incarnation=7, history=history)
+    desk.wait(21.0)
+    assert desk.step == 1
+    desk.close("c")
+    assert not desk.job.empty
+    desk.come("d", step=0, digest="fresh")
+    desk.wait(70.0)
+    assert desk.job.quorum is None
+    assert (desk.step, desk.job.history) == (1, history)
 
 
 def test_a_record_of_a_step_of_nothing_is_an_error():

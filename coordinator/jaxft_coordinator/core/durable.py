@@ -28,7 +28,9 @@ _HEALS_PER_TERM_BITS = 32
 def record_of(before: Job, after: Job) -> Record | None:
     """Return what must be written down of a turn, or None if nothing that must be remembered has changed."""
     if after.empty:
-        return None if before.empty else Forgotten(after.name)
+        if before.empty:
+            return None
+        return saved(anew(after)) if after.last_quorum_id else Forgotten(after.name)
     now = saved(after)
     then = saved(before)
     if now == then:
@@ -56,6 +58,15 @@ def saved(job: Job) -> Saved:
         job.places,
         job.finished,
     )
+
+
+def anew(job: Job) -> Job:
+    """Return the job that takes the place of an empty one: whoever comes founds it, with other settings if need be.
+
+    Ids go on growing. A group that lost its connection may still hold its vote in a quorum of the first founding, and
+    must not take the commit of a later one for its own.
+    """
+    return Job(job.name, job.options, last_quorum_id=job.last_quorum_id, last_heal_id=job.last_heal_id)
 
 
 def fold(known: Mapping[str, Saved], record: Record) -> dict[str, Saved]:

@@ -78,6 +78,15 @@ def reunites(turn: Turn) -> bool:
     return busy and waited_s < job.options.join_timeout_s
 
 
+def end_reunion(turn: Turn) -> None:
+    """After a restart nobody has come back to this job for long enough: it need not be kept for them."""
+    job = turn.job
+    if job.restored_s is None or job.groups:
+        return
+    if turn.now_s - job.restored_s > AFTER_RESTART * job.options.heartbeat_timeout_s:
+        turn.update(restored_s=None)
+
+
 def has_joined(group: Group) -> bool:
     return group.phase is Phase.STALE
 

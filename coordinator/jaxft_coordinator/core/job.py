@@ -168,8 +168,13 @@ class Job:
 
     @property
     def empty(self) -> bool:
-        """Nothing would be lost if this job were forgotten."""
-        return not self.groups and (self.frontier is None or self.frontier.founding)
+        """Nothing but its ids would be lost if this job were forgotten: whoever comes founds it anew.
+
+        Not yet after a restart: those who took part are about to dial again. Nor where its first state, or the one
+        from which it resumed, is of a history: that one must not give way to a fresh state.
+        """
+        fresh = self.frontier is None or self.frontier.fresh
+        return not self.groups and fresh and self.restored_s is None
 
 
 # ---- what must survive the coordinator ----

@@ -149,6 +149,7 @@ def _tick(turn: Turn) -> None:
     quorums.lose(turn, *(group.name for group in silent))
     quorums.end_grace(turn, last_tick_s)
     _put_out_the_hung(turn)
+    founding.end_reunion(turn)
 
 
 def _put_out_the_hung(turn: Turn) -> None:
