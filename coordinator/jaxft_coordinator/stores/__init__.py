@@ -5,7 +5,8 @@ higher than any before, and from then on nobody of a lower term can append. So a
 or replaced finds out at its next decision, before anybody hears of it.
 """
 
+from jaxft_coordinator.stores._etcd import EtcdStore
 from jaxft_coordinator.stores._file import FileStore
 from jaxft_coordinator.stores._store import Opened, Store, StoreDamaged, StoreLost
 
-__all__ = ["FileStore", "Opened", "Store", "StoreDamaged", "StoreLost"]
+__all__ = ["EtcdStore", "FileStore", "Opened", "Store", "StoreDamaged", "StoreLost"]

@@ -1,0 +1,410 @@
+"""A store in etcd, for coordinators that stand by for each other on several machines.
+
+    PREFIX/leader       who leads, and under which term; bound to a lease, so it goes when its writer does
+    PREFIX/term         the highest term so far
+    PREFIX/written      which append was the last
+    PREFIX/saved/JOB    the last `Saved` of a job
+    PREFIX/moved/JOB    the last `Moved` since then, if there is one
+
+To lead is to have created `leader`. Everything else is written in transactions that compare the revision at which
+`leader` was created: one that was frozen or cut off for longer than its lease, or just believes that it leads, is
+refused by etcd itself. No clock decides what is durable; clocks only say when to give up.
+
+Every append also compares and sets `written`. A request that timed out here may still reach etcd, long after others
+that came later; then `written` is another, and it does nothing. And an append may be sent again until there is an
+answer: if `written` is its own already, the first one had arrived.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxft_coordinator import records
+from jaxft_coordinator.core import durable
+from jaxft_coordinator.core.job import Forgotten, Moved, Record, Saved
+from jaxft_coordinator.stores._etcd_link import EtcdFailed, Link, client_library, parsed
+from jaxft_coordinator.stores._store import Opened, StoreDamaged, StoreLost, Wait, too_big
+
+_log = logging.getLogger("jaxft_coordinator")
+
+# As etcd's own leader elections take 1 to 3 s, a shorter one would change leaders when etcd does.
+LEASE_TTL_S = 5
+_RETRY_S = 0.2
+# Whoever stands by looks again after this, should the watch be deaf.
+_WATCH_S = 2.0
+_MAX_OPERATIONS = 100  # etcd takes 128 in one transaction, and transactions within them
+
+
+class EtcdStore:
+    """Keeps records in etcd under `prefix`, for any number of coordinators of which one leads.
+
+    Args:
+        endpoints: host:port of each member of the etcd cluster.
+        prefix: of all keys. Coordinators with the same prefix stand by for each other.
+        ttl_s: for how long a leader that says nothing still leads, in whole seconds. etcd may grant more.
+        user, password: of etcd, if it asks for them.
+
+    Raises:
+        ImportError: aetcd is not installed.
+        ValueError: an endpoint is not host:port.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        prefix: str = "jaxft",
+        *,
+        ttl_s: int = LEASE_TTL_S,
+        user: str | None = None,
+        password: str | None = None,
+    ) -> None:
+        if not endpoints or ttl_s < 1 or not prefix.strip("/"):
+            raise ValueError(
+                f"etcd needs at least one endpoint (given: {list(endpoints)}), a prefix (given: {prefix!r}) and a "
+                f"lease of at least 1 s (given: {ttl_s})"
+            )
+        self._endpoints = [parsed(endpoint) for endpoint in endpoints]
+        self._prefix = prefix.strip("/")
+        self._ttl_s = ttl_s
+        self._names = client_library().transactions
+        # Two connections, so that a request which hangs does not keep the lease from being renewed.
+        self._requests = Link(self._endpoints, user, password)
+        self._renewals = Link(self._endpoints, user, password)
+        self._led = records.Led(0, "")
+        self._lease_id = 0
+        self._granted_s = 0.0
+        self._expires_s = 0.0
+        self._created = 0
+        self._written = b""
+        self._appends = 0
+        self._leader = ""
+        self._renewing: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
+        self._lose("it has not opened its store yet")
+
+    async def open(self, address: str) -> Opened:
+        await self.close()
+        wait = Wait(at_once=True)
+        try:
+            while True:
+                try:
+                    opened = await self._try_to_lead(address)
+                    if opened is not None:
+                        return opened
+                    wait.say(
+                        f"stands by: {self._leader or 'another coordinator'} leads, says etcd at {self._where}"
+                    )
+                    await self._until_leader_goes()
+                except EtcdFailed as error:
+                    wait.say(f"waits for etcd at {self._where}: {error}")
+                    await _pause()
+        except BaseException:
+            await self.close()
+            raise
+
+    @property
+    def leader(self) -> str:
+        return self._leader
+
+    async def append(self, records: Sequence[Record]) -> None:
+        if not records:
+            return
+        self._appends += 1
+        token = f"{self._led.term}/{self._appends}".encode()
+        values = self._values(records)
+        operations = self._nested([self._put_or_delete(key, value) for key, value in values.items()])
+        size = sum(len(key) + len(value or b"") for key, value in values.items())
+        wait = Wait(at_once=False)
+        unanswered = False
+        while True:
+            if self._lost.is_set():
+                raise StoreLost(self._why_lost)
+            try:
+                if await self._append_once(token, operations):
+                    return
+            except EtcdFailed as error:
+                # Where an earlier request may still be on its way, "nothing was written" would be a guess.
+                if error.errno and not unanswered:
+                    raise _refused(error, size) from error
+                unanswered = True
+                wait.say(f"waits for etcd at {self._where} to write a decision down: {error}")
+                await _pause()
+
+    async def lost(self) -> str:
+        await self._lost.wait()
+        return self._why_lost
+
+    async def close(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+            self._renewing = None
+        self._lose("it has closed its store")
+        await self._drop_lease()
+        self._leader = ""
+        await self._requests.close()
+        await self._renewals.close()
+
+    # ---- leading ----
+
+    async def _try_to_lead(self, address: str) -> Opened | None:
+        """Lead, or return None because another does.
+
+        Raises:
+            EtcdFailed: etcd cannot say.
+        """
+        read = [self._get("leader"), self._get("term")]
+        _, (leader, term) = await self._transaction([], read, [])
+        if leader:
+            self._leader = _led_in(leader[0][1]).address
+            return None
+        before = _led_in(term[0][1]).term if term else 0
+        # The clock, so that a coordinator whose etcd was emptied is still later than those before it.
+        self._led = records.Led(max(before + 1, int(time.time())), address)
+        await self._take_lease()
+        try:
+            opened = await self._create_leader(term[0][1].mod_revision if term else 0)
+        except EtcdFailed:
+            await self._drop_lease()  # the key may have been made
+            raise
+        if opened is None:
+            await self._drop_lease()
+            return None
+        self._leader = address
+        self._lost.clear()
+        self._renewing = asyncio.create_task(self._renew_forever())
+        return opened
+
+    async def _create_leader(self, term_revision: int) -> Opened | None:
+        """Become the leader and read what is remembered, in one transaction; or return None: another was quicker."""
+        value = records.encode(self._led)
+        self._written = f"{self._led.term}/0".encode()
+        done, answers = await self._transaction(
+            [
+                self._names.Create(self._key("leader")) == 0,
+                self._names.Mod(self._key("term")) == term_revision,
+            ],
+            [
+                self._names.Put(self._key("leader"), value, self._lease_id),
+                self._names.Put(self._key("term"), value),
+                self._names.Put(self._key("written"), self._written),
+                self._get("leader"),
+                self._get_all("saved"),
+                self._get_all("moved"),
+            ],
+            [],
+        )
+        if not done:
+            return None
+        _, _, _, leader, saved, moved = answers
+        self._created = leader[0][1].create_revision
+        jobs: dict[str, Saved] = {}
+        for _, entry in (*saved, *moved):
+            jobs = _folded(jobs, entry)
+        return Opened(self._led.term, jobs)
+
+    async def _until_leader_goes(self) -> None:
+        """Return when the leader's key is deleted, or it is time to look again."""
+        key = self._key("leader")
+
+        async def first_deletion(client: Any) -> None:
+            await client.connect()
+            watch = await client.watch(key, kind=client_library().EventKind.DELETE)
+            # It may have gone before the watch began.
+            if await client.get(key) is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_WATCH_S):
+                        await anext(aiter(watch))
+            await watch.cancel()
+
+        await self._requests.call(first_deletion, self._deadline_s + _WATCH_S)
+
+    # ---- the lease ----
+
+    async def _take_lease(self) -> None:
+        sent_s = time.monotonic()
+        lease = await self._requests.call(lambda client: client.lease(self._ttl_s), self._deadline_s)
+        self._lease_id = lease.id
+        self._granted_s = float(lease.ttl)
+        # From when we asked, not from when etcd answered: it may have counted from any moment between.
+        self._expires_s = sent_s + self._granted_s
+
+    async def _drop_lease(self) -> None:
+        """Let go of the lease, and so of the leader's key; if etcd does not hear of it, they go in their own time."""
+        lease_id, self._lease_id = self._lease_id, 0
+        if lease_id:
+            with contextlib.suppress(EtcdFailed):
+                await self._requests.call(lambda client: client.revoke_lease(lease_id), self._deadline_s)
+
+    async def _renew_forever(self) -> None:
+        try:
+            while not self._lost.is_set():
+                await asyncio.sleep(self._granted_s / 3)
+                await self._renew()
+        except Exception as error:  # whoever waits for `lost` must not wait in vain
+            _log.exception("the lease in etcd cannot be renewed")
+            self._lose(f"the renewal of its lease in etcd failed: {error}")
+
+    async def _renew(self) -> None:
+        """Renew the lease, or lead no more."""
+        lease_id = self._lease_id
+        while True:
+            sent_s = time.monotonic()
+            # Also when the time is over already, because this process or machine stood still: etcd knows.
+            timeout_s = max(_RETRY_S, min(self._deadline_s, self._expires_s - sent_s))
+            try:
+                answer = await self._renewals.call(lambda client: client.refresh_lease(lease_id), timeout_s)
+            except EtcdFailed as error:
+                if time.monotonic() + _RETRY_S < self._expires_s:
+                    await _pause()
+                    continue
+                self._lose(
+                    f"its lease of {self._granted_s:.0f} s in etcd could not be renewed in time: {error}"
+                )
+                return
+            if answer is None or answer.TTL <= 0:
+                self._lose(
+                    f"its lease of {self._granted_s:.0f} s in etcd has ended: it stood still, or was cut off"
+                )
+                return
+            self._expires_s = sent_s + answer.TTL
+            return
+
+    def _lose(self, why: str) -> None:
+        if self._lost.is_set():
+            return
+        self._why_lost = f"this coordinator (term {self._led.term}) does not lead: {why}"
+        self._leader = ""
+        self._lost.set()
+
+    # ---- writing ----
+
+    async def _append_once(self, token: bytes, operations: Sequence[Any]) -> bool:
+        """Whether it is durable now; if not, try again.
+
+        Raises:
+            EtcdFailed: etcd cannot say.
+            StoreLost: another leads.
+        """
+        done, answers = await self._transaction(
+            [
+                self._names.Create(self._key("leader")) == self._created,
+                self._names.Value(self._key("written")) == self._written,
+            ],
+            [self._names.Put(self._key("written"), token), *operations],
+            [self._get("leader"), self._get("written")],
+        )
+        if done:
+            self._written = token
+            return True
+        leader, written = answers
+        if not leader or leader[0][1].create_revision != self._created:
+            who = _led_in(leader[0][1]) if leader else None
+            ended = "its lease in etcd has ended"
+            self._lose(f"{ended}, and {who.address} leads under term {who.term}" if who else ended)
+            self._leader = who.address if who else ""
+            raise StoreLost(self._why_lost)
+        # Nobody else writes here: it is this append, sent before, or one whose caller did not wait for the answer.
+        self._written = written[0][0] if written else b""
+        return self._written == token
+
+    def _values(self, new: Sequence[Record]) -> dict[str, bytes | None]:
+        """What each key is to hold after all of `new`; None: nothing. etcd takes each key once in a transaction."""
+        values: dict[str, bytes | None] = {}
+        for record in new:
+            saved, moved = f"saved/{record.job}", f"moved/{record.job}"
+            match record:
+                case Saved():
+                    values |= {saved: records.encode(record), moved: None}
+                case Moved():
+                    values |= {moved: records.encode(record)}
+                case Forgotten():
+                    values |= {saved: None, moved: None}
+        return values
+
+    def _put_or_delete(self, name: str, value: bytes | None) -> Any:
+        if value is None:
+            return self._names.Delete(self._key(name))
+        return self._names.Put(self._key(name), value)
+
+    def _nested(self, operations: Sequence[Any]) -> Sequence[Any]:
+        if len(operations) <= _MAX_OPERATIONS:
+            return operations
+        parts = [operations[i : i + _MAX_OPERATIONS] for i in range(0, len(operations), _MAX_OPERATIONS)]
+        return self._nested([self._names.Txn([], part, []) for part in parts])
+
+    # ---- etcd's words ----
+
+    async def _transaction(
+        self, compare: Sequence[Any], success: Sequence[Any], failure: Sequence[Any]
+    ) -> tuple[bool, Sequence[Any]]:
+        """Return whether all of `compare` held, and the answers; to a read, a list of (value, key and value)."""
+        return await self._requests.call(
+            lambda client: client.transaction(compare, success, failure), self._deadline_s
+        )
+
+    def _get(self, name: str) -> Any:
+        return self._names.Get(self._key(name))
+
+    def _get_all(self, folder: str) -> Any:
+        return self._names.Get(self._key(f"{folder}/"), self._key(f"{folder}0"))  # "0" comes after "/"
+
+    def _key(self, name: str) -> bytes:
+        return f"{self._prefix}/{name}".encode()
+
+    @property
+    def _where(self) -> str:
+        return ",".join(self._endpoints)
+
+    @property
+    def _deadline_s(self) -> float:
+        """For one request: so that a second one can still be sent before the lease ends."""
+        return max(1.0, self._ttl_s / 3)
+
+
+def _refused(error: EtcdFailed, size: int) -> OSError:
+    if error.errno == errno.EMSGSIZE:
+        limit = f"etcd takes 1.5 MB in one request, unless it was told otherwise ({error})"
+        return too_big(size, limit, "Start etcd with a higher --max-request-bytes")
+    return OSError(
+        error.errno,
+        f"{error}. Nothing was written. Compact and defragment etcd, and disarm its alarm (etcdctl compaction, "
+        "defrag, alarm disarm): then the coordinator goes on by itself. With --auto-compaction-retention=1h etcd "
+        "forgets old revisions by itself",
+    )
+
+
+def _led_in(entry: Any) -> records.Led:
+    try:
+        led = records.decode(entry.value)
+    except records.RecordError as error:
+        raise _damage(entry.key, str(error)) from error
+    if not isinstance(led, records.Led):
+        raise _damage(entry.key, f"it says {led!r:.80}, not who leads")
+    return led
+
+
+def _folded(jobs: Mapping[str, Saved], entry: Any) -> dict[str, Saved]:
+    try:
+        record = records.decode(entry.value)
+        if isinstance(record, records.Led) or not entry.key.endswith(f"/{record.job}".encode()):
+            raise ValueError(f"it says {record!r:.80}, which belongs elsewhere")
+        return durable.fold(jobs, record)
+    except ValueError as error:
+        raise _damage(entry.key, str(error)) from error
+
+
+def _damage(key: bytes, what: str) -> StoreDamaged:
+    return StoreDamaged(
+        f"what etcd holds under {key.decode(errors='replace')!r} does not read: {what}. Was it written by something "
+        "else than a coordinator, or by a newer one? Use another prefix, or run that one"
+    )
+
+
+async def _pause() -> None:
+    await asyncio.sleep(_RETRY_S * random.uniform(0.5, 1.5))

@@ -1,0 +1,111 @@
+"""Starts members as real processes, and hears what they say."""
+
+import contextlib
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Process:
+    process: subprocess.Popen[str]
+    log: Path
+    said: "queue.Queue[dict[str, Any] | None]" = field(default_factory=lambda: queue.Queue(0))
+    heard: list[dict[str, Any]] = field(default_factory=list)
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self, *events: str) -> dict[str, Any]:
+        """The next of these events; others are passed over."""
+        while True:
+            found = self.said.get(timeout=PATIENCE_S)
+            assert found is not None, f"it ended before it said {events}; its log: {self.log.read_text()}"
+            self.heard.append(found)
+            if found["event"] in events:
+                return found
+
+    def ask(self, line: str, *events: str) -> dict[str, Any]:
+        self.tell(line)
+        return self.hear(*events)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> list[int]:
+        """Kill it with SIGKILL; return every step that it ever acknowledged."""
+        self.process.kill()
+        return self.end()
+
+    def end(self) -> list[int]:
+        """Wait for its end; return every step that it ever acknowledged."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        self.process.wait(PATIENCE_S)
+        while (found := self.said.get(timeout=PATIENCE_S)) is not None:
+            self.heard.append(found)
+        self.said.put(None)
+        return self.acknowledged
+
+    @property
+    def acknowledged(self) -> list[int]:
+        return [event["step"] for event in self.heard if event["event"] == "acknowledged"]
+
+    def listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            # A killed process may leave half a line: what it had not said it has not acknowledged.
+            if line.endswith("\n"):
+                self.said.put(json.loads(line))
+        self.said.put(None)
+
+
+@contextlib.contextmanager
+def members(folder: Path) -> Iterator["Members"]:
+    started = Members(folder)
+    try:
+        yield started
+    finally:
+        for process in started.all:
+            process.process.kill()
+            process.process.wait(PATIENCE_S)
+            for stream in (process.process.stdin, process.process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+
+
+@dataclass
+class Members:
+    folder: Path
+    all: list[Process] = field(default_factory=list)
+
+    def start(self, address: str, *, before: tuple[str, ...] = (), **store: Any) -> Process:
+        """Start a process, which begins to open its store. `before` are words to put before the command."""
+        log = self.folder / f"member-{len(self.all)}.log"
+        options = {key: str(value) if isinstance(value, Path) else value for key, value in store.items()}
+        command = [*before, sys.executable, "-m", "tests.stores.member", json.dumps(options), address]
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
+        found = Process(process, log)
+        threading.Thread(target=found.listen, daemon=True).start()
+        self.all.append(found)
+        return found

@@ -1,0 +1,497 @@
+"""A store in a real etcd: who leads when leaders are killed, frozen or cut off, and what is remembered."""
+
+import asyncio
+import errno
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jaxft_coordinator import records
+from jaxft_coordinator.core.job import Forgotten, Record
+from jaxft_coordinator.stores import EtcdStore, Opened, StoreDamaged, StoreLost, _store
+
+from tests.stores import examples, processes
+from tests.stores.etcd_server import Etcd, etcd_in, free_ports
+from tests.stores.proxy import proxy_to
+
+pytestmark = pytest.mark.processes
+
+PATIENCE_S = 60.0
+# Leases that are to end in a test; and leases that must not, however long this machine stands still.
+SHORT_S, LONG_S = 2, 60
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with etcd_in(tmp_path_factory.mktemp("etcd")) as found:
+        yield found
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"test/{uuid.uuid4()}"
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scenario(), PATIENCE_S)
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - nobody tells when a file or a log changes
+        await asyncio.sleep(0.01)
+
+
+async def written(store: EtcdStore, *appends: list[Record]) -> Opened:
+    """Append; return what it knew before."""
+    opened = await store.open("a:1")
+    for append in appends:
+        await store.append(append)
+    await store.close()
+    return opened
+
+
+# ---- what is remembered ----
+
+
+def test_what_was_appended_is_remembered(etcd: Etcd, prefix: str):
+    async def scenario() -> None:
+        def store() -> EtcdStore:
+            return EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+
+        before_s = int(time.time())
+        first = await written(
+            store(), [examples.saved(step=4), examples.saved("a/b")], [examples.moved(5)], []
+        )
+        assert first.jobs == {}
+        assert before_s <= first.term <= time.time()
+        # What a later `Saved` replaces, an older `Moved` must not move.
+        second = await written(
+            store(), [examples.moved(6), Forgotten("a/b")], [examples.saved("x", 1), examples.moved(2, "x")]
+        )
+        assert examples.step_of(second) == 5
+        assert examples.step_of(second, "a/b") == 0
+        third = await written(
+            store(),
+            [examples.moved(3, "x"), examples.saved("x", 1)],
+            [examples.saved("a", 9), Forgotten("a")],
+        )
+        assert sorted(third.jobs) == ["llama", "x"]
+        assert examples.step_of(third, "x") == 2
+        fourth = await written(store())
+        assert fourth.jobs == examples.folded(
+            [[examples.saved(step=4), examples.moved(6), examples.saved("x", 1)]]
+        )
+        assert fourth.term > third.term > second.term > first.term
+
+    run(scenario)
+
+
+def test_an_append_of_many_jobs_is_one(etcd: Etcd, prefix: str):
+    """etcd takes 128 operations in one transaction."""
+    jobs = [f"job-{i}" for i in range(300)]
+
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        await written(store, [examples.saved(job) for job in jobs], [examples.moved(1, job) for job in jobs])
+        opened = await store.open("a:1")
+        assert {examples.step_of(opened, job) for job in jobs} == {1}
+        await store.append([Forgotten(job) for job in jobs])
+        await store.close()
+        assert (await written(store)).jobs == {}
+
+    run(scenario)
+
+
+def test_prefixes_are_strangers(etcd: Etcd, prefix: str):
+    async def scenario() -> None:
+        one, other = (EtcdStore([etcd.endpoint], prefix + end, ttl_s=LONG_S) for end in ("", "-other"))
+        await one.open("a:1")
+        assert (await written(other, [examples.saved()])).jobs == {}
+        assert (await written(other)).jobs
+        await one.append([examples.saved("mine")])
+        await one.close()
+        assert list((await written(one)).jobs) == ["mine"]
+
+    run(scenario)
+
+
+def test_too_big_a_record_is_refused_with_its_size_and_the_next_is_not(etcd: Etcd, prefix: str):
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        await store.open("a:1")
+        for size in (1_600_000, 4_000_000):  # the second is more than etcd would even receive
+            with pytest.raises(
+                OSError, match=rf"have {size // 1000}\d+ bytes; etcd takes .*--max-request-bytes"
+            ) as caught:
+                await store.append([examples.big("llama", size)])
+            assert caught.value.errno == errno.EMSGSIZE
+        await store.append([examples.big("llama", 1_000_000)])
+        await store.close()
+        assert len((await written(store)).jobs) == 1
+
+    run(scenario)
+
+
+def test_foreign_values_are_refused(etcd: Etcd, prefix: str):
+    moved = records.encode(examples.moved(1)).decode()
+
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        for name, value, says in (
+            ("saved/x", "hello", "not JSON"),
+            ("saved/x", records.encode(examples.saved("y")).decode(), "belongs elsewhere"),
+            ("moved/llama", moved, "nothing is known of it"),
+            ("term", moved, "not who leads"),
+        ):
+            key = f"{prefix}/{name}"
+            etcd.ctl("put", key, value)
+            with pytest.raises(StoreDamaged, match=rf"{key}.* does not read: .*{says}"):
+                await store.open("a:1")
+            etcd.ctl("del", key)
+        await written(store)  # nobody has kept the lead
+
+    run(scenario)
+
+
+async def fill(store: EtcdStore) -> None:
+    for i in range(10):
+        await store.append([examples.big("big", 1_000_000 + i)])
+
+
+def test_a_full_etcd_fails_the_append_and_nothing_else(tmp_path: Path):
+    with etcd_in(tmp_path, "--quota-backend-bytes", str(4 << 20)) as etcd:
+
+        async def scenario() -> None:
+            store = EtcdStore([etcd.endpoint], ttl_s=LONG_S)
+            await store.open("a:1")
+            await store.append([examples.saved(step=3)])
+            with pytest.raises(OSError, match=r"space exceeded.*Nothing was written.*alarm disarm") as caught:
+                await fill(store)
+            assert caught.value.errno == errno.ENOSPC
+            with pytest.raises(OSError, match="space exceeded"):
+                await store.append([examples.moved(4)])
+            revision = etcd.ctl("get", "jaxft/leader")["header"]["revision"]
+            etcd.ctl("compaction", str(revision))
+            etcd.ctl("defrag")
+            etcd.ctl("alarm", "disarm")
+            await store.append([examples.moved(4)])
+            await store.close()
+            assert examples.step_of(await written(store)) == 4
+
+        run(scenario)
+
+
+# ---- who leads ----
+
+
+def test_a_graceful_close_hands_over_at_once(
+    etcd: Etcd, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(_store, "SAY_EVERY_S", 0.1)
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        first, second = (EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S) for _ in range(2))
+        led = await first.open("host-a:1")
+        await first.append([examples.saved(step=3)])
+        opening = asyncio.create_task(second.open("host-b:1"))
+        await until(lambda: "stands by: host-a:1 leads" in caplog.text)
+        assert (first.leader, second.leader) == ("host-a:1", "host-a:1")
+        lost = asyncio.create_task(first.lost())
+        await asyncio.sleep(0)
+        assert not lost.done()
+        assert not opening.done()
+        closed_s = time.monotonic()
+        await first.close()
+        opened = await opening
+        assert time.monotonic() - closed_s < LONG_S / 2, "it did not wait for the lease to end"
+        assert opened.term > led.term
+        assert examples.step_of(opened) == 3
+        assert (first.leader, second.leader) == ("", "host-b:1")
+        assert "closed" in await lost
+        with pytest.raises(StoreLost, match="closed"):
+            await first.append([examples.saved()])
+        await second.close()
+
+    run(scenario)
+
+
+def test_who_has_not_opened_it_cannot_append(etcd: Etcd, prefix: str):
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix)
+        with pytest.raises(StoreLost, match="not opened"):
+            await store.append([examples.saved()])
+        assert (await written(store)).jobs == {}
+
+    run(scenario)
+
+
+def test_whoever_gives_up_waiting_holds_nothing(etcd: Etcd, prefix: str):
+    async def scenario() -> None:
+        first, second = (EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S) for _ in range(2))
+        await first.open("a:1")
+        opening = asyncio.create_task(second.open("b:1"))
+        await until(lambda: second.leader == "a:1")
+        opening.cancel()
+        await asyncio.wait([opening])
+        await first.close()
+        await first.open("a:1")
+        await first.close()
+
+    run(scenario)
+
+
+def test_a_crowd_of_standbys_makes_one_leader_after_the_other(etcd: Etcd, prefix: str):
+    async def scenario() -> None:
+        terms: list[int] = []
+
+        async def lead_once(number: int) -> None:
+            store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+            opened = await store.open(f"host-{number}:1")
+            step = examples.step_of(opened) if opened.jobs else -1
+            assert step == len(terms) - 1
+            terms.append(opened.term)
+            await store.append([examples.saved(step=step + 1)])
+            await store.close()
+
+        await asyncio.gather(*(lead_once(number) for number in range(5)))
+        assert terms == sorted(set(terms))
+
+    run(scenario)
+
+
+def options(etcd: Etcd, prefix: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "etcd", "endpoints": [etcd.endpoint], "prefix": prefix, "ttl_s": SHORT_S, **more}
+
+
+def until_step(process: processes.Process, step: int) -> None:
+    while process.hear("acknowledged")["step"] < step:
+        pass
+
+
+def stands_by(process: processes.Process) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while "stands by" not in process.log.read_text():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_who_stands_by_takes_over_when_the_leader_is_killed(etcd: Etcd, prefix: str, tmp_path: Path):
+    with processes.members(tmp_path) as members:
+        first = members.start("host-a:1", **options(etcd, prefix))
+        led = first.hear("leads")
+        second = members.start("host-b:1", **options(etcd, prefix))
+        stands_by(second)
+        first.tell("forever")
+        until_step(first, 25)
+        killed_s = time.monotonic()
+        acknowledged = first.kill()
+        taken = second.hear("leads")
+        took_s = time.monotonic() - killed_s
+        # The allowance is for this machine; etcd itself needs at most a second more than the lease.
+        assert took_s < SHORT_S + 2 + 8, took_s
+        assert taken["term"] > led["term"]
+        assert taken["step"] in (acknowledged[-1], acknowledged[-1] + 1)
+        assert second.ask("one", "acknowledged")["step"] == taken["step"] + 1
+
+
+def test_a_leader_that_was_frozen_is_fenced_when_it_wakes(etcd: Etcd, prefix: str, tmp_path: Path):
+    with processes.members(tmp_path) as members:
+        first = members.start("host-a:1", **options(etcd, prefix))
+        led = first.hear("leads")
+        first.tell("forever")
+        until_step(first, 10)
+        second = members.start("host-b:1", **options(etcd, prefix))
+        stands_by(second)
+        first.stop()
+        taken = second.hear("leads")
+        assert taken["term"] > led["term"]
+        step = second.ask("one", "acknowledged")["step"]
+        first.wake()
+        refused = first.hear("refused")
+        assert f"host-b:1 leads under term {taken['term']}" in refused["why"] or "its lease" in refused["why"]
+        assert first.hear("lost")["why"] == refused["why"]
+        acknowledged = first.end()
+        assert max(acknowledged) <= taken["step"], (
+            "nothing that it acknowledged is unknown to the next leader"
+        )
+        assert second.ask("one", "acknowledged")["step"] == step + 1
+
+
+def test_a_leader_cut_off_from_etcd_gives_up_and_cannot_come_back(etcd: Etcd, prefix: str):
+    async def scenario() -> None:
+        async with proxy_to(etcd.port) as proxy:
+            first = EtcdStore([proxy.endpoint], prefix, ttl_s=SHORT_S)
+            second = EtcdStore([etcd.endpoint], prefix, ttl_s=SHORT_S)
+            await first.open("host-a:1")
+            await first.append([examples.saved(step=1)])
+            opening = asyncio.create_task(second.open("host-b:1"))
+            await until(lambda: second.leader == "host-a:1")
+            proxy.hold()
+            append = asyncio.create_task(first.append([examples.moved(2)]))
+            assert "could not be renewed in time" in await first.lost()
+            with pytest.raises(StoreLost, match="could not be renewed in time"):
+                await append
+            opened = await opening
+            assert examples.step_of(opened) == 1
+            # Now all that it has ever sent arrives at last.
+            proxy.let_go()
+            with pytest.raises(StoreLost):
+                await first.append([examples.moved(2)])
+            assert first.leader == ""
+            await second.append([examples.saved(step=7)])
+            # It stands by, like anybody else.
+            again = asyncio.create_task(first.open("host-a:1"))
+            await until(lambda: first.leader == "host-b:1")
+            await second.close()
+            assert examples.step_of(await again) == 7
+            await first.close()
+
+    run(scenario)
+
+
+def test_a_request_that_arrives_late_changes_nothing(etcd: Etcd, prefix: str):
+    """It was sent again meanwhile, and others after it: a job must not go back to what it said."""
+
+    async def scenario() -> None:
+        async with proxy_to(etcd.port) as proxy:
+            store = EtcdStore([proxy.endpoint], prefix, ttl_s=6)  # a request may take a third of it
+            await store.open("a:1")
+            await store.append([examples.saved(step=1)])
+            proxy.hold(new=False)
+            append = asyncio.create_task(store.append([examples.moved(2)]))
+            held = proxy.connections
+            await until(lambda: any(b"moved/llama" in connection.held_request for connection in held))
+            (late,) = [connection for connection in held if b"moved/llama" in connection.held_request]
+            pieces = len(late.up.held or [])
+            await append  # over a new connection
+            await store.append([examples.moved(3)])
+            answered = len(late.down.passed)
+            late.let_go(pieces)
+            # It is refused with the keys that it was compared with.
+            await until(lambda: f"{prefix}/written".encode() in late.down.passed[answered:])
+            await store.append([examples.moved(4)])
+            await store.close()
+            assert examples.step_of(await written(store)) == 4
+
+    run(scenario)
+
+
+def test_a_leader_goes_on_when_etcd_is_killed_and_comes_back(
+    etcd: Etcd, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(_store, "SAY_EVERY_S", 0.1)
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        opened = await store.open("a:1")
+        await store.append([examples.saved(step=1)])
+        etcd.kill()
+        append = asyncio.create_task(store.append([examples.moved(2)]))
+        await until(lambda: f"waits for etcd at {etcd.endpoint} to write a decision down" in caplog.text)
+        assert not append.done()
+        await asyncio.to_thread(etcd.start)
+        await append
+        assert store.leader == "a:1"
+        await store.append([examples.moved(3)])
+        await store.close()
+        again = await written(store)
+        assert examples.step_of(again) == 3
+        assert again.term > opened.term
+
+    run(scenario)
+
+
+def test_a_leader_renews_its_lease(etcd: Etcd, prefix: str):
+    def left_s() -> int:
+        lease = etcd.ctl("get", f"{prefix}/leader")["kvs"][0]["lease"]
+        return etcd.ctl("lease", "timetolive", f"{lease:x}")["ttl"]
+
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=9)
+        await store.open("a:1")
+        before_s, now_s = 9, await asyncio.to_thread(left_s)
+        while now_s <= before_s:  # it falls, and rises again
+            await asyncio.sleep(0.1)
+            before_s, now_s = now_s, await asyncio.to_thread(left_s)
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_coordinator_waits_for_an_etcd_that_is_not_there(
+    etcd: Etcd, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(_store, "SAY_EVERY_S", 0.1)
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        etcd.kill()
+        opening = asyncio.create_task(store.open("a:1"))
+        await until(lambda: f"waits for etcd at {etcd.endpoint}: " in caplog.text)
+        await asyncio.to_thread(etcd.start)
+        await opening
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_member_of_etcd_that_is_dead_or_hangs_is_passed_over(etcd: Etcd, prefix: str):
+    async def scenario() -> None:
+        async with proxy_to(etcd.port) as proxy:
+            proxy.hold()
+            dead = f"127.0.0.1:{free_ports()[0]}"
+            store = EtcdStore([dead, proxy.endpoint, f"http://{etcd.endpoint}/"], prefix, ttl_s=6)
+            await written(store, [examples.saved(step=1)], [examples.moved(2)])
+            assert examples.step_of(await written(store)) == 2
+
+    run(scenario)
+
+
+def test_a_password_is_given(tmp_path: Path):
+    with etcd_in(tmp_path) as etcd:
+        etcd.ctl("user", "add", "root:secret")
+        etcd.ctl("user", "grant-role", "root", "root")
+        etcd.ctl("auth", "enable")
+
+        async def scenario() -> None:
+            store = EtcdStore([etcd.endpoint], ttl_s=LONG_S, user="root", password="secret")
+            await store.open("a:1")
+            await store.append([examples.saved(step=1)])
+            # It forgets whom it has let in.
+            etcd.kill()
+            await asyncio.to_thread(etcd.start)
+            await store.append([examples.moved(2)])
+            await store.close()
+            assert examples.step_of(await written(store)) == 2
+
+        run(scenario)
+
+
+# ---- how it is made ----
+
+
+def test_what_cannot_be_an_endpoint_is_refused():
+    for endpoint in ("", "etcd", "etcd:", ":2379", "etcd:0", "etcd:x", "etcd:70000", "http://etcd:1/path"):
+        with pytest.raises(ValueError, match="not host:port"):
+            EtcdStore([endpoint])
+    with pytest.raises(ValueError, match=r"speaks TLS.*grpc-proxy"):
+        EtcdStore(["https://etcd:2379"])
+    with pytest.raises(ValueError, match="at least one endpoint"):
+        EtcdStore([])
+    EtcdStore(["[::1]:2379", "etcd-0.etcd:2379"])
+
+
+def test_without_the_client_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "aetcd", None)
+    with pytest.raises(ImportError, match=r"pip install 'jaxft-coordinator\[etcd\]'"):
+        EtcdStore(["etcd:2379"])

@@ -1,0 +1,195 @@
+"""A store in a folder, and real processes that die, stop, or run out of disk."""
+
+import contextlib
+import errno
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from jaxft_coordinator import records
+from jaxft_coordinator.core.job import Moved, Saved
+from jaxft_coordinator.stores._logfile import read
+
+from tests.stores import processes
+from tests.stores.processes import PATIENCE_S, Process
+
+pytestmark = pytest.mark.processes
+
+
+def steps_in(log: Path) -> list[int]:
+    found: list[int] = []
+    for _, record in read(log):
+        if isinstance(record, Saved) and record.frontier is not None:
+            found.append(record.frontier.step)
+        if isinstance(record, Moved):
+            found.append(record.step)
+    return found
+
+
+def until_step(process: Process, step: int) -> None:
+    while process.hear("acknowledged")["step"] < step:
+        pass
+
+
+def test_what_was_acknowledged_survives_sigkill_in_order(tmp_path: Path):
+    """Killed at some moment of an append or a rewriting, again and again, it never forgets and never makes up."""
+    folder = tmp_path / "store"
+    step, term = -1, 0
+    with processes.members(tmp_path) as members:
+        for round_number in range(8):
+            # Every other one rewrites its log at every few records.
+            process = members.start(
+                "a:1", kind="file", folder=folder, compact_bytes=(8 << 20, 2000)[round_number % 2]
+            )
+            led = process.hear("leads")
+            # One append may have been durable before anybody was told.
+            assert led["step"] in (step, step + 1), round_number
+            assert led["term"] > term
+            process.tell("forever")
+            until_step(process, led["step"] + 10 + 37 * round_number)
+            acknowledged = process.kill()
+            assert acknowledged == list(range(led["step"] + 1, acknowledged[-1] + 1))
+            step, term = acknowledged[-1], led["term"]
+            in_log = steps_in(folder / "log")
+            assert in_log == list(range(in_log[0], in_log[-1] + 1))
+            assert in_log[-1] in (step, step + 1)
+
+
+def test_who_stands_by_takes_over_when_the_leader_is_killed(tmp_path: Path):
+    folder = tmp_path / "store"
+    with processes.members(tmp_path) as members:
+        first = members.start("host-a:1", kind="file", folder=folder)
+        led = first.hear("leads")
+        second = members.start("host-b:1", kind="file", folder=folder)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while "stands by: host-a:1 leads" not in second.log.read_text():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        first.tell("forever")
+        until_step(first, 100)
+        assert second.said.empty()
+        acknowledged = first.kill()
+        taken = second.hear("leads")
+        assert taken["term"] > led["term"]
+        assert taken["step"] in (acknowledged[-1], acknowledged[-1] + 1)
+        assert second.ask("one", "acknowledged")["step"] == taken["step"] + 1
+
+
+def test_who_is_frozen_still_leads(tmp_path: Path):
+    """The lock is the process's as long as it lives: so nobody else can lead, and nothing needs to be fenced."""
+    folder = tmp_path / "store"
+    with processes.members(tmp_path) as members:
+        first = members.start("a:1", kind="file", folder=folder)
+        first.hear("leads")
+        first.ask("one", "acknowledged")
+        first.stop()
+        second = members.start("b:1", kind="file", folder=folder)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while "stands by" not in second.log.read_text():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        first.wake()
+        assert first.ask("one", "acknowledged")["step"] == 1
+        first.ask("close", "closed")
+        assert second.hear("leads")["step"] == 1
+
+
+# ---- no room ----
+
+
+def check_no_room(process: Process, folder: Path, code: int, says: str) -> dict[str, object]:
+    """With no room left: an append fails whole, says why, and leaves nothing behind."""
+    log = folder / "log"
+    size = log.stat().st_size
+    failed = process.ask("big 50000", "failed")
+    assert failed["errno"] == code
+    for part in (str(log), "Nothing was written", says):
+        assert part in failed["why"]
+    assert log.stat().st_size == size
+    assert not log.with_name("log.new").exists()
+    return failed
+
+
+def test_a_limit_on_the_files_size_fails_the_append_and_nothing_else(tmp_path: Path):
+    folder = tmp_path / "store"
+    log = folder / "log"
+    with processes.members(tmp_path) as members:
+        process = members.start("a:1", kind="file", folder=folder)
+        process.hear("leads")
+        process.ask("one", "acknowledged")
+        # The kernel writes what fits, and says no to the rest.
+        process.ask(f"limit {log.stat().st_size + 30}", "limited")
+        failed = check_no_room(process, folder, errno.EFBIG, "ulimit -f")
+        assert process.ask("one", "failed")["step"] == failed["step"] == 1
+        process.ask(f"limit {1 << 30}", "limited")
+        assert process.ask("big 50000", "acknowledged")["step"] == 1
+        assert process.ask("one", "acknowledged")["step"] == 2
+        process.kill()
+        assert steps_in(log) == [0, 1, 2]
+
+
+def may_mount() -> str:
+    """Why this test cannot have a file system of its own; "" if it can."""
+    if shutil.which("unshare") is None:
+        return "there is no command unshare"
+    probe = "mount -t tmpfs -o size=64k none /mnt"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", probe], capture_output=True, timeout=PATIENCE_S)
+    return f"it may not mount: {done.stderr.decode().strip()}" if done.returncode else ""
+
+
+def test_a_full_disk_fails_the_append_and_nothing_else(tmp_path: Path):
+    """A real one, of 64 KB, in a mount namespace of the process."""
+    if why := may_mount():
+        pytest.skip(why)
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    # The process's own view of its folder is /proc/PID/root, from here.
+    mount = ("unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size=64k none {folder} && exec "$@"', "sh")
+    with processes.members(tmp_path) as members:
+        process = members.start("a:1", before=mount, kind="file", folder=folder, compact_bytes=4000)
+        process.hear("leads")
+        inside = Path(f"/proc/{process.process.pid}/root{folder}")
+        process.ask("one", "acknowledged")
+        ballast = inside / "ballast"
+        ballast.write_bytes(bytes(40 << 10))
+        size = (inside / "log").stat().st_size
+        failed = process.ask("big 50000", "failed")
+        assert failed["errno"] == errno.ENOSPC
+        assert "The disk is full: make room" in failed["why"]
+        assert (inside / "log").stat().st_size == size
+        assert not (inside / "log.new").exists()
+        fill(ballast)
+        acknowledged = until_failed(process)
+        # Its last block is full to the brim; more room, and it goes on where it stood.
+        ballast.unlink()
+        assert process.ask("one", "acknowledged")["step"] == acknowledged + 1
+        assert process.ask("big 20000", "acknowledged")["step"] == acknowledged + 2
+        kept = tmp_path / "log"
+        kept.write_bytes((inside / "log").read_bytes())
+        assert steps_in(kept)[-1] == acknowledged + 2
+
+
+def fill(ballast: Path) -> None:
+    """Leave no free block."""
+    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def until_failed(process: Process) -> int:
+    """Append until there is no room; return the last step that was acknowledged."""
+    step = 0
+    while True:
+        said = process.ask("one", "acknowledged", "failed")
+        if said["event"] == "failed":
+            return step
+        step = said["step"]
+
+
+def test_the_lock_says_who_leads(tmp_path: Path):
+    with processes.members(tmp_path) as members:
+        led = members.start("host-a:29510", kind="file", folder=tmp_path / "store").hear("leads")
+        lock = (tmp_path / "store" / "lock").read_bytes()
+        assert records.decode(lock) == records.Led(led["term"], "host-a:29510")
