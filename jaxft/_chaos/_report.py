@@ -105,14 +105,15 @@ class Costs:
 def costs_by_kind(verdict: Verdict) -> dict[str, Costs]:
     """Return the costs of each kind of fault that took place, kills left out.
 
-    Who was hit again before it had taken part again does not count as having come back.
+    What the next strike has disturbed is left out: it says more of that one.
     """
-    hits = [(o.kill.group, o.kill.t_s) for o in verdict.kills]
-    hits += [(name, o.fault.t_s) for o in verdict.faults for name in (o.fault.group, o.fault.other)]
+    hits = [(o.kill.strike, o.kill.t_s) for o in verdict.kills]
+    hits += [(o.fault.strike, o.fault.t_s) for o in verdict.faults]
 
-    def undisturbed(outcome: FaultOutcome, group: str, back_s: float) -> bool:
-        end_s = outcome.fault.end_s
-        return not any(name == group and end_s < t_s < end_s + back_s for name, t_s in hits)
+    def undisturbed(outcome: FaultOutcome, after_end_s: float) -> bool:
+        fault = outcome.fault
+        until_s = fault.end_s + after_end_s
+        return not any(strike != fault.strike and fault.t_s < t_s < until_s for strike, t_s in hits)
 
     found: dict[str, Costs] = {}
     for kind in FAULTS:
@@ -121,10 +122,15 @@ def costs_by_kind(verdict: Verdict) -> dict[str, Costs]:
             backs_s = tuple(
                 back_s
                 for o in outcomes
-                for group, back_s in o.again_s.items()
-                if back_s is not None and undisturbed(o, group, back_s)
+                for back_s in o.again_s.values()
+                if back_s is not None and undisturbed(o, back_s)
             )
-            standstills_s = tuple(o.standstill_s for o in outcomes if o.standstill_s is not None)
+            # It ends with a commit soon after the fault's end, or long before it.
+            standstills_s = tuple(
+                o.standstill_s
+                for o in outcomes
+                if o.standstill_s is not None and undisturbed(o, o.standstill_s - o.fault.seconds)
+            )
             found[kind] = Costs(len(outcomes), standstills_s, backs_s)
     return found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxft._chaos._examples import EXAMPLES, Example, ExampleName, flags_of, own_flags_of
 from jaxft._chaos._faults import COORDINATOR as THE_COORDINATOR
-from jaxft._chaos._faults import KILL, ON_THE_NETWORK, Timeouts
+from jaxft._chaos._faults import KILL, NO_COORDINATOR, ON_THE_NETWORK, Timeouts
 from jaxft._chaos._harms import Reach
 from jaxft._chaos._network import Network
 from jaxft._chaos._phases import PHASES
@@ -112,7 +112,7 @@ def run_chaos(
                 trainer=example.victim,
                 takes_orders=True,
             )
-            started = Coordinator(processes, (*coordinator, *coordinator_flags(options)))
+            started = Coordinator(processes, (*coordinator, *coordinator_flags(options, folder)))
             display.say(
                 f"coordinator at {started.address} (pid {started.child.pid}); logs in {processes.folder}"
             )
@@ -159,10 +159,14 @@ def timeout_flags(options: ChaosOptions) -> dict[str, str]:
     return {"--failure-timeout-s": f"{options.failure_timeout_s:g}"} if changed else {}
 
 
-def coordinator_flags(options: ChaosOptions) -> tuple[str, ...]:
-    """Return the same for the coordinator."""
-    changed = options.heartbeat_timeout_ms != ChaosOptions().heartbeat_timeout_ms
-    return ("--heartbeat-timeout-ms", str(options.heartbeat_timeout_ms)) if changed else ()
+def coordinator_flags(options: ChaosOptions, folder: Path) -> tuple[str, ...]:
+    """Return what the coordinator is given for this storm: its timeout, and a memory if it is to be killed."""
+    flags: tuple[str, ...] = ()
+    if options.heartbeat_timeout_ms != ChaosOptions().heartbeat_timeout_ms:
+        flags += ("--heartbeat-timeout-ms", str(options.heartbeat_timeout_ms))
+    if NO_COORDINATOR in _names(options.faults):
+        flags += ("--state", str(folder / "coordinator"))
+    return flags
 
 
 def at_rate(example: Example, rate: float | None) -> Example:
