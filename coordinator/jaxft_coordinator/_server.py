@@ -31,7 +31,7 @@ from jaxft_coordinator.core.job import (
     SessionClosed,
     SessionId,
 )
-from jaxft_coordinator.core.messages import Evicted, GroupMessage, Hello, Refused
+from jaxft_coordinator.core.messages import Alive, Evicted, GroupMessage, Heartbeat, Hello, Refused
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
 from jaxft_coordinator.stores import Store
@@ -55,6 +55,9 @@ _OPTIONS = [
     # Two coordinators on one port would each see half of a job.
     ("grpc.so_reuseport", 0),
 ]
+
+
+_ALIVE = wire.coordinator_to_proto(Alive())
 
 
 @dataclass(eq=False)
@@ -273,6 +276,8 @@ class Server(pb_grpc.CoordinatorServicer):
         if session.closed:
             return
         self._jobs.step(session.job, GroupSaid(session.id, message))
+        if isinstance(message, Heartbeat):
+            session.put(_ALIVE)
 
     def _closed(self, session: _Session, reason: str) -> None:
         self._door.leave(session.id)

@@ -121,6 +121,8 @@ def coordinator_to_proto(message: m.CoordinatorMessage) -> pb.CoordinatorMessage
             return pb.CoordinatorMessage(evicted=pb.Evicted(reason=reason, may_return=may_return))
         case m.Goodbye():
             return pb.CoordinatorMessage(goodbye=pb.Goodbye())
+        case m.Alive():
+            return pb.CoordinatorMessage(alive=pb.Alive())
         case m.Halted(reason):
             return pb.CoordinatorMessage(halted=pb.Halted(reason=reason))
         case _:
@@ -170,6 +172,8 @@ def coordinator_from_proto(message: pb.CoordinatorMessage) -> m.CoordinatorMessa
             return m.Goodbye()
         case "halted":
             return m.Halted(message.halted.reason)
+        case "alive":
+            return m.Alive()
         case unknown:
             raise WireError(f"a message of kind {unknown!r} is not part of protocol {m.PROTOCOL_VERSION}")
 

@@ -30,6 +30,7 @@ from dataclasses import replace
 from typing import Any, assert_never
 
 from jaxft_coordinator.core.messages import (
+    Alive,
     Commit,
     CoordinatorMessage,
     Evicted,
@@ -97,6 +98,8 @@ FIRST_REDIAL_S = 0.05
 LAST_REDIAL_S = 1.0
 # A coordinator answers a greeting in milliseconds; one whose machine is gone, or that is frozen, not at all.
 GREETING_TIMEOUT_S = 5.0
+# As many as the coordinator waits for a group's: the timeout is the same in both directions.
+HEARTBEATS_UNANSWERED = 5
 
 # Phases in which the session is over, or its end is no loss.
 _DONE = (Phase.FINISHED, Phase.LEAVING, Phase.LEFT, Phase.FAILED)
@@ -180,7 +183,10 @@ class _Turn:
 
 
 def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
+    turn.update(heard_s=turn.now_s)
     match message:
+        case Alive():
+            pass
         case Pin(heal_id, number, log_only):
             turn.update(pins=turn.replica.pins | {heal_id})
             turn.effects.append(PinState(heal_id, number, log_only))
@@ -472,6 +478,15 @@ def _tick(turn: _Turn, computed: tuple[QuorumId, Step]) -> None:
     if online and turn.now_s >= replica.next_heartbeat_s:
         turn.update(next_heartbeat_s=turn.now_s + replica.heartbeat_interval_s)
         turn.say(Heartbeat(*computed))
+    silent_s = turn.now_s - replica.heard_s
+    timeout_s = replica.heartbeat_interval_s * HEARTBEATS_UNANSWERED
+    # If this process itself stood still, what the coordinator said meanwhile may still have to be read.
+    if turn.now_s - replica.last_tick_s > timeout_s / 2:
+        turn.update(heard_s=turn.now_s)
+    elif online and silent_s > timeout_s:
+        turn.update(heard_s=turn.now_s)  # said once: the stream ends next
+        turn.effects.append(HangUp(f"no word from it for {silent_s:.1f} s"))
+    turn.update(last_tick_s=turn.now_s)
     _check_deadlines(turn)
 
 

@@ -303,6 +303,8 @@ class Replica:
     last_quorum_id: QuorumId = QuorumId(0)
     heartbeat_interval_s: float = 1.0
     next_heartbeat_s: float = 0.0
+    heard_s: float = 0.0  # when the coordinator last said something
+    last_tick_s: float = 0.0
     since_s: float = 0.0  # when the present phase began
     dials: int = 0  # in vain, since the last Welcome
     place: int = 0  # of the coordinator that is dialled, among the addresses

@@ -3,7 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from jaxft_coordinator.core.messages import GroupName, Heartbeat, Incarnation, Join, QuorumId, Step, Welcome
+from jaxft_coordinator.core.messages import (
+    Alive,
+    GroupName,
+    Heartbeat,
+    Incarnation,
+    Join,
+    QuorumId,
+    Step,
+    Welcome,
+)
 
 from jaxft._replica._types import (
     Applied,
@@ -119,3 +128,33 @@ def test_idle_means_nothing_to_one_that_was_not_busy():
     group = working()
     assert group.on(Idle()).effects == ()
     assert group.phase is Phase.WORKING
+
+
+def ticked(group: Group, until_s: float, every_s: float = 0.5) -> list[HangUp]:
+    """Let time pass; return the times that the group hung up."""
+    found: list[HangUp] = []
+    while group.now_s < until_s:
+        group.now_s += every_s
+        found += [effect for effect in group.on(Tick()).effects if isinstance(effect, HangUp)]
+    return found
+
+
+def test_a_coordinator_that_says_nothing_more_is_given_up():
+    group = working()
+    assert ticked(group, 5.0) == []
+    assert ticked(group, 6.0) == [HangUp("no word from it for 5.5 s")]
+
+
+def test_a_coordinator_that_answers_heartbeats_is_not():
+    group = working()
+    for second in range(1, 30):
+        assert ticked(group, second) == []
+        group.hear(Alive())
+
+
+def test_one_that_stood_still_itself_reads_first_what_was_said_meanwhile():
+    group = working()
+    assert ticked(group, 1.0) == []
+    assert ticked(group, 61.0, every_s=60.0) == []
+    group.hear(Alive())
+    assert ticked(group, 65.0) == []

@@ -192,6 +192,11 @@ class Halted:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Answers a heartbeat. The shell says it, at once: it tells of no decision, and waits for none."""
+
+
 CoordinatorMessage = (
     Welcome
     | Refused
@@ -206,4 +211,5 @@ CoordinatorMessage = (
     | Evicted
     | Goodbye
     | Halted
+    | Alive
 )
