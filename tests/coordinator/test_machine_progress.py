@@ -94,7 +94,7 @@ def test_a_slow_step_of_late_is_remembered():
     assert members(desk) == ["a", "b"]
 
 
-def test_before_a_step_was_measured_nobody_is_put_out():
+def test_before_a_step_was_measured_nobody_is_put_out_soon():
     desk = running("a", "b")
     computed(desk, "a")
     desk.wait(100.0)
@@ -108,6 +108,16 @@ def test_what_was_computed_for_another_attempt_says_nothing(quorum_id: int, step
     computed(desk, "a", quorum_id=quorum_id, step=step)
     desk.wait(100.0)
     assert members(desk) == ["a", "b"]
+
+
+def test_before_a_step_was_measured_one_that_never_votes_is_put_out_in_the_end():
+    desk = running("a", "b")
+    desk.vote("a")
+    desk.wait(599.0)
+    assert members(desk) == ["a", "b"]
+    (reason,) = (m.reason for done in desk.wait(2.0) for m in done.only(Evicted).values())
+    assert "it has not voted of step 0, and others have waited for it for 600." in reason
+    assert members(desk) == ["a"]
 
 
 def test_a_group_outside_the_quorum_is_not_waited_for():

@@ -5,8 +5,9 @@ Once somebody has waited for longer than the job's *patience*, the members that 
 have not computed while others have, or have not voted while others hold the whole sum. If no member is ahead, a group
 that stands ready to take part counts as one that waits: it holds the frontier, and can go on alone.
 
-Patience derives from what was measured: so many times the slowest step of late. Until a step has been measured,
-nobody is evicted this way; the exchange has deadlines of its own, and its failures name the one that does not come.
+Patience derives from what was measured: so many times the slowest step of late. Until this coordinator has measured a
+step it is very long. The exchange has deadlines of its own, and its failures name the one that does not come; but a
+group that hangs between the exchange and its vote is found out by nothing else.
 
 A group that was put out again and again, because its peers accused it or because it hung, is let in again later each
 time, so that one bad link costs the job little of its speed.
@@ -21,6 +22,8 @@ from jaxft_coordinator.core.turn import Turn
 STEPS_OF_PATIENCE = 8
 # Of the heartbeat timeout: no step is so fast that a hiccup of this length is a fault.
 LEAST_PATIENCE = 2
+# Of `join_timeout_s`, while no step has been measured: a first step may load, compile and tune what later ones have.
+UNMEASURED_PATIENCE = 10
 # The slowest step fades by half in about a thousand: an evaluation now and then stays in memory.
 FADING = 0.9993
 # In units of the heartbeat timeout: the longest time that a group is held back, and the quiet that clears its name.
@@ -58,10 +61,10 @@ def computed(turn: Turn, group: Group, message: Heartbeat) -> None:
 
 def hung(turn: Turn) -> list[tuple[Group, str]]:
     """Return the members that others have waited for in vain, each with the reason in words."""
-    job, patience = turn.job, patience_s(turn.job)
-    if job.quorum is None or job.frontier is None or patience is None:
+    job, ballot = turn.job, turn.job.ballot
+    if job.quorum is None or job.frontier is None:
         return []
-    ballot = job.ballot
+    patience = patience_s(job) or UNMEASURED_PATIENCE * job.options.join_timeout_s
     living = (1 << len(job.quorum.members)) - 1 & ~ballot.lost
     voted = ballot.ok | ballot.failed
     waits = (
@@ -71,9 +74,10 @@ def hung(turn: Turn) -> list[tuple[Group, str]]:
     )
     for behind, since_s, lacks in waits:
         if behind and since_s is not None and turn.now_s - since_s > patience:
+            slowest = "" if job.slowest_s is None else f" (the slowest step of late took {job.slowest_s:.2f} s)"
             text = (
                 f"it hangs: it has not {lacks} of step {job.frontier.step}, and others have waited for it for "
-                f"{turn.now_s - since_s:.1f} s (the slowest step of late took {job.slowest_s:.2f} s)"
+                f"{turn.now_s - since_s:.1f} s{slowest}"
             )
             return [(group, text) for group in _seated(turn, job.quorum, behind)]
     return []
