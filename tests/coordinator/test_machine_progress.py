@@ -113,6 +113,7 @@ def test_what_was_computed_for_another_attempt_says_nothing(quorum_id: int, step
 def test_before_a_step_was_measured_one_that_never_votes_is_put_out_in_the_end():
     desk = running("a", "b")
     desk.vote("a")
+    computed(desk, "b")
     desk.wait(599.0)
     assert members(desk) == ["a", "b"]
     (reason,) = (m.reason for done in desk.wait(2.0) for m in done.only(Evicted).values())

@@ -74,7 +74,9 @@ def hung(turn: Turn) -> list[tuple[Group, str]]:
     )
     for behind, since_s, lacks in waits:
         if behind and since_s is not None and turn.now_s - since_s > patience:
-            slowest = "" if job.slowest_s is None else f" (the slowest step of late took {job.slowest_s:.2f} s)"
+            slowest = (
+                "" if job.slowest_s is None else f" (the slowest step of late took {job.slowest_s:.2f} s)"
+            )
             text = (
                 f"it hangs: it has not {lacks} of step {job.frontier.step}, and others have waited for it for "
                 f"{turn.now_s - since_s:.1f} s{slowest}"
