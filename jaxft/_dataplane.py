@@ -183,7 +183,8 @@ class Listener:
                 time.sleep(_OUT_OF_DESCRIPTORS_PAUSE_S)
             return
         if len(self._half_open) >= _MAX_HALF_OPEN:
-            fd = crowded_out((fd, half.name) for fd, half in self._half_open.items())
+            addresses = ((fd, half.name) for fd, half in self._half_open.items())
+            (fd,) = crowded_out(addresses, len(self._half_open) - 1)
             self._drop(self._half_open[fd], "too many have not said hello")
         deadline_s = time.monotonic() + _HELLO_TIMEOUT_S
         self._half_open[sock.fileno()] = _HalfOpen(sock, name=str(address[0]), deadline_s=deadline_s)

@@ -30,7 +30,8 @@ class Door:
         """
         gone = None
         if len(self._strangers) >= MAX_STRANGERS:
-            gone = crowded_out((known, address) for known, (address, _) in self._strangers.items())
+            addresses = ((known, address) for known, (address, _) in self._strangers.items())
+            (gone,) = crowded_out(addresses, MAX_STRANGERS - 1)
             del self._strangers[gone]
         nonce = credentials.new_nonce()
         self._strangers[session] = (peer.rpartition(":")[0], nonce)

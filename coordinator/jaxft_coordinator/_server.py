@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jaxft_coordinator import _side, limits, wire
+from jaxft_coordinator._connections import Connections, Peer, peer_of
 from jaxft_coordinator._door import Door
 from jaxft_coordinator._jobs import Jobs
 from jaxft_coordinator.core import machine
@@ -43,12 +45,13 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 # A quorum of a thousand groups is 60 KB; a group that lets this many messages pile up reads none of them.
 MAX_OUTBOX_MESSAGES = 1000
 FIRST_MESSAGE_TIMEOUT_S = 10.0
+# How often connections of strangers are looked for.
+_SWEEP_S = 1.0
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
-    ("grpc.max_concurrent_streams", 100),
+    ("grpc.max_concurrent_streams", limits.MAX_STREAMS_PER_CONNECTION),
     ("grpc.server_handshake_timeout_ms", 1000 * limits.HANDSHAKE_TIMEOUT_S),
-    ("grpc.max_connection_idle_ms", 1000 * limits.IDLE_CONNECTION_TIMEOUT_S),
     # Liveness is the protocol's own heartbeat. These only say how often a client's keepalive may ping.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -63,6 +66,7 @@ _ALIVE = wire.coordinator_to_proto(Alive())
 @dataclass(eq=False)
 class _Session:
     id: SessionId
+    peer: Peer | None = None
     job: str = ""
     proof: bytes = b""  # for its Welcome
     outbox: asyncio.Queue[pb.CoordinatorMessage | None] = field(
@@ -133,6 +137,7 @@ class Server(pb_grpc.CoordinatorServicer):
         self.running: asyncio.Task[None] | None = None
         self._health = _side.Health()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Bind and serve.
@@ -157,6 +162,7 @@ class Server(pb_grpc.CoordinatorServicer):
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         _log.info("coordinator listens on %s (port %d)", self._bind, self.port)
+        self._sweeping = asyncio.create_task(self._sweep_forever())
         self.running = asyncio.create_task(self._jobs.run(self._address()))
 
     def _address(self) -> str:
@@ -192,6 +198,8 @@ class Server(pb_grpc.CoordinatorServicer):
         """Stop taking calls, end the streams, and return. Groups then wait for a coordinator to come back."""
         assert self._server is not None
         assert self.running is not None
+        assert self._sweeping is not None
+        self._sweeping.cancel()
         await self._health.enter_graceful_shutdown()
         self._jobs.stand_down()
         await self._jobs.flush(grace_s)
@@ -204,11 +212,11 @@ class Server(pb_grpc.CoordinatorServicer):
 
     async def Session(
         self, request_iterator: AsyncIterator[pb.GroupMessage], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.CoordinatorMessage]:
+    ) -> None:
         if not self._jobs.leading:
             leader = f"{self._jobs.leader} leads" if self._jobs.leader else "nobody leads yet"
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"this coordinator stands by; {leader}")
-        session = _Session(SessionId(next(self._ids)))
+        session = _Session(SessionId(next(self._ids)), peer_of(context.peer()))
         self._sessions[session.id] = session
         challenge, crowded_out = self._door.knock(session.id, context.peer())
         session.put(challenge)
@@ -217,10 +225,30 @@ class Server(pb_grpc.CoordinatorServicer):
         reader = asyncio.create_task(self._read(session, request_iterator))
         try:
             while (message := await session.outbox.get()) is not None:
-                yield message
+                await context.write(message)
+        except Exception as error:
+            # The other end has gone in the middle of a message. If gRPC heard of its own error, it would log it at
+            # length and try to send a status.
+            raise asyncio.CancelledError(f"session {session.id} broke off") from error
         finally:
             reader.cancel()
             self._closed(session, "its connection closed")
+
+    async def _sweep_forever(self) -> None:
+        connections = Connections(self.port)
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            known = (
+                session.peer for session in self._sessions.values() if session.job and not session.closed
+            )
+            groups = {peer for peer in known if peer is not None}
+            try:
+                ended = await asyncio.to_thread(connections.sweep, groups, time.monotonic())
+            except Exception:  # what it should keep out must not be what ends it
+                _log.exception("the coordinator failed to look at its connections")
+                continue
+            if ended:
+                _log.info("ended %d connections that carried no group", ended)
 
     async def _read(self, session: _Session, requests: AsyncIterator[pb.GroupMessage]) -> None:
         reason = "its connection closed"

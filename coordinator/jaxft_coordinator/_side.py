@@ -8,7 +8,8 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from jaxft_coordinator.limits import MAX_REFLECTIONS
+# Calls at once, which `grpcurl` and its like make for a moment.
+_MAX_REFLECTIONS = 16
 
 
 # Typed as missing because grpc_health imports it only where asyncio exists.
@@ -32,7 +33,7 @@ class _Reflection(reflection_pb2_grpc.ServerReflectionServicer):
         request_iterator: AsyncIterator[reflection_pb2.ServerReflectionRequest],
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
-        if self._running >= MAX_REFLECTIONS:
+        if self._running >= _MAX_REFLECTIONS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many ask what there is; try again")
         self._running += 1
         try:

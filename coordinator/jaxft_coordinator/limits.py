@@ -1,27 +1,27 @@
 """How much of a process strangers can have, and how much of a coordinator its groups."""
 
+import heapq
 import resource
-from collections import Counter
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import TypeVar
 
 K = TypeVar("K")
 
-# Streams that have not yet proved who they are. A group needs a few milliseconds for that.
+# Streams that have not yet proved who they are, and connections that carry no group. Of a group either is for a few
+# milliseconds.
 MAX_STRANGERS = 256
-# Streams of groups, over all jobs; and their jobs. A thousand groups were measured (docs/protocol.md).
-MAX_SESSIONS = 4096
+# Streams of groups, over all jobs; and their jobs.
+MAX_SESSIONS = 2048
 MAX_JOBS = 1000
-MAX_GROUPS_PER_JOB = 4096
-# Calls of the reflection service, which `grpcurl` and its like use for a moment.
-MAX_REFLECTIONS = 16
-# The largest message of a group is a Join with all its settings, of a few KB. Twice what may be in it.
-MAX_MESSAGE_BYTES = 2 << 20
-# A connection on which nothing is called is of no use to anybody: groups open one for each stream.
-IDLE_CONNECTION_TIMEOUT_S = 30
+MAX_GROUPS_PER_JOB = 2048
+# A group needs one; a tool that looks around, a few.
+MAX_STREAMS_PER_CONNECTION = 8
+# The largest message of a group is a Join with all its settings, which are a few KB in all.
+MAX_MESSAGE_BYTES = 256 << 10
 # For TLS and the first frames of HTTP/2.
 HANDSHAKE_TIMEOUT_S = 10
-# Connections at once; each costs a descriptor and some 20 KB.
+# Connections at once. Those of strangers are ended once a second, so this is what a second's flood may take.
 _MAX_CONNECTIONS = MAX_SESSIONS + 1000
 # What the process needs for itself: its log, its store, the event loop, connections to other services.
 _OWN_DESCRIPTORS = 200
@@ -42,14 +42,23 @@ def allow_all_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def crowded_out(strangers: Iterable[tuple[K, str]]) -> K:
-    """Choose which of several strangers must go to make room: the oldest of the address that has the most.
+def crowded_out(strangers: Iterable[tuple[K, str]], room: int) -> list[K]:
+    """Choose which of several strangers must go: each time the oldest of the address that has the most.
 
     So a flood from one machine drives out its own connections, not those of a group that is about to say hello.
 
     Args:
-        strangers: their keys and addresses, oldest first; at least one.
+        strangers: their keys and addresses, oldest first.
+        room: how many may stay.
     """
-    known = list(strangers)
-    most = Counter(address for _, address in known).most_common(1)[0][0]  # of equals the one that came first
-    return next(key for key, address in known if address == most)
+    by_address: defaultdict[str, deque[K]] = defaultdict(deque)
+    for key, address in strangers:
+        by_address[address].append(key)
+    crowds = [(-len(keys), order, keys) for order, keys in enumerate(by_address.values())]
+    heapq.heapify(crowds)
+    gone: list[K] = []
+    for _ in range(-sum(crowd[0] for crowd in crowds) - room):
+        minus, order, keys = crowds[0]
+        gone.append(keys.popleft())
+        heapq.heapreplace(crowds, (minus + 1, order, keys))
+    return gone
