@@ -76,6 +76,23 @@ class Credentials:
         proven = grpc.ssl_channel_credentials(self.pem.ca, self.pem.key, self.pem.cert)
         return grpc.aio.secure_channel(address, proven, options=options)
 
+    def explained(self, why: str) -> str:
+        """What gRPC says of a stream that never began, with what it may mean where that is TLS."""
+        for sign, pem_needed, meaning in (
+            ("WRONG_VERSION_NUMBER", True, "it does not speak TLS: was it started with --tls-cert?"),
+            (
+                "CERTIFICATE_VERIFY_FAILED",
+                True,
+                "its certificate is of no authority in `tls.ca`, or out of date",
+            ),
+            ("Hostname Verification", True, "its certificate is for another host than the address names"),
+            ("Socket closed", False, "does it ask for TLS? Then pass `tls=`"),
+            ("Socket closed", True, "does it ask for a certificate, and trust the authority of `tls.cert`?"),
+        ):
+            if sign in why and pem_needed == (self.pem is not None):
+                return f"{why}; {meaning}"
+        return why
+
 
 class Greeting:
     """How one stream begins: the coordinator's challenge, our proof in Hello, its proof in Welcome.
@@ -93,6 +110,7 @@ class Greeting:
         self._known = known
         self._challenge = b""
         self._proof = b""  # what Welcome must bring
+        self.begun = False
         self.proved = False
 
     def challenged(self, message: pb.CoordinatorMessage) -> None:
@@ -101,6 +119,7 @@ class Greeting:
         if len(nonce) != credentials.NONCE_BYTES:
             raise Unproven("it does not begin with a challenge: no coordinator, or one of another version")
         self._challenge = nonce
+        self.begun = True
 
     def to_proto(self, message: m.GroupMessage) -> pb.GroupMessage:
         """Put a message into its wire form, and the proof into a Hello."""

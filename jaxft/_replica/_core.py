@@ -498,8 +498,8 @@ def _check_deadlines(turn: _Turn) -> None:
             turn.fail(
                 "CoordinatorUnreachable",
                 f"no answer from the coordinator {me.coordinator} for {timeout_s:g} s "
-                f"(last: {replica.offline_reason}). Is it running, and is the address right? Start one with "
-                "`jaxft-coordinator --bind [::]:29510`.",
+                f"(last: {replica.offline_reason}). Is it running, and is the address right? "
+                "`jaxft-coordinator --help` tells how to start one.",
             )
         return
     waited_s = turn.now_s - replica.since_s

@@ -284,6 +284,8 @@ class Session:
                 self._handle(Heard(wire.coordinator_from_proto(message)))
         except grpc.aio.AioRpcError as error:
             reason = error.details() or error.code().name
+            if not greeting.begun:
+                reason = self._credentials.explained(reason)
         except asyncio.CancelledError:
             if not self._hung_up:
                 raise
