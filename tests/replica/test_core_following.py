@@ -143,6 +143,13 @@ def test_a_coordinator_that_says_nothing_more_is_given_up():
     group = working()
     assert ticked(group, 5.0) == []
     assert ticked(group, 6.0) == [HangUp("no word from it for 5.5 s")]
+    assert ticked(group, 9.0) == []  # it is said once: the stream ends next
+
+
+def test_of_several_coordinators_one_that_says_nothing_more_is_not_dialled_again_first():
+    group = of_three().hear(welcome(0))
+    (_,) = ticked(group, 6.0)
+    assert dialled(group.on(Disconnected("no word from it for 5.5 s"))).address == "two:2"
 
 
 def test_a_coordinator_that_answers_heartbeats_is_not():
