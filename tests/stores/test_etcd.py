@@ -93,18 +93,39 @@ def test_what_was_appended_is_remembered(etcd: Etcd, prefix: str):
     run(scenario)
 
 
-def test_an_append_of_many_jobs_is_one(etcd: Etcd, prefix: str):
-    """etcd takes 128 operations in one transaction."""
+def test_many_jobs_are_appended_at_once(etcd: Etcd, prefix: str):
+    """More than etcd takes in one transaction: 128 operations, and 1.5 MB."""
     jobs = [f"job-{i}" for i in range(300)]
 
     async def scenario() -> None:
         store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        await written(
+            store,
+            [examples.big(f"big-{i}", 600_000) for i in range(5)],
+            [Forgotten(f"big-{i}") for i in range(5)],
+        )
         await written(store, [examples.saved(job) for job in jobs], [examples.moved(1, job) for job in jobs])
         opened = await store.open("a:1")
         assert {examples.step_of(opened, job) for job in jobs} == {1}
         await store.append([Forgotten(job) for job in jobs])
         await store.close()
         assert (await written(store)).jobs == {}
+
+    run(scenario)
+
+
+def test_an_append_that_makes_no_sense_writes_nothing(etcd: Etcd, prefix: str):
+    """Else the next leader could not read it."""
+
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        await store.open("a:1")
+        for senseless in (examples.moved(1, "unknown"), examples.saved(places=-1)):
+            with pytest.raises(ValueError, match=r"nothing is known of it|places is -1"):
+                await store.append([examples.saved("never"), senseless])
+        await store.append([examples.saved()])
+        await store.close()
+        assert list((await written(store)).jobs) == ["llama"]
 
     run(scenario)
 
@@ -161,7 +182,8 @@ def test_foreign_values_are_refused(etcd: Etcd, prefix: str):
 
 
 async def fill(store: EtcdStore) -> None:
-    for i in range(10):
+    # etcd looks at its size ten times a second.
+    for i in range(1000):
         await store.append([examples.big("big", 1_000_000 + i)])
 
 
@@ -380,6 +402,29 @@ def test_a_request_that_arrives_late_changes_nothing(etcd: Etcd, prefix: str):
             await store.append([examples.moved(4)])
             await store.close()
             assert examples.step_of(await written(store)) == 4
+
+    run(scenario)
+
+
+def test_an_append_whose_caller_stopped_waiting_is_not_taken_for_the_next(etcd: Etcd, prefix: str):
+    async def scenario() -> None:
+        async with proxy_to(etcd.port) as proxy:
+            store = EtcdStore([proxy.endpoint], prefix, ttl_s=LONG_S)
+            await store.open("a:1")
+            await store.append([examples.saved(step=1)])
+            for connection in proxy.connections:
+                connection.down.held = []
+            append = asyncio.create_task(store.append([examples.saved("stray")]))
+            await until(lambda: etcd.ctl("get", f"{prefix}/saved/stray").get("count"))
+            append.cancel()
+            await asyncio.wait([append])
+            assert append.cancelled()
+            proxy.let_go()
+            await store.append([examples.moved(2)])
+            await store.close()
+            opened = await written(store)
+            assert sorted(opened.jobs) == ["llama", "stray"]
+            assert examples.step_of(opened) == 2
 
     run(scenario)
 

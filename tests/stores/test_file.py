@@ -323,6 +323,23 @@ def test_a_caller_that_stops_waiting_leaves_the_store_in_order(tmp_path: Path):
     run(scenario)
 
 
+def test_a_long_wait_is_said_again_and_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(_store, "SAY_EVERY_S", 0.05)
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        with _store.saying("waits for the disk"):
+            assert not caplog.text
+            await until(lambda: caplog.text.count("waits for the disk") >= 2)
+        said = caplog.text
+        await asyncio.sleep(0.2)
+        assert caplog.text == said
+
+    run(scenario)
+
+
 def test_a_folder_that_cannot_be_written_to_is_an_error_that_says_so():
     async def scenario() -> None:
         with pytest.raises(OSError, match="/proc"):

@@ -1,8 +1,10 @@
 """The file itself: what a crash does to it is mended, and anything else is refused."""
 
+import os
 import re
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -160,3 +162,35 @@ def test_a_frame_is_a_mark_a_length_a_sum_and_lines():
     data = frame([examples.moved(1, "a"), examples.moved(2, "b")])
     assert data == b"\x1ejax" + bytes.fromhex("0000006f c0c3f489") + first + b"\n" + second
     assert FRAME_BYTES == 12
+
+
+def test_nothing_is_acknowledged_before_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The order of the calls is all that can be seen of this without pulling a plug."""
+    calls: list[str] = []
+
+    def watch(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any) -> Any:
+            result = real(*arguments)
+            calls.append(name)
+            return result
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("pwrite", "fsync", "fdatasync", "replace"):
+        watch(name)
+    log = Log.write_new(tmp_path / "log", APPENDS[0])
+    assert calls == ["pwrite", "fsync", "replace"]
+    log.settle()
+    assert calls == ["pwrite", "fsync", "replace", "fsync"]  # of the folder
+    calls.clear()
+    log.append(FRAMES[1])
+    assert calls == ["pwrite", "fdatasync"]
+    log.close()
+    # Nor does a log that is not settled forget to be.
+    log = Log.write_new(tmp_path / "log", APPENDS[0])
+    calls.clear()
+    log.append(FRAMES[1])
+    assert calls == ["fsync", "pwrite", "fdatasync"]
+    log.close()

@@ -37,7 +37,10 @@ LEASE_TTL_S = 5
 _RETRY_S = 0.2
 # Whoever stands by looks again after this, should the watch be deaf.
 _WATCH_S = 2.0
-_MAX_OPERATIONS = 100  # etcd takes 128 in one transaction, and transactions within them
+# Jobs are independent of each other: what many of them write at once goes in several transactions where etcd would
+# not take it in one. Its limits are 128 operations and 1.5 MB.
+_PART_OPERATIONS = 100
+_PART_BYTES = 1_000_000
 
 
 class EtcdStore:
@@ -80,6 +83,7 @@ class EtcdStore:
         self._granted_s = 0.0
         self._expires_s = 0.0
         self._created = 0
+        self._jobs: dict[str, Saved] = {}
         self._written = b""
         self._appends = 0
         self._leader = ""
@@ -112,28 +116,12 @@ class EtcdStore:
         return self._leader
 
     async def append(self, records: Sequence[Record]) -> None:
-        if not records:
-            return
-        self._appends += 1
-        token = f"{self._led.term}/{self._appends}".encode()
-        values = self._values(records)
-        operations = self._nested([self._put_or_delete(key, value) for key, value in values.items()])
-        size = sum(len(key) + len(value or b"") for key, value in values.items())
-        wait = Wait(at_once=False)
-        unanswered = False
-        while True:
-            if self._lost.is_set():
-                raise StoreLost(self._why_lost)
-            try:
-                if await self._append_once(token, operations):
-                    return
-            except EtcdFailed as error:
-                # Where an earlier request may still be on its way, "nothing was written" would be a guess.
-                if error.errno and not unanswered:
-                    raise _refused(error, size) from error
-                unanswered = True
-                wait.say(f"waits for etcd at {self._where} to write a decision down: {error}")
-                await _pause()
+        jobs = self._jobs
+        for record in records:
+            jobs = durable.fold(jobs, record)
+        for values in _parts(records):
+            await self._append_part(values)
+        self._jobs = jobs
 
     async def lost(self) -> str:
         await self._lost.wait()
@@ -206,6 +194,7 @@ class EtcdStore:
         jobs: dict[str, Saved] = {}
         for _, entry in (*saved, *moved):
             jobs = _folded(jobs, entry)
+        self._jobs = jobs
         return Opened(self._led.term, jobs)
 
     async def _until_leader_goes(self) -> None:
@@ -284,6 +273,27 @@ class EtcdStore:
 
     # ---- writing ----
 
+    async def _append_part(self, values: Mapping[str, bytes | None]) -> None:
+        """Let each key hold its value (None: be deleted), all or none."""
+        self._appends += 1
+        token = f"{self._led.term}/{self._appends}".encode()
+        operations = [self._put_or_delete(name, value) for name, value in values.items()]
+        wait = Wait(at_once=False)
+        unanswered = False
+        while True:
+            if self._lost.is_set():
+                raise StoreLost(self._why_lost)
+            try:
+                if await self._append_once(token, operations):
+                    return
+            except EtcdFailed as error:
+                # Where an earlier request may still be on its way, "nothing was written" would be a guess.
+                if error.errno and not unanswered:
+                    raise _refused(error, _size(values)) from error
+                unanswered = True
+                wait.say(f"waits for etcd at {self._where} to write a decision down: {error}")
+                await _pause()
+
     async def _append_once(self, token: bytes, operations: Sequence[Any]) -> bool:
         """Whether it is durable now; if not, try again.
 
@@ -304,39 +314,24 @@ class EtcdStore:
             return True
         leader, written = answers
         if not leader or leader[0][1].create_revision != self._created:
-            who = _led_in(leader[0][1]) if leader else None
-            ended = "its lease in etcd has ended"
-            self._lose(f"{ended}, and {who.address} leads under term {who.term}" if who else ended)
-            self._leader = who.address if who else ""
+            why = "its lease in etcd has ended"
+            address = ""
+            with contextlib.suppress(StoreDamaged):
+                if leader:
+                    who = _led_in(leader[0][1])
+                    address = who.address
+                    why = f"{why}, and {address} leads under term {who.term}"
+            self._lose(why)
+            self._leader = address
             raise StoreLost(self._why_lost)
         # Nobody else writes here: it is this append, sent before, or one whose caller did not wait for the answer.
         self._written = written[0][0] if written else b""
         return self._written == token
 
-    def _values(self, new: Sequence[Record]) -> dict[str, bytes | None]:
-        """What each key is to hold after all of `new`; None: nothing. etcd takes each key once in a transaction."""
-        values: dict[str, bytes | None] = {}
-        for record in new:
-            saved, moved = f"saved/{record.job}", f"moved/{record.job}"
-            match record:
-                case Saved():
-                    values |= {saved: records.encode(record), moved: None}
-                case Moved():
-                    values |= {moved: records.encode(record)}
-                case Forgotten():
-                    values |= {saved: None, moved: None}
-        return values
-
     def _put_or_delete(self, name: str, value: bytes | None) -> Any:
         if value is None:
             return self._names.Delete(self._key(name))
         return self._names.Put(self._key(name), value)
-
-    def _nested(self, operations: Sequence[Any]) -> Sequence[Any]:
-        if len(operations) <= _MAX_OPERATIONS:
-            return operations
-        parts = [operations[i : i + _MAX_OPERATIONS] for i in range(0, len(operations), _MAX_OPERATIONS)]
-        return self._nested([self._names.Txn([], part, []) for part in parts])
 
     # ---- etcd's words ----
 
@@ -365,6 +360,35 @@ class EtcdStore:
     def _deadline_s(self) -> float:
         """For one request: so that a second one can still be sent before the lease ends."""
         return max(1.0, self._ttl_s / 3)
+
+
+def _parts(new: Sequence[Record]) -> list[dict[str, bytes | None]]:
+    """What each key is to hold after all of `new`, one transaction after the other; of one job all in one."""
+    by_job: dict[str, dict[str, bytes | None]] = {}
+    for record in new:
+        by_job[record.job] = by_job.get(record.job, {}) | _values(record)
+    parts: list[dict[str, bytes | None]] = []
+    for values in by_job.values():
+        size = _size(values) + (_size(parts[-1]) if parts else 0)
+        if not parts or len(parts[-1]) + len(values) > _PART_OPERATIONS or size > _PART_BYTES:
+            parts.append({})
+        parts[-1] |= values
+    return parts
+
+
+def _values(record: Record) -> dict[str, bytes | None]:
+    saved, moved = f"saved/{record.job}", f"moved/{record.job}"
+    match record:
+        case Saved():
+            return {saved: records.encode(record), moved: None}
+        case Moved():
+            return {moved: records.encode(record)}
+        case Forgotten():
+            return {saved: None, moved: None}
+
+
+def _size(values: Mapping[str, bytes | None]) -> int:
+    return sum(len(name) + len(value or b"") for name, value in values.items())
 
 
 def _refused(error: EtcdFailed, size: int) -> OSError:

@@ -23,7 +23,7 @@ from jaxft_coordinator import records
 from jaxft_coordinator.core import durable
 from jaxft_coordinator.core.job import Record, Saved
 from jaxft_coordinator.stores import _logfile
-from jaxft_coordinator.stores._store import Opened, StoreLost, Wait
+from jaxft_coordinator.stores._store import Opened, StoreLost, Wait, saying
 
 T = TypeVar("T")
 
@@ -81,7 +81,8 @@ class FileStore:
         if not records:
             return
         try:
-            await self._do(lambda: self._append(records))
+            with saying(f"waits for the disk of {self._folder} to write a decision down"):
+                await self._do(lambda: self._append(records))
         except StoreLost as error:
             self._lose(str(error))
             raise StoreLost(self._why_lost) from error
@@ -182,7 +183,7 @@ class FileStore:
         if self._log.replaced:
             raise StoreLost(
                 f"{self._log_path} is not the file any more that it writes to: somebody has moved, deleted or "
-                "replaced it while it was in use. Start this coordinator again"
+                "replaced it while it was in use"
             )
         jobs = self._jobs
         for record in new:

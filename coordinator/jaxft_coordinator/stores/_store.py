@@ -1,9 +1,11 @@
 """What a store is, and how it says no."""
 
+import asyncio
+import contextlib
 import errno
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,12 +59,13 @@ class Store(Protocol):
         ...
 
     async def append(self, records: Sequence[Record]) -> None:
-        """Make `records` durable, all or none, before returning.
+        """Make `records` durable before returning; of each job all or none.
 
         Raises:
             StoreLost: another coordinator leads now. Appending again is of no use.
-            OSError: the disk is full or failing, or the records are too big for the store (EMSGSIZE); nothing was
-                written, and appending again may succeed.
+            ValueError: a record makes no sense after those before it. Nothing was written.
+            OSError: the disk is full or failing, or what a job has to say is too big for the store (EMSGSIZE). There
+                is a job of which nothing was written; appending the same records again may succeed.
         """
         ...
 
@@ -98,3 +101,21 @@ class Wait:
             return
         self._said_s = now_s
         _log.info("%s (for %.0f s)", text, now_s - self._began_s)
+
+
+@contextlib.contextmanager
+def saying(text: str) -> Iterator[None]:
+    """Log `text` every 5 s, as long as what is awaited inside is not there."""
+    loop = asyncio.get_running_loop()
+    wait = Wait(at_once=False)
+
+    def tick() -> None:
+        nonlocal timer
+        wait.say(text)
+        timer = loop.call_later(SAY_EVERY_S, tick)
+
+    timer = loop.call_later(SAY_EVERY_S, tick)
+    try:
+        yield
+    finally:
+        timer.cancel()

