@@ -72,19 +72,18 @@ def test_what_is_no_key_is_refused_and_not_repeated(text: str) -> None:
 
 
 def test_a_proof_is_of_one_key_one_hello_and_one_pair_of_nonces() -> None:
-    others = [
-        dataclasses.replace(HELLO, **change)
-        for change in (
-            {"job": "toy2"},
-            {"group": "group-1"},
-            {"incarnation": 8},
-            {"address": "host:11"},
-            {"rank": 1},
-            {"ranks": 2},
-            {"protocol_version": 2},
-            {"job": "toyg", "group": "roup-0"},  # the same letters in a row
-        )
-    ]
+    changes = {
+        "job": "toy2",
+        "group": "group-1",
+        "incarnation": 8,
+        "address": "host:11",
+        "rank": 1,
+        "ranks": 2,
+        "protocol_version": 2,
+    }
+    assert changes.keys() == {field.name for field in dataclasses.fields(Hello)}, "all of it is proved"
+    others = [dataclasses.replace(HELLO, **{name: value}) for name, value in changes.items()]
+    others.append(dataclasses.replace(HELLO, job="toyg", group="roup-0"))  # the same letters in a row
     nonces = {"coordinator_nonce": C, "group_nonce": G}
     swapped = {"coordinator_nonce": G, "group_nonce": C}
     proofs = [

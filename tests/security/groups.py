@@ -1,0 +1,153 @@
+"""Groups that speak with a coordinator by hand, and coordinators to speak with."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+from jaxft_coordinator import credentials, wire
+from jaxft_coordinator._server import SERVICE, Server
+from jaxft_coordinator.core.job import Options
+from jaxft_coordinator.core.messages import (
+    Commit,
+    CoordinatorMessage,
+    GroupMessage,
+    GroupName,
+    Hello,
+    Incarnation,
+    Join,
+    NewQuorum,
+    Step,
+    Vote,
+    Welcome,
+)
+from jaxft_coordinator.credentials import JobKey
+from jaxft_coordinator.proto import coordinator_pb2 as pb
+
+PATIENCE_S = 30.0
+SECRET = b"a secret of enough bytes"
+KEY = credentials.job_key(SECRET, "job")
+
+
+class Group:
+    """One stream to the coordinator at a port."""
+
+    def __init__(self, port: int, name: str = "a", *, job: str = "job", key: JobKey | None = None) -> None:
+        self.hello = Hello(job, GroupName(name), Incarnation(7), f"{name}:1")
+        self.key = key
+        self.nonce = b""  # the coordinator's
+        self.proof = b""  # what it must prove itself with
+        self._channel = grpc.aio.insecure_channel(
+            f"localhost:{port}", [("grpc.use_local_subchannel_pool", 1)]
+        )
+        self._call = self._channel.stream_stream(f"/{SERVICE}/Session")()  # bytes in, bytes out
+
+    async def __aenter__(self) -> Self:
+        challenge = await self.read()
+        assert challenge is not None
+        self.nonce = challenge.challenge.nonce
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def send(self, data: bytes) -> None:
+        await self._call.write(data)
+
+    async def say(self, message: GroupMessage) -> None:
+        await self.send(wire.group_to_proto(message).SerializeToString())
+
+    async def read(self) -> pb.CoordinatorMessage | None:
+        """The next message; None at the end of the stream."""
+        data = await asyncio.wait_for(self._call.read(), PATIENCE_S)
+        return None if data is grpc.aio.EOF else pb.CoordinatorMessage.FromString(data)
+
+    async def hear(self) -> CoordinatorMessage | None:
+        message = await self.read()
+        return None if message is None else wire.coordinator_from_proto(message)
+
+    async def hear_until(self, kind: type) -> Any:
+        while not isinstance(message := await self.hear(), kind):
+            assert message is not None, f"the stream ended before a {kind.__name__} came"
+        return message
+
+    def signed(self, hello: Hello | None = None) -> pb.GroupMessage:
+        """This group's Hello, or another, with its proof."""
+        said = hello or self.hello
+        message = wire.group_to_proto(said)
+        if self.key is not None:
+            nonces = {"coordinator_nonce": self.nonce, "group_nonce": credentials.new_nonce()}
+            message.hello.nonce = nonces["group_nonce"]
+            message.hello.proof = credentials.group_proof(self.key, said, **nonces)
+            self.proof = credentials.coordinator_proof(self.key, said, **nonces)
+        return message
+
+    async def greet(self) -> CoordinatorMessage | None:
+        await self.send(self.signed().SerializeToString())
+        return await self.hear()
+
+    async def vote(self, quorum: NewQuorum, step: int) -> None:
+        await self.say(Vote(quorum.quorum_id, Step(step), ok=True))
+
+
+@contextlib.asynccontextmanager
+async def pair(port: int, key: JobKey | None = None) -> AsyncIterator[tuple[Group, Group, NewQuorum]]:
+    """Two groups in their first quorum, in a job of their own."""
+    async with Group(port, "a", key=key) as a, Group(port, "b", key=key) as b:
+        for group in (a, b):
+            assert isinstance(await group.greet(), Welcome)
+        for group in (a, b):
+            await group.say(Join(Step(0), "digest", {"shards": "2"}, min_replicas=2))
+        quorum = await a.hear_until(NewQuorum)
+        assert await b.hear_until(NewQuorum) == quorum
+        yield a, b, quorum
+
+
+async def commit(a: Group, b: Group, quorum: NewQuorum, step: int) -> None:
+    """Let the pair commit a step."""
+    for group in (a, b):
+        await group.vote(quorum, step)
+    for group in (a, b):
+        assert await group.hear_until(Commit) == Commit(quorum.quorum_id, Step(step))
+
+
+@contextlib.asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[Server]:
+    """A coordinator in this loop; it judges no silence, however slow the machine is."""
+    server = Server("localhost:0", Options(heartbeat_timeout_s=3600.0), **options)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(grace_s=0.0)
+
+
+@contextlib.contextmanager
+def serving_beside(**options: Any) -> Iterator[int]:
+    """A coordinator in a thread of its own; yields its port."""
+    started, port = threading.Event(), 0
+    over: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def serve() -> None:
+        nonlocal port
+        async with serving(**options) as server:
+            port = server.port
+            over.append((asyncio.get_running_loop(), asyncio.Event()))
+            started.set()
+            await over[0][1].wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(PATIENCE_S)
+    try:
+        yield port
+    finally:
+        loop, event = over[0]
+        loop.call_soon_threadsafe(event.set)
+        thread.join()

@@ -1,0 +1,267 @@
+"""Who may speak for a job, and what a stranger at the coordinator's port can do to those who may: nothing."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from jaxft_coordinator import _door, _server, _side, credentials, limits
+from jaxft_coordinator.core.messages import Heartbeat, Join, NewQuorum, Refused, Step, Welcome
+from jaxft_coordinator.credentials import JobKey
+
+from tests.security.groups import KEY, SECRET, Group, commit, pair, serving
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scenario(), 60.0)
+
+    asyncio.run(bounded())
+
+
+def test_group_and_coordinator_prove_themselves_to_each_other() -> None:
+    async def scenario() -> None:
+        async with serving(secret=SECRET) as server, Group(server.port, key=KEY) as group:
+            await group.send(group.signed().SerializeToString())
+            welcome = await group.read()
+            assert welcome is not None
+            assert welcome.WhichOneof("kind") == "welcome"
+            assert len(group.proof) == credentials.PROOF_BYTES
+            assert welcome.welcome.proof == group.proof
+
+    run(scenario)
+
+
+def test_without_a_secret_nothing_is_proved() -> None:
+    async def scenario() -> None:
+        async with serving() as server, Group(server.port) as group:
+            assert len(group.nonce) == credentials.NONCE_BYTES
+            await group.send(group.signed().SerializeToString())
+            welcome = await group.read()
+            assert welcome is not None
+            assert welcome.welcome.proof == b""
+
+    run(scenario)
+
+
+def test_every_stream_has_a_challenge_of_its_own() -> None:
+    async def scenario() -> None:
+        async with serving(secret=SECRET) as server, Group(server.port) as one, Group(server.port) as other:
+            assert one.nonce != other.nonce
+
+    run(scenario)
+
+
+OTHER_SECRET = b"another secret of enough bytes"
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (
+            None,
+            "group 'm' shows none: give it the token that `jaxft-coordinator token --token-file FILE job`",
+        ),
+        (JobKey(bytes(32)), "group 'm' does not prove that it knows the key of job 'job'"),
+        (credentials.job_key(OTHER_SECRET, "job"), "does not prove"),
+        (credentials.job_key(SECRET, "another job"), "does not prove"),
+    ],
+    ids=["no token", "zeros", "another secret", "another job"],
+)
+def test_who_does_not_know_the_key_is_refused_and_disturbs_nobody(key: JobKey | None, text: str) -> None:
+    async def scenario() -> None:
+        async with serving(secret=SECRET) as server, pair(server.port, KEY) as (a, b, quorum):
+            for _ in range(3):
+                async with Group(server.port, "m", key=key) as mallory:
+                    refused = await mallory.greet()
+                    assert isinstance(refused, Refused)
+                    assert text in refused.reason
+                    assert await mallory.hear() is None
+            job = server._jobs.get("job")
+            assert job is not None
+            assert set(job.groups) == {"a", "b"}
+            await commit(a, b, quorum, 0)
+
+    run(scenario)
+
+
+def test_a_stranger_cannot_put_a_group_out_by_its_name() -> None:
+    """A newer process of a group's name takes its place; so only one that knows the key may be that."""
+
+    async def scenario() -> None:
+        async with serving(secret=SECRET) as server, pair(server.port, KEY) as (a, b, quorum):
+            async with Group(server.port, "a") as mallory:
+                assert isinstance(await mallory.greet(), Refused)
+            await commit(a, b, quorum, 0)
+
+    run(scenario)
+
+
+def test_a_proof_is_good_for_one_stream_and_for_what_was_said() -> None:
+    async def scenario() -> None:
+        async with serving(secret=SECRET) as server:
+            async with Group(server.port, key=KEY) as group:
+                good = group.signed()
+                await group.send(good.SerializeToString())
+                assert isinstance(await group.hear(), Welcome)
+            async with Group(server.port) as replay:
+                await replay.send(good.SerializeToString())
+                assert isinstance(await replay.hear(), Refused)
+            for change in ({"group": "b"}, {"job": "job2"}, {"address": "evil:1"}, {"incarnation": 8}):
+                async with Group(server.port, key=KEY) as group:
+                    forged = group.signed()
+                    for name, value in change.items():
+                        setattr(forged.hello, name, value)
+                    await group.send(forged.SerializeToString())
+                    assert isinstance(await group.hear(), Refused), change
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("message", [Heartbeat(), Join(Step(0), "digest", {"shards": "2"})])
+def test_nothing_counts_before_the_hello(message: Heartbeat | Join) -> None:
+    async def scenario() -> None:
+        async with serving(secret=SECRET) as server, Group(server.port) as group:
+            await group.say(message)
+            said = await group.read()
+            assert said is not None
+            assert "the first message of a session must be Hello" in said.evicted.reason
+            assert await group.hear() is None
+            assert len(server._jobs) == 0
+
+    run(scenario)
+
+
+def test_strangers_make_room_for_each_other_and_groups_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_door, "MAX_STRANGERS", 8)
+
+    async def scenario() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serving(secret=SECRET))
+            a, b, quorum = await stack.enter_async_context(pair(server.port, KEY))
+            silent = [await stack.enter_async_context(Group(server.port)) for _ in range(20)]
+            for group in silent[:12]:
+                assert await group.hear() is None  # the oldest went first
+            assert len(server._door) == 8
+            late = await stack.enter_async_context(Group(server.port, "c", key=KEY))
+            assert isinstance(await late.greet(), Welcome)
+            await commit(a, b, quorum, 0)
+
+    run(scenario)
+
+
+def test_a_stranger_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_server, "FIRST_MESSAGE_TIMEOUT_S", 0.1)
+
+    async def scenario() -> None:
+        async with serving() as server, Group(server.port) as silent:
+            assert await silent.hear() is None
+            assert len(server._door) == 0
+
+    run(scenario)
+
+
+def test_the_coordinator_serves_a_bounded_number_of_jobs_groups_and_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_JOBS", 2)
+    monkeypatch.setattr(limits, "MAX_GROUPS_PER_JOB", 2)
+    monkeypatch.setattr(limits, "MAX_SESSIONS", 4)
+
+    async def scenario() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serving())
+
+            async def greet(name: str, job: str) -> object:
+                group = await stack.enter_async_context(Group(server.port, name, job=job))
+                return await group.greet()
+
+            for name in "ab":
+                assert isinstance(await greet(name, "one"), Welcome)
+            full = await greet("c", "one")
+            assert isinstance(full, Refused)
+            assert full.reason == "job 'one' has 2 groups, and can have no more"
+            assert isinstance(await greet("a", "two"), Welcome)
+            assert "this coordinator keeps 2 jobs, and no more" in str(await greet("a", "three"))
+            assert isinstance(await greet("b", "two"), Welcome)
+            assert "this coordinator serves 4 groups, and no more" in str(await greet("b", "one"))
+
+    run(scenario)
+
+
+def test_a_group_that_comes_back_finds_its_place_in_a_full_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_JOBS", 1)
+    monkeypatch.setattr(limits, "MAX_GROUPS_PER_JOB", 2)
+
+    async def scenario() -> None:
+        async with serving() as server, pair(server.port), Group(server.port, "a") as again:
+            assert isinstance(await again.greet(), Welcome)
+
+    run(scenario)
+
+
+def test_a_message_larger_than_any_group_needs_ends_its_stream() -> None:
+    async def scenario() -> None:
+        async with serving() as server, pair(server.port) as (a, b, quorum):
+            async with Group(server.port, "m") as mad:
+                await mad.send(b"\x0a" + b"x" * limits.MAX_MESSAGE_BYTES)
+                with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
+                    await mad.read()
+            await commit(a, b, quorum, 0)
+
+    run(scenario)
+
+
+def test_the_largest_join_that_makes_sense_is_not_too_large() -> None:
+    """A hundred settings of a hundred characters each: ten times what groups say."""
+
+    async def scenario() -> None:
+        async with serving() as server, Group(server.port) as group:
+            await group.greet()
+            await group.say(Join(Step(0), "digest", {f"{i}": "x" * 100 for i in range(99)} | {"shards": "2"}))
+            await group.hear_until(NewQuorum)
+
+    run(scenario)
+
+
+def test_health_cannot_be_watched_only_checked() -> None:
+    """A watcher that reads nothing would keep the coordinator from stopping."""
+
+    async def scenario() -> None:
+        async with serving() as server, grpc.aio.insecure_channel(f"localhost:{server.port}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            assert (await stub.Check(health_pb2.HealthCheckRequest())).status
+            with pytest.raises(grpc.aio.AioRpcError, match="ask with Check"):
+                await stub.Watch(health_pb2.HealthCheckRequest()).read()
+
+    run(scenario)
+
+
+def test_few_may_ask_at_once_what_services_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_side, "_MAX_REFLECTIONS", 1)
+
+    async def scenario() -> None:
+        async with serving() as server, grpc.aio.insecure_channel(f"localhost:{server.port}") as channel:
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            sits = stub.ServerReflectionInfo()
+            await sits.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            assert await sits.read()
+            with pytest.raises(grpc.aio.AioRpcError, match="too many ask what there is"):
+                await stub.ServerReflectionInfo().read()
+            sits.cancel()
+
+    run(scenario)
+
+
+def test_the_largest_crowd_makes_room() -> None:
+    known = [(1, "x"), (2, "y"), (3, "y"), (4, "z"), (5, "y"), (6, "x")]
+    assert limits.crowded_out(known, 6) == []
+    assert limits.crowded_out(known, 5) == [2]
+    assert limits.crowded_out(known, 4) == [2, 1]
+    assert limits.crowded_out(known, 3) == [2, 1, 3]
+    assert sorted(limits.crowded_out(known, 0)) == [1, 2, 3, 4, 5, 6]
+    assert limits.crowded_out([], 3) == []

@@ -1,0 +1,297 @@
+"""What a group believes, whom it refuses, and how it says so."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import trustme
+from jaxft_coordinator import credentials, wire
+from jaxft_coordinator.core.messages import (
+    CoordinatorMessage,
+    Evicted,
+    GroupName,
+    Hello,
+    Incarnation,
+    Welcome,
+)
+from jaxft_coordinator.core.messages import Refused as RefusedMessage
+from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_coordinator.tls import Pem, read_pem
+
+import jaxft
+from jaxft._credentials import TLS, Credentials, Greeting, Unproven
+from tests.security.groups import KEY, SECRET, serving_beside
+
+HELLO = Hello("job", GroupName("g"), Incarnation(7), "g:1")
+PATIENCE_S = 60.0
+
+
+# ---- the greeting ----
+
+
+def challenge(nonce: bytes = b"c" * 32) -> pb.CoordinatorMessage:
+    return pb.CoordinatorMessage(challenge=pb.Challenge(nonce=nonce))
+
+
+def greeted(*, known: bool = False) -> tuple[Greeting, bytes]:
+    """A greeting that has been challenged and has said Hello, and the proof that its Welcome must bring."""
+    greeting = Greeting(KEY, known=known)
+    greeting.challenged(challenge())
+    said = greeting.to_proto(HELLO).hello
+    nonces = {"coordinator_nonce": b"c" * 32, "group_nonce": said.nonce}
+    assert said.proof == credentials.group_proof(KEY, HELLO, **nonces)
+    return greeting, credentials.coordinator_proof(KEY, HELLO, **nonces)
+
+
+def said(message: CoordinatorMessage, proof: bytes = b"") -> pb.CoordinatorMessage:
+    encoded = wire.coordinator_to_proto(message)
+    if proof:
+        encoded.welcome.proof = proof
+    return encoded
+
+
+def test_a_welcome_with_the_proof_is_believed_and_what_follows_it() -> None:
+    greeting, proof = greeted()
+    assert not greeting.proved
+    greeting.check(said(Welcome(1000), proof))
+    assert greeting.proved
+    greeting.check(said(Evicted("why", may_return=True)))
+
+
+@pytest.mark.parametrize("proof", [b"", b"x" * 32, b"x"])
+def test_a_welcome_without_the_proof_is_not_believed(proof: bytes) -> None:
+    greeting, _ = greeted()
+    with pytest.raises(Unproven, match="does not prove that it knows the job's key"):
+        greeting.check(said(Welcome(1000), proof))
+    assert not greeting.proved
+
+
+def test_nobody_can_hand_back_the_proof_that_he_was_given() -> None:
+    greeting = Greeting(KEY, known=False)
+    greeting.challenged(challenge())
+    ours = greeting.to_proto(HELLO).hello.proof
+    with pytest.raises(Unproven):
+        greeting.check(said(Welcome(1000), ours))
+
+
+def test_an_impostor_can_neither_put_out_nor_end_a_group_that_is_at_work() -> None:
+    greeting, _ = greeted(known=True)
+    with pytest.raises(Unproven, match="refuses this group, without a proof of the job's key: go away"):
+        greeting.check(said(RefusedMessage("go away")))
+    for message in (Evicted("why", may_return=False), Welcome(1)):
+        greeting, _ = greeted(known=True)
+        with pytest.raises(Unproven):
+            greeting.check(said(message))
+
+
+def test_a_refusal_at_the_start_needs_no_proof() -> None:
+    greeting, _ = greeted()
+    greeting.check(said(RefusedMessage("wrong token")))
+    with pytest.raises(Unproven, match="its first word is 'evicted'"):
+        greeting.check(said(Evicted("why", may_return=False)))
+
+
+def test_without_a_key_everything_is_believed_and_nothing_is_proved() -> None:
+    greeting = Greeting(None, known=False)
+    greeting.challenged(challenge())
+    assert greeting.to_proto(HELLO) == wire.group_to_proto(HELLO)
+    greeting.check(said(Welcome(1000)))
+
+
+@pytest.mark.parametrize("first", [pb.CoordinatorMessage(), said(Welcome(1000)), challenge(b"short")])
+def test_a_stream_begins_with_a_challenge(first: pb.CoordinatorMessage) -> None:
+    with pytest.raises(Unproven, match="does not begin with a challenge"):
+        Greeting(None, known=False).challenged(first)
+
+
+def test_each_greeting_has_a_nonce_of_its_own() -> None:
+    nonces = set()
+    for _ in range(10):
+        greeting = Greeting(KEY, known=False)
+        greeting.challenged(challenge())
+        nonces.add(greeting.to_proto(HELLO).hello.nonce)
+    assert len(nonces) == 10
+
+
+# ---- tokens ----
+
+
+def enter(port: int, *, failure_timeout_s: float = PATIENCE_S, **options: object) -> None:
+    manager = jaxft.Manager(
+        f"localhost:{port}", group="g", job="job", failure_timeout_s=failure_timeout_s, **options
+    )  # pyright: ignore[reportArgumentType]
+    with manager:
+        assert manager.step == 0
+
+
+def why_it_fails(port: int, **options: object) -> str:
+    """Enter in vain; what went wrong last, as long as it was not the slowness of this machine."""
+    for failure_timeout_s in (1.0, 4.0, 16.0):
+        with pytest.raises((jaxft.CoordinatorUnreachable, jaxft.JoinRefused)) as caught:
+            enter(port, failure_timeout_s=failure_timeout_s, **options)
+        if "begun to speak" not in str(caught.value) and "greeting" not in str(caught.value):
+            return str(caught.value)
+    pytest.fail("for 16 s nothing but silence")
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAXFT_TOKEN", raising=False)
+
+
+def test_the_token_is_an_argument_or_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving_beside(secret=SECRET) as port:
+        enter(port, token=KEY.hex())
+        monkeypatch.setenv("JAXFT_TOKEN", KEY.hex())
+        enter(port)
+        monkeypatch.setenv("JAXFT_TOKEN", bytes(32).hex())
+        enter(port, token=KEY.hex())  # what is said beats what lies around
+        with pytest.raises(jaxft.JoinRefused, match="does not prove that it knows the key of job 'job'"):
+            enter(port)
+
+
+def test_no_token_or_a_wrong_one_is_refused_at_once_with_what_to_do() -> None:
+    with serving_beside(secret=SECRET) as port:
+        with pytest.raises(
+            jaxft.JoinRefused, match=r"group 'g' shows none: give it the token that `jaxft-coord"
+        ):
+            enter(port)
+        wrong = credentials.job_key(SECRET, "another job").hex()
+        with pytest.raises(
+            jaxft.JoinRefused, match=r"does not prove .* as `Manager\(token=\.\.\.\)` or in the env"
+        ):
+            enter(port, token=wrong)
+
+
+def test_a_coordinator_that_does_not_know_the_key_is_not_followed(caplog: pytest.LogCaptureFixture) -> None:
+    with serving_beside() as port, caplog.at_level(logging.WARNING, "jaxft"):
+        said = why_it_fails(port, token=KEY.hex())
+    assert "no answer from the coordinator" in said
+    assert "it does not prove that it knows the job's key" in said
+    assert "[jaxft g] does not follow the coordinator localhost:" in caplog.text
+
+
+@pytest.mark.parametrize("token", ["swordfish", "00" * 31])
+def test_what_is_no_token_is_an_error_before_anything_is_opened(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        jaxft.ConfigurationError, match=r"^token cannot be used: the token must be 64 hexadecimal"
+    ):
+        enter(9, token=token)
+    monkeypatch.setenv("JAXFT_TOKEN", token)
+    with pytest.raises(
+        jaxft.ConfigurationError, match=r"^the environment variable JAXFT_TOKEN cannot be used"
+    ):
+        enter(9)
+
+
+# ---- TLS ----
+
+
+class Certificates:
+    """Files of throw-away certificates."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        authority, other = trustme.CA(), trustme.CA()
+        self.ca = self._file("ca", authority.cert_pem)
+        self.other_ca = self._file("other-ca", other.cert_pem)
+        self.coordinator = self._pair("coordinator", authority.issue_cert("localhost"))
+        self.elsewhere = self._pair("elsewhere", authority.issue_cert("elsewhere.example"))
+        self.group = self._pair("group", authority.issue_cert("group.example"))
+        self.foreign = self._pair("foreign", other.issue_cert("localhost"))
+
+    def _file(self, name: str, blob: trustme.Blob) -> Path:
+        path = self._folder / f"{name}.pem"
+        blob.write_to_path(path)
+        return path
+
+    def _pair(self, name: str, made: trustme.LeafCert) -> tuple[Path, Path]:
+        return self._file(name, made.cert_chain_pems[0]), self._file(f"{name}-key", made.private_key_pem)
+
+    def pem(self, pair: tuple[Path, Path], ca: Path | None = None) -> Pem:
+        return read_pem(ca=ca, cert=pair[0], key=pair[1])
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def test_both_sides_show_certificates_and_the_token_goes_with_them(certificates: Certificates) -> None:
+    tls = certificates.pem(certificates.coordinator, certificates.ca)
+    with serving_beside(secret=SECRET, tls=tls) as port:
+        cert, key = certificates.group
+        enter(port, token=KEY.hex(), tls=TLS(ca=certificates.ca, cert=cert, key=str(key)))
+
+
+def test_the_coordinator_alone_may_show_one(certificates: Certificates) -> None:
+    with serving_beside(tls=certificates.pem(certificates.coordinator)) as port:
+        enter(port, tls=TLS(ca=certificates.ca))
+
+
+def test_a_handshake_that_fails_says_why(certificates: Certificates) -> None:
+    cert, key = certificates.foreign
+    with serving_beside(tls=certificates.pem(certificates.coordinator, certificates.ca)) as port:
+        assert "does it ask for a certificate, and trust the authority of" in why_it_fails(
+            port, tls=TLS(ca=certificates.ca)
+        )
+        assert "trust the authority of `tls.cert`?" in why_it_fails(
+            port, tls=TLS(ca=certificates.ca, cert=cert, key=key)
+        )
+        assert "does it ask for TLS? Then pass `tls=`" in why_it_fails(port, tls=None)
+        assert "its certificate is of no authority in `tls.ca`" in why_it_fails(
+            port, tls=TLS(ca=certificates.other_ca)
+        )
+        assert "its certificate is of no authority in `tls.ca`" in why_it_fails(port, tls=TLS())
+    with serving_beside(tls=certificates.pem(certificates.elsewhere)) as port:
+        assert "its certificate is for another host than the address names" in why_it_fails(
+            port, tls=TLS(ca=certificates.ca)
+        )
+    with serving_beside() as port:
+        assert "it does not speak TLS: was it started with --tls-cert?" in why_it_fails(
+            port, tls=TLS(ca=certificates.ca)
+        )
+
+
+def test_certificates_that_cannot_be_used_are_errors_before_anything_is_opened(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    cert, key = certificates.group
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("nonsense")
+    for tls, text in (
+        (
+            TLS(ca=tmp_path / "missing"),
+            r"cannot read the TLS certificate authority '.*missing': No such file",
+        ),
+        (TLS(ca=nonsense), r"nonsense.pem' holds no certificate of an authority in PEM form"),
+        (TLS(cert=cert), "a TLS certificate was given without its private key: give both"),
+        (TLS(key=key), "a TLS private key was given without its certificate: give both"),
+        (TLS(cert=cert, key=certificates.foreign[1]), "do not make a pair .*key values mismatch"),
+        (TLS(cert=nonsense, key=key), "do not make a pair"),
+    ):
+        with pytest.raises(jaxft.ConfigurationError, match=f"^tls cannot be used: .*{text}"):
+            enter(9, tls=tls)
+
+
+def test_a_key_with_a_password_is_an_error_and_nobody_is_asked(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    cert, key = certificates.group
+    plain = serialization.load_pem_private_key(key.read_bytes(), None)
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(
+        plain.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"swordfish"),
+        )
+    )
+    with pytest.raises(
+        jaxft.ConfigurationError, match="is encrypted, and nobody is there to type its password"
+    ):
+        Credentials.read(None, TLS(cert=cert, key=locked))
