@@ -108,6 +108,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--failure-timeout-s", type=float, default=30.0)
     parser.add_argument("--min-replicas", type=int)
+    parser.add_argument("--token")
+    parser.add_argument("--tls", nargs=3, metavar=("CA", "CERT", "KEY"))
     parser.add_argument("--host")
     parser.add_argument("--spare", action="store_true")
     parser.add_argument("--digest-every", type=int)
@@ -150,6 +152,8 @@ def main() -> None:
             job=arguments.job,
             failure_timeout_s=arguments.failure_timeout_s,
             min_replicas=arguments.min_replicas,
+            token=arguments.token,
+            tls=arguments.tls and jaxft.TLS(*arguments.tls),
             host=arguments.host,
             spare=arguments.spare,
             digest_every=arguments.digest_every,
