@@ -484,7 +484,9 @@ def _tick(turn: _Turn, computed: tuple[QuorumId, Step]) -> None:
     if turn.now_s - replica.last_tick_s > timeout_s / 2:
         turn.update(heard_s=turn.now_s)
     elif online and silent_s > timeout_s:
-        turn.enter(Phase.GREETING)  # no more welcome there: of several coordinators, another is dialled next
+        turn.update(heard_s=turn.now_s)
+        if replica.phase not in _DONE:
+            turn.enter(Phase.GREETING)  # no more welcome there: of several coordinators, another is dialled next
         turn.effects.append(HangUp(f"no word from it for {silent_s:.1f} s"))
     turn.update(last_tick_s=turn.now_s)
     _check_deadlines(turn)

@@ -23,6 +23,7 @@ from jaxft._replica._types import (
     HangUp,
     Identity,
     Idle,
+    LeaveNow,
     Phase,
     Prepared,
     Tick,
@@ -144,6 +145,14 @@ def test_a_coordinator_that_says_nothing_more_is_given_up():
     assert ticked(group, 5.0) == []
     assert ticked(group, 6.0) == [HangUp("no word from it for 5.5 s")]
     assert ticked(group, 9.0) == []  # it is said once: the stream ends next
+
+
+def test_one_that_leaves_does_not_come_back_because_the_coordinator_says_nothing_more():
+    group = working().on(LeaveNow(finished=True))
+    assert ticked(group, 6.0) == [HangUp("no word from it for 5.5 s")]
+    assert group.phase is Phase.LEAVING
+    group.on(Disconnected("no word from it for 5.5 s"))
+    assert (group.phase, group.effects) == (Phase.LEFT, ())
 
 
 def test_of_several_coordinators_one_that_says_nothing_more_is_not_dialled_again_first():
