@@ -131,6 +131,15 @@ def test_after_a_restart_a_job_without_a_commit_waits_for_its_groups_before_it_i
     assert desk.job.empty
 
 
+def test_after_a_restart_a_first_state_whose_holders_are_gone_gives_way_to_another():
+    desk = logged("a", "b", steps=0).restart()
+    desk.come("c", digest="another", incarnation=7)
+    desk.wait(4.8)
+    assert desk.job.quorum is None, "a and b may still come back"
+    desk.wait(0.4)
+    assert (members(desk), desk.step) == (["c"], 0)
+
+
 def test_a_job_that_has_resumed_is_not_forgotten_though_nothing_was_committed_since():
     desk = logged("a").restart()
     history = desk.job.history

@@ -154,6 +154,8 @@ def _founders_are_gone(turn: Turn) -> bool:
     frontier = turn.job.frontier
     if frontier is None or not frontier.founding or turn.job.quorum is not None or turn.holders():
         return False
+    if reunites(turn):
+        return False
     groups = turn.job.groups.values()
     return not any(group.phase in (Phase.HEALING, Phase.READY) for group in groups) and any(
         has_joined(group) and group.step == frontier.step for group in groups

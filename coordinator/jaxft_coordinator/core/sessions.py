@@ -79,7 +79,7 @@ def join(turn: Turn, group: Group, message: Join) -> None:
         min_replicas=job.min_replicas or message.min_replicas or job.options.min_replicas,
         last_quorum_id=QuorumId(max(job.last_quorum_id, message.last_quorum_id)),
     )
-    if job.frontier is None and job.first_join_s is None:
+    if job.first_join_s is None:
         turn.update(first_join_s=turn.now_s)
     joined = turn.put(
         group,
