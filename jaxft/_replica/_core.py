@@ -486,7 +486,8 @@ def _tick(turn: _Turn, computed: tuple[QuorumId, Step]) -> None:
     elif online and silent_s > timeout_s:
         turn.update(heard_s=turn.now_s)
         if replica.phase not in _DONE:
-            turn.enter(Phase.GREETING)  # no more welcome there: of several coordinators, another is dialled next
+            # No more welcome there: of several coordinators, another is dialled next.
+            turn.enter(Phase.GREETING)
         turn.effects.append(HangUp(f"no word from it for {silent_s:.1f} s"))
     turn.update(last_tick_s=turn.now_s)
     _check_deadlines(turn)
