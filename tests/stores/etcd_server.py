@@ -22,6 +22,7 @@ PATIENCE_S = 60.0
 class Etcd:
     folder: Path
     flags: tuple[str, ...]
+    scheme: str = "http"
     ports: tuple[int, int] = (0, 0)
     process: subprocess.Popen[bytes] | None = None
 
@@ -35,7 +36,7 @@ class Etcd:
 
     def start(self) -> None:
         """Start, with whatever is in the folder, at the ports of the last time. Returns when it answers."""
-        client, peer = (f"http://127.0.0.1:{port}" for port in self.ports)
+        client, peer = f"{self.scheme}://{self.endpoint}", f"http://127.0.0.1:{self.ports[1]}"
         command = [
             BINARIES / "etcd",
             "--name",
@@ -101,9 +102,9 @@ def free_ports() -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def etcd_in(folder: Path, *flags: str) -> Iterator[Etcd]:
+def etcd_in(folder: Path, *flags: str, scheme: str = "http") -> Iterator[Etcd]:
     # A lone member needs no long election, and etcd grants no lease shorter than one and a half of them.
-    etcd = Etcd(folder, ("--heartbeat-interval", "50", "--election-timeout", "500", *flags))
+    etcd = Etcd(folder, ("--heartbeat-interval", "50", "--election-timeout", "500", *flags), scheme)
     try:
         etcd.start_anew()
         yield etcd

@@ -3,6 +3,9 @@
 import asyncio
 import errno
 import logging
+import shutil
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,6 +16,7 @@ import pytest
 from jaxft_coordinator import records
 from jaxft_coordinator.core.job import Forgotten, Record
 from jaxft_coordinator.stores import EtcdStore, Opened, StoreDamaged, StoreLost, _store
+from jaxft_coordinator.tls import Pem, read_pem
 
 from tests.stores import examples, processes
 from tests.stores.etcd_server import Etcd, etcd_in, free_ports
@@ -522,6 +526,58 @@ def test_a_password_is_given(tmp_path: Path):
         run(scenario)
 
 
+def make_certificate(folder: Path) -> Pem:
+    """A certificate for etcd and for who dials it, that is its own authority."""
+    subject = ["-subj", "/CN=etcd", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        "key.pem",
+        "-out",
+        "cert.pem",
+    ]
+    subprocess.run([*command, *subject], cwd=folder, check=True, capture_output=True, timeout=PATIENCE_S)
+    return read_pem(ca=folder / "cert.pem", cert=folder / "cert.pem", key=folder / "key.pem")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate with")
+def test_etcd_may_speak_tls_and_ask_for_certificates(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(_store, "SAY_EVERY_S", 0.1)
+    caplog.set_level(logging.INFO)
+    pem = make_certificate(tmp_path)
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    flags = ("--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", cert)
+    with etcd_in(tmp_path, *flags, scheme="https") as etcd:
+
+        async def scenario() -> None:
+            endpoint = f"https://{etcd.endpoint}"
+            store = EtcdStore([endpoint], ttl_s=LONG_S, tls=pem)
+            await store.open("a:1")
+            await store.append([examples.saved(step=1)])
+            standby = EtcdStore([etcd.endpoint], ttl_s=LONG_S, tls=pem)
+            opening = asyncio.create_task(standby.open("b:1"))
+            await until(lambda: standby.leader == "a:1")
+            await store.close()
+            assert examples.step_of(await opening) == 1
+            await standby.close()
+            for stranger in (Pem(), Pem(ca=pem.ca)):
+                caplog.clear()
+                store = EtcdStore([endpoint], tls=stranger)
+                opening = asyncio.create_task(store.open("c:1"))
+                await until(lambda: f"waits for etcd at {etcd.endpoint}" in caplog.text)
+                opening.cancel()
+                await asyncio.wait([opening])
+
+        run(scenario)
+
+
 # ---- how it is made ----
 
 
@@ -529,14 +585,18 @@ def test_what_cannot_be_an_endpoint_is_refused():
     for endpoint in ("", "etcd", "etcd:", ":2379", "etcd:0", "etcd:x", "etcd:70000", "http://etcd:1/path"):
         with pytest.raises(ValueError, match="not host:port"):
             EtcdStore([endpoint])
-    with pytest.raises(ValueError, match=r"speaks TLS.*grpc-proxy"):
-        EtcdStore(["https://etcd:2379"])
+    for mixed in (["https://etcd-0:2379", "http://etcd-1:2379"], ["ftp://etcd-0:2379"]):
+        with pytest.raises(ValueError, match=r"all of them are https://"):
+            EtcdStore(mixed)
+    with pytest.raises(ValueError, match=r"all of them are https://"):
+        EtcdStore(["http://etcd-0:2379"], tls=Pem())
     with pytest.raises(ValueError, match="at least one endpoint"):
         EtcdStore([])
-    EtcdStore(["[::1]:2379", "etcd-0.etcd:2379"])
+    EtcdStore(["[::1]:2379", "etcd-0.etcd:2379", "http://etcd-1:2379/"])
+    EtcdStore(["https://etcd-0:2379", "etcd-1:2379"])
 
 
 def test_without_the_client_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "aetcd", None)
+    monkeypatch.setitem(sys.modules, "aetcd", None)
     with pytest.raises(ImportError, match=r"pip install 'jaxft-coordinator\[etcd\]'"):
         EtcdStore(["etcd:2379"])

@@ -29,6 +29,7 @@ from jaxft_coordinator.core import durable
 from jaxft_coordinator.core.job import Forgotten, Moved, Record, Saved
 from jaxft_coordinator.stores._etcd_link import EtcdFailed, Link, client_library, parsed
 from jaxft_coordinator.stores._store import Opened, StoreDamaged, StoreLost, Wait, too_big
+from jaxft_coordinator.tls import Pem
 
 _log = logging.getLogger("jaxft_coordinator")
 
@@ -51,10 +52,12 @@ class EtcdStore:
         prefix: of all keys. Coordinators with the same prefix stand by for each other.
         ttl_s: for how long a leader that says nothing still leads, in whole seconds. etcd may grant more.
         user, password: of etcd, if it asks for them.
+        tls: whom to believe, and who we are. With an endpoint that begins with https:// and no `tls`, the
+            authorities are believed that gRPC knows.
 
     Raises:
         ImportError: aetcd is not installed.
-        ValueError: an endpoint is not host:port.
+        ValueError: an endpoint is not host:port, or only some of them are https://.
     """
 
     def __init__(
@@ -65,19 +68,22 @@ class EtcdStore:
         ttl_s: int = LEASE_TTL_S,
         user: str | None = None,
         password: str | None = None,
+        tls: Pem | None = None,
     ) -> None:
         if not endpoints or ttl_s < 1 or not prefix.strip("/"):
             raise ValueError(
                 f"etcd needs at least one endpoint (given: {list(endpoints)}), a prefix (given: {prefix!r}) and a "
                 f"lease of at least 1 s (given: {ttl_s})"
             )
-        self._endpoints = [parsed(endpoint) for endpoint in endpoints]
+        if tls is None and any(endpoint.strip().startswith("https://") for endpoint in endpoints):
+            tls = Pem()
+        self._endpoints = [parsed(endpoint, tls=tls is not None) for endpoint in endpoints]
         self._prefix = prefix.strip("/")
         self._ttl_s = ttl_s
         self._names = client_library().transactions
         # Two connections, so that a request which hangs does not keep the lease from being renewed.
-        self._requests = Link(self._endpoints, user, password)
-        self._renewals = Link(self._endpoints, user, password)
+        self._requests = Link(self._endpoints, user=user, password=password, tls=tls)
+        self._renewals = Link(self._endpoints, user=user, password=password, tls=tls)
         self._led = records.Led(0, "")
         self._lease_id = 0
         self._granted_s = 0.0

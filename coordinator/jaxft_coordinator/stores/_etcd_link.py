@@ -8,6 +8,8 @@ import errno
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+from jaxft_coordinator.tls import Pem
+
 T = TypeVar("T")
 
 _CLOSE_TIMEOUT_S = 1.0
@@ -42,9 +44,12 @@ class Link:
         ImportError: the client library is not installed.
     """
 
-    def __init__(self, endpoints: Sequence[str], user: str | None, password: str | None) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], *, user: str | None, password: str | None, tls: Pem | None
+    ) -> None:
         self._endpoints = endpoints
         self._login = {"username": user, "password": password}
+        self._tls = tls
         self._next = 0
         self._client: Any = None
         self._aetcd = client_library()
@@ -63,8 +68,7 @@ class Link:
         try:
             async with asyncio.timeout(timeout_s):
                 if self._client is None:
-                    host, port = endpoint.rsplit(":", 1)
-                    self._client = self._aetcd.Client(host, int(port), **self._login, options=_OPTIONS)
+                    self._client = self._client_of(endpoint)
                 return await use(self._client)
         except TimeoutError as error:
             await self._give_up()
@@ -85,6 +89,14 @@ class Link:
             with contextlib.suppress(Exception):  # it is of no more use, whatever it says
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await client.close()
+
+    def _client_of(self, endpoint: str) -> Any:
+        host, port = endpoint.rsplit(":", 1)
+        if self._tls is None:
+            return self._aetcd.Client(host, int(port), **self._login, options=_OPTIONS)
+        from jaxft_coordinator.stores._etcd_tls import SecureClient
+
+        return SecureClient(self._tls, host, int(port), **self._login, options=_OPTIONS)
 
     async def _give_up(self) -> None:
         self._next += 1
@@ -107,19 +119,20 @@ def client_library() -> Any:
     return aetcd
 
 
-def parsed(endpoint: str) -> str:
+def parsed(endpoint: str, *, tls: bool) -> str:
     """Return `endpoint` as host:port.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is something else, or says that it speaks otherwise than it will be spoken to.
     """
-    address = endpoint.strip().removeprefix("http://").rstrip("/")
+    scheme, _, address = endpoint.strip().rpartition("://")
+    address = address.rstrip("/")
     host, _, port = address.rpartition(":")
-    if endpoint.startswith("https://"):
-        raise ValueError(
-            f"etcd at {endpoint!r} speaks TLS, which the client library aetcd does not: let a proxy beside the "
-            "coordinator speak it (`etcd grpc-proxy start --endpoints ...`), and name that one"
-        )
     if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in address:
         raise ValueError(f"the etcd endpoint {endpoint!r} is not host:port, for example 'etcd-0:2379'")
+    if scheme not in ("", "https" if tls else "http"):
+        raise ValueError(
+            f"the etcd endpoint {endpoint!r} does not go with the others: either all of them are https:// or "
+            "none is, and with certificates all of them are"
+        )
     return address
