@@ -130,10 +130,10 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         made.stop()
 
 
-def digest_alone(folder: Path, steps: int) -> str:
+def digest_alone(folder: Path, steps: int, *flags: str) -> str:
     """The digest of the same training, alone and without a failure."""
     with cluster(folder) as here:
-        worker = here.start("alone", "--steps", str(steps), coordinated=False)
+        worker = here.start("alone", "--steps", str(steps), *flags, coordinated=False)
         here.until_finished(worker)
         assert worker.digest is not None
         return worker.digest

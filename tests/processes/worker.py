@@ -111,6 +111,8 @@ def main() -> None:
     parser.add_argument("--token")
     parser.add_argument("--tls", nargs=3, metavar=("CA", "CERT", "KEY"))
     parser.add_argument("--host")
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds that each shard's batch takes")
+    parser.add_argument("--hurry", type=Path, default=Path(), help="no longer, once this file is there")
     parser.add_argument("--spare", action="store_true")
     parser.add_argument("--digest-every", type=int)
     parser.add_argument("--checkpoints", type=Path)
@@ -132,6 +134,8 @@ def main() -> None:
     def batch_for(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
         if str(step) in gates:
             wait_for(gates[str(step)])
+        if arguments.pace and not arguments.hurry.is_file():
+            time.sleep(arguments.pace)
         return make_batch(step, shard)
 
     with arguments.events.open("a", buffering=1) as events:

@@ -1,0 +1,78 @@
+"""Links that carry nothing, or die: around one group, both ways or one way, and between two healthy groups."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.trial import FAILURE_S, SLACK_S, Trial, figures, trial
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+# Two attempts may wait for an answer on a dead link, each for the whole of the failure timeout.
+MOST_S = 2 * FAILURE_S + SLACK_S
+
+
+def cut(
+    job: Trial, victim: str, pairs: tuple[tuple[str, str], ...], until: Callable[[], None], name: str
+) -> None:
+    """Cut links `until` something has happened, mend them, and check how long everything took."""
+    with job.fault(victim) as told:
+        job.network.cut(pairs)
+        until()
+        job.network.mend(pairs)
+    standstill_s, again_s = job.standstill_s(told()), job.again_s(told(), victim)
+    figures.info("%s: stood still %.2f s, back after %.2f s", name, standstill_s, again_s)
+    assert standstill_s < MOST_S
+    assert again_s < FAILURE_S + SLACK_S
+
+
+def cut_around(job: Trial, victim: str, *, into: bool = True, out: bool = True) -> None:
+    """Cut a group off until it has been put out and the others have gone on."""
+
+    def the_others_go_on() -> None:
+        # It is put out, or has noticed itself that it hears nothing any more, and hung up.
+        job.here.until(lambda: job.coordinator_says(f"lost {victim} ("), f"the quorum without {victim}")
+        for group in job.workers.keys() - {victim}:
+            job.until_step(group, 3)
+
+    pairs = job.network.around(victim, into=into, out=out)
+    cut(job, victim, pairs, the_others_go_on, f"cut off, into it {into}, out of it {out}")
+
+
+def test_a_group_that_is_cut_off_is_put_out_and_comes_back(tmp_path: Path, undisturbed: str) -> None:
+    with trial(tmp_path) as job:
+        cut_around(job, "group-1")
+        assert job.coordinator_says("evicts group-1: no heartbeat for")
+        assert job.workers["group-1"].steps()[-1]["quorum_id"] >= 3
+        job.finish(undisturbed)
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize(("into", "out"), [(True, False), (False, True)])
+def test_a_cut_in_one_direction(into: bool, out: bool, tmp_path: Path, undisturbed: str) -> None:
+    with trial(tmp_path) as job:
+        cut_around(job, "group-0", into=into, out=out)
+        job.finish(undisturbed)
+
+
+def test_a_dead_link_between_two_healthy_groups(tmp_path: Path, undisturbed: str) -> None:
+    """What dies costs an attempt; what carries nothing costs one of the two its place, and the job goes on."""
+    both = (("group-0", "group-1"), ("group-1", "group-0"))
+    with trial(tmp_path) as job:
+        with job.fault("group-0", "group-1") as told:
+            assert job.network.reset("group-0", "group-1") > 0
+        figures.info("link died: stood still %.2f s", job.standstill_s(told()))
+        assert job.standstill_s(told()) < SLACK_S
+
+        def one_is_out() -> None:
+            job.here.until(
+                lambda: job.coordinator_says("evicts group-0") or job.coordinator_says("evicts group-1"),
+                "one of the two to be put out",
+            )
+            job.until_step("group-2", 3)
+
+        cut(job, "group-0", both, one_is_out, "link carries nothing")
+        for group in ("group-0", "group-1"):
+            job.until_back(group)
+        job.finish(undisturbed)

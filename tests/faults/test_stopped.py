@@ -1,0 +1,49 @@
+"""SIGSTOP, for shorter and longer than the heartbeat timeout; the kernel goes on answering for the stopped one."""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.trial import GROUPS, HEARTBEAT_S, SLACK_S, Trial, figures, trial
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+SHORT_S = 0.3 * HEARTBEAT_S
+
+
+def stop_for(job: Trial, group: str, until: Callable[[], None]) -> tuple[float, float]:
+    """Stop a group `until` something; returns for how long the job stood still, and how long it was still away."""
+    process = job.workers[group].process
+    with job.fault(group) as told:
+        process.send_signal(signal.SIGSTOP)
+        until()
+        process.send_signal(signal.SIGCONT)
+    return job.standstill_s(told()), job.again_s(told(), group)
+
+
+def test_a_stop_of_any_length_changes_nothing(tmp_path: Path, undisturbed: str) -> None:
+    with trial(tmp_path) as job:
+
+        def a_moment() -> None:
+            over_s = time.monotonic() + SHORT_S
+            job.here.until(lambda: time.monotonic() >= over_s, "the stop to have lasted")
+
+        standstill_s, again_s = stop_for(job, "group-1", a_moment)
+        figures.info("stopped shortly: stood still %.2f s, back after %.2f s", standstill_s, again_s)
+        assert not job.coordinator_says("evicts group-1"), "shorter than the timeout: the others wait"
+        assert job.workers["group-0"].steps()[-1]["members"] == list(GROUPS)
+
+        def the_others_go_on() -> None:
+            job.until_coordinator_says("evicts group-1: no heartbeat for")
+            for group in ("group-0", "group-2"):
+                job.until_step(group, 3)
+
+        standstill_s, again_s = stop_for(job, "group-1", the_others_go_on)
+        figures.info("stopped long: stood still %.2f s, back after %.2f s", standstill_s, again_s)
+        assert standstill_s < HEARTBEAT_S + SLACK_S
+        assert again_s < SLACK_S, "it comes back by itself"
+        assert job.workers["group-1"].says("comes back as a joiner")
+        job.finish(undisturbed)
