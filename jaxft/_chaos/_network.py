@@ -8,7 +8,7 @@ has rules of its own:
     cut        nothing arrives, neither bytes nor the end of a connection, and nobody is told: as with a cut cable.
                What was sent meanwhile arrives when the link is mended, as TCP would send it again.
     capped     so many bytes a second.
-    damaged    one bit of the next large piece of a heal (or of an exchange) arrives flipped.
+    damaged    a burst of bits of the next large piece of a heal (or of an exchange) arrives flipped.
 
 `reset` ends the connections that are there, in both directions, with an RST; new ones are let through.
 
@@ -128,7 +128,7 @@ class Network:
         self._call(self._cap(tuple(pairs), bytes_per_s))
 
     def damage(self, pairs: Iterable[Pair], *, times: int = 1, kind: str = "heal") -> None:
-        """Flip a bit in the next large piece of a heal (or "exchange") on these links, on `times` of them at most.
+        """Flip bits in the next large piece of a heal (or "exchange") on these links, on `times` of them at most.
 
         `damaged` says how often that has happened so far.
         """
@@ -246,7 +246,7 @@ class Network:
                     link.damage_kind = ""
                     self._to_damage -= 1
                     self.damaged += 1
-                    piece = _with_flipped_bit(piece)
+                    piece = _with_a_flipped_burst(piece)
                 writer.write(piece)
                 await writer.drain()
         except OSError:
@@ -266,9 +266,11 @@ async def _hear_hello(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
     return hello.group, hello.kind, said
 
 
-def _with_flipped_bit(piece: bytes) -> bytes:
-    middle = len(piece) // 2
-    return piece[:middle] + bytes([piece[middle] ^ 0x10]) + piece[middle + 1 :]
+def _with_a_flipped_burst(piece: bytes) -> bytes:
+    """Flip one bit in each of four bytes: in any number of 32 bits, at least the exponent changes."""
+    at = len(piece) // 2
+    burst = bytes(byte ^ 0x10 for byte in piece[at : at + 4])
+    return piece[:at] + burst + piece[at + 4 :]
 
 
 def _abort(*ends: asyncio.StreamWriter) -> None:
