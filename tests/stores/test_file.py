@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from jaxft_coordinator.core.job import Forgotten, Record
 from jaxft_coordinator.stores import FileStore, Opened, StoreDamaged, StoreLost, _store
+from jaxft_coordinator.stores._logfile import HEADER_BYTES, frame, header
 
 from tests.stores import examples
 
@@ -110,12 +111,10 @@ def test_an_append_that_makes_no_sense_writes_nothing(tmp_path: Path):
 
 
 def test_a_record_that_moves_what_nobody_knows_is_damage(tmp_path: Path):
-    from jaxft_coordinator.stores._logfile import HEADER, frame
-
-    (tmp_path / "log").write_bytes(HEADER + frame([examples.moved(1)]))
+    (tmp_path / "log").write_bytes(header(HEADER_BYTES) + frame([examples.moved(1)]))
 
     async def scenario() -> None:
-        with pytest.raises(StoreDamaged, match=f"damaged at byte {len(HEADER)}: .* nothing is known"):
+        with pytest.raises(StoreDamaged, match=f"damaged at byte {HEADER_BYTES}: .* nothing is known"):
             await FileStore(tmp_path).open("a:1")
 
     run(scenario)
@@ -340,9 +339,16 @@ def test_a_long_wait_is_said_again_and_again(
     run(scenario)
 
 
-def test_a_folder_that_cannot_be_written_to_is_an_error_that_says_so():
+def test_a_folder_that_cannot_be_written_to_is_an_error_that_says_so(tmp_path: Path):
+    (tmp_path / "file").touch()
+
     async def scenario() -> None:
-        with pytest.raises(OSError, match="/proc"):
-            await FileStore(Path("/proc/jaxft")).open("a:1")
+        for folder, says in (
+            (Path("/proc/jaxft"), "cannot keep the coordinator's state in /proc/jaxft"),
+            (tmp_path / "file", "Name a folder, not a file"),
+            (tmp_path / "file" / "state", "Name a folder, not a file"),
+        ):
+            with pytest.raises(OSError, match=says):
+                await FileStore(folder).open("a:1")
 
     run(scenario)

@@ -14,12 +14,13 @@ from jaxft_coordinator.core.job import Record
 from jaxft_coordinator.stores import StoreDamaged
 from jaxft_coordinator.stores._logfile import (
     FRAME_BYTES,
-    HEADER,
+    HEADER_BYTES,
     MARK,
     MAX_LOG_BYTES,
     MAX_PAYLOAD_BYTES,
     Log,
     frame,
+    header,
     read,
 )
 
@@ -32,8 +33,9 @@ APPENDS: list[list[Record]] = [
     [examples.moved(3)],
 ]
 FRAMES = [frame(append) for append in APPENDS]
-STARTS = [len(HEADER) + sum(map(len, FRAMES[:i])) for i in range(len(FRAMES) + 1)]
-WHOLE = HEADER + b"".join(FRAMES)
+STARTS = [HEADER_BYTES + sum(map(len, FRAMES[:i])) for i in range(len(FRAMES) + 1)]
+# As if the first of them had been there when it was rewritten, and the others appended.
+WHOLE = header(STARTS[1]) + b"".join(FRAMES)
 
 
 def read_back(folder: Path, data: bytes) -> list[object]:
@@ -88,9 +90,8 @@ def test_a_flipped_bit_before_the_end_is_refused(tmp_path: Path):
         for at in range(start, STARTS[i + 1]):
             damaged = bytearray(WHOLE)
             damaged[at] ^= 1 << at % 8
-            with pytest.raises(
-                StoreDamaged, match=rf"log is damaged at byte {start}: .* follows at byte {STARTS[i + 1]}"
-            ):
+            says = f"follows at byte {STARTS[i + 1]}" if i else "before it got its name"
+            with pytest.raises(StoreDamaged, match=rf"log is damaged at byte {start}: .*{says}"):
                 read_back(tmp_path, bytes(damaged))
 
 
@@ -102,8 +103,32 @@ def test_a_flipped_bit_in_the_last_record_is_an_end_torn(tmp_path: Path):
         assert read_back(tmp_path, bytes(damaged)) == flat(APPENDS[:-1])
 
 
+def test_what_was_rewritten_cannot_be_torn(tmp_path: Path):
+    """It was on the disk before the file got its name: if its end does not read, that was no crash."""
+    whole = header(STARTS[-1]) + WHOLE[HEADER_BYTES:]
+    assert read_back(tmp_path, whole) == flat(APPENDS)
+    for cut in range(HEADER_BYTES, len(whole), 3):
+        with pytest.raises(StoreDamaged, match="before it got its name"):
+            read_back(tmp_path, whole[:cut])
+    for at in range(HEADER_BYTES, len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x10
+        with pytest.raises(StoreDamaged, match="does not read"):
+            read_back(tmp_path, bytes(damaged))
+
+
+def test_a_header_that_was_changed_loses_nothing(tmp_path: Path):
+    for at in range(HEADER_BYTES):
+        damaged = bytearray(WHOLE)
+        damaged[at] ^= 0x01
+        try:
+            assert read_back(tmp_path, bytes(damaged)) == flat(APPENDS)
+        except StoreDamaged:
+            continue
+
+
 def test_a_file_of_something_else_is_refused(tmp_path: Path):
-    for foreign in (b"", b"hello", HEADER[:-1], HEADER.replace(b"1", b"2"), bytes(1000)):
+    for foreign in (b"", b"hello", WHOLE[: HEADER_BYTES - 1], WHOLE.replace(b"log 1", b"log 2"), bytes(1000)):
         with pytest.raises(StoreDamaged, match=r"damaged at byte 0: it begins with"):
             read_back(tmp_path, foreign)
 
@@ -149,7 +174,7 @@ def test_any_beginning_of_a_log_is_a_whole_number_of_appends(
 ):
     whole = b"".join(frame(append) for append in appends)
     kept = whole[: cut % (len(whole) + 1)]
-    found = read_back(tmp_path_factory.getbasetemp(), HEADER + kept)
+    found = read_back(tmp_path_factory.getbasetemp(), header(HEADER_BYTES) + kept)
     lengths = [sum(len(frame(append)) for append in appends[:i]) for i in range(len(appends) + 1)]
     appended = max(i for i, length in enumerate(lengths) if length <= len(kept))
     assert found == flat(appends[:appended])

@@ -120,8 +120,9 @@ class FileStore:
             await asyncio.sleep(_POLL_S)
 
     def _try_lock(self) -> bool:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+        with _teaching(f"cannot keep the coordinator's state in {self._folder}"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -236,6 +237,10 @@ def _teaching(what: str):
             errno.EFBIG: "A limit on the size of files is in force (ulimit -f): raise it",
             errno.EROFS: "The file system is read-only: see what the kernel says of its disk",
             errno.EIO: "The disk is failing: see what the kernel says of it",
+            errno.EACCES: "Name a folder that this user may write to",
+            errno.EPERM: "Name a folder that this user may write to",
+            errno.ENOTDIR: "Name a folder, not a file",
+            errno.EEXIST: "Name a folder, not a file",
         }.get(error.errno or 0, "See what the kernel says of its disk")
         text = f"{what}: {error.strerror or error}. Nothing was written. {advice}"
         raise OSError(error.errno or errno.EIO, text) from error

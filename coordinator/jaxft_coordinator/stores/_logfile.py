@@ -1,18 +1,21 @@
 """One append-only file of records, each append whole or not there at all. Blocking; the caller brings the thread.
 
-    file   = HEADER frame frame ...
+    file   = header frame frame ...
+    header = a line of text that ends in a length, in hexadecimal digits: the file had it when it was rewritten
     frame  = MARK length crc payload        length, crc: 4 bytes, big-endian; the crc covers length and payload
     payload = records, one a line           all records of one append: so they survive a crash together or not
 
-A record holds no control character, so the mark (it begins with one) never stands inside a payload. That tells a
-torn end from damage: a crash can only spoil the last append, because each is on the disk before the next begins. So
-if a frame does not read and no whole frame follows, it is the end, never acknowledged, and is cut off; if one does
-follow, something else has changed the file, and nobody may guess.
+A crash can only spoil the last append, because each is on the disk before the next begins; and it cannot spoil what
+stood there when the file was rewritten, because that was on the disk before it got its name. That tells a torn end
+from damage. If a frame that was appended does not read and no whole one follows, it is the end, never acknowledged,
+and is cut off; anything else has been done to the file by something else, and nobody may guess. (A record holds no
+control character, so the mark, which begins with one, never stands inside a payload.)
 """
 
 import contextlib
 import logging
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -26,7 +29,8 @@ from jaxft_coordinator.stores._store import StoreDamaged, too_big
 
 _log = logging.getLogger("jaxft_coordinator")
 
-HEADER = b"jaxft-coordinator log 1\n"
+_HEADER = re.compile(rb"jaxft-coordinator log 1 ([0-9a-f]{16})\n")
+HEADER_BYTES = 41
 MARK = b"\x1ejax"
 _LENGTH_AND_CRC = struct.Struct(">II")
 FRAME_BYTES = len(MARK) + _LENGTH_AND_CRC.size
@@ -36,6 +40,11 @@ MAX_PAYLOAD_BYTES = 64 << 20
 MAX_LOG_BYTES = 1 << 30
 
 Written = Record | records.Led
+
+
+def header(length: int) -> bytes:
+    """Return the beginning of a file that has `length` bytes, this header included, when it is rewritten."""
+    return b"jaxft-coordinator log 1 %016x\n" % length
 
 
 def frame(written: Sequence[Written]) -> bytes:
@@ -58,23 +67,29 @@ def read(path: Path) -> list[tuple[int, Written]]:
     An end that a crash has torn is left out, with a warning. Nothing is written.
 
     Raises:
-        StoreDamaged: a frame is damaged, and whole ones follow it; or the file is no such log.
+        StoreDamaged: it holds something that does not read, and that no crash can have torn; or it is no such log.
         OSError: it cannot be read.
     """
     size = path.stat().st_size
     if size > MAX_LOG_BYTES:
         raise damage(path, 0, f"it has {size} bytes, and a log of the coordinator is never so long")
     data = path.read_bytes()
-    if not data.startswith(HEADER):
-        raise damage(path, 0, f"it begins with {data[: len(HEADER)]!r}, not with {HEADER!r}")
+    begins = _HEADER.match(data)
+    if begins is None:
+        raise damage(path, 0, f"it begins with {data[:HEADER_BYTES]!r}, which is not how a log begins")
     found: list[tuple[int, Written]] = []
-    end = len(HEADER)
+    end = HEADER_BYTES
     for offset, payload in _frames(data):
         try:
             found += [(offset, records.decode(line)) for line in payload.split(b"\n")]
         except records.RecordError as error:
             raise damage(path, offset, str(error)) from error
         end = offset + FRAME_BYTES + len(payload)
+    rewritten = int(begins[1], 16)
+    if end < rewritten:
+        raise damage(
+            path, end, f"up to byte {rewritten} it was on the disk before it got its name, and does not read"
+        )
     if end < len(data):
         _check_end(path, data, end)
     return found
@@ -82,7 +97,7 @@ def read(path: Path) -> list[tuple[int, Written]]:
 
 def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield offset and payload of each frame, up to the first that does not read."""
-    offset = len(HEADER)
+    offset = HEADER_BYTES
     while (payload := _payload_at(data, offset)) is not None:
         yield offset, payload
         offset += FRAME_BYTES + len(payload)
@@ -148,7 +163,8 @@ class Log:
             OSError: the disk is full or failing. The log at `path` is as it was.
         """
         fresh = path.with_name(path.name + ".new")
-        data = HEADER + b"".join(frame([record]) for record in written)
+        frames = b"".join(frame([record]) for record in written)
+        data = header(HEADER_BYTES + len(frames)) + frames
         descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             _write(descriptor, data, 0)
