@@ -94,6 +94,29 @@ def test_a_slow_step_of_late_is_remembered():
     assert members(desk) == ["a", "b"]
 
 
+def test_one_alone_that_computed_and_hangs_is_put_out_for_a_joiner_that_is_ready():
+    desk = measured("a")
+    computed(desk, "a")
+    healing(desk, "b")
+    desk.ready("b")
+    desk.wait(PATIENCE_S - 0.5)
+    assert members(desk) == ["a"]
+    desk.wait(1.0)
+    assert members(desk) == ["b"]
+
+
+def test_several_that_have_computed_are_left_to_the_deadlines_of_their_exchange():
+    desk = measured("a", "b")
+    computed(desk, "a")
+    computed(desk, "b")
+    healing(desk, "c")
+    desk.ready("c")
+    desk.wait(599.0)
+    assert members(desk) == ["a", "b"]
+    desk.wait(2.0)
+    assert members(desk) == ["c"]
+
+
 def test_before_a_step_was_measured_nobody_is_put_out_soon():
     desk = running("a", "b")
     computed(desk, "a")

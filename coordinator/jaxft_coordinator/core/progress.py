@@ -64,16 +64,22 @@ def hung(turn: Turn) -> list[tuple[Group, str]]:
     job, ballot = turn.job, turn.job.ballot
     if job.quorum is None or job.frontier is None:
         return []
-    patience = patience_s(job) or UNMEASURED_PATIENCE * job.options.join_timeout_s
+    longest = UNMEASURED_PATIENCE * job.options.join_timeout_s
+    patience = patience_s(job) or longest
     living = (1 << len(job.quorum.members)) - 1 & ~ballot.lost
     voted = ballot.ok | ballot.failed
+    joiner_s = _waiting_joiner_s(turn)
+    nobody_ahead_s = None if ballot.computed else joiner_s
+    # Who has computed waits for the exchange, which has deadlines of its own; one that is alone has nobody to wait for.
+    alone = living.bit_count() == 1
     waits = (
-        (living & ~(ballot.computed | voted), ballot.ahead_s, "computed its shards"),
-        (living & ~voted, ballot.voted_s, "voted"),
-        (living & ~(ballot.computed | voted), _waiting_joiner_s(turn), "computed its shards"),
+        (living & ~(ballot.computed | voted), ballot.ahead_s, patience, "computed its shards"),
+        (living & ~voted, ballot.voted_s, patience, "voted"),
+        (living & ~(ballot.computed | voted), nobody_ahead_s, patience, "computed its shards"),
+        (living & ~voted, joiner_s, patience if alone else max(patience, longest), "voted"),
     )
-    for behind, since_s, lacks in waits:
-        if behind and since_s is not None and turn.now_s - since_s > patience:
+    for behind, since_s, most_s, lacks in waits:
+        if behind and since_s is not None and turn.now_s - since_s > most_s:
             slowest = (
                 "" if job.slowest_s is None else f" (the slowest step of late took {job.slowest_s:.2f} s)"
             )
@@ -108,9 +114,9 @@ def fresh_ballot(turn: Turn, retries: int = 0) -> Ballot:
 
 
 def _waiting_joiner_s(turn: Turn) -> float | None:
-    """Since when somebody who could go on without them has waited for members none of whom is ahead."""
+    """Since when somebody who could go on without them has waited for members none of whom has voted."""
     job = turn.job
-    if job.frontier is None or job.ballot.computed or job.ballot.ok:
+    if job.frontier is None or job.ballot.ok:
         return None
     step = job.frontier.step
     ready = turn.select(lambda group: group.phase is Phase.READY and group.step == step and not group.spare)
