@@ -264,6 +264,20 @@ def test_a_state_of_another_history_is_refused():
     assert done.closed == ["old"]
 
 
+def test_the_first_state_of_another_history_is_nothing_that_could_be_lost():
+    desk = running("a")
+    desk.commit()
+    heal = desk.come("old", step=0, history=OTHER).only(Heal)["old"]
+    assert heal.step == 1
+    assert desk.group("old").history == 0
+
+
+def test_no_founding_gives_way_to_the_first_state_of_another():
+    desk = running("a")
+    assert desk.come("old", step=0, digest="other", history=OTHER).only(Heal).keys() == {"old"}
+    assert members(desk) == ["a"]
+
+
 def test_a_step_beyond_the_jobs_is_refused_without_its_history_and_heals_back_with_it():
     desk = resumed_at(1)
     (refused,) = desk.come("strange", step=3).to("strange")

@@ -168,7 +168,7 @@ class Job:
 
     @property
     def empty(self) -> bool:
-        """Nothing but its ids would be lost if this job were forgotten: whoever comes founds it anew.
+        """Nothing but its ids would be lost if this job were forgotten; `durable.anew` is to take its place.
 
         Not yet after a restart: those who took part are about to dial again. Nor where its first state, or the one
         from which it resumed, is of a history: that one must not give way to a fresh state.

@@ -1,5 +1,7 @@
 """Groups come, join, heal, and go."""
 
+from dataclasses import replace
+
 from jaxft_coordinator.core import founding, quorums
 from jaxft_coordinator.core.job import Close, Group, Phase, Send, SessionId
 from jaxft_coordinator.core.messages import (
@@ -67,6 +69,9 @@ def join(turn: Turn, group: Group, message: Join) -> None:
         names = ", ".join(difference.name for difference in differences)
         refuse(turn, group, f"group {group.name!r} differs from job {job.name!r} in: {names}", differences)
         return
+    if message.step == 0 and job.frontier is not None and message.history != job.history:
+        # It healed to the first state of a founding on which nothing was committed, and which is undone.
+        message = replace(message, history=HistoryId(0))
     if founding.gives_way_to(turn, message):
         founding.give_way(turn)
         job = turn.job
