@@ -4,17 +4,20 @@ A failure prints the shortest run of rules that leads to it.
 """
 
 import contextlib
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from jaxft_coordinator.core.job import Close, Effect, Frontier, Job, Phase, Send, SessionId
+from jaxft_coordinator.core import durable
+from jaxft_coordinator.core.job import Close, Effect, Frontier, Job, Persist, Phase, Saved, Send, SessionId
 from jaxft_coordinator.core.machine import IllegalEvent
 from jaxft_coordinator.core.messages import (
     Commit,
     CoordinatorMessage,
     GroupName,
     Heal,
+    Heartbeat,
     NewQuorum,
     Pin,
     QuorumId,
@@ -40,11 +43,14 @@ class AnyJob(RuleBasedStateMachine):
         self.quorums: dict[QuorumId, NewQuorum] = {}
         self.told: dict[SessionId, Step] = {}  # the last step whose commit each session was sent
         self.closed: set[SessionId] = set()
+        self.known: dict[str, Saved] = {}  # what the coordinator has written down
+        self.term = 0
 
     @initialize(names=st.sets(names))
     def found(self, names: set[str]) -> None:
         for name in sorted(names):
-            self.desk.come(name)
+            self._do(lambda name=name: self.desk.hello(name))
+            self._do(lambda name=name: self.desk.join(name))
 
     # ---- what may happen ----
 
@@ -128,12 +134,38 @@ class AnyJob(RuleBasedStateMachine):
     def tick(self, after_s: float, silent: set[str]) -> None:
         self._do(lambda: self.desk.tick(after_s, tuple(silent)))
 
+    @rule(name=names)
+    @precondition(lambda self: self.desk.job.quorum is not None)
+    def computed(self, name: str) -> None:
+        self._do(lambda: self.desk.say(name, Heartbeat(self.desk.quorum.quorum_id, self.desk.step)))
+
+    @rule()
+    @precondition(lambda self: "job" in self.known)
+    def the_coordinator_dies(self) -> None:
+        """It begins anew with what it has written down: no session is left, and nothing that counts is forgotten."""
+        before = self.desk.job
+        self.term += 1
+        options = replace(before.options, term=self.term)
+        self.closed |= before.sessions.keys()
+        self.desk.sessions.clear()
+        self.desk.job = durable.restored(self.known["job"], options, self.desk.now_s)
+        assert self.desk.job.last_quorum_id == before.last_quorum_id
+        assert self.desk.job.frontier == (None if before.empty else before.frontier)
+
     def _do(self, act) -> None:
         before = self.desk.job
         self.done = Done((), {})
         with contextlib.suppress(IllegalEvent, KeyError):  # KeyError: it never said Hello
             self.done = act()
+        told = False
+        for effect in self.done.effects:
+            if isinstance(effect, Persist):
+                assert not told, "a decision was told before it was written down"
+                self.known = durable.fold(self.known, effect.record)
+            told |= isinstance(effect, Send)
         self._check(before, self.desk.job)
+        if self.desk.job.empty:
+            self.desk.job = durable.anew(self.desk.job)  # as the shell does
 
     # ---- what holds after each event ----
 
@@ -204,6 +236,17 @@ class AnyJob(RuleBasedStateMachine):
         assert donors <= frontier.holders
 
     @invariant()
+    def what_must_survive_is_written_down(self) -> None:
+        job = self.desk.job
+        if "job" not in self.known or job.empty:
+            assert job.empty or durable.saved(job) == durable.saved(Job(job.name, job.options))
+        elif job.quorum is None:
+            # Of whom the last quorum was made says only the record, after a restart.
+            assert replace(self.known["job"], members=()) == replace(durable.saved(job), members=())
+        else:
+            assert self.known["job"] == durable.saved(job)
+
+    @invariant()
     def sessions_and_groups_agree(self) -> None:
         job = self.desk.job
         assert {group.session: name for name, group in job.groups.items()} == job.sessions
@@ -225,7 +268,8 @@ class AnyJob(RuleBasedStateMachine):
         job = self.desk.job
         able = [group for group in job.groups.values() if group.phase is Phase.MEMBER]
         enough = len(able) >= max(1, job.min_replicas)
-        if job.frontier is not None and job.finished is None and enough:
+        # (After a restart the others are given a moment to come back.)
+        if job.frontier is not None and job.finished is None and enough and job.restored_s is None:
             assert job.quorum is not None
 
     @invariant()

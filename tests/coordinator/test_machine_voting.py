@@ -427,3 +427,15 @@ def test_a_new_incarnation_on_an_old_seat_makes_a_new_quorum():
 def _all_fail(desk: Desk, **accusations: list[str]) -> None:
     for name, accused in accusations.items():
         desk.fail(name, *accused)
+
+
+def test_one_that_has_left_and_is_back_before_the_commit_is_told_that_it_takes_part():
+    # The same members, the same incarnations: yet another quorum, for it waits to hear of one.
+    desk = running("a", "b")
+    desk.vote("a")
+    desk.leave("b", finished=True)
+    desk.come("b")
+    done = desk.tick()
+    assert done.only(NewQuorum).keys() == {"b"}
+    assert desk.quorum.quorum_id == 2
+    assert members(desk) == ["a", "b"]

@@ -190,7 +190,8 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
     members = _candidates(turn)
     staying = {group.name for group in members}
     following = None
-    if len(members) >= turn.job.min_replicas and _differs(turn, quorum, members):
+    # One that was lost and is back in time makes the same members; but it must hear that it is one of them.
+    if len(members) >= turn.job.min_replicas and (ballot.lost or _differs(turn, quorum, members)):
         following = _install(turn, members, again=False, announce=False)
     elif len(members) < turn.job.min_replicas:
         turn.update(quorum=None)
