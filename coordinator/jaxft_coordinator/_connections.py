@@ -28,6 +28,7 @@ class Connections:
     def __init__(self, port: int) -> None:
         self._port = port
         self._strangers: dict[Peer, float] = {}  # since when they are known as such, longest first
+        self._ended: Set[Peer] = set()  # gRPC may not have noticed it yet
 
     def sweep(self, groups: Set[Peer], now_s: float) -> int:
         """End what strangers have kept for too long, or have too many of; return how many that were.
@@ -40,13 +41,13 @@ class Connections:
             self._strangers.clear()
             return 0
         found = _connections(self._port)
-        strangers = {
-            peer: since_s for peer, since_s in self._strangers.items() if peer in found.keys() - groups
-        }
-        strangers |= {peer: now_s for peer in found.keys() - groups - strangers.keys()}
+        here = found.keys() - groups - self._ended
+        strangers = {peer: since_s for peer, since_s in self._strangers.items() if peer in here}
+        strangers |= {peer: now_s for peer in found if peer in here and peer not in strangers}
         ended = {peer for peer, since_s in strangers.items() if now_s - since_s > STRANGER_TIMEOUT_S}
         ended |= set(crowded_out(((peer, peer[0]) for peer in strangers if peer not in ended), MAX_STRANGERS))
         self._strangers = {peer: since_s for peer, since_s in strangers.items() if peer not in ended}
+        self._ended = (self._ended & found.keys()) | ended
         return sum(_end(found[peer], peer) for peer in ended)
 
 

@@ -21,6 +21,7 @@ from jaxft_coordinator import _side, limits, wire
 from jaxft_coordinator._connections import Connections, Peer, peer_of
 from jaxft_coordinator._door import Door
 from jaxft_coordinator._jobs import Jobs
+from jaxft_coordinator._sparse import Sparse
 from jaxft_coordinator.core import machine
 from jaxft_coordinator.core.job import (
     Close,
@@ -40,6 +41,11 @@ from jaxft_coordinator.stores import Store
 from jaxft_coordinator.tls import Pem
 
 _log = logging.getLogger("jaxft_coordinator")
+# What strangers bring about: they must not fill the disk either. The second is gRPC's, which writes a page for each
+# call whose other end goes away in the middle.
+_strangers_log = logging.getLogger("jaxft_coordinator.strangers")
+for _logger in (_strangers_log, logging.getLogger("grpc._cython.cygrpc")):
+    _logger.addFilter(Sparse())
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 # A quorum of a thousand groups is 60 KB; a group that lets this many messages pile up reads none of them.
@@ -263,7 +269,7 @@ class Server(pb_grpc.CoordinatorServicer):
             reason = f"it said nothing for {FIRST_MESSAGE_TIMEOUT_S:.0f} s"
         except (wire.WireError, machine.IllegalEvent) as error:
             reason = f"it broke the protocol: {error}"
-            _log.warning("session %d: %s", session.id, error)
+            _strangers_log.warning("session %d: %s", session.id, error)
             session.put(wire.coordinator_to_proto(Evicted(reason, may_return=False)))
         except Exception:
             reason = "the coordinator failed on its message"
@@ -277,9 +283,13 @@ class Server(pb_grpc.CoordinatorServicer):
             return
         if not isinstance(hello, Hello):
             raise machine.IllegalEvent("the first message of a session must be Hello")
-        refusal = self._door.refusal(session.id, hello, first.hello) or self._no_room(hello)
+        refusal = (
+            _names_problem(hello)
+            or self._door.refusal(session.id, hello, first.hello)
+            or self._no_room(hello)
+        )
         if refusal:
-            _log.warning("session %d: refuses group %r of job %r", session.id, hello.group, hello.job)
+            _strangers_log.warning("session %d from %s: %s", session.id, session.peer, refusal)
             session.put(wire.coordinator_to_proto(Refused(refusal)))
             session.put(None)
             return
@@ -289,8 +299,6 @@ class Server(pb_grpc.CoordinatorServicer):
 
     def _no_room(self, hello: Hello) -> str:
         """Why this coordinator cannot serve one more group, or one more job; "" if it can."""
-        if not hello.job or len(hello.job) > 200:
-            return "a job needs a name of 1 to 200 characters"
         if len(self._sessions) - len(self._door) >= limits.MAX_SESSIONS:
             return f"this coordinator serves {limits.MAX_SESSIONS} groups, and no more: start another for this job"
         job = self._jobs.get(hello.job)
@@ -330,3 +338,15 @@ class Server(pb_grpc.CoordinatorServicer):
                     _log.info("%s", text)
                 case Persist():
                     pass  # done already
+
+
+def _names_problem(hello: Hello) -> str:
+    """Why names could not be shown to people, or told to every member of a quorum; "" if they can."""
+    for what, name in (("job", hello.job), ("group", hello.group)):
+        if not 0 < len(name) <= limits.MAX_NAME_LENGTH:
+            return f"a {what} needs a name of 1 to {limits.MAX_NAME_LENGTH} characters, not {len(name)}"
+        if not name.isprintable():
+            return f"a {what} needs a name of printable characters, not {name!r}"
+    if len(hello.address) > limits.MAX_ADDRESS_LENGTH or not hello.address.isprintable():
+        return f"the address {hello.address[: limits.MAX_ADDRESS_LENGTH]!r} of group {hello.group!r} is none"
+    return ""

@@ -15,6 +15,9 @@ MAX_STRANGERS = 256
 MAX_SESSIONS = 2048
 MAX_JOBS = 1000
 MAX_GROUPS_PER_JOB = 2048
+MAX_NAME_LENGTH = 200
+# A host name has 253 characters at most.
+MAX_ADDRESS_LENGTH = 300
 # A group needs one; a tool that looks around, a few.
 MAX_STREAMS_PER_CONNECTION = 8
 # The largest message of a group is a Join with all its settings, which are a few KB in all.

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,7 +29,7 @@ from jaxft_coordinator.core.messages import (
 from jaxft_coordinator.credentials import JobKey
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 SECRET = b"a secret of enough bytes"
 KEY = credentials.job_key(SECRET, "job")
 
@@ -151,3 +152,10 @@ def serving_beside(**options: Any) -> Iterator[int]:
         loop, event = over[0]
         loop.call_soon_threadsafe(event.set)
         thread.join()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {PATIENCE_S:.0f} s for {what}"
+        await asyncio.sleep(0.01)

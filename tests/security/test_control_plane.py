@@ -2,6 +2,11 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import logging
+import os
+import re
+import socket
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -9,11 +14,16 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from jaxft_coordinator import _door, _server, _side, credentials, limits
+from jaxft_coordinator import _connections, _door, _server, _side, _sparse, credentials, limits
+from jaxft_coordinator._connections import Connections, peer_of
+from jaxft_coordinator._server import SERVICE
+from jaxft_coordinator._sparse import Sparse
+from jaxft_coordinator.core.job import Options
 from jaxft_coordinator.core.messages import Heartbeat, Join, NewQuorum, Refused, Step, Welcome
 from jaxft_coordinator.credentials import JobKey
 
-from tests.security.groups import KEY, SECRET, Group, commit, pair, serving
+from tests.security.groups import KEY, SECRET, Group, commit, pair, serving, until
+from tests.security.strangers import crowd, read_all, streams
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -265,3 +275,153 @@ def test_the_largest_crowd_makes_room() -> None:
     assert limits.crowded_out(known, 3) == [2, 1, 3]
     assert sorted(limits.crowded_out(known, 0)) == [1, 2, 3, 4, 5, 6]
     assert limits.crowded_out([], 3) == []
+
+
+# ---- connections ----
+
+
+def test_what_strangers_keep_open_is_ended_and_groups_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_server, "_SWEEP_S", 0.02)
+    monkeypatch.setattr(_connections, "STRANGER_TIMEOUT_S", 0.5)
+    stuck = streams(8, path=f"/{SERVICE}/Session", window_bytes=0)
+
+    async def scenario() -> None:
+        async with serving(secret=SECRET) as server, pair(server.port, KEY) as (a, b, quorum):
+            with crowd(server.port, 10, stuck) as greedy, crowd(server.port, 10) as silent:
+                for sock in (*greedy, *silent):
+                    await asyncio.to_thread(read_all, sock)  # to its end
+            await commit(a, b, quorum, 0)
+
+    run(scenario)
+
+
+def test_a_group_whose_session_is_over_cannot_keep_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_server, "_SWEEP_S", 0.02)
+    monkeypatch.setattr(_connections, "STRANGER_TIMEOUT_S", 0.5)
+
+    async def scenario() -> None:
+        async with serving() as server, Group(server.port) as group:
+            assert isinstance(await group.greet(), Welcome)
+            await group.send(b"\xff\xff")
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while await group.read() is not None:
+                    pass
+            await until(lambda: not _connections._connections(server.port), "its connection to be ended")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::]", "[::1]"])
+def test_connections_are_known_by_the_addresses_that_grpc_gives_them(host: str) -> None:
+    async def scenario() -> None:
+        server = _server.Server(f"{host}:0", Options())
+        await server.start()
+        try:
+            async with Group(server.port) as group:
+                assert isinstance(await group.greet(), Welcome)
+                (session,) = server._sessions.values()
+                assert session.peer in _connections._connections(server.port)
+                assert Connections(server.port).sweep({session.peer}, 0.0) == 0
+        finally:
+            await server.stop(grace_s=0.0)
+
+    run(scenario)
+
+
+def test_of_too_many_connections_the_largest_crowd_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_connections, "MAX_STRANGERS", 5)
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as stack:
+        port = listening.getsockname()[1]
+        connections = Connections(port)
+
+        def come(address: str, *groups: socket.socket) -> socket.socket:
+            sock = socket.create_connection(("127.0.0.1", port), timeout=30.0, source_address=(address, 0))
+            stack.enter_context(listening.accept()[0])
+            connections.sweep({group.getsockname() for group in groups}, 0.0)
+            return stack.enter_context(sock)
+
+        lonely, group = come("127.0.0.2"), come("127.0.0.3")
+        crowd_of_one = [come("127.0.0.4", group) for _ in range(6)]
+        assert [is_ended(sock) for sock in crowd_of_one] == [True, True, False, False, False, False]
+        assert not is_ended(lonely)
+        connections.sweep({group.getsockname()}, _connections.STRANGER_TIMEOUT_S + 1.0)
+        assert is_ended(lonely)
+        assert not is_ended(group)
+
+
+def is_ended(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [
+        ("ipv4:127.0.0.1:4711", ("127.0.0.1", 4711)),
+        ("ipv6:%5B::1%5D:4711", ("::1", 4711)),
+        ("ipv6:%5Bfe80::1%25eth0%5D:4711", ("fe80::1", 4711)),
+        ("ipv6:%5B::ffff:10.0.0.1%5D:4711", ("10.0.0.1", 4711)),
+        ("unix:", None),
+        ("", None),
+    ],
+)
+def test_peers_as_grpc_writes_them(name: str, peer: tuple[str, int] | None) -> None:
+    assert peer_of(name) == peer
+
+
+def test_sweeping_leaves_no_descriptor_behind() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)), listening.accept()[0]:
+            before = len(os.listdir("/proc/self/fd"))
+            for now_s in (0.0, 1.0, 100.0, 101.0):
+                Connections(port).sweep(set(), now_s)
+            assert len(os.listdir("/proc/self/fd")) == before
+
+
+# ---- names, and the log ----
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"job": "a\nb"}, r"a job needs a name of printable characters, not 'a\\nb'"),
+        ({"group": "a\x1b[2J"}, "a group needs a name of printable characters"),
+        ({"address": "x" * 301}, "of group 'a' is none"),
+        ({"job": "x" * 201}, "a job needs a name of 1 to 200 characters, not 201"),
+    ],
+)
+def test_names_that_would_harm_who_reads_them_are_refused(
+    change: dict[str, str], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with serving() as server, Group(server.port) as group:
+            group.hello = dataclasses.replace(group.hello, **change)
+            refused = await group.greet()
+            assert isinstance(refused, Refused)
+            assert re.search(text, refused.reason), refused.reason
+
+    run(scenario)
+    assert "\n" not in "".join(record.getMessage() for record in caplog.records)
+
+
+def test_a_log_of_strangers_is_sparse(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(_sparse.time, "monotonic", lambda: now_s)
+    logger = logging.getLogger("jaxft_coordinator.test")
+    logger.addFilter(sparse := Sparse())
+    try:
+        for number in range(1000):
+            logger.warning("line %d", number)
+        assert len(caplog.records) == _sparse._LINES
+        now_s += _sparse._PERIOD_S
+        logger.warning("line %d", 1000)
+    finally:
+        logger.removeFilter(sparse)
+    left_out = 1000 - _sparse._LINES
+    assert caplog.messages[-1] == f"line 1000 (before it, {left_out} more such lines were left out)"
