@@ -12,7 +12,7 @@ from jaxft_coordinator.core.messages import (
     Waiting,
 )
 
-from .helpers import committed, healing, members, running, tried_again
+from .helpers import committed, healing, members, orphaned, running, tried_again
 
 # ---- silence ----
 
@@ -129,6 +129,17 @@ def test_a_leaver_that_holds_nothing_goes_at_once():
     assert desk.leave("b").to("b") == [Goodbye()]
     healing(desk, "c")
     assert desk.leave("c").to("c") == [Goodbye()]
+
+
+def test_a_leaver_that_holds_something_else_than_it_did_goes_at_once():
+    desk = orphaned("a")
+    desk.come("a", step=desk.step + 1, digest="")
+    assert desk.group("a").holder in desk.job.frontier.holders  # pyright: ignore[reportOptionalMemberAccess]
+    desk.come("b", digest="another")
+    done = desk.leave("a")
+    assert done.to("a") == [Goodbye()]
+    assert done.closed == ["a"]
+    assert done.only(Heal) == {}
 
 
 def test_a_leaver_that_goes_silent_is_forgotten():

@@ -183,6 +183,19 @@ def test_all_who_bring_that_state_go_on_and_transfer_nothing():
     assert not any(each.only(Heal) for each in done)
 
 
+def test_what_a_joiner_was_ready_with_counts_though_it_could_not_follow_any_further():
+    desk = running("a")
+    healing(desk, "late")
+    desk.ready("late")
+    desk.commit()
+    assert "late" in members(desk), "its donor has the last sum"
+    desk.close("a")
+    desk.heal_failed("late", step=0)
+    assert desk.step == 1
+    desk.wait(6.0)
+    assert (members(desk), desk.step) == (["late"], 0)
+
+
 def test_what_a_joiner_had_healed_to_counts_though_the_heal_failed():
     # It came fresh, and holds state 5 since: newer than any checkpoint.
     desk = running("a")

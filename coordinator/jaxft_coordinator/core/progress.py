@@ -70,7 +70,7 @@ def hung(turn: Turn) -> list[tuple[Group, str]]:
     voted = ballot.ok | ballot.failed
     joiner_s = _waiting_joiner_s(turn)
     nobody_ahead_s = None if ballot.computed else joiner_s
-    # Who has computed waits for the exchange, which has deadlines of its own; one that is alone has nobody to wait for.
+    # Who has computed waits for the exchange, which has deadlines of its own; one that is alone waits for nobody.
     alone = living.bit_count() == 1
     waits = (
         (living & ~(ballot.computed | voted), ballot.ahead_s, patience, "computed its shards"),

@@ -109,7 +109,8 @@ def ready(turn: Turn, group: Group, message: Ready) -> None:
         return  # of a heal that was given up meanwhile
     # One that has been let in already says so again when it has the sum that it still lacked.
     phase = Phase.MEMBER if group.phase is Phase.MEMBER else Phase.READY
-    turn.note_state(turn.put(group, phase=phase, step=message.step, ready_s=turn.now_s))
+    history = turn.job.history
+    turn.note_state(turn.put(group, phase=phase, step=message.step, history=history, ready_s=turn.now_s))
 
 
 def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:
@@ -125,6 +126,12 @@ def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:
 def leave(turn: Turn, group: Group, message: Leave) -> None:
     """Take `group` out of the quorum; it stays as a donor for those who need it."""
     turn.report(f"{group.name} leaves")
+    if group.phase in (Phase.STALE, Phase.HEALING):
+        # It has said that it holds something else than the frontier, whatever it held once: nobody needs it.
+        turn.send(group, Goodbye())
+        turn.effects.append(Close(group.session))
+        turn.remove(turn.release_heal(group))
+        return
     left = turn.put(turn.release_heal(group), phase=Phase.LEAVING)
     if group.phase is Phase.MEMBER:
         turn.note_left(left.name, "it left")
