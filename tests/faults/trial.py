@@ -18,6 +18,7 @@ from jaxft._chaos._network import COORDINATOR, Network
 from jaxft._launch._events import StepEvent
 from jaxft._launch._record import Fault, History
 from jaxft._launch._recovery import again_s, standstill_s
+from tests.faults.namespaces import Switch
 from tests.processes.harness import Cluster, Worker, cluster
 
 # What a fault has cost, for whoever runs a test with --log-cli-level=INFO.
@@ -39,22 +40,32 @@ class Trial:
     """The job, and what is known of it."""
 
     here: Cluster
-    network: Network
     flags: tuple[str, ...]
     hurry_file: Path
+    broken_network: Network | None = None
     workers: dict[str, Worker] = field(default_factory=dict)
     former: list[Worker] = field(default_factory=list)
+
+    @property
+    def network(self) -> Network:
+        assert self.broken_network is not None, "the groups reach each other without it"
+        return self.broken_network
 
     def start(self, group: str, *flags: str) -> Worker:
         """Start a group, or start it again."""
         if group in self.workers:
             self.former.append(self.workers[group])
-        worker = self.here.start(group, *self.flags, *self.route(group), *flags, coordinated=False)
+        worker = self.here.start(
+            group, *self.flags, *self._route(group), *flags, coordinated=self.broken_network is None
+        )
         self.workers[group] = worker
         return worker
 
-    def route(self, group: str) -> tuple[str, ...]:
-        return ("--coordinator", self.network.coordinator_of(group), "--host", self.network.host_of(group))
+    def _route(self, group: str) -> tuple[str, ...]:
+        if self.broken_network is None:
+            return ()
+        network = self.broken_network
+        return ("--coordinator", network.coordinator_of(group), "--host", network.host_of(group))
 
     def until_step(self, group: str, count: int) -> None:
         """Wait until a group has taken part in so many more steps."""
@@ -151,15 +162,10 @@ def trial(
     failure_s: float = FAILURE_S,
     own_flags: Callable[[str], tuple[str, ...]] = lambda group: (),
 ) -> Iterator[Trial]:
-    """A job of all groups, which has taken its first steps with all of them."""
-    hurry = folder / "hurry"
-    common = ("--steps", str(steps), "--pace", str(PACE_S), "--hurry", str(hurry), *flags)
-    common += ("--failure-timeout-s", str(failure_s))
+    """A job of all groups, which has taken its first steps with all of them, over a network that can be broken."""
     with ExitStack() as stack:
         here = stack.enter_context(cluster(folder))
-        here.start_coordinator(
-            *("--heartbeat-timeout-ms", str(round(1000 * heartbeat_s)), "--state", str(folder / "state"))
-        )
+        start_coordinator(here, heartbeat_s)
 
         def where(name: str) -> int | None:
             if name == COORDINATOR:
@@ -167,15 +173,43 @@ def trial(
             found = LISTENS.search(made.workers[name].log())
             return None if found is None else int(found.group(1))
 
-        made = Trial(here, stack.enter_context(Network(groups, where)), common, hurry)
-        gate = folder / "all-present"
-        for group in groups:
-            made.start(group, "--gate", f"start:{gate}", *own_flags(group))
-        for group in groups:
-            made.until_coordinator_says(f"{group} is present")
-        gate.touch()
-        here.until(
-            lambda: all(len(worker.steps()) >= FIRST_STEPS for worker in made.workers.values()),
-            "the first steps of all groups",
-        )
+        made = Trial(here, common_flags(folder, steps, failure_s, flags), folder / "hurry")
+        made.broken_network = stack.enter_context(Network(groups, where))
+        begin(made, groups, own_flags)
         yield made
+
+
+@contextmanager
+def trial_over(net: Switch, folder: Path, *flags: str) -> Iterator[Trial]:
+    """A job of all groups, which has taken its first steps with all of them, on the hosts of a network."""
+    with cluster(folder) as here:
+        here.within, here.host = net.within, net.address("coordinator")
+        start_coordinator(here, HEARTBEAT_S, "--insecure")
+        made = Trial(here, common_flags(folder, STEPS, FAILURE_S, flags), folder / "hurry")
+        begin(made, GROUPS, lambda group: ())
+        yield made
+
+
+def common_flags(folder: Path, steps: int, failure_s: float, flags: tuple[str, ...]) -> tuple[str, ...]:
+    pace = ("--pace", str(PACE_S), "--hurry", str(folder / "hurry"))
+    return ("--steps", str(steps), *pace, "--failure-timeout-s", str(failure_s), *flags)
+
+
+def start_coordinator(here: Cluster, heartbeat_s: float, *flags: str) -> None:
+    state = str(here.folder / "state")
+    timeout_ms = str(round(1000 * heartbeat_s))
+    here.start_coordinator("--heartbeat-timeout-ms", timeout_ms, "--state", state, *flags)
+
+
+def begin(made: Trial, groups: tuple[str, ...], own_flags: Callable[[str], tuple[str, ...]]) -> None:
+    """Start all groups, and wait until each has taken its first steps together with all others."""
+    gate = made.here.folder / "all-present"
+    for group in groups:
+        made.start(group, "--gate", f"start:{gate}", *own_flags(group))
+    for group in groups:
+        made.until_coordinator_says(f"{group} is present")
+    gate.touch()
+    made.here.until(
+        lambda: all(len(worker.steps()) >= FIRST_STEPS for worker in made.workers.values()),
+        "the first steps of all groups",
+    )

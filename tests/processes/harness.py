@@ -51,10 +51,14 @@ class Cluster:
     workers: list[Worker] = field(default_factory=list)
     coordinator: subprocess.Popen[bytes] | None = None
     coordinator_log: Path = Path()
+    # The coordinator's host, and the words that run a command on a host, for tests with a network of their own.
+    host: str = "localhost"
+    within: Callable[[str], tuple[str, ...]] = lambda name: ()
 
     def start_coordinator(self, *flags: str, port: int = 0) -> None:
         log_path = self.folder / f"coordinator-{len(self.started)}.log"
-        command = [sys.executable, "-m", "jaxft_coordinator", "--bind", f"localhost:{port}", *flags]
+        command = [*self.within("coordinator"), sys.executable, "-m", "jaxft_coordinator"]
+        command += ["--bind", f"{self.host}:{port}", *flags]
         with log_path.open("wb") as log:
             self.coordinator = subprocess.Popen(command, stderr=log, stdout=log)
         self.started.append(self.coordinator)
@@ -68,9 +72,10 @@ class Cluster:
     def start(self, group: str, *flags: str, coordinated: bool = True) -> Worker:
         stem = self.folder / f"{group}-life-{len(self.workers)}"
         events_path, log_path = stem.with_suffix(".jsonl"), stem.with_suffix(".log")
-        command = [sys.executable, str(WORKER), "--group", group, "--events", str(events_path), *flags]
+        command = [*self.within(group), sys.executable, str(WORKER)]
+        command += ["--group", group, "--events", str(events_path), *flags]
         if coordinated:
-            command += ["--coordinator", f"localhost:{self.port}"]
+            command += ["--coordinator", f"{self.host}:{self.port}"]
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
