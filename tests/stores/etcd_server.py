@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -71,15 +70,6 @@ class Etcd:
         self.process.kill()
         self.process.wait(PATIENCE_S)
 
-    def stop(self) -> None:
-        """Let it answer nobody until it is woken."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-
-    def wake(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGCONT)
-
     def ctl(self, *arguments: str) -> Any:
         """What `etcdctl` says, as an object."""
         command = [str(BINARIES / "etcdctl"), "--endpoints", self.endpoint, "-w", "json", *arguments]
@@ -110,5 +100,4 @@ def etcd_in(folder: Path, *flags: str, scheme: str = "http") -> Iterator[Etcd]:
         yield etcd
     finally:
         if etcd.process is not None:
-            etcd.wake()
             etcd.kill()

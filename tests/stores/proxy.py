@@ -41,6 +41,11 @@ class Connection:
         """What the client has sent, and was held."""
         return b"".join(self.up.held or [])
 
+    def hold(self) -> None:
+        """Let nothing through from now on, in either direction."""
+        for direction in (self.up, self.down):
+            direction.held = direction.held or []
+
     def let_go(self, pieces: int | None = None) -> None:
         """Deliver what was held; or the first `pieces` of the requests, and then nothing more of them."""
         held, self.up.held = self.up.held or [], None if pieces is None else []
@@ -62,12 +67,11 @@ class Proxy:
     def endpoint(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def hold(self, *, new: bool = True) -> None:
-        """Let nothing through from now on, in either direction; on new connections neither, unless told so."""
-        self._hold_new = new
+    def hold(self) -> None:
+        """Let nothing through from now on, in either direction, and on new connections neither."""
+        self._hold_new = True
         for connection in self.connections:
-            for direction in (connection.up, connection.down):
-                direction.held = direction.held or []
+            connection.hold()
 
     def let_go(self) -> None:
         self._hold_new = False
