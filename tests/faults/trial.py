@@ -160,12 +160,13 @@ def trial(
     steps: int = STEPS,
     heartbeat_s: float = HEARTBEAT_S,
     failure_s: float = FAILURE_S,
+    state: Path | None = None,
     own_flags: Callable[[str], tuple[str, ...]] = lambda group: (),
 ) -> Iterator[Trial]:
     """A job of all groups, which has taken its first steps with all of them, over a network that can be broken."""
     with ExitStack() as stack:
         here = stack.enter_context(cluster(folder))
-        start_coordinator(here, heartbeat_s)
+        start_coordinator(here, heartbeat_s, state or folder / "state")
 
         def where(name: str) -> int | None:
             if name == COORDINATOR:
@@ -184,7 +185,7 @@ def trial_over(net: Switch, folder: Path, *flags: str) -> Iterator[Trial]:
     """A job of all groups, which has taken its first steps with all of them, on the hosts of a network."""
     with cluster(folder) as here:
         here.within, here.host = net.within, net.address("coordinator")
-        start_coordinator(here, HEARTBEAT_S, "--insecure")
+        start_coordinator(here, HEARTBEAT_S, folder / "state", "--insecure")
         made = Trial(here, common_flags(folder, STEPS, FAILURE_S, flags), folder / "hurry")
         begin(made, GROUPS, lambda group: ())
         yield made
@@ -195,10 +196,9 @@ def common_flags(folder: Path, steps: int, failure_s: float, flags: tuple[str, .
     return ("--steps", str(steps), *pace, "--failure-timeout-s", str(failure_s), *flags)
 
 
-def start_coordinator(here: Cluster, heartbeat_s: float, *flags: str) -> None:
-    state = str(here.folder / "state")
+def start_coordinator(here: Cluster, heartbeat_s: float, state: Path, *flags: str) -> None:
     timeout_ms = str(round(1000 * heartbeat_s))
-    here.start_coordinator("--heartbeat-timeout-ms", timeout_ms, "--state", state, *flags)
+    here.start_coordinator("--heartbeat-timeout-ms", timeout_ms, "--state", str(state), *flags)
 
 
 def begin(made: Trial, groups: tuple[str, ...], own_flags: Callable[[str], tuple[str, ...]]) -> None:
