@@ -253,7 +253,7 @@ def test_who_has_not_opened_it_cannot_append(etcd: Etcd, prefix: str):
     async def scenario() -> None:
         store = EtcdStore([etcd.endpoint], prefix)
         with pytest.raises(StoreLost, match="not opened"):
-            await store.append([examples.saved()])
+            await store.append([examples.moved(1)])
         assert (await written(store)).jobs == {}
 
     run(scenario)

@@ -26,7 +26,8 @@ from typing import Any
 
 from jaxft_coordinator import records
 from jaxft_coordinator.core import durable
-from jaxft_coordinator.core.job import Forgotten, Moved, Record, Saved
+from jaxft_coordinator.core.job import Record, Saved
+from jaxft_coordinator.stores._etcd_keys import folded, led_in, parts, size
 from jaxft_coordinator.stores._etcd_link import EtcdFailed, Link, client_library, parsed
 from jaxft_coordinator.stores._store import Opened, StoreDamaged, StoreLost, Wait, too_big
 from jaxft_coordinator.tls import Pem
@@ -38,10 +39,6 @@ LEASE_TTL_S = 5
 _RETRY_S = 0.2
 # Whoever stands by looks again after this, should the watch be deaf.
 _WATCH_S = 2.0
-# Jobs are independent of each other: what many of them write at once goes in several transactions where etcd would
-# not take it in one. Its limits are 128 operations and 1.5 MB.
-_PART_OPERATIONS = 100
-_PART_BYTES = 1_000_000
 
 
 class EtcdStore:
@@ -122,10 +119,12 @@ class EtcdStore:
         return self._leader
 
     async def append(self, records: Sequence[Record]) -> None:
+        if self._lost.is_set():
+            raise StoreLost(self._why_lost)
         jobs = self._jobs
         for record in records:
             jobs = durable.fold(jobs, record)
-        for values in _parts(records):
+        for values in parts(records):
             await self._append_part(values)
         self._jobs = jobs
 
@@ -155,9 +154,9 @@ class EtcdStore:
         read = [self._get("leader"), self._get("term")]
         _, (leader, term) = await self._transaction([], read, [])
         if leader:
-            self._leader = _led_in(leader[0][1]).address
+            self._leader = led_in(leader[0][1]).address
             return None
-        before = _led_in(term[0][1]).term if term else 0
+        before = led_in(term[0][1]).term if term else 0
         # The clock, so that a coordinator whose etcd was emptied is still later than those before it.
         self._led = records.Led(max(before + 1, int(time.time())), address)
         await self._take_lease()
@@ -199,7 +198,7 @@ class EtcdStore:
         self._created = leader[0][1].create_revision
         jobs: dict[str, Saved] = {}
         for _, entry in (*saved, *moved):
-            jobs = _folded(jobs, entry)
+            jobs = folded(jobs, entry)
         self._jobs = jobs
         return Opened(self._led.term, jobs)
 
@@ -295,7 +294,7 @@ class EtcdStore:
             except EtcdFailed as error:
                 # Where an earlier request may still be on its way, "nothing was written" would be a guess.
                 if error.errno and not unanswered:
-                    raise _refused(error, _size(values)) from error
+                    raise _refused(error, size(values)) from error
                 unanswered = True
                 wait.say(f"waits for etcd at {self._where} to write a decision down: {error}")
                 await _pause()
@@ -324,7 +323,7 @@ class EtcdStore:
             address = ""
             with contextlib.suppress(StoreDamaged):
                 if leader:
-                    who = _led_in(leader[0][1])
+                    who = led_in(leader[0][1])
                     address = who.address
                     why = f"{why}, and {address} leads under term {who.term}"
             self._lose(why)
@@ -368,35 +367,6 @@ class EtcdStore:
         return max(1.0, self._ttl_s / 3)
 
 
-def _parts(new: Sequence[Record]) -> list[dict[str, bytes | None]]:
-    """What each key is to hold after all of `new`, one transaction after the other; of one job all in one."""
-    by_job: dict[str, dict[str, bytes | None]] = {}
-    for record in new:
-        by_job[record.job] = by_job.get(record.job, {}) | _values(record)
-    parts: list[dict[str, bytes | None]] = []
-    for values in by_job.values():
-        size = _size(values) + (_size(parts[-1]) if parts else 0)
-        if not parts or len(parts[-1]) + len(values) > _PART_OPERATIONS or size > _PART_BYTES:
-            parts.append({})
-        parts[-1] |= values
-    return parts
-
-
-def _values(record: Record) -> dict[str, bytes | None]:
-    saved, moved = f"saved/{record.job}", f"moved/{record.job}"
-    match record:
-        case Saved():
-            return {saved: records.encode(record), moved: None}
-        case Moved():
-            return {moved: records.encode(record)}
-        case Forgotten():
-            return {saved: None, moved: None}
-
-
-def _size(values: Mapping[str, bytes | None]) -> int:
-    return sum(len(name) + len(value or b"") for name, value in values.items())
-
-
 def _refused(error: EtcdFailed, size: int) -> OSError:
     if error.errno == errno.EMSGSIZE:
         limit = f"etcd takes 1.5 MB in one request, unless it was told otherwise ({error})"
@@ -406,33 +376,6 @@ def _refused(error: EtcdFailed, size: int) -> OSError:
         f"{error}. Nothing was written. Compact and defragment etcd, and disarm its alarm (etcdctl compaction, "
         "defrag, alarm disarm): then the coordinator goes on by itself. With --auto-compaction-retention=1h etcd "
         "forgets old revisions by itself",
-    )
-
-
-def _led_in(entry: Any) -> records.Led:
-    try:
-        led = records.decode(entry.value)
-    except records.RecordError as error:
-        raise _damage(entry.key, str(error)) from error
-    if not isinstance(led, records.Led):
-        raise _damage(entry.key, f"it says {led!r:.80}, not who leads")
-    return led
-
-
-def _folded(jobs: Mapping[str, Saved], entry: Any) -> dict[str, Saved]:
-    try:
-        record = records.decode(entry.value)
-        if isinstance(record, records.Led) or not entry.key.endswith(f"/{record.job}".encode()):
-            raise ValueError(f"it says {record!r:.80}, which belongs elsewhere")
-        return durable.fold(jobs, record)
-    except ValueError as error:
-        raise _damage(entry.key, str(error)) from error
-
-
-def _damage(key: bytes, what: str) -> StoreDamaged:
-    return StoreDamaged(
-        f"what etcd holds under {key.decode(errors='replace')!r} does not read: {what}. Was it written by something "
-        "else than a coordinator, or by a newer one? Use another prefix, or run that one"
     )
 
 

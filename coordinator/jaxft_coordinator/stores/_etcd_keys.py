@@ -1,0 +1,87 @@
+"""What stands under which key of a store in etcd: records to keys and values, and back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxft_coordinator import records
+from jaxft_coordinator.core import durable
+from jaxft_coordinator.core.job import Forgotten, Moved, Record, Saved
+from jaxft_coordinator.stores._store import StoreDamaged
+
+# Jobs are independent of each other: what many of them write at once goes in several transactions where etcd would
+# not take it in one. Its limits are 128 operations and 1.5 MB.
+_PART_OPERATIONS = 100
+_PART_BYTES = 1_000_000
+
+
+def parts(new: Sequence[Record]) -> list[dict[str, bytes | None]]:
+    """Return what each key is to hold after all of `new` (None: nothing), for one transaction after the other.
+
+    What concerns one job stands in one of them.
+
+    Raises:
+        RecordError: a record cannot be written down.
+    """
+    by_job: dict[str, dict[str, bytes | None]] = {}
+    for record in new:
+        by_job[record.job] = by_job.get(record.job, {}) | _values(record)
+    found: list[dict[str, bytes | None]] = []
+    for values in by_job.values():
+        together = size(values) + (size(found[-1]) if found else 0)
+        if not found or len(found[-1]) + len(values) > _PART_OPERATIONS or together > _PART_BYTES:
+            found.append({})
+        found[-1] |= values
+    return found
+
+
+def _values(record: Record) -> dict[str, bytes | None]:
+    saved, moved = f"saved/{record.job}", f"moved/{record.job}"
+    match record:
+        case Saved():
+            return {saved: records.encode(record), moved: None}
+        case Moved():
+            return {moved: records.encode(record)}
+        case Forgotten():
+            return {saved: None, moved: None}
+
+
+def size(values: Mapping[str, bytes | None]) -> int:
+    """Return how many bytes it takes to write `values`, more or less."""
+    return sum(len(name) + len(value or b"") for name, value in values.items())
+
+
+def led_in(entry: Any) -> records.Led:
+    """Return who leads, or led last, as a key says.
+
+    Raises:
+        StoreDamaged: it says something else.
+    """
+    try:
+        led = records.decode(entry.value)
+    except records.RecordError as error:
+        raise _damage(entry.key, str(error)) from error
+    if not isinstance(led, records.Led):
+        raise _damage(entry.key, f"it says {led!r:.80}, not who leads")
+    return led
+
+
+def folded(jobs: Mapping[str, Saved], entry: Any) -> dict[str, Saved]:
+    """Return what is remembered after one more key.
+
+    Raises:
+        StoreDamaged: it holds no record of the job that it is named after, or one that makes no sense.
+    """
+    try:
+        record = records.decode(entry.value)
+        if isinstance(record, records.Led) or not entry.key.endswith(f"/{record.job}".encode()):
+            raise ValueError(f"it says {record!r:.80}, which belongs elsewhere")
+        return durable.fold(jobs, record)
+    except ValueError as error:
+        raise _damage(entry.key, str(error)) from error
+
+
+def _damage(key: bytes, what: str) -> StoreDamaged:
+    return StoreDamaged(
+        f"what etcd holds under {key.decode(errors='replace')!r} does not read: {what}. Was it written by something "
+        "else than a coordinator, or by a newer one? Use another prefix, or run that one"
+    )
