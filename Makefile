@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos test test-newest storm lint format docs stubs clean
+.PHONY: help setup demo chaos test test-newest simulate mutants storm lint format docs stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,12 @@ test: $(STAMP)  ## all tests but the storms, under 10 minutes on 2 cores
 
 test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13
 	$(MAKE) test PYTHON=$(NEWEST) VENV=.venv-newest
+
+simulate: $(STAMP)  ## the protocol under attack, on a virtual clock: make simulate SEEDS=100000
+	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) --jobs 2 $(ARGS)
+
+mutants: $(STAMP)  ## bugs planted into the protocol's cores, and in how many seeds each is found
+	$(BIN)/python -m tests.simulation.mutants $(ARGS)
 
 storm: $(STAMP)  ## the long fault storms
 	$(BIN)/pytest -m storm -n 0 $(ARGS)

@@ -1,0 +1,308 @@
+"""One life of a coordinator: its machine, and a model of its shell.
+
+The shell's rule is that of `Persist`: whatever follows a record waits until that is durable. A life may die before
+any effect. Another one may lead meanwhile: then the next record cannot be written, nothing after it leaves, and this
+one ends.
+"""
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+from jaxft_coordinator.core import durable, machine
+from jaxft_coordinator.core.job import (
+    Close,
+    Effect,
+    Event,
+    GroupSaid,
+    Job,
+    Options,
+    Persist,
+    Phase,
+    Record,
+    Report,
+    Send,
+    SessionClosed,
+    SessionId,
+    Tick,
+)
+from jaxft_coordinator.core.messages import Alive, GroupMessage, Halted, Heartbeat, Hello
+
+from .clock import Clock
+from .disk import JOB
+from .stream import Stream
+from .truth import Violation
+
+if TYPE_CHECKING:
+    from .world import World
+
+TICK_S = 0.1
+
+
+class Life:
+    def __init__(self, world: "World", host: str) -> None:
+        self.world = world
+        self.host = host
+        self.clock = Clock(world)
+        self.term, saved = world.disk.open()
+        setting = world.setting
+        self._options = Options(
+            min(1, setting.min_replicas), setting.join_timeout_s, setting.heartbeat_timeout_s, self.term
+        )
+        self.job = Job(JOB, self._options)
+        if saved is not None:
+            self.job = durable.restored(saved, self._options, self.clock.now_s)
+            world.sometimes.note("restored")
+        self.dead = False
+        self.crash_after: int | None = None  # so many effects
+        self.crash_how = 0.0
+        self.disk_held_s = 0.0  # the disk stands still until then
+        self._streams: dict[SessionId, Stream] = {}
+        self._closed: set[SessionId] = set()
+        self._stopped_until_s = 0.0
+        self._inbox: deque[tuple[Stream, GroupMessage | None]] = deque()
+        self._outbox: deque[Effect] = deque()
+        self._writing: Record | None = None
+        self._wrote = False  # the last thing done was to write a record
+        if world.tracing:
+            world.note(f"coordinator {host} leads in term {self.term}")
+        self._tick()
+
+    # ---- what comes in ----
+
+    def accept(self, stream: Stream) -> SessionId:
+        session = SessionId(len(self._streams) + 1)
+        self._streams[session] = stream
+        return session
+
+    def receive(self, stream: Stream, message: GroupMessage | None) -> None:
+        """What a stream has brought; None is its end."""
+        if self.dead:
+            return
+        if self._inbox or self.world.now_s < self._stopped_until_s:
+            self._inbox.append((stream, message))
+        elif message is None:
+            self._closed.add(stream.id)
+            self._handle(SessionClosed(stream.id, "its connection closed"))
+        elif stream.id not in self._closed:
+            if type(message) is Heartbeat:
+                stream.down(Alive())
+            self._handle(GroupSaid(stream.id, message))
+
+    def _tick(self) -> None:
+        if self.dead:
+            return
+        self.world.after(self.clock.real(TICK_S), self._tick)
+        if self.world.now_s >= self._stopped_until_s and (self.job.groups or not self.job.empty):
+            self._handle(Tick())
+
+    def _handle(self, event: Event) -> None:
+        before = self.job
+        if type(event) is GroupSaid and event.session not in before.sessions:
+            if type(event.message) is not Hello:
+                return  # of a session that the machine has closed; the shell hears of that next
+        try:
+            self.job, effects = machine.step(before, event, self.clock.now_s)
+        except machine.IllegalEvent as error:
+            raise Violation("groups keep to the protocol", f"{error} ({event})") from error
+        if self.job is not before:
+            self.world.truth.check_turn(before, self.job, event)
+            self._note_rare(before, event)
+            if self.job.empty:
+                self.job = durable.anew(self.job)
+        if effects:
+            self._outbox.extend(effects)
+            self._do()
+
+    # ---- what goes out ----
+
+    def _do(self) -> None:
+        """Do what is to be done, up to a record that must be durable first."""
+        while self._outbox and self._writing is None and not self.dead:
+            if self.world.now_s < self._stopped_until_s:
+                return
+            effect = self._outbox.popleft()
+            if type(effect) is Report:
+                if self.world.tracing:
+                    self.world.note(f"{self.host}.{self.term}: {effect.text}")
+                continue
+            if type(effect) is Persist:
+                self._writing = effect.record
+            if self.crash_after is not None:
+                if not self.crash_after:
+                    self._outbox.appendleft(effect)
+                    self.die()
+                    return
+                self.crash_after -= 1
+            match effect:
+                case Persist(record):
+                    held_s = max(0.0, self.disk_held_s - self.world.now_s)
+                    delay_s = held_s + self.world.random() * self.world.setting.disk_s
+                    self.world.after(delay_s, self._written, record)
+                case Send(session, message):
+                    self._wrote = False
+                    self.send(session, message)
+                case Close(session):
+                    self._end(session)
+
+    def send(self, session: SessionId, message: object) -> None:
+        self.world.truth.check_told(message)  # pyright: ignore[reportArgumentType]
+        if type(message) is Halted:
+            self._halt()
+        if self.term != self.world.disk.term:
+            self.world.sometimes.note("two coordinators")
+        if session not in self._closed:
+            self._streams[session].down(message)  # pyright: ignore[reportArgumentType]
+
+    def _halt(self) -> None:
+        if not any(process.is_flipped for process in self.world.incarnations.values()):
+            raise Violation("no halt without a flipped bit", self.world.standing())
+        self.world.sometimes.note("halt")
+        self.world.halted = self.world.over = True
+
+    def _end(self, session: SessionId) -> None:
+        if session in self._closed:
+            return
+        self._closed.add(session)
+        self._streams[session].down(None)
+
+    def _written(self, record: Record) -> None:
+        """The disk has done with `record`."""
+        if self.dead:
+            return
+        if not self.world.disk.append(self.term, record):
+            self.fenced()
+            return
+        self._wrote = True
+        self._writing = None
+        if self.world.now_s >= self._stopped_until_s:
+            self._do()
+
+    # ---- faults ----
+
+    def stop(self, seconds: float) -> None:
+        """SIGSTOP, or a machine that is too busy: nothing is read, nothing is sent."""
+        until_s = self.world.now_s + seconds
+        if until_s > self._stopped_until_s:
+            self._stopped_until_s = until_s
+            self.world.at(until_s, self._wake)
+
+    def _wake(self) -> None:
+        if self.dead or self.world.now_s < self._stopped_until_s:
+            return
+        self._do()
+        inbox, self._inbox = self._inbox, deque()
+        while inbox and not self.dead:
+            self.receive(*inbox.popleft())
+
+    def die(self) -> None:
+        """kill -9. Of a record that is being written all, a part, or nothing is found afterwards."""
+        if self.dead:
+            return
+        self.dead = True
+        note = self.world.sometimes.note
+        if self._writing is not None and self.crash_how < 0.4:
+            if self.world.disk.append(self.term, self._writing):
+                note("crash after durable")
+        elif self._writing is not None:
+            note("crash before durable")
+            if self.crash_how > 0.7:
+                note("torn record")
+        elif self._wrote and self._outbox:
+            note("crash after durable")
+        if self.world.tracing:
+            self.world.note(f"coordinator {self.host}.{self.term} dies")
+        for stream in self._streams.values():
+            stream.break_off(group=self.crash_how < 0.9, coordinator=False)
+
+    def fenced(self) -> None:
+        """Another one leads. What was not told is never told."""
+        if self.dead:
+            return
+        self.world.sometimes.note("fenced")
+        self._writing = None
+        self.crash_how = 0.0
+        self.die()
+
+    def tell_unwritten(self) -> None:
+        """What no coordinator does: go on though the record was refused. For a planted bug."""
+        self._writing = None
+        self._do()
+
+    def recover(self) -> None:
+        """Calm begins: go on if this one leads."""
+        self.crash_after = None
+        self.disk_held_s = 0.0
+        if self._stopped_until_s > self.world.now_s:
+            self._stopped_until_s = self.world.now_s
+            self._wake()
+        if self.term != self.world.disk.term:
+            self.world.after(self.world.between(0.0, 0.5), self.fenced)
+
+    # ---- what the world asks ----
+
+    def needs(self, heal_id: int) -> bool:
+        """Whether a group still fetches by this heal, as far as this coordinator knows."""
+        return not self.dead and any(group.heal_id == heal_id for group in self.job.groups.values())
+
+    def has_all(self, names: tuple[str, ...], spares: frozenset[str]) -> bool:
+        """Whether everybody takes part who can, and the others stand by."""
+        job = self.job
+        groups = [group for group in job.groups.values() if group.phase in (Phase.MEMBER, Phase.READY)]
+        if len(groups) < len(names) or job.quorum is None:
+            return False
+        return len(job.quorum.members) == len(names) - len(spares) or bool(job.blamed)
+
+    def _note_rare(self, before: Job, event: Event) -> None:
+        """Count the rare paths that this turn has taken."""
+        after, note = self.job, self.world.sometimes.note
+        if after.quorum is not before.quorum:
+            self._note_quorum(before, event)
+        if after.blamed is not before.blamed and type(event) is Tick and before.quorum is not None:
+            if before.ballot.deadline_s is None:
+                note("evicted by progress")
+        if type(event) is Tick:
+            if after.frontier is not None and after.quorum is None and after.groups:
+                note("below min_replicas")
+            if len(after.groups) < len(before.groups) and self._is_silent(before):
+                note("silent")
+            for name, (times, _) in after.blamed.items():
+                if times > 1 and name in after.groups and after.groups[name].phase is Phase.READY:
+                    note("held back")
+        if len(after.distrusted) > len(before.distrusted) and not self.world.halted:
+            note("odd one out")
+
+    def _is_silent(self, before: Job) -> bool:
+        now_s, timeout_s = self.clock.now_s, self._options.heartbeat_timeout_s
+        gone = before.groups.keys() - self.job.groups.keys()
+        return any(now_s - before.groups[name].last_heard_s > timeout_s for name in gone)
+
+    def _note_quorum(self, before: Job, event: Event) -> None:
+        after, note = self.job, self.world.sometimes.note
+        quorum, old = after.quorum, before.quorum
+        spares = self.world.setting.spares
+        if quorum is None:
+            return
+        frontier = after.frontier
+        again = old is not None and old.step == quorum.step and before.frontier is frontier
+        failures = before.ballot.failures
+        if again and any(failure.accused for failure in failures):
+            note("retry after accusations")
+            blames = Counter((failure.voter, name) for failure in failures for name in failure.accused)
+            if any((name, voter) in blames for voter, name in blames) and after.blamed is not before.blamed:
+                note("mutual accusation")
+        if again and type(event) is Tick and before.ballot.deadline_s is not None:
+            note("grace ended by a tick")
+        if any(member.group in spares for member in quorum.members):
+            note("spare called up")
+        for group in after.groups.values():
+            was = before.groups.get(group.name)
+            if group.spare and was is not None and was.phase is Phase.MEMBER and group.phase is Phase.READY:
+                note("spare relieved")
+            if (
+                group.phase is Phase.MEMBER
+                and was is not None
+                and was.phase is Phase.READY
+                and frontier is not None
+                and group.step < frontier.step
+            ):
+                note("nearly there")

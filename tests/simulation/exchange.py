@@ -1,0 +1,144 @@
+"""Where the members of a quorum meet to exchange. All must come; one that goes breaks it for who is not done."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jaxft_coordinator.core.messages import NewQuorum, QuorumId, Step
+
+from .truth import Violation
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .world import World
+
+EXCHANGE_S = 0.006
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    quorum: NewQuorum
+    step: Step
+    present: dict[str, "Process"] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+    broken_by: str = ""
+    tainted: frozenset[str] = frozenset()  # who had computed from a state with a flipped bit
+
+    @property
+    def complete(self) -> bool:
+        return len(self.present) == len(self.quorum.members)
+
+
+class Hub:
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.attempts: dict[tuple[QuorumId, Step], Attempt] = {}
+
+    def arrive(self, process: "Process", quorum: NewQuorum, step: Step) -> None:
+        """`process` has computed its shards."""
+        attempt = self.attempts.get((quorum.quorum_id, step))
+        if attempt is None or (attempt.quorum is not quorum and attempt.quorum != quorum):
+            # A quorum whose id was given out again after all memory of it was lost is another one.
+            attempt = self.attempts[quorum.quorum_id, step] = Attempt(quorum, step)
+        attempt.present[process.name] = process
+        process.attempt = attempt
+        gone = attempt.broken_by or self._gone(quorum)
+        if gone:
+            self._fail(attempt, process, gone)
+        elif attempt.complete:
+            self._exchange(attempt)
+        else:
+            self.world.after(
+                process.clock.real(self.world.setting.exchange_timeout_s),
+                self._time_out,
+                attempt,
+                process,
+                process.token,
+            )
+
+    def leave(self, process: "Process") -> None:
+        """`process` closes its links, or the kernel does so for it."""
+        attempt, process.attempt = process.attempt, None
+        if attempt is not None and process.name not in attempt.finished:
+            if attempt.present.get(process.name) is process:
+                self._break(attempt, process.name)
+
+    def _exchange(self, attempt: Attempt) -> None:
+        world, cables = self.world, self.world.cables
+        present = attempt.present
+        attempt.tainted = frozenset(name for name, each in present.items() if each.flipped)
+        for name, each in present.items():
+            deaf_to = [source for source in present if cables.between and cables.link_is_cut(source, name)]
+            if deaf_to:
+                # The cable may have been cut without a word.
+                stall_s = world.setting.exchange_timeout_s * (world.random() < 0.5)
+                world.after(each.clock.real(stall_s), self._fail, attempt, each, deaf_to[0])
+            else:
+                world.after(world.random() * EXCHANGE_S, each.run, each.token, self._finish, attempt, each)
+        if world.setting.flaky and not world.calm and world.random() < world.setting.flaky:
+            world.after(world.random() * EXCHANGE_S, self._hiccup, attempt)
+
+    def _break(self, attempt: Attempt, name: str) -> None:
+        if attempt.broken_by:
+            return
+        attempt.broken_by = name
+        for other in list(attempt.present.values()):
+            if other.name == name or other.name in attempt.finished:
+                continue
+            # It may have received all it needs already.
+            if not attempt.complete or self.world.random() < 0.5:
+                self._fail(attempt, other, name)
+
+    def _hiccup(self, attempt: Attempt) -> None:
+        """One member finds that its connection to another is broken."""
+        unfinished = [p for name, p in attempt.present.items() if name not in attempt.finished]
+        if len(unfinished) >= 2:
+            one = unfinished.pop(int(self.world.random() * len(unfinished)))
+            two = unfinished[int(self.world.random() * len(unfinished))]
+            if self.world.tracing:
+                self.world.note(f"{one.name} loses its connection to {two.name}")
+            self._fail(attempt, one, two.name)
+
+    def _finish(self, attempt: Attempt, process: "Process") -> None:
+        if process.name in attempt.finished:
+            return
+        if not attempt.finished:
+            self._check_the_sum(attempt)
+        attempt.finished.add(process.name)
+        process.exchanged(attempt.quorum.quorum_id, attempt.step)
+
+    def _fail(self, attempt: Attempt, process: "Process", accused: str) -> None:
+        delay_s = self.world.random() * 0.004
+        self.world.after(delay_s, process.run, process.token, self._failed, attempt, process, accused)
+
+    def _failed(self, attempt: Attempt, process: "Process", accused: str) -> None:
+        if process.name not in attempt.finished:
+            attempt.finished.add(process.name)
+            self._break(attempt, process.name)
+            process.exchange_broke(attempt.quorum.quorum_id, attempt.step, accused)
+
+    def _time_out(self, attempt: Attempt, process: "Process", token: int) -> None:
+        if process.token != token or attempt.complete or process.name in attempt.finished:
+            return
+        missing = [member.group for member in attempt.quorum.members if member.group not in attempt.present]
+        self._fail(attempt, process, missing[0])
+
+    def _gone(self, quorum: NewQuorum) -> str:
+        for member in quorum.members:
+            if self.world.incarnations[member.incarnation].dead:
+                return member.group
+        return ""
+
+    def _check_the_sum(self, attempt: Attempt) -> None:
+        """Each shard comes from its one owner, who has computed it from the job's state."""
+        self.world.truth.check_alike(attempt.present.values())
+        given: list[int] = []
+        for member in attempt.quorum.members:
+            process = attempt.present[member.group]
+            if process.incarnation != member.incarnation:
+                raise Violation("each shard counted once", f"{member.group} is another process")
+            self.world.truth.check_state(process, attempt.step)
+            if not process.computed[attempt.step].issuperset(member.shards):
+                raise Violation("each shard counted once", f"{member.group} has not computed {member.shards}")
+            given += member.shards
+        if sorted(given) != list(range(attempt.quorum.total_shards)):
+            raise Violation("each shard counted once", f"{given}")

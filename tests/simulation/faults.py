@@ -1,0 +1,230 @@
+"""What each kind of fault does."""
+
+from typing import TYPE_CHECKING
+
+from .setting import Fault
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .world import World
+
+
+def inflict(world: "World", fault: Fault) -> str:
+    """Do it; return to whom, for the trace, or "" if it could not be done."""
+    if fault.kind in _TO_ALL:
+        return _TO_ALL[fault.kind](world, fault)
+    names = world.setting.names
+    victim = world.processes.get(names[int(fault.victim * len(names))])
+    if victim is None or victim.dead:
+        return ""
+    return _TO_ONE[fault.kind](world, fault, victim)
+
+
+def _kill(world: "World", fault: Fault, victim: "Process") -> str:
+    if _must_live(world, victim):
+        return ""
+    victim.kill()
+    world.after(fault.amount, world.launch, victim.name)
+    return victim.name
+
+
+def _crash(world: "World", fault: Fault, victim: "Process") -> str:
+    if _must_live(world, victim):
+        return ""
+    victim.crash_after = int(fault.amount * 6)
+    world.after(0.3 + fault.how, world.launch, victim.name)
+    return f"{victim.name} after {victim.crash_after} effects"
+
+
+def _leave(world: "World", fault: Fault, victim: "Process") -> str:
+    if _must_live(world, victim):
+        return ""
+    victim.leave(finished=False)
+    world.after(fault.amount, world.launch, victim.name)
+    return victim.name
+
+
+def _break(world: "World", fault: Fault, victim: "Process") -> str:
+    if victim.stream is None:
+        return ""
+    told = "both" if fault.how < 0.4 else "group" if fault.how < 0.8 else "coordinator"
+    late_s = fault.amount * 0.5 if fault.how < 0.7 and fault.other < 0.6 else 0.0
+    victim.stream.break_off(group=told != "coordinator", coordinator=told != "group", late_s=late_s)
+    return f"{victim.name}, told: {told}, late {late_s:.3f} s"
+
+
+def _hang(world: "World", fault: Fault, victim: "Process") -> str:
+    victim.hang(0.1 + 4.0 * fault.amount**2)
+    return f"{victim.name} for {0.1 + 4.0 * fault.amount**2:.2f} s"
+
+
+def _stop(world: "World", fault: Fault, victim: "Process") -> str:
+    victim.stop(0.1 + 2.5 * fault.amount)
+    return f"{victim.name} for {0.1 + 2.5 * fault.amount:.2f} s"
+
+
+def _stick(world: "World", fault: Fault, victim: "Process") -> str:
+    """A training thread that never comes back, while its process lives."""
+    others = [p for p in world.processes.values() if not p.dead and p.stuck_at is None and p is not victim]
+    if (
+        len(others) < max(1, world.setting.min_replicas)
+        or len(world.truth.line) < 2
+        or _must_live(world, victim)
+    ):
+        return ""
+    victim.stick()
+    return victim.name
+
+
+def _flip(world: "World", fault: Fault, victim: "Process") -> str:
+    """A bit of the next state changes by itself. Only one at a time, and where a majority is sound."""
+    leader = world.leader
+    quorum = None if leader is None else leader.job.quorum
+    if quorum is None or len(quorum.members) < 3 or victim.spare:
+        return ""
+    if any(process.is_flipped for process in world.processes.values()):
+        return ""
+    victim.flips_next = True
+    return victim.name
+
+
+def _isolate(world: "World", fault: Fault, victim: "Process") -> str:
+    until_s = world.now_s + 3.0 * fault.amount
+    world.cables.cut(victim.name, until_s, up=True, down=True)
+    for name in world.setting.names:
+        world.cables.cut_link(name, victim.name, until_s)
+        world.cables.cut_link(victim.name, name, until_s)
+    return f"{victim.name} for {3.0 * fault.amount:.2f} s"
+
+
+def _cut(world: "World", fault: Fault, victim: "Process") -> str:
+    up, down = fault.how < 0.7, fault.how > 0.4
+    world.cables.cut(victim.name, world.now_s + 3.0 * fault.amount**2, up=up, down=down)
+    return f"{victim.name}{' up' * up}{' down' * down} for {3.0 * fault.amount**2:.2f} s"
+
+
+def _link(world: "World", fault: Fault, victim: "Process") -> str:
+    names = [name for name in world.setting.names if name != victim.name]
+    other = names[int(fault.other * len(names))]
+    until_s = world.now_s + 3.0 * fault.amount
+    world.cables.cut_link(victim.name, other, until_s)
+    if fault.how < 0.6:
+        world.cables.cut_link(other, victim.name, until_s)
+    return f"{victim.name} to {other}{' and back' * (fault.how < 0.6)} for {3.0 * fault.amount:.2f} s"
+
+
+def _double(world: "World", fault: Fault, victim: "Process") -> str:
+    """Somebody starts the group once more, and the first process of it still runs."""
+    if _must_live(world, victim) or victim.leaving:
+        return ""
+    world.sometimes.note("second process")
+    world.start(victim.name)
+    return victim.name
+
+
+def _wipe(world: "World", fault: Fault) -> str:
+    if not world.checkpoints or world.checkpoints[-1].old:
+        return ""
+    for process in list(world.processes.values()):
+        if not process.dead:
+            process.kill()
+        world.after(0.01 + fault.amount * world.random(), world.launch, process.name)
+    return "all groups"
+
+
+def _end_coordinator(world: "World", fault: Fault) -> str:
+    leader = world.leader
+    if leader is None:
+        return ""
+    leader.crash_after, leader.crash_how = int(fault.amount * 8), fault.how
+    if fault.amount < 0.2:
+        leader.die()
+    host = leader.host if fault.other < 0.6 else next(name for name in world.hosts if name != leader.host)
+    world.after(0.05 + 0.8 * fault.victim, world.lead_if_none, host)
+    return f"{leader.host}.{leader.term} after {leader.crash_after} effects"
+
+
+def _take_over(world: "World", fault: Fault) -> str:
+    leader = world.leader
+    if leader is None:
+        return ""
+    other = next(name for name in world.hosts if name != leader.host)
+    running = world.hosts[other]
+    if running is not None and not running.dead:
+        return ""
+    if fault.how < 0.5:
+        leader.stop(0.1 + 2.0 * fault.amount)
+    world.lead(other)
+    # It finds out in the end, also if it has nothing to write.
+    world.after(0.2 + 2.5 * fault.other, leader.fenced)
+    return f"{other} from {leader.host}.{leader.term}"
+
+
+def _detour(world: "World", fault: Fault, victim: "Process") -> str:
+    """A group cannot reach the coordinator that leads for a while, and looks for another one."""
+    leader = world.leader
+    if leader is None or victim.stream is None:
+        return ""
+    world.cables.block(victim.name, leader.host, world.now_s + 1.5 * fault.amount)
+    victim.stream.break_off(group=True, coordinator=fault.how < 0.7)
+    return f"{victim.name} from {leader.host} for {1.5 * fault.amount:.2f} s"
+
+
+def _stall(world: "World", fault: Fault) -> str:
+    leader = world.leader
+    if leader is None:
+        return ""
+    leader.stop(0.1 + 1.5 * fault.amount)
+    return f"{leader.host}.{leader.term} for {0.1 + 1.5 * fault.amount:.2f} s"
+
+
+def _slow_disk(world: "World", fault: Fault) -> str:
+    leader = world.leader
+    if leader is None:
+        return ""
+    leader.disk_held_s = world.now_s + fault.amount
+    return f"{leader.host}.{leader.term} for {fault.amount:.2f} s"
+
+
+def _lie(world: "World", fault: Fault) -> str:
+    """The machine of the coordinator loses power, and its disk had only said that it had written."""
+    leader = world.leader
+    if leader is None or world.disk.term != leader.term:
+        return ""
+    leader.crash_how = 0.5
+    leader.die()
+    world.disk.lose_the_last()
+    world.after(0.05 + 0.8 * fault.victim, world.lead_if_none, leader.host)
+    return f"{leader.host}.{leader.term}"
+
+
+def _must_live(world: "World", victim: "Process") -> bool:
+    """Whether a careful storm spares `victim`: the job's state would be lost with it."""
+    if not world.setting.careful or not world.truth.line:
+        return False
+    return not any(p.would_keep_the_job(victim) for p in world.processes.values() if p is not victim)
+
+
+_TO_ONE = {
+    "kill": _kill,
+    "crash": _crash,
+    "leave": _leave,
+    "break": _break,
+    "hang": _hang,
+    "stop": _stop,
+    "stuck": _stick,
+    "flip": _flip,
+    "isolate": _isolate,
+    "cut": _cut,
+    "link": _link,
+    "double": _double,
+    "detour": _detour,
+}
+_TO_ALL = {
+    "wipe": _wipe,
+    "coordinator": _end_coordinator,
+    "takeover": _take_over,
+    "stall": _stall,
+    "disk": _slow_disk,
+    "lie": _lie,
+}

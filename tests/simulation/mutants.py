@@ -1,0 +1,404 @@
+"""Planted bugs: small changes of one function each, which the simulation must find.
+
+`python -m tests.simulation.mutants --seeds 300` prints in how many seeds each is found, and by which invariant.
+Many are faults that others have had: TorchFT's are marked with its name.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxft_coordinator.core import (
+    assign,
+    digests,
+    durable,
+    founding,
+    machine,
+    progress,
+    quorums,
+    sessions,
+    turn,
+)
+from jaxft_coordinator.core.job import Group, Job, Persist, Phase
+from jaxft_coordinator.core.messages import HealId, QuorumId, Release
+
+from jaxft._replica import _core as replica
+from jaxft._replica import _types as r
+
+from .campaign import Finding, run_seeds
+from .coordinator import Life
+
+SEEDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    sentence: str
+    owner: Any
+    attribute: str
+    wrap: Callable[[Any], Any]
+
+    @contextlib.contextmanager
+    def planted(self) -> Iterator[None]:
+        original = getattr(self.owner, self.attribute)
+        setattr(self.owner, self.attribute, self.wrap(original))
+        try:
+            yield
+        finally:
+            setattr(self.owner, self.attribute, original)
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(owner: Any, attribute: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Register a function that takes the original and returns what stands in its place; its docstring tells why."""
+
+    def register(wrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        name = wrap.__name__.removeprefix("_").replace("_", " ")
+        sentence = " ".join((wrap.__doc__ or "").split())
+        MUTANTS.append(Mutant(name, sentence, owner, attribute, wrap))
+        return wrap
+
+    return register
+
+
+# ---- the decision ----
+
+
+@mutant(replica, "_cast")
+def _commit_decided_per_group(cast: Any) -> Any:
+    """A group applies as soon as its own exchange has succeeded (TorchFT)."""
+
+    def mutated(turn: Any, vote: Any) -> None:
+        cast(turn, vote)
+        if vote.ok and turn.replica.phase is r.Phase.VOTED:
+            turn.enter(r.Phase.APPLYING, commit_heard=True)
+
+    return mutated
+
+
+@mutant(quorums, "_living")
+def _a_majority_of_votes_is_enough(living: Any) -> Any:
+    """A step counts though a member that lives has not voted yet."""
+
+    def mutated(quorum: Any, ballot: Any) -> int:
+        everybody = living(quorum, ballot)
+        ok = ballot.ok & everybody
+        return ok if 2 * ok.bit_count() > everybody.bit_count() else everybody
+
+    return mutated
+
+
+@mutant(quorums, "vote")
+def _a_stale_vote_counts(vote: Any) -> Any:
+    """The id of the quorum that a vote names is not looked at (TorchFT)."""
+
+    def mutated(turn: Any, group: Any, message: Any) -> None:
+        quorum = turn.job.quorum
+        vote(turn, group, message if quorum is None else replace(message, quorum_id=quorum.quorum_id))
+
+    return mutated
+
+
+@mutant(progress, "fresh_ballot")
+def _votes_outlive_a_quorum(fresh: Any) -> Any:
+    """The votes that said ok are kept when a step is tried again."""
+    return lambda turn, retries=0: replace(fresh(turn, retries), ok=turn.job.ballot.ok)
+
+
+@mutant(quorums, "_bit")
+def _seats_in_string_order(bit: Any) -> Any:
+    """Votes are counted by places in the order of strings, where group-10 comes before group-9 (TorchFT)."""
+
+    def mutated(turn: Any, name: str) -> int:
+        return 1 << sorted(turn.job.seats).index(name) if name in turn.job.seats else 0
+
+    return mutated
+
+
+@mutant(quorums, "natural_key")
+def _members_in_string_order(natural_key: Any) -> Any:
+    """Members stand in a quorum in the order of strings (TorchFT)."""
+    return lambda name: name
+
+
+@mutant(digests, "odd_ones")
+def _the_majority_of_states_is_ignored(odd_ones: Any) -> Any:
+    """States that differ are not compared."""
+    return lambda given: ()
+
+
+@mutant(turn.Turn, "distrust")
+def _the_odd_one_is_believed(distrust: Any) -> Any:
+    """A group whose state is corrupt is put out, and taken back with the state that it holds."""
+    return lambda self, name, incarnation: None
+
+
+# ---- the quorum ----
+
+
+@mutant(quorums, "commit")
+def _a_fast_path_without_min_replicas(commit: Any) -> Any:
+    """After a commit the job goes on with however many are left (TorchFT)."""
+
+    def mutated(turn: Any, quorum: Any) -> None:
+        least = turn.job.min_replicas
+        turn.update(min_replicas=0)
+        commit(turn, quorum)
+        turn.update(min_replicas=least)
+
+    return mutated
+
+
+@mutant(quorums, "_install")
+def _a_retry_keeps_the_quorum_id(install: Any) -> Any:
+    """The quorum of a retry has the id of the one that failed."""
+
+    def mutated(turn: Any, members: Any, *, again: bool, announce: bool) -> Any:
+        if again and turn.job.last_quorum_id:
+            turn.update(last_quorum_id=QuorumId(turn.job.last_quorum_id - 1))
+        return install(turn, members, again=again, announce=announce)
+
+    return mutated
+
+
+@mutant(assign, "after_loss")
+def _shards_dealt_anew_in_a_retry(after_loss: Any) -> Any:
+    """Those who keep their shards are dealt others beside them."""
+
+    def mutated(total: int, members: Any, held: Any) -> Any:
+        anew = assign.at_boundary(total, members)
+        return {name: tuple(sorted({*held.get(name, ()), *anew[name]})) for name in members}
+
+    return mutated
+
+
+@mutant(assign, "after_loss")
+def _shards_of_the_dead_are_left_out(after_loss: Any) -> Any:
+    """A step that is tried again is summed without the shards of those who died."""
+    return lambda total, members, held: {name: held.get(name, ()) for name in members}
+
+
+@mutant(replica, "_new_quorum")
+def _a_joiner_one_step_behind(new_quorum: Any) -> Any:
+    """A group takes part in a quorum though it lacks the last sum."""
+
+    def mutated(turn: Any, quorum: Any) -> None:
+        new_quorum(turn, quorum)
+        if turn.replica.phase is r.Phase.FOLLOWING and turn.replica.quorum is quorum:
+            turn.enter(r.Phase.WORKING, vote=None)
+
+    return mutated
+
+
+# ---- healing ----
+
+
+@mutant(sessions, "_donors")
+def _an_uncommitted_donor(donors: Any) -> Any:
+    """Any group that has joined may donate, whatever it holds (TorchFT)."""
+
+    def mutated(turn: Any) -> list[Group]:
+        held = donors(turn)
+        return held and turn.select(lambda group: group.phase is not Phase.PRESENT)
+
+    return mutated
+
+
+@mutant(sessions, "_holds_frontier")
+def _an_equal_step_number_proves_enough(holds: Any) -> Any:
+    """A group that comes with the number of the frontier's step is taken for one that holds it (TorchFT)."""
+
+    def mutated(turn: Any, group: Group) -> bool:
+        return turn.job.frontier is not None and group.step == turn.job.frontier.step
+
+    return mutated
+
+
+@mutant(replica, "_heard")
+def _pins_released_too_early(heard: Any) -> Any:
+    """A donor that may let go of one heal's state lets go of all."""
+
+    def mutated(turn: Any, message: Any) -> None:
+        if type(message) is Release:
+            for heal_id in sorted(turn.replica.pins - {message.heal_id}):
+                heard(turn, Release(heal_id))
+        heard(turn, message)
+
+    return mutated
+
+
+@mutant(replica, "_caught_up_to")
+def _a_snapshot_is_taken_for_the_frontier(caught_up: Any) -> Any:
+    """A joiner says that it is ready as soon as it has the snapshot, before it has the sums since then."""
+
+    def mutated(turn: Any, heal_id: HealId, number: Any) -> None:
+        frontier = turn.replica.frontier_step
+        if frontier is not None and number < frontier:
+            number = frontier
+        caught_up(turn, heal_id, number)
+
+    return mutated
+
+
+# ---- founding, resuming ----
+
+
+@mutant(founding, "_founders_are_gone")
+def _a_fresh_state_becomes_the_truth(gone: Any) -> Any:
+    """When nobody is there who holds the frontier, the next group that comes founds the job anew (TorchFT)."""
+
+    def mutated(turn: Any) -> bool:
+        return gone(turn) or (turn.job.quorum is None and not turn.holders())
+
+    return mutated
+
+
+@mutant(founding, "_resume")
+def _resumes_while_holders_are_there(resume: Any) -> Any:
+    """A job resumes from a checkpoint as soon as it has no quorum, though groups hold the frontier."""
+
+    def mutated(turn: Any, frontier: Any) -> None:
+        if turn.job.quorum is None and turn.job.orphaned_s is None:
+            turn.update(orphaned_s=-1e9)
+        resume(turn, replace(frontier, holders=frozenset()))
+
+    return mutated
+
+
+# ---- liveness ----
+
+
+@mutant(progress, "hung")
+def _a_heartbeat_is_taken_for_progress(hung: Any) -> Any:
+    """A group whose training hangs stays in the quorum as long as its heart beats (TorchFT)."""
+    return lambda turn: []
+
+
+@mutant(replica, "_applied")
+def _applied_again_after_a_reconnect(applied: Any) -> Any:
+    """What was applied is not forgotten, and done once more after the next Welcome."""
+
+    def mutated(turn: Any, number: Any) -> None:
+        vote, heard = turn.replica.vote, turn.replica.commit_heard
+        applied(turn, number)
+        turn.update(vote=turn.replica.vote or vote, commit_heard=turn.replica.commit_heard or heard)
+
+    return mutated
+
+
+# ---- the coordinator's memory ----
+
+
+@mutant(machine, "step")
+def _told_before_it_is_durable(step: Any) -> Any:
+    """A decision is sent first and written down afterwards."""
+
+    def mutated(job: Job, event: Any, now_s: float) -> Any:
+        after, effects = step(job, event, now_s)
+        return after, tuple(sorted(effects, key=lambda effect: isinstance(effect, Persist)))
+
+    return mutated
+
+
+@mutant(durable, "restored")
+def _the_frontier_is_not_restored(restored: Any) -> Any:
+    """After a crash the coordinator remembers ids and settings, and not how far the job was."""
+    return lambda saved, options, now_s: replace(restored(saved, options, now_s), frontier=None)
+
+
+@mutant(durable, "restored")
+def _quorum_ids_restart_at_zero(restored: Any) -> Any:
+    """After a crash quorum ids begin anew (TorchFT)."""
+    return lambda saved, options, now_s: replace(restored(saved, options, now_s), last_quorum_id=QuorumId(0))
+
+
+@mutant(replica, "_welcome")
+def _terms_are_not_looked_at(welcome: Any) -> Any:
+    """A group follows a coordinator that another one has replaced."""
+    return lambda turn, message: welcome(turn, replace(message, term=max(message.term, turn.replica.term)))
+
+
+@mutant(replica, "_welcome")
+def _a_welcome_is_taken_for_the_decision(welcome: Any) -> Any:
+    """A group infers from the frontier's number that its own vote was the one that counted."""
+
+    def mutated(turn: Any, message: Any) -> None:
+        vote = turn.replica.vote
+        if vote is not None and vote.ok and message.frontier_step == vote.step + 1:
+            message = replace(message, frontier_quorum_id=vote.quorum_id)
+        welcome(turn, message)
+
+    return mutated
+
+
+@mutant(Life, "fenced")
+def _a_fenced_coordinator_tells_all_the_same(fenced: Any) -> Any:
+    """An old coordinator whose record was refused sends what followed it."""
+
+    def mutated(self: Life) -> None:
+        self.tell_unwritten()
+
+    return mutated
+
+
+# ---- the table ----
+
+
+def hunt(name: str, seeds: int) -> tuple[str, list[Finding]]:
+    """Look for one mutant in so many seeds."""
+    (found,) = (mutant for mutant in MUTANTS if mutant.name == name)
+    with found.planted():
+        return name, run_seeds(range(seeds)).findings
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Return 1 if a mutant was not found."""
+    parser = argparse.ArgumentParser("python -m tests.simulation.mutants", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--only", default="", help="part of a name")
+    options = parser.parse_args(arguments)
+    names = [mutant.name for mutant in MUTANTS if options.only in mutant.name]
+    missed = 0
+    say(f"{'mutant':48}  found in  first seed  by")
+    for name, findings in _hunts(names, options.seeds, options.jobs):
+        missed += not findings
+        by = Counter(finding.invariant for finding in findings).most_common(3)
+        words = ", ".join(f"{what} ({number})" for what, number in by) or "NOT FOUND"
+        first = findings[0].seed if findings else "-"
+        say(f"{name:48}  {len(findings):4d}/{options.seeds:<4d} {first!s:>10}  {words}")
+    say(f"{len(names) - missed} of {len(names)} mutants found")
+    return 1 if missed else 0
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _hunts(names: list[str], seeds: int, jobs: int) -> Iterator[tuple[str, list[Finding]]]:
+    if jobs == 1:
+        yield from (hunt(name, seeds) for name in names)
+        return
+    with concurrent.futures.ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
+        for future in [pool.submit(hunt, name, seeds) for name in names]:
+            yield future.result()
+
+
+if __name__ == "__main__":
+    # The pool's processes import this module by its name; the registry must be the same one here.
+    from tests.simulation.mutants import main as run
+
+    sys.exit(run())

@@ -1,0 +1,127 @@
+"""What a seed stands for: the job, its timing, which faults there are and how often, each with its moment.
+
+Faults are drawn up front, each with numbers of its own, so that one can be left out and the others stay as they are.
+"""
+
+import random
+from dataclasses import dataclass
+
+# How often each kind comes if a seed has it at all. `faults.py` says what each does.
+WEIGHTS: dict[str, float] = {
+    "kill": 5,
+    "crash": 4,
+    "leave": 1,
+    "break": 4,
+    "hang": 2,
+    "stop": 2,
+    "stuck": 1.5,
+    "flip": 2,
+    "wipe": 0.5,
+    "link": 4,
+    "cut": 3,
+    "isolate": 1,
+    "coordinator": 5,
+    "takeover": 2,
+    "detour": 3,
+    "stall": 1.5,
+    "disk": 1,
+    "lie": 0.5,
+    "double": 0.5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong. The numbers are from [0, 1); each kind reads them in its own way."""
+
+    index: int
+    at_s: float
+    kind: str
+    victim: float
+    other: float
+    amount: float
+    how: float
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    names: tuple[str, ...]
+    spares: frozenset[str]
+    min_replicas: int
+    shards: str
+    heartbeat_timeout_s: float
+    join_timeout_s: float
+    exchange_timeout_s: float
+    keepalive_s: float
+    delay_s: float  # of a message, at most
+    shard_s: float  # to compute one, at most
+    disk_s: float  # of the coordinator, to write one record, at most
+    drift: float  # of a clock's rate, at most
+    flaky: float  # how often an exchange breaks at one member
+    compares: bool  # fingerprints of the states
+    saves_every: int  # steps
+    differ: bool  # each group begins with a state of its own
+    starts_s: float  # within which the groups start
+    careful: bool  # chaos spares the last group that holds the state
+    brings: int  # steps of a checkpoint from before the coordinator's first life
+    storm_s: float
+    faults: tuple[Fault, ...]
+
+
+def draw(seed: int) -> Setting:
+    """Return what `seed` stands for: a function of the seed alone."""
+    rng = random.Random(seed)
+    groups = rng.choice((2, 3, 3, 4, 4, 5))
+    first = rng.choice((0, 8))
+    names = tuple(f"group-{first + i}" for i in range(groups))
+    spares = frozenset(names[groups - 1 :] if groups >= 3 and rng.random() < 0.3 else ())
+    regular = groups - len(spares)
+    shards = "members" if rng.random() < 0.2 else str(rng.randint(regular, 6))
+    kinds = [kind for kind in WEIGHTS if rng.random() < 0.5]
+    if shards == "members":
+        # What was decided twice has the same bits only if the shards are fixed.
+        kinds = [kind for kind in kinds if kind != "lie"]
+    storm_s = rng.uniform(0.6, 2.5)
+    compares = rng.random() < 0.6
+    if not compares:
+        kinds = [kind for kind in kinds if kind != "flip"]
+    return Setting(
+        names=names,
+        spares=spares,
+        min_replicas=min(regular, rng.choice((0, 1, 1, 2, 3))),
+        shards=shards,
+        heartbeat_timeout_s=rng.choice((0.5, 1.0, 1.0)),
+        join_timeout_s=rng.choice((0.3, 1.0)),
+        exchange_timeout_s=rng.uniform(0.4, 2.0),
+        keepalive_s=rng.uniform(0.5, 2.5),
+        delay_s=rng.choice((0.002, 0.005, 0.03)),
+        shard_s=rng.choice((0.02, 0.04, 0.08)),
+        disk_s=rng.choice((0.0, 0.004, 0.03)),
+        drift=rng.choice((0.0, 0.02, 0.1)),
+        flaky=rng.choice((0.0, 0.0, 0.1, 0.3)),
+        compares=compares,
+        saves_every=rng.choice((1, 2, 4)),
+        differ=rng.random() < 0.3,
+        starts_s=rng.choice((0.2, 0.2, 1.2)),
+        careful=rng.random() < 0.4,
+        brings=rng.randint(1, 4) if rng.random() < 0.1 else 0,
+        storm_s=storm_s,
+        faults=_faults(rng, kinds, storm_s),
+    )
+
+
+def _faults(rng: random.Random, kinds: list[str], storm_s: float) -> tuple[Fault, ...]:
+    if not kinds:
+        return ()
+    number = min(25, 1 + int(rng.expovariate(1 / 6)))
+    # Some seeds are of one kind above all: what is rare must be frequent somewhere.
+    focus = rng.choice(kinds) if rng.random() < 0.3 else ""
+    weights = [WEIGHTS[kind] * (1 if kind != focus else 10) for kind in kinds]
+    faults: list[Fault] = []
+    at_s = 0.0
+    for index, kind in enumerate(rng.choices(kinds, weights, k=number)):
+        # Troubles come together.
+        together = faults and rng.random() < 0.3
+        at_s = at_s + rng.uniform(0.0, 0.05) if together else rng.uniform(0.1, storm_s)
+        faults.append(Fault(index, at_s, kind, rng.random(), rng.random(), rng.random(), rng.random()))
+    return tuple(faults)

@@ -1,0 +1,47 @@
+"""Rare paths that the simulation must have taken, counted: a simulation that never meets them proves nothing."""
+
+from collections import Counter
+
+# What was done to the job is counted as well, as "fault: <kind>".
+RARE: dict[str, str] = {
+    "welcome commits": "a group learns from Welcome alone that its vote was committed",
+    "retry after accusations": "a step is tried again because a vote failed and named somebody",
+    "mutual accusation": "the most accused of a twice failed step goes, and two had accused each other",
+    "grace ended by a tick": "the wait for the last votes was over, and the step was tried again",
+    "commit after a loss": "a member was lost after somebody had voted ok, and the step counts all the same",
+    "spare called up": "a spare takes a place in a quorum",
+    "spare relieved": "a spare gives its place back and stands by",
+    "resume": "nobody is left who held the frontier: the job goes on from a state that somebody brings",
+    "frontier went back": "... which is older than the frontier",
+    "founded again": "the founders are gone before anything was committed, or their founding gives way",
+    "founding gives way": "a group with a history comes before anything was committed on a fresh founding",
+    "halt": "states differ without a majority",
+    "odd one out": "a group is evicted because its state is not the majority's",
+    "heal failed half-way": "no donor is left after the snapshot was in place",
+    "donor died mid-heal": "... and another one served",
+    "joiner died mid-heal": "its donors let go of what they kept",
+    "nearly there": "a joiner enters a quorum before it has the last sum",
+    "crash before durable": "the coordinator dies while a record is being written, and it is not there afterwards",
+    "crash after durable": "the coordinator dies between a durable record and what tells of it",
+    "torn record": "the record that was being written is there in part, and is dropped",
+    "lying disk": "a record that was said to be durable is lost",
+    "fenced": "an old coordinator cannot write any more, and ends",
+    "two coordinators": "a group was told something by an old coordinator while a new one led",
+    "lower term refused": "a group hangs up on a coordinator that was replaced",
+    "restored": "a coordinator begins with what another has written",
+    "silent": "a group is evicted for want of heartbeats",
+    "evicted by progress": "a group is evicted because others waited for it too long, though its heart beats",
+    "held back": "a group that was put out several times has to wait before it takes part again",
+    "late message": "a message of a stream that its group had given up arrives after the next stream's Hello",
+    "below min_replicas": "fewer groups than a step needs are able to go on, and the job waits",
+    "stands by": "a group at the frontier follows by the log alone",
+    "second process": "a process comes whose name another one bears that still runs",
+    "job forgotten": "all groups go before anything was committed, and the job is forgotten",
+    "lost for good": "nobody is left who holds any committed state, not even a checkpoint",
+}
+
+
+class Sometimes(Counter[str]):
+    def note(self, name: str) -> None:
+        assert name in RARE or name.startswith("fault: "), name
+        self[name] += 1

@@ -1,0 +1,39 @@
+"""The simulation finds every planted bug. `make mutants` says in how many seeds."""
+
+import pytest
+
+from .campaign import run_seeds
+from .mutants import MUTANTS, Mutant, main
+
+SEEDS = 800
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_it_is_found(mutant: Mutant):
+    original = getattr(mutant.owner, mutant.attribute)
+    with mutant.planted():
+        assert getattr(mutant.owner, mutant.attribute) is not original
+        tally = run_seeds(range(SEEDS), stop_at_first=True)
+    assert getattr(mutant.owner, mutant.attribute) is original
+    assert tally.findings, f"not found in {SEEDS} seeds: {mutant.sentence}"
+
+
+def test_there_are_enough_and_each_is_told():
+    assert len(MUTANTS) >= 20
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    assert all(mutant.sentence.endswith((".", ")")) for mutant in MUTANTS)
+    assert sum("TorchFT" in mutant.sentence for mutant in MUTANTS) >= 7
+
+
+def test_the_table_says_where_and_by_what(capfd: pytest.CaptureFixture[str]):
+    assert main(["--seeds", "3", "--jobs", "1", "--only", "told before"]) == 0
+    head, row, end = capfd.readouterr().out.splitlines()
+    assert head.split() == ["mutant", "found", "in", "first", "seed", "by"]
+    assert row.split("  ")[0] == "told before it is durable"
+    assert row.endswith("3/3             0  durable before told (3)")
+    assert end == "1 of 1 mutants found"
+
+
+def test_the_table_fails_where_one_is_missed(capfd: pytest.CaptureFixture[str]):
+    assert main(["--seeds", "1", "--jobs", "1", "--only", "majority of states"]) == 1
+    assert "NOT FOUND" in capfd.readouterr().out

@@ -1,0 +1,195 @@
+"""Both cores together, as they are, under attack. See `world.py`; `make simulate` runs many more seeds."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from . import quick
+from .__main__ import main
+from .campaign import Finding, attempt, minimised, run_seeds, story, trace_of
+from .mutants import MUTANTS
+from .setting import draw
+from .sometimes import RARE
+from .world import World
+
+LINES = Path(__file__).with_name("seeds.txt").read_text(encoding="utf-8").splitlines()
+KEPT = [int(line.split()[0]) for line in LINES if not line.startswith("#")]
+SEEDS = 2000
+BATCH = 100
+# Within so many seeds each rare path is taken several times over.
+RARE_WITHIN = 1500
+
+
+def test_seeds_that_found_something_pass():
+    assert_all_pass(KEPT)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_a_storm_never_harms_the_run(first: int):
+    assert_all_pass(range(first, first + BATCH))
+
+
+def test_every_rare_path_is_taken():
+    found: Counter[str] = Counter()
+    for first in range(0, RARE_WITHIN, BATCH):
+        found += run_seeds(range(first, first + BATCH)).sometimes
+        if found.keys() >= RARE.keys():
+            return
+    assert [name for name in RARE if name not in found] == []
+
+
+def test_without_faults_nothing_is_tried_twice():
+    drawn = draw(0)
+    everybody = len(drawn.names) - len(drawn.spares)
+    setting = dataclasses.replace(drawn, faults=(), flaky=0.0, brings=0, min_replicas=everybody)
+    world = World(0, setting=setting)
+    assert attempt(world) is None
+    assert len(world.truth.quorums) == 1
+    assert set(world.sometimes) <= {"below min_replicas", "stands by"}
+
+
+def test_the_same_seed_gives_the_same_trace():
+    assert trace_of(7) == trace_of(7)
+    assert trace_of(7) != trace_of(8)
+
+
+def test_another_process_gives_the_same_trace():
+    """Sets have another order there, which nothing may depend on."""
+    seeds = (3, 5)
+    code = f"from tests.simulation.campaign import trace_of; print([trace_of(seed) for seed in {seeds}])"
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str([trace_of(seed) for seed in seeds])
+
+
+def test_tracing_changes_nothing():
+    quiet, traced = World(11), World(11, tracing=True)
+    assert attempt(quiet) == attempt(traced)
+    assert (quiet.events, quiet.now_s, quiet.sometimes) == (traced.events, traced.now_s, traced.sometimes)
+    assert quiet.trace == []
+
+
+def test_a_fault_that_is_left_out_leaves_the_others_as_they_are():
+    seed = next(seed for seed in range(100) if len(draw(seed).faults) > 3)
+    all_of_it, less = trace_of(seed), trace_of(seed, frozenset({1}))
+    assert any("FAULT 1:" in line for line in all_of_it) or draw(seed).faults[1].kind == "flip"
+    assert not any("FAULT 1:" in line for line in less)
+
+
+# ---- a seed that fails ----
+
+
+def failing(name: str, seeds: Iterable[int]) -> Finding:
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
+    with mutant.planted():
+        return run_seeds(seeds, stop_at_first=True).findings[0]
+
+
+def test_a_failing_seed_is_told_as_a_short_story():
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == "shards of the dead are left out")
+    with mutant.planted():
+        tally = run_seeds(range(200))
+        finding = max(tally.findings, key=lambda finding: len(draw(finding.seed).faults))
+        without = minimised(finding)
+        text = story(finding)
+    assert finding.invariant == "each shard counted once"
+    faults = draw(finding.seed).faults
+    assert len(without) > len(faults) / 2
+    assert text.startswith(f"seed {finding.seed}: each shard counted once: ")
+    assert f"--trace {finding.seed} --without " in text
+    assert text.splitlines()[-1].startswith("FOUND: each shard counted once")
+    kept = [fault.index for fault in faults if fault.index not in without]
+    with mutant.planted():
+        for index in kept:
+            found = attempt(World(finding.seed, without=without | {index}))
+            assert found is None or found.invariant != finding.invariant, "it could have been shorter"
+
+
+def test_an_exception_of_a_core_is_a_finding():
+    finding = failing("seats in string order", range(600))
+    assert finding.invariant == "the cores raise nothing"
+    assert ": " in finding.text
+
+
+# ---- the command ----
+
+
+def test_the_command_tells_what_was_reached(capfd: pytest.CaptureFixture[str]):
+    assert main(["--seeds", "3:9", "--jobs", "1"]) == 0
+    said = capfd.readouterr().out
+    assert said.startswith("6 seeds in ")
+    assert "simulated hours" in said
+    assert "welcome commits: a group learns from Welcome alone" in said
+    assert said.endswith("all seeds pass\n")
+
+
+def test_the_command_prints_a_trace(capfd: pytest.CaptureFixture[str]):
+    assert main(["--trace", "5"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].startswith("seed 5: names=(")
+    assert lines[-1] == "all ended well"
+
+
+def test_the_command_fails_with_a_seed(capfd: pytest.CaptureFixture[str]):
+    finding = failing("told before it is durable", range(20))
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == "told before it is durable")
+    with mutant.planted():
+        assert main(["--trace", str(finding.seed)]) == 1
+    assert capfd.readouterr().out.splitlines()[-1].startswith("FOUND: durable before told")
+
+
+# ---- the quicker copies ----
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    one: int
+    two: str = "b"
+    three: tuple[int, ...] = ()
+    rest: dict[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    only: int
+
+
+def test_the_quicker_copies_are_copies():
+    value = Value(1, three=(2,))
+    assert quick.replace(value) == value
+    assert quick.replace(value) is not value
+    assert quick.replace(value, two="c", one=3) == dataclasses.replace(value, two="c", one=3)
+    assert value == Value(1, three=(2,))
+    assert quick.replace(Single(1), only=2) == Single(2)
+
+
+def test_the_quicker_copies_know_their_fields():
+    with pytest.raises(KeyError, match="four"):
+        quick.replace(Value(1), four=4)
+
+
+def test_the_quicker_copies_change_nothing():
+    slow = World(13)
+    finding = attempt(slow)
+    with quick.copies():
+        fast = World(13)
+        assert attempt(fast) == finding
+    assert (slow.events, slow.now_s, slow.sometimes) == (fast.events, fast.now_s, fast.sometimes)
+
+
+def assert_all_pass(seeds: Iterable[int]) -> None:
+    tally = run_seeds(seeds)
+    if tally.findings:
+        failing = [finding.seed for finding in tally.findings]
+        raise AssertionError(f"seeds {failing} fail\n{story(tally.findings[0])}")

@@ -1,0 +1,286 @@
+"""What may never happen, checked where it would happen.
+
+The truth is what is durable: a decision counts from the moment its record is written, for nobody may hear of it
+earlier and nobody may forget it later. `line` is, for each step, the quorum whose commit made it.
+"""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from jaxft_coordinator.core.job import (
+    Event,
+    Frontier,
+    Group,
+    Job,
+    Phase,
+    Saved,
+)
+from jaxft_coordinator.core.messages import Commit, CoordinatorMessage, Heal, NewQuorum, QuorumId, Step
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .world import World
+
+
+class Violation(AssertionError):
+    """An invariant does not hold. `invariant` is its name; the text says what was seen."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.invariant = invariant
+        self.text = text
+
+    def __reduce__(self) -> tuple[type["Violation"], tuple[str, str]]:
+        return (Violation, (self.invariant, self.text))
+
+
+class Truth:
+    def __init__(self, world: "World") -> None:
+        self.root = 0  # the state in which the job began
+        self.line: list[QuorumId] = []
+        # What was ever decided, also what was forgotten when all who held it were gone.
+        self.ever: set[tuple[int, QuorumId]] = set()
+        self.roots: set[int] = set()
+        self.went_back = 0
+        self.quorums: dict[QuorumId, NewQuorum] = {}
+        self._world = world
+        self._same_bits = world.setting.shards != "members"
+
+    # ---- what is written ----
+
+    def durable(self, before: Saved | None, after: Saved | None) -> None:
+        """A record was written."""
+        if after is None:
+            held = before is not None and before.frontier is not None and not before.frontier.fresh
+            if before is not None and (held or before.last_quorum_id):
+                raise Violation("quorum ids grow", f"{before} is forgotten")
+            return
+        if before is not None and after.last_quorum_id < before.last_quorum_id:
+            raise Violation(
+                "quorum ids grow", f"{after.last_quorum_id} is written after {before.last_quorum_id}"
+            )
+        old = None if before is None else before.frontier
+        new = after.frontier
+        if new is old:
+            return
+        if new is None:
+            if old is not None and not old.fresh:
+                raise Violation("the frontier never goes back", f"from step {old.step} to nothing")
+            self._world.sometimes.note("founding gives way" if after.settings else "job forgotten")
+            self.went_back += 1
+            return
+        if old is None or (
+            new.founding and (not old.founding or new.step != old.step or new.digest != old.digest)
+        ):
+            if new.holders:  # else the job has halted
+                self._founded(old, new)
+        elif new.step == old.step + 1 and new.quorum_id:
+            if len(self.line) != old.step:
+                raise Violation("one outcome per step", f"step {old.step} is decided at {len(self.line)}")
+            self.line.append(new.quorum_id)
+            self.ever.add((old.step, new.quorum_id))
+            if self._world.tracing:
+                self._world.note(f"step {old.step} counts, by quorum {new.quorum_id}")
+        elif (new.step, new.quorum_id) != (old.step, old.quorum_id):
+            raise Violation(
+                "one outcome per step",
+                f"step {old.step} (quorum {old.quorum_id}), then {new.step} (quorum {new.quorum_id})",
+            )
+
+    def _founded(self, old: Frontier | None, new: Frontier) -> None:
+        """The job begins, or resumes, with the state of `new.holders`."""
+        founders = [self._world.incarnations[incarnation] for _, incarnation in sorted(new.holders)]
+        line = list(founders[0].history)
+        if len(line) != new.step:
+            raise Violation("equal frontier means equal state", f"founded at {new.step} on {line}")
+        self.check_alike(founders)
+        if old is not None and old.founding:
+            # Those who have not heard of it yet still try the first step of the old founding.
+            self._world.sometimes.note("founded again")
+            self.went_back += 1
+            if old.fresh and not new.fresh:
+                self._world.sometimes.note("founding gives way")
+        elif old is not None:
+            self._world.sometimes.note("resume")
+            if new.step < len(self.line):
+                self._world.sometimes.note("frontier went back")
+                self.went_back += 1
+            self._check_known(line)
+        self.line, self.root = line, founders[0].root
+        self.roots.add(self.root)
+        self.ever.update(enumerate(line))
+
+    def _check_known(self, history: list[QuorumId]) -> None:
+        for step, quorum_id in enumerate(history):
+            if (step, quorum_id) not in self.ever:
+                raise Violation(
+                    "one outcome per step", f"step {step} by quorum {quorum_id} was never decided"
+                )
+
+    def forgets(self, saved: Saved | None) -> None:
+        """The disk has lost the last record: what it told may be decided once more."""
+        frontier = None if saved is None else saved.frontier
+        step = 0 if frontier is None else frontier.step
+        if step < len(self.line):
+            del self.line[step:]
+        self.went_back += 1
+        last = 0 if saved is None else saved.last_quorum_id
+        self.quorums = {number: quorum for number, quorum in self.quorums.items() if number <= last}
+
+    # ---- what a coordinator concludes ----
+
+    def check_turn(self, before: Job, after: Job, event: Event) -> None:
+        quorum = after.quorum
+        if quorum is not None and quorum is not before.quorum:
+            self._check_quorum(before, after, quorum)
+        old, new = before.frontier, after.frontier
+        if new is old or new is None:
+            return
+        if old is None:
+            self._check_founding(after)
+            return
+        if new.step == old.step + 1 and new.quorum_id:
+            self._check_commit(before, after, old.step)
+        elif new.founding and not old.founding:
+            held = {
+                group.holder for group in after.groups.values() if group.phase is not Phase.PRESENT
+            } & old.holders
+            if held and new.step < old.step:
+                raise Violation(
+                    "the frontier never goes back", f"{held} hold step {old.step}, not {new.step}"
+                )
+
+    def _check_founding(self, after: Job) -> None:
+        """A coordinator founds a job only if nothing was ever committed, as far as can be known."""
+        saved = self._world.disk.saved
+        known = None if saved is None else saved.frontier
+        if known is not None and not known.fresh and self._world.leader_term == after.options.term:
+            raise Violation("the frontier never goes back", f"founded though step {known.step} was committed")
+
+    def _check_quorum(self, before: Job, after: Job, quorum: NewQuorum) -> None:
+        if quorum.quorum_id <= before.last_quorum_id:
+            raise Violation("quorum ids grow", f"{quorum.quorum_id} after {before.last_quorum_id}")
+        least = max(1, after.min_replicas, self._world.setting.min_replicas)
+        if len(quorum.members) < least:
+            raise Violation("no quorum below min_replicas", f"{len(quorum.members)} of {least}")
+        places = [int(member.group.rpartition("-")[2]) for member in quorum.members]
+        if places != sorted(places):
+            raise Violation("members in the order in which people count", str(places))
+        given = sorted(shard for member in quorum.members for shard in member.shards)
+        if given != list(range(quorum.total_shards)):
+            raise Violation("each shard counted once", f"{given} of {quorum.total_shards}")
+        if after.frontier is None or quorum.step != after.frontier.step:
+            raise Violation("a quorum begins at the frontier", f"quorum from {quorum.step}")
+
+    def _check_commit(self, before: Job, after: Job, step: Step) -> None:
+        """Every member that lives holds the complete sum, computed from one state."""
+        quorum = before.quorum
+        if quorum is None:
+            raise Violation("nobody commits outside its quorum", f"step {step} counts without a quorum")
+        lost = False
+        for member in quorum.members:
+            group = before.groups.get(member.group)
+            if group is None or not _still_takes_part(group, after):
+                lost = True
+                continue
+            process = self._world.incarnations[member.incarnation]
+            if (quorum.quorum_id, step) not in process.sums:
+                raise Violation(
+                    "commit only what all who live hold",
+                    f"{member.group} does not hold the sum of step {step}",
+                )
+        if lost:
+            self._world.sometimes.note("commit after a loss")
+        attempt = self._world.hub.attempts.get((quorum.quorum_id, step))
+        if attempt is not None and attempt.tainted and 2 * len(attempt.tainted) < len(attempt.present):
+            for name in attempt.tainted:
+                process = attempt.present[name]
+                if not process.dead and not process.leaving:
+                    raise Violation(
+                        "equal frontier means equal state", f"{name} is flipped, step {step} counts"
+                    )
+
+    # ---- what a coordinator tells ----
+
+    def check_told(self, message: CoordinatorMessage) -> None:
+        """Nobody hears of what is not durable."""
+        match message:
+            case Commit(quorum_id, step, following):
+                if (step, quorum_id) not in self.ever:
+                    raise Violation("durable before told", f"step {step} by quorum {quorum_id}")
+                if following is not None:
+                    self._check_told_quorum(following)
+            case NewQuorum():
+                self._check_told_quorum(message)
+            case Heal() if not message.log_only:
+                for donor in message.donors:
+                    self._check_donor(self._world.incarnations[donor.incarnation], message.step)
+            case _:
+                pass
+
+    def _check_told_quorum(self, quorum: NewQuorum) -> None:
+        saved = self._world.disk.saved
+        if saved is None or saved.last_quorum_id < quorum.quorum_id:
+            raise Violation("durable before told", f"quorum {quorum.quorum_id} from step {quorum.step}")
+        if self.quorums.setdefault(quorum.quorum_id, quorum) != quorum:
+            raise Violation("quorum ids grow", f"two quorums have the id {quorum.quorum_id}")
+
+    def _check_donor(self, process: "Process", step: Step) -> None:
+        """It holds state `step`, or all it takes to get there once it hears what was decided."""
+        held = len(process.history)
+        to_come = self.line[held:step]
+        able = len(to_come) == max(0, step - held) and all(
+            (quorum_id, held + i) in process.sums for i, quorum_id in enumerate(to_come)
+        )
+        if not able and not process.dead:
+            raise Violation("only holders of the frontier donate", f"{process.name} at {held}, not {step}")
+
+    # ---- what a group does ----
+
+    def check_applied(self, process: "Process", quorum_id: QuorumId) -> None:
+        step = len(process.history)
+        decided = self.line[step] if step < len(self.line) else None
+        if decided == quorum_id or (self.went_back and (step, quorum_id) in self.ever):
+            return
+        raise Violation(
+            "one outcome per step",
+            f"{process.name} applies step {step} of quorum {quorum_id}, decided: {decided}",
+        )
+
+    def check_state(self, process: "Process", step: int) -> None:
+        """What `process` holds, as state `step`, is the job's, or was before the job went back."""
+        history = process.history
+        line = self.line[:step]
+        if len(history) == step and history == line and process.root == self.root:
+            return
+        known = self.ever.issuperset(enumerate(history)) and process.root in self.roots
+        if len(history) == step and self.went_back and known:
+            return
+        raise Violation(
+            "equal frontier means equal state",
+            f"{process.name} holds {process.root} {history} as state {step}, not {self.root} {line}",
+        )
+
+    def check_alike(self, processes: "Collection[Process]") -> None:
+        """Those who exchange, or end together, hold one state."""
+        first, *others = processes
+        for other in others:
+            if other.root != first.root or not self._alike(other.history, first.history):
+                text = (
+                    f"{first.name}: {first.root} {first.history}, {other.name}: {other.root} {other.history}"
+                )
+                raise Violation("equal frontier means equal state", text)
+
+    def _alike(self, one: list[QuorumId], other: list[QuorumId]) -> bool:
+        """The same shards summed in the same order are the same bits, whichever quorum did so."""
+        return len(one) == len(other) if self._same_bits else one == other
+
+
+def _still_takes_part(group: Group, after: Job) -> bool:
+    now = after.groups.get(group.name)
+    return (
+        group.phase is Phase.MEMBER
+        and now is not None
+        and now.session == group.session
+        and now.phase in (Phase.MEMBER, Phase.READY)
+    )

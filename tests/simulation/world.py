@@ -1,0 +1,267 @@
+"""A whole job in one thread: the machine of the coordinator and a core for each group, on a virtual clock.
+
+What is real: `machine.step`, `durable.fold` and `restored`, the replica's `step` and `directive`. What is modelled:
+streams and links that delay, cut and break; clocks that drift; the coordinators' shell with its disk, where effects
+wait behind a record until it is durable; a training thread that computes, exchanges, applies, heals and replays as it
+is told. A group's state is its history: for each step the quorum whose sum it applied.
+
+First a storm: the faults of the seed's setting, at their times. Then calm: cables are mended, processes are started
+again, and before `CALM_LIMIT_S` have passed everybody must take part again, train a little, and finish.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any
+
+from .coordinator import Life
+from .disk import Disk
+from .exchange import Hub
+from .faults import inflict
+from .process import Checkpoint, Process
+from .setting import Fault, Setting, draw
+from .sometimes import Sometimes
+from .stream import Cables
+from .truth import Truth, Violation
+
+CALM_LIMIT_S = 90.0
+HOSTS = ("c0", "c1")
+STEPS_IN_CALM = 2
+
+
+class World:
+    """One seed. `without` holds the numbers of faults that are left out; with `tracing`, `trace` is written."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        without: frozenset[int] = frozenset(),
+        tracing: bool = False,
+        setting: Setting | None = None,
+    ) -> None:
+        self.seed = seed
+        self.setting = draw(seed) if setting is None else setting
+        self.tracing = tracing
+        self.trace: list[str] = []
+        self.now_s = 0.0
+        self.events = 0
+        self.calm = False
+        self.over = False
+        self.halted = False
+        self.target: int | None = None
+        self.random = random.Random(seed + (1 << 40)).random
+        self.sometimes = Sometimes()
+        self.truth = Truth(self)
+        self.disk = Disk(self)
+        self.cables = Cables(self)
+        self.hub = Hub(self)
+        self.checkpoints: list[Checkpoint] = []
+        self.flips = 0  # bits that have flipped, in any state
+        self.hosts: dict[str, Life | None] = dict.fromkeys(HOSTS)
+        self.processes: dict[str, Process] = {}  # the newest of each name
+        self.incarnations: dict[int, Process] = {}
+        self._calm_since_s = 0.0
+        self._without = without
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def run(self) -> None:
+        """Run to the good end.
+
+        Raises:
+            Violation: an invariant does not hold, or the end was not reached in time.
+            AssertionError: one of the cores found itself in a state that it believed impossible.
+        """
+        setting = self.setting
+        if setting.brings:
+            self.checkpoints.append(Checkpoint.from_before(setting.brings))
+        self.lead(HOSTS[0])
+        for name in setting.names:
+            self.after(self.between(0.0, setting.starts_s), self.launch, name)
+        for fault in setting.faults:
+            if fault.index not in self._without:
+                self.at(fault.at_s, self._strike, fault)
+        self.at(setting.storm_s, self._begin_calm)
+        queue, limit_s = self._queue, setting.storm_s + CALM_LIMIT_S
+        while not self.over:
+            self.now_s, _, act, args = heapq.heappop(queue)
+            act(*args)
+            if self.now_s > limit_s:
+                self._stuck()
+        if not self.halted and self.target is not None:
+            self._check_end(self.target)
+
+    # ---- time ----
+
+    def at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
+        self.events += 1
+        heapq.heappush(self._queue, (time_s, self.events, act, args))
+
+    def after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
+        self.events += 1
+        heapq.heappush(self._queue, (self.now_s + delay_s, self.events, act, args))
+
+    def between(self, least: float, most: float) -> float:
+        return least + (most - least) * self.random()
+
+    @property
+    def slowness(self) -> float:
+        """How much longer a shard takes than in the storm: so that a calm without an end costs few steps."""
+        return 1.0 + max(0.0, self.now_s - self._calm_since_s - 2.0) if self.calm else 1.0
+
+    def note(self, text: str) -> None:
+        """Write a line into the trace. Callers ask `tracing` first, so that no text is made in vain."""
+        self.trace.append(f"{self.now_s:9.4f} {text}")
+
+    # ---- who is there ----
+
+    @property
+    def leader(self) -> Life | None:
+        """The coordinator of the newest term, if it runs."""
+        for life in self.hosts.values():
+            if life is not None and not life.dead and life.term == self.disk.term:
+                return life
+        return None
+
+    @property
+    def leader_term(self) -> int:
+        return self.disk.term
+
+    @property
+    def leader_host(self) -> str:
+        """Where a new process looks first."""
+        return HOSTS[0]
+
+    def lead(self, host: str) -> None:
+        """Start a coordinator, unless one runs there already."""
+        life = self.hosts[host]
+        if life is None or life.dead:
+            self.hosts[host] = Life(self, host)
+
+    def lead_if_none(self, host: str) -> None:
+        """Start a coordinator at `host` once the one that is to die is dead."""
+        leader = self.leader
+        if leader is None:
+            self.lead(host)
+        elif leader.crash_after is not None:
+            self.after(0.2, self.lead_if_none, host)
+
+    def launch(self, name: str) -> None:
+        """Start a group, as soon as no process of it runs any more."""
+        before = self.processes.get(name)
+        if before is not None and before.over and self.target is not None:
+            return
+        if before is not None and not before.dead:
+            if before.leaving:
+                self.after(0.1, self.launch, name)
+            return
+        self.start(name)
+
+    def start(self, name: str) -> None:
+        incarnation = len(self.incarnations) + 1
+        process = Process(self, name, incarnation)
+        self.processes[name] = self.incarnations[incarnation] = process
+        process.start()
+
+    # ---- storm and calm ----
+
+    def _strike(self, fault: Fault) -> None:
+        if self.calm:
+            return
+        what = inflict(self, fault)
+        if not what:
+            return
+        self.sometimes.note(f"fault: {fault.kind}")
+        if self.tracing:
+            self.note(f"FAULT {fault.index}: {fault.kind} {what}")
+
+    def _begin_calm(self) -> None:
+        self.calm = True
+        if self.tracing:
+            self.note("calm")
+        self.cables.mend()
+        for process in self.incarnations.values():
+            process.recover()
+        for life in self.hosts.values():
+            if life is not None:
+                life.recover()
+        self._calm_since_s = self.now_s
+        self._set_target()
+
+    def _set_target(self) -> None:
+        """Once everybody takes part again, let them train a little and finish."""
+        if self.leader is None:
+            self.lead(next(host for host, life in self.hosts.items() if life is None or life.dead))
+        for name in self.setting.names:
+            self.launch(name)
+        if self._all_take_part():
+            self.target = len(self.truth.line) + STEPS_IN_CALM
+            if self.tracing:
+                self.note(f"target: {self.target}")
+            return
+        self._relaunch_the_stuck()
+        self.after(0.1, self._set_target)
+
+    def _all_take_part(self) -> bool:
+        leader = self.leader
+        if leader is None or leader.job.quorum is None:
+            return False
+        processes = self.processes.values()
+        if any(p.dead or p.flips_next or p.leaving or p.stuck_at is not None for p in processes):
+            return False
+        if len({p.flipped for p in processes}) > 1:
+            return False
+        return leader.has_all(self.setting.names, self.setting.spares)
+
+    def _relaunch_the_stuck(self) -> None:
+        """A thread that hangs for ever is restarted in the end, but only once the others go on without it.
+
+        Where they cannot, because it alone holds the job's state or every group is needed, a person must do it.
+        """
+        stuck = [p for p in self.processes.values() if p.stuck_at is not None and not p.dead]
+        if not stuck:
+            return
+        able = [
+            p for p in self.processes.values() if p not in stuck and len(p.history) >= len(self.truth.line)
+        ]
+        alone = len(able) < max(1, self.setting.min_replicas) or all(p.spare for p in able)
+        for process in stuck:
+            went_on = process.stuck_at is not None and len(self.truth.line) > process.stuck_at + 1
+            if went_on or (alone and self.now_s - self._calm_since_s > 10.0):
+                process.kill()
+                self.launch(process.name)
+
+    def ended(self) -> None:
+        """A process has come to its end."""
+        if self.calm and all(process.over for process in self.processes.values()):
+            self.over = True
+
+    def _stuck(self) -> None:
+        holders = [p for p in self.incarnations.values() if not p.dead and p.replica.history]
+        if self.truth.line and not holders and not self.checkpoints:
+            self.sometimes.note("lost for good")
+            self.over = True
+            return
+        raise Violation("nobody waits for ever", self.standing())
+
+    def standing(self) -> str:
+        groups = ", ".join(
+            f"{p.name}#{p.incarnation} {'dead' if p.dead else p.replica.phase.value} at {len(p.history)}"
+            for p in self.processes.values()
+        )
+        leader = self.leader
+        waiting = "no coordinator" if leader is None else f"waiting: {leader.job.waiting!r}"
+        return f"{groups}; the job at {len(self.truth.line)}, {waiting}"
+
+    def _check_end(self, target: int) -> None:
+        saved = self.disk.saved
+        if saved is None or saved.finished != target or len(self.truth.line) != target:
+            raise Violation("all end well", f"{self.standing()}; target {target}, {saved}")
+        finishers = [p for p in self.processes.values() if len(p.history) == target]
+        if not finishers:
+            raise Violation("all end well", f"nobody holds state {target}: {self.standing()}")
+        for process in self.processes.values():
+            # One that was away when the others finished comes too late, and is told so.
+            late = process.replica.finished == target
+            self.truth.check_state(process, len(process.history) if late else target)
+        self.truth.check_alike(finishers)
