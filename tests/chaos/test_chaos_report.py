@@ -1,13 +1,14 @@
 """What a storm reports, from records made by hand."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from jaxft._chaos._report import median, p99, storm_json, storm_text
+from jaxft._chaos._report import costs_by_kind, median, p99, storm_json, storm_text
 from jaxft._launch._events import FinishedEvent, StepEvent
-from jaxft._launch._record import History, Kill, RunRecord
+from jaxft._launch._record import Fault, History, Kill, RunRecord
 from jaxft._launch._verdict import Verdict, judge
 
 GROUPS = ("group-0", "group-1", "group-2")
@@ -15,7 +16,9 @@ STEPS = 20
 
 
 def event(step: int, **changes: Any) -> StepEvent:
-    return StepEvent(t_s=float(step), step=step, loss=1.0, seconds=1.0, **{"shards": (), **changes})
+    return StepEvent(
+        t_s=float(step), step=step, loss=1.0, seconds=1.0, members=GROUPS, **{"shards": (), **changes}
+    )
 
 
 def life(group: str, number: int, steps: range, *, ends: bool = False, ledger: bool = True) -> History:
@@ -57,13 +60,17 @@ def record() -> RunRecord:
     )
 
 
-def verdict() -> Verdict:
+def undisturbed() -> RunRecord:
     alone = History(
         group="alone",
         steps=tuple(event(step) for step in range(1, STEPS + 1)),
         finished=FinishedEvent(t_s=20.0, step=STEPS, digest="d0"),
     )
-    return judge(record(), RunRecord(groups=("alone",), planned_steps=STEPS, histories=(alone,)))
+    return RunRecord(groups=("alone",), planned_steps=STEPS, histories=(alone,))
+
+
+def verdict() -> Verdict:
+    return judge(record(), undisturbed())
 
 
 def test_the_storm_is_a_success_though_two_died_at_once_and_one_on_its_way_back() -> None:
@@ -104,6 +111,58 @@ def test_a_run_in_which_nothing_happened_can_be_reported() -> None:
     cut = judge(empty, None)
     assert "VERDICT: FAILED." in storm_text(cut, empty, seed=1)
     assert json.loads(json.dumps(storm_json(cut, empty, seed=1)))["s_per_kill"] is None
+
+
+def stop(t_s: float, seconds: float, strike: int) -> Fault:
+    return Fault(kind="stop", group="group-2", t_s=t_s, seconds=seconds, strike=strike, step=int(t_s))
+
+
+def with_faults(*faults: Fault) -> RunRecord:
+    return replace(record(), faults=faults, planned_faults=len(faults))
+
+
+def test_faults_are_told_by_kind_with_what_they_cost() -> None:
+    faults = with_faults(stop(12.5, 1.0, 5), stop(15.5, 2.0, 6))
+    judged = judge(faults, undisturbed())
+    assert judged.ok
+    result = json.loads(json.dumps(storm_json(judged, faults, seed=7)))
+    assert result["faults_by_kind"] == {
+        "stop": {
+            "count": 2,
+            "standstill_s_median": 1.0,
+            "standstill_s_max": 1.0,
+            "back_s_median": 0.5,
+            "back_s_max": 0.5,
+        }
+    }
+    assert [(fault["seconds"], fault["back_s"]) for fault in result["faults"]] == [
+        (1.0, {"group-2": 0.5}),
+        (2.0, {"group-2": 0.5}),
+    ]
+    assert result["participation"] == 1.0
+    text = storm_text(judged, faults, seed=7)
+    assert "other faults       2 of 2" in text
+    assert (
+        "stop             2; the job stood still for median 1.0 s, max 1.0 s; back in after its end:" in text
+    )
+
+
+def test_what_the_next_strike_disturbed_is_not_counted_with_the_first() -> None:
+    overlapping = judge(with_faults(stop(12.5, 1.0, 5), stop(13.6, 0.2, 6)), undisturbed())
+    assert costs_by_kind(overlapping)["stop"].returns_s == pytest.approx((0.2,))
+    together = judge(with_faults(stop(12.5, 1.0, 5), stop(13.6, 0.2, 5)), undisturbed())
+    assert costs_by_kind(together)["stop"].returns_s == pytest.approx((0.5, 0.2))
+
+
+def test_a_fault_after_which_nothing_moves_or_that_was_not_placed_is_a_problem() -> None:
+    late = judge(with_faults(stop(12.0, 60.0, 5)), undisturbed())
+    assert "nobody committed a step after the stop of group-2 at step 12" in late.problems
+    assert "group-2 did not take part again after the stop of group-2 at step 12" in late.problems
+    missing = judge(replace(record(), planned_faults=3), undisturbed())
+    assert missing.problems == (
+        "only 0 of 3 faults could be placed before the job was over; give it more --steps",
+    )
+    assert not missing.ok
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import jaxft
 from jaxft._chaos._examples import Example
-from jaxft._chaos.chaos import ChaosOptions, plan, run_chaos
+from jaxft._chaos.chaos import ChaosOptions, plan, run_chaos, timed
 from jaxft._launch._checks import LaunchError
 
 HERE = Path(__file__).parent
@@ -77,6 +78,26 @@ def test_every_kill_is_placed_in_the_order_of_the_plan(
     assert {path.suffix for path in keep.iterdir()} >= {".log", ".jsonl", ".phase"}
 
 
+def test_all_kinds_that_need_no_network_are_placed_and_undone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"kills": 9, "seed": 2, "faults": "kill,stop,hang", "heartbeat_timeout_ms": 400}
+    status, result = run(tmp_path, **changes)
+    text = capsys.readouterr().out
+    assert status == 0, text
+    assert (result["kills"], len(result["faults"]), result["faults_planned"]) == (3, 6, 6)
+    assert {kind: costs["count"] for kind, costs in result["faults_by_kind"].items()} == {
+        "stop": 3,
+        "hang": 3,
+    }
+    assert "other faults       6 of 6" in text
+    for fault in result["faults"]:
+        # Nobody is evicted here: the job stands still until it is over.
+        assert fault["standstill_s"] >= 0.9 * fault["seconds"] - 0.1
+        assert list(fault["back_s"]) == [fault["group"]]
+    assert 0.0 < result["participation"] <= 1.0
+
+
 def test_never_was_the_last_group_killed(tmp_path: Path) -> None:
     """From what the groups wrote: at each kill of a member, another group lived that had taken part before."""
     keep = tmp_path / "keep"
@@ -108,6 +129,20 @@ def test_only_the_named_groups_and_phases_are_struck(tmp_path: Path) -> None:
     assert status == 0
     assert result["hit_groups"] == {"group-0": 0, "group-1": 0, "group-2": 3}
     assert set(result["aimed_phases"]) <= {"vote", "compute"}
+
+
+def test_a_storm_by_time_has_as_many_faults_and_steps_as_fit(tmp_path: Path) -> None:
+    options = timed(ChaosOptions(minutes=2.0))
+    assert (options.kills, options.steps) == (6, 240)
+    for minutes, steps in ((0.0, None), (-1.0, None), (float("nan"), None), (1.0, 100)):
+        with pytest.raises(LaunchError, match="--minutes must be more than 0, and stands instead of --steps"):
+            timed(ChaosOptions(minutes=minutes, steps=steps))
+    began_s = time.monotonic()
+    status, result = run(tmp_path, minutes=0.1)
+    assert status == 0
+    assert (result["kills"], result["steps_committed"]) == (1, 12)
+    # The fake groups take the longer steps that they are told to; they start quickly, and the steps are few.
+    assert time.monotonic() - began_s > 3.0
 
 
 def test_a_plan_that_cannot_be_made_is_an_error_before_anything_starts(tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""Plans with all kinds of faults: how often each comes up, and what each is."""
+
+import itertools
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from jaxft._chaos._faults import COORDINATOR, FAULTS, KILL, SHIPPED, Timeouts, Victim, draw
+from jaxft._chaos._phases import PHASES, STEP_PHASES
+from jaxft._chaos._schedule import Strike, plan_strikes
+from jaxft._launch._checks import LaunchError
+
+GROUPS = ("group-0", "group-1", "group-2")
+LAST_STEP = 4000
+TIMEOUTS = Timeouts(heartbeat_s=2.0, failure_s=10.0)
+SEEDS = range(20)
+
+
+def plan(seed: int = 1, **changes: Any) -> tuple[Strike, ...]:
+    fields = {"groups": GROUPS, "kills": 70, "seed": seed, "last_step": LAST_STEP, "faults": FAULTS}
+    return plan_strikes(**{**fields, "timeouts": TIMEOUTS, **changes})
+
+
+def first_kinds(strikes: tuple[Strike, ...]) -> Counter[str]:
+    """Each strike by what it is about: a kill that comes with another fault belongs to that one."""
+    return Counter(
+        victim.kind
+        for strike in strikes
+        for victim in strike.victims
+        if victim.kind != KILL or all(other.kind == KILL for other in strike.victims)
+    )
+
+
+def draws(kind: str, count: int = 200) -> list[Victim]:
+    rng = random.Random(5)
+    return [draw(rng, kind, "group-1", "group-2", PHASES, TIMEOUTS)[0] for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_kind_comes_up_equally_often(seed: int) -> None:
+    assert first_kinds(plan(seed)) == dict.fromkeys(FAULTS, 10)
+    counts = first_kinds(plan(seed, kills=24))
+    assert sum(counts.values()) == 24
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_the_plan_is_a_function_of_its_arguments() -> None:
+    assert plan() == plan()
+    assert plan(seed=2) != plan()
+    assert plan(timeouts=SHIPPED) != plan()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_kinds_are_mixed_and_the_steps_rise(seed: int) -> None:
+    strikes = plan(seed)
+    assert [strike.step for strike in strikes] == sorted(strike.step for strike in strikes)
+    assert LAST_STEP - 1 <= strikes[-1].step <= LAST_STEP
+    kinds = [strike.victims[0].kind for strike in strikes]
+    assert sum(a != b for a, b in itertools.pairwise(kinds)) > len(kinds) / 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_return_is_struck_only_just_after_its_group_was_killed(seed: int) -> None:
+    for former, strike in itertools.pairwise(plan(seed)):
+        if strike.on_return:
+            killed = {victim.group for victim in former.victims if victim.kind == KILL}
+            assert {victim.group for victim in strike.victims} <= killed
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_without_kills_nobody_is_killed(seed: int) -> None:
+    strikes = plan(seed, kills=12, faults=("stop", "link"))
+    assert {victim.kind for strike in strikes for victim in strike.victims} == {"stop", "link"}
+
+
+@pytest.mark.parametrize("kind", ["stop", "hang", "partition"])
+def test_faults_are_shorter_and_longer_than_the_heartbeat_timeout(kind: str) -> None:
+    lengths_s = [victim.seconds for victim in draws(kind)]
+    assert 0.2 * 2.0 <= min(lengths_s) < 2.0 < max(lengths_s) <= 4 * 2.0
+    shorter = sum(length_s < 2.0 for length_s in lengths_s)
+    assert 60 <= shorter <= 140
+    for victim in draws(kind):
+        assert ("short" in victim.how) == (victim.seconds < 2.0)
+
+
+def test_a_hang_is_in_a_phase_of_the_step() -> None:
+    assert {victim.phase for victim in draws("hang")} == set(STEP_PHASES)
+    rng = random.Random(5)
+    only = {draw(rng, "hang", "group-1", "", ("vote", "boot"), TIMEOUTS)[0].phase for _ in range(50)}
+    assert only == {"vote"}
+
+
+def test_a_link_dies_or_stalls_for_shorter_or_longer_than_an_exchange_waits() -> None:
+    victims = draws("link")
+    assert {(victim.group, victim.other) for victim in victims} == {("group-1", "group-2")}
+    assert {victim.how for victim in victims} == {
+        "dies",
+        "stalls shortly",
+        "stalls long, then mended",
+        "stalls long, then reset",
+    }
+    for victim in victims:
+        assert (victim.seconds == 0.0) == (victim.how == "dies")
+        assert ("long" in victim.how) == (victim.seconds > TIMEOUTS.exchange_s)
+
+
+def test_some_deaths_of_the_coordinator_take_a_group_with_them() -> None:
+    rng = random.Random(5)
+    drawn = [draw(rng, "coordinator", "group-1", "", PHASES, TIMEOUTS) for _ in range(200)]
+    assert all(victims[0].group == COORDINATOR for victims in drawn)
+    together = [victims for victims in drawn if len(victims) == 2]
+    assert 40 <= len(together) <= 100
+    assert all((victims[1].group, victims[1].kind) == ("group-1", KILL) for victims in together)
+
+
+def test_what_is_to_arrive_damaged_needs_a_group_that_comes_back() -> None:
+    rng = random.Random(5)
+    for _ in range(20):
+        corrupted, killed = draw(rng, "corrupt", "group-1", "", PHASES, TIMEOUTS)
+        assert (corrupted.group, corrupted.kind) == ("group-1", "corrupt")
+        assert (killed.group, killed.kind) == ("group-1", KILL)
+
+
+@pytest.mark.parametrize(
+    ("faults", "text"),
+    [
+        (("kill", "earthquake"), "--faults names earthquake; there are kill, stop, hang, link"),
+        ((), "--faults names nothing"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(faults: tuple[str, ...], text: str) -> None:
+    with pytest.raises(LaunchError, match=text):
+        plan(faults=faults)

@@ -1,0 +1,229 @@
+"""Faults done and undone on a job made by hand: real stopped processes, fake groups."""
+
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxft._chaos._faults import COORDINATOR, KILL, Victim
+from jaxft._chaos._harms import CoordinatorDeath, Corruption, Cut, Hang, Reach, Stop
+from jaxft._chaos._network import Network
+from jaxft._chaos._schedule import Strike
+from jaxft._chaos._storm import Storm
+from jaxft._chaos._words import Word, WordFile, words_beside
+from jaxft._launch._coordinator import Coordinator
+from jaxft._launch._display import PlainDisplay
+from jaxft._launch._events import StepEvent
+from jaxft._launch._job import Job, Training
+from jaxft._launch._processes import Processes
+
+GROUPS = ("group-0", "group-1", "group-2")
+PATIENCE_S = 60.0
+# Waits for its orders, and says on which port it listens.
+GROUP = "import sys; print('listens on port 1', flush=True); [print(line, flush=True) for line in sys.stdin]"
+LISTENER = (
+    "import socket, sys, time\n"
+    "port = int(sys.argv[sys.argv.index('--bind') + 1].rpartition(':')[2])\n"
+    "server = socket.create_server(('localhost', port))\n"
+    "print(f'listens (port {server.getsockname()[1]})', flush=True)\n"
+    "time.sleep(600)\n"
+)
+
+
+class Scene:
+    """A job whose groups only wait, with a network around it."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.processes = stack.enter_context(Processes(folder, cwd=folder))
+        training = Training(steps=1000, trainer=(sys.executable, "-S", "-c", GROUP), takes_orders=True)
+        self.job = Job("storm", GROUPS, training, coordinator="nowhere:1", processes=self.processes)
+        self.network = stack.enter_context(Network(GROUPS, lambda name: None))
+        self.display = PlainDisplay(io.StringIO(), name="test")
+        for group in GROUPS:
+            self.job.start(group)
+
+    def commit(self, step: int, *members: str) -> None:
+        for group in members:
+            self.job.current(group).steps.append(
+                StepEvent(t_s=time.time(), step=step, shards=(0,), members=members)
+            )
+
+    def until_over(self, harm: Any) -> None:
+        def over() -> bool:
+            harm.pursue(self.job)
+            return harm.over(self.job)
+
+        until(over)
+
+    def state_of(self, group: str) -> str:
+        """What the kernel says of a group's process, such as "T (stopped)"."""
+        status = Path(f"/proc/{self.job.current(group).child.pid}/status").read_text()
+        return next(line.split("\t", 1)[1] for line in status.splitlines() if line.startswith("State"))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with ExitStack() as stack:
+        yield Scene(tmp_path, stack)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_a_stopped_process_goes_on_after_its_time(scene: Scene) -> None:
+    stop = Stop(Victim("group-1", "any", kind="stop", seconds=0.2), 3, scene.job, scene.display)
+    until(lambda: scene.state_of("group-1").startswith("T"))
+    scene.until_over(stop)
+    until(lambda: not scene.state_of("group-1").startswith("T"))
+    (fault,) = scene.job.faults
+    assert (fault.kind, fault.group, fault.strike) == ("stop", "group-1", 3)
+    assert 0.2 <= fault.seconds < PATIENCE_S
+
+
+def test_a_hang_is_ordered_and_lasts_from_where_the_victim_began(scene: Scene) -> None:
+    victim = Victim("group-1", "vote", kind="hang", seconds=0.2)
+    incarnation = scene.job.current("group-1")
+    hang = Hang(victim, 0, scene.job, scene.display)
+    until(lambda: "hang vote 0.2" in incarnation.child.log.read_text())
+    for _ in range(5):
+        hang.pursue(scene.job)
+        assert not hang.over(scene.job), "it has not begun"
+    began_s = time.time()
+    word = Word(phase="vote", step=4, t_s=began_s, first_t_s=began_s, hung_t_s=began_s)
+    WordFile(words_beside(incarnation.events.path)).write(word)
+    scene.until_over(hang)
+    (fault,) = scene.job.faults
+    assert fault.t_s == began_s
+    assert fault.seconds >= 0.2
+
+
+def test_a_hang_that_never_begins_is_given_up_and_not_counted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxft._chaos._harms.HANG_BEGINS_S", 0.1)
+    hang = Hang(Victim("group-1", "vote", kind="hang", seconds=5.0), 0, scene.job, scene.display)
+    scene.until_over(hang)
+    until(lambda: "hang vote 0\n" in scene.job.current("group-1").child.log.read_text())
+    assert not scene.job.faults
+
+
+@pytest.mark.parametrize(
+    ("how", "other", "cut"),
+    [
+        ("both ways, long, then mended", "", {"in", "out"}),
+        ("in, short, then reset", "", {"in"}),
+        ("out, short, then reset", "", {"out"}),
+        ("stalls shortly", "group-2", {"link"}),
+    ],
+)
+def test_links_are_cut_for_their_time(scene: Scene, how: str, other: str, cut: set[str]) -> None:
+    done: list[tuple[str, frozenset[tuple[str, str]]]] = []
+    network = scene.network
+
+    class Watched:
+        around = staticmethod(network.around)
+
+        def cut(self, pairs: Any) -> None:
+            done.append(("cut", frozenset(pairs)))
+
+        def mend(self, pairs: Any) -> None:
+            done.append(("mend", frozenset(pairs)))
+
+        def reset(self, a: str, b: str) -> int:
+            done.append(("reset", frozenset({(a, b)})))
+            return 1
+
+    kind = "link" if other else "partition"
+    victim = Victim("group-1", "any", kind=kind, seconds=0.1, how=how, other=other)
+    watched: Any = Watched()
+    harm = Cut(victim, 0, scene.job, scene.display, watched)
+    wanted = {
+        "in": network.around("group-1", out=False),
+        "out": network.around("group-1", into=False),
+        "link": (("group-1", "group-2"), ("group-2", "group-1")),
+    }
+    pairs = frozenset(pair for name in cut for pair in wanted[name])
+    assert done == [("cut", pairs)]
+    scene.until_over(harm)
+    assert done[-1] == ("mend", pairs)
+    assert {name for name, _ in done[1:-1]} == ({"reset"} if "then reset" in how else set())
+    assert [fault.other for fault in scene.job.faults] == [other]
+
+
+def test_the_coordinator_comes_back_on_its_port(scene: Scene) -> None:
+    command = (sys.executable, "-S", "-c", LISTENER, "--bind", "localhost:0")
+    coordinator = Coordinator(scene.processes, command)
+    port, dead = coordinator.port, coordinator.child
+    victim = Victim(COORDINATOR, "any", kind="coordinator")
+    scene.until_over(CoordinatorDeath(victim, 0, scene.job, scene.display, coordinator))
+    assert dead.exit_code() == -signal.SIGKILL
+    assert coordinator.child.pid != dead.pid
+    assert coordinator.child.exit_code() is None
+    assert f"(port {port})" in coordinator.child.log.read_text()
+    assert [fault.group for fault in scene.job.faults] == [COORDINATOR]
+
+
+def test_damage_counts_if_it_came_before_the_group_was_back(scene: Scene) -> None:
+    victim = Victim("group-1", "any", kind="corrupt", how="from one donor")
+    for came in (True, False):
+        harm = Corruption(victim, 0, scene.job, scene.display, scene.network)
+        assert not harm.over(scene.job)
+        scene.job.start("group-1")
+        harm.pursue(scene.job)
+        if came:
+            scene.network.damaged += 1
+            harm.pursue(scene.job)
+        assert not harm.over(scene.job), "it is still away"
+        scene.commit(10, *GROUPS)
+        harm.pursue(scene.job)
+        assert harm.over(scene.job)
+        assert len(scene.job.faults) == 1
+
+
+def test_the_next_strike_waits_until_what_was_done_is_undone(scene: Scene) -> None:
+    strikes = (
+        Strike(1, (Victim("group-0", "any", kind="stop", seconds=0.3),)),
+        Strike(1, (Victim("group-1", "any", 0.0, KILL),)),
+    )
+    storm = Storm(scene.display, strikes, Reach())
+    assert (storm.planned_kills, storm.planned_faults) == (1, 1)
+    scene.commit(5, *GROUPS)
+    storm.strike(scene.job)
+    until(lambda: scene.state_of("group-0").startswith("T"))
+    while not scene.job.faults:
+        assert scene.job.current("group-1").child.exit_code() is None
+        assert not scene.job.kills
+        storm.strike(scene.job)
+    until(lambda: storm.strike(scene.job) or scene.job.kills)
+    assert scene.job.kills[0].t_s >= scene.job.faults[0].end_s
+
+
+def test_a_storm_by_time_stretches_the_steps(scene: Scene) -> None:
+    storm = Storm(scene.display, (), lasts_s=500.0)
+    storm.strike(scene.job)
+    log = scene.job.current("group-0").child.log
+    scene.commit(1, *GROUPS)
+    storm.strike(scene.job)
+    # 500 s for 999 steps that take no time of their own.
+    until(lambda: "pace " in log.read_text())
+    assert 0.5 <= float(log.read_text().rpartition("pace ")[2]) <= 0.6
+
+
+def test_nothing_outlives_the_test(scene: Scene) -> None:
+    """A stopped process is ended like any other."""
+    Stop(Victim("group-1", "any", kind="stop", seconds=900.0), 0, scene.job, scene.display)
+    pid = scene.job.current("group-1").child.pid
+    scene.job.end()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
