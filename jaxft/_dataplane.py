@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from jaxft_coordinator import credentials
 from jaxft_coordinator.credentials import NONCE_BYTES, DataKey
 from jaxft_coordinator.limits import crowded_out
+from jaxft_coordinator.sparse import Sparse
 
 from jaxft._hello import (
     RESPONSE_BYTES,
@@ -57,6 +58,9 @@ from jaxft._wire import SEND_FLAGS, Abort, recv_exactly, send_all, tune
 __all__ = ["Abort", "Hello", "Listener", "dial", "recv_exactly", "send_all"]
 
 _log = logging.getLogger("jaxft")
+# What strangers bring about; it must not fill the disk.
+_strangers_log = logging.getLogger("jaxft.strangers")
+_strangers_log.addFilter(Sparse())
 
 # A hello has 30 bytes and two names; a peer that needs longer than this to send it is not one of ours.
 _HELLO_TIMEOUT_S = 2.0
@@ -281,7 +285,7 @@ class Listener:
         self._release(half)
 
     def _refuse(self, half: _HalfOpen, why: str) -> None:
-        _log.warning("Refused a connection from %s: %s", half.name, why)
+        _strangers_log.warning("Refused a connection from %s: %s", half.name, why)
         with contextlib.suppress(OSError):  # it is gone already
             half.sock.send(refused(why), SEND_FLAGS)
         self._release(half)

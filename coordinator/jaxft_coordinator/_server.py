@@ -21,7 +21,6 @@ from jaxft_coordinator import _side, limits, wire
 from jaxft_coordinator._connections import Connections, Peer, peer_of
 from jaxft_coordinator._door import Door
 from jaxft_coordinator._jobs import Jobs
-from jaxft_coordinator._sparse import Sparse
 from jaxft_coordinator.core import machine
 from jaxft_coordinator.core.job import (
     Close,
@@ -37,6 +36,7 @@ from jaxft_coordinator.core.job import (
 from jaxft_coordinator.core.messages import Alive, Evicted, GroupMessage, Heartbeat, Hello, Refused
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
+from jaxft_coordinator.sparse import Sparse
 from jaxft_coordinator.stores import Store
 from jaxft_coordinator.tls import Pem
 

@@ -12,6 +12,8 @@ from jaxft_coordinator.proto import coordinator_pb2 as pb
 MAX_SETTINGS = 100
 MAX_TEXT_LENGTH = 10_000
 MAX_ACCUSED = 10_000
+# Steps and ids are counted on from what a group says, and must still fit into 64 bits for ever.
+MAX_COUNT = 1 << 62
 
 
 class WireError(ValueError):
@@ -73,10 +75,12 @@ def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
         case "join":
             return _join(message.join)
         case "ready":
-            return m.Ready(m.HealId(message.ready.heal_id), m.Step(message.ready.step))
+            ready = message.ready
+            return m.Ready(m.HealId(ready.heal_id), m.Step(_count("step", ready.step)))
         case "heal_failed":
             failed = message.heal_failed
-            return m.HealFailed(m.HealId(failed.heal_id), _text("reason", failed.reason), m.Step(failed.step))
+            reason, step = _text("reason", failed.reason), m.Step(_count("step", failed.step))
+            return m.HealFailed(m.HealId(failed.heal_id), reason, step)
         case "leave":
             return m.Leave(message.leave.finished)
         case unknown:
@@ -195,10 +199,10 @@ def _join(join: pb.Join) -> m.Join:
         raise WireError(f"{len(join.settings)} settings are more than the {MAX_SETTINGS} allowed")
     settings = {_text("setting", name): _text(name, value) for name, value in join.settings.items()}
     return m.Join(
-        m.Step(join.step),
+        m.Step(_count("step", join.step)),
         _text("digest", join.digest),
         settings,
-        m.QuorumId(join.last_quorum_id),
+        m.QuorumId(_count("last_quorum_id", join.last_quorum_id)),
         join.min_replicas,
         m.HistoryId(join.history),
         join.spare,
@@ -222,6 +226,12 @@ def _vote(vote: pb.Vote) -> m.Vote:
 def _text(name: str, value: str) -> str:
     if len(value) > MAX_TEXT_LENGTH:
         raise WireError(f"{name[:40]!r} has {len(value)} characters; {MAX_TEXT_LENGTH} are allowed")
+    return value
+
+
+def _count(name: str, value: int) -> int:
+    if value > MAX_COUNT:
+        raise WireError(f"{name} is {value}; nobody counts so far")
     return value
 
 

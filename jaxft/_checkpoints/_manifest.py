@@ -30,13 +30,20 @@ class Manifest:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         """Raises Damaged if this is not, to the letter, what `to_json` made."""
-        fields = {name: value for name, value in found.items() if name != "checksum"}
-        if "checksum" not in found:
+        if not isinstance(found, Mapping) or "checksum" not in found:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Damaged("it was not written by jaxft, or has lost its description")
+        fields = {name: value for name, value in found.items() if name != "checksum"}
         if found["checksum"] != _checksum(fields):
             raise Damaged("its description does not match its checksum")
-        leaves = tuple((path, kind) for path, kind in fields.pop("leaves"))
-        return cls(**fields, leaves=leaves)
+        try:
+            leaves = tuple((str(path), str(kind)) for path, kind in fields.pop("leaves"))
+            made = cls(**fields, leaves=leaves)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Damaged(f"its description has other parts than this jaxft knows ({error})") from error
+        for name, kind in cls.__annotations__.items():
+            if name != "leaves" and type(getattr(made, name)) is not kind:
+                raise Damaged(f"its {name} is {getattr(made, name)!r:.80}, and no {kind.__name__}")
+        return made
 
 
 def leaves_of(state: Any) -> tuple[tuple[str, str], ...]:

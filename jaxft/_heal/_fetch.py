@@ -5,7 +5,6 @@ Each donor has a connection and a thread. A donor that fails in any way (EOF, si
 does the heal fail. Nobody waits for a donor that does not answer while the others have all that is wanted.
 """
 
-import json
 import logging
 import select
 import socket
@@ -24,6 +23,7 @@ from jaxft._exchange._memory import aligned_empty
 from jaxft._heal import HealFailed
 from jaxft._heal._blob import ALIGN_BYTES, BlobLayout, LeafType
 from jaxft._heal._frames import BadFrame, Kind, Request, Status
+from jaxft._heal._manifest import manifest, read_manifest
 from jaxft._heal._place import place
 from jaxft._heal._snapshot import type_of
 from jaxft._heal._stripes import Stripes, ask, header, text
@@ -31,7 +31,8 @@ from jaxft._wire import Aborted
 
 _log = logging.getLogger("jaxft")
 
-MAX_MANIFEST_BYTES = 64 << 20
+# A donor's manifest may be so much longer than our own and is still read, to say what is different in it.
+_MORE_MANIFEST_BYTES = 1 << 20
 # A donor's words are quoted up to here.
 _MAX_QUOTE = 500
 # 28 bytes into a connection that was idle: more than this only if the donor is stopped.
@@ -185,32 +186,24 @@ class Fetcher:
     def _check_manifest(
         self, sock: socket.socket, request: Request, types: list[LeafType], abort: Abort
     ) -> None:
+        limit_bytes = 2 * len(manifest(request.step, types)) + _MORE_MANIFEST_BYTES
         patient_until_s = time.monotonic() + self._timeout_s
         while True:
             deadline_s = time.monotonic() + self._timeout_s
             ask(sock, Request(Kind.MANIFEST, self._heal_id, request.step), deadline_s, abort)
             reply = header(sock, deadline_s, abort)
-            said = text(sock, reply, MAX_MANIFEST_BYTES, deadline_s, abort)
+            said = text(sock, reply, limit_bytes, deadline_s, abort)
             if reply.status is not Status.NOT_YET:
                 break
             if time.monotonic() >= patient_until_s:
                 raise TimeoutError(f"for {self._timeout_s:g} s it has said: {said}")
         if reply.status is not Status.OK:
             raise BadFrame(said)
-        step, theirs = _read_manifest(said)
+        step, theirs = read_manifest(said)
         if step != request.step:
             raise BadFrame(f"it keeps state {step}, not {request.step}")
         if theirs != types:
             raise BadFrame(f"its state has other leaves: {_first_difference(theirs, types)}")
-
-
-def _read_manifest(said: str) -> tuple[int, list[LeafType]]:
-    try:
-        manifest = json.loads(said)
-        leaves = [LeafType(tuple(map(int, shape)), str(dtype)) for shape, dtype in manifest["leaves"]]
-        return int(manifest["step"]), leaves
-    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-        raise BadFrame(f"its manifest cannot be read ({error!r}): {said[:80]!r}") from error
 
 
 def _first_difference(theirs: list[LeafType], ours: list[LeafType]) -> str:

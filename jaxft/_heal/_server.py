@@ -4,7 +4,6 @@ A joiner that stops reading holds this thread until the send deadline, and nothi
 waits for a server thread.
 """
 
-import json
 import logging
 import select
 import socket
@@ -13,6 +12,7 @@ import time
 from jaxft._dataplane import Hello, recv_exactly, send_all
 from jaxft._heal._blob import Spoiled, checksum
 from jaxft._heal._frames import REQUEST_BYTES, BadFrame, Kind, Reply, Request, Status
+from jaxft._heal._manifest import manifest
 from jaxft._heal._store import Gone, NotYet, StateStore
 
 _log = logging.getLogger("jaxft")
@@ -62,8 +62,7 @@ class HealServer:
 
     def _send_manifest(self, sock: socket.socket, request: Request) -> None:
         step, blob = self._store.state(request.heal_id, deadline_s=time.monotonic() + LONG_POLL_S)
-        leaves = [[list(leaf.shape), leaf.dtype] for leaf in blob.layout.leaves]
-        _send_text(sock, Status.OK, json.dumps({"step": step, "leaves": leaves}))
+        _send_text(sock, Status.OK, manifest(step, blob.layout.leaves))
 
     def _send_chunks(self, sock: socket.socket, request: Request) -> None:
         deadline_s = time.monotonic() + LONG_POLL_S

@@ -14,13 +14,13 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from jaxft_coordinator import _connections, _door, _server, _side, _sparse, credentials, limits
+from jaxft_coordinator import _connections, _door, _server, _side, credentials, limits, sparse
 from jaxft_coordinator._connections import Connections, peer_of
 from jaxft_coordinator._server import SERVICE
-from jaxft_coordinator._sparse import Sparse
 from jaxft_coordinator.core.job import Options
 from jaxft_coordinator.core.messages import Heartbeat, Join, NewQuorum, Refused, Step, Welcome
 from jaxft_coordinator.credentials import JobKey
+from jaxft_coordinator.sparse import Sparse
 
 from tests.security.groups import KEY, SECRET, Group, commit, pair, serving, until
 from tests.security.strangers import crowd, read_all, streams
@@ -412,16 +412,16 @@ def test_a_log_of_strangers_is_sparse(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(_sparse.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(sparse.time, "monotonic", lambda: now_s)
     logger = logging.getLogger("jaxft_coordinator.test")
-    logger.addFilter(sparse := Sparse())
+    logger.addFilter(filtering := Sparse())
     try:
         for number in range(1000):
             logger.warning("line %d", number)
-        assert len(caplog.records) == _sparse._LINES
-        now_s += _sparse._PERIOD_S
+        assert len(caplog.records) == sparse._LINES
+        now_s += sparse._PERIOD_S
         logger.warning("line %d", 1000)
     finally:
-        logger.removeFilter(sparse)
-    left_out = 1000 - _sparse._LINES
+        logger.removeFilter(filtering)
+    left_out = 1000 - sparse._LINES
     assert caplog.messages[-1] == f"line 1000 (before it, {left_out} more such lines were left out)"

@@ -1,6 +1,7 @@
 """The data plane with a key: who does not know it is neither parked nor healed, and learns nothing."""
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from jaxft import _dataplane
 from jaxft._dataplane import Abort, Hello, Listener, dial
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._links import Links, Peer
-from jaxft._hello import RESPONSE_BYTES, accepted, challenge, refused
+from jaxft._hello import MAX_REASON_BYTES, RESPONSE_BYTES, accepted, challenge, refused
 from tests.security.strangers import assert_ended, raw_hello
 
 KEY = credentials.data_key(JobKey(b"k" * 32))
@@ -224,6 +225,15 @@ def test_a_listener_that_cannot_prove_itself_is_not_believed(answers: bytes) -> 
     }[answers]
     text = "makes no sense" if answers in (b"challenge twice", b"short nonce") else "does not prove"
     with impostor(script) as address, pytest.raises(ConnectionError, match=f"^{address}.* {text}"):
+        dial(address, hello(), deadline_s=soon(), key=KEY)
+
+
+def test_a_listener_that_announces_a_long_speech_is_not_listened_to() -> None:
+    head = struct.pack("<8sBBH", b"jaxft-re", 1, 1, MAX_REASON_BYTES + 1)
+    with (
+        impostor([head]) as address,
+        pytest.raises(ConnectionError, match="another program, or another version"),
+    ):
         dial(address, hello(), deadline_s=soon(), key=KEY)
 
 
