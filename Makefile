@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos test test-newest simulate mutants storm lint format docs stubs clean
+.PHONY: help setup demo chaos adversary test test-newest simulate mutants storm lint format docs stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,6 +24,10 @@ demo: $(STAMP)  ## train Llama 3 in three replica groups, kill each with kill -9
 
 chaos: $(STAMP)  ## 100 seeded kills -9 at every phase of a step, compared bit for bit: make chaos ARGS="--seed 7"
 	$(BIN)/jaxft chaos $(ARGS)
+
+adversary: $(STAMP)  ## half an hour of all faults, the coordinator's death among them, compared bit for bit
+	$(BIN)/jaxft chaos --minutes 30 --faults kill,stop,hang,link,partition,coordinator,corrupt \
+		--heartbeat-timeout-ms 2000 --failure-timeout-s 10 $(ARGS)
 
 test: $(STAMP)  ## all tests but the storms, under 10 minutes on 2 cores
 	$(BIN)/pytest $(ARGS)

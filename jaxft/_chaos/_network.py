@@ -213,7 +213,7 @@ class Network:
                     dialler, kind, said = await _hear_hello(reader)
             await self._link((dialler, listener)).clear.wait()
             port = self._where(listener)
-            if port is None:
+            if port is None or port in self._ports.values():  # nobody, or ourselves without end
                 return
             far_reader, far_writer = await asyncio.open_connection(HOST, port, limit=PIECE_BYTES)
             ends.append(far_writer)

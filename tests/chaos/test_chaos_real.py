@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jaxft._chaos._faults import FAULTS
 from jaxft._chaos.chaos import ChaosOptions, run_chaos
 
 pytestmark = pytest.mark.processes
@@ -32,3 +34,38 @@ def test_a_small_storm_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_hundred_kills_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "verdict.json"
     check(ChaosOptions(kills=100, json=file, keep=tmp_path / "keep"), file, capsys)
+
+
+ALL_KINDS: dict[str, Any] = {
+    "faults": ",".join(FAULTS),
+    "heartbeat_timeout_ms": 2000,
+    "failure_timeout_s": 10.0,
+}
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_a_storm_of_all_faults_changes_nothing(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "verdict.json"
+    options = ChaosOptions(kills=28, seed=seed, json=file, keep=tmp_path / "keep", **ALL_KINDS)
+    assert run_chaos(options) == 0, capsys.readouterr().out
+    result = json.loads(file.read_text())
+    assert result["steps_lost"] == 0
+    assert result["matches_undisturbed"]
+    assert set(result["ledger"].values()) == {True}
+    assert set(result["faults_by_kind"]) == set(FAULTS) - {"kill"}
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(7200)
+def test_half_an_hour_of_all_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `make adversary`: groups that could take part did so in nine tenths of their time."""
+    file = tmp_path / "verdict.json"
+    options = ChaosOptions(minutes=30, json=file, keep=tmp_path / "keep", **ALL_KINDS)
+    assert run_chaos(options) == 0, capsys.readouterr().out
+    result = json.loads(file.read_text())
+    assert result["matches_undisturbed"]
+    assert result["participation"] >= 0.9
