@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from jaxft_coordinator._journal import Journal
 from jaxft_coordinator.core import durable, machine
-from jaxft_coordinator.core.job import Effect, Event, Job, Options, Persist, Tick
+from jaxft_coordinator.core.job import Effect, Event, GroupSaid, Job, Options, Persist, Tick
+from jaxft_coordinator.core.messages import Hello
 from jaxft_coordinator.stores import Opened, Store, StoreLost
 
 _log = logging.getLogger("jaxft_coordinator")
@@ -108,6 +109,9 @@ class Jobs:
         if not self.leading:
             return
         job = self._jobs.get(name) or Job(name, self._options)
+        if isinstance(event, GroupSaid) and not isinstance(event.message, Hello):
+            if event.session not in job.sessions:
+                return  # the job has ended this session, and the group hears of it as soon as that is durable
         job, effects = machine.step(job, event, time.monotonic())
         self._jobs[name] = durable.anew(job) if job.empty else job
         if job.empty and not job.last_quorum_id:
