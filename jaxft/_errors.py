@@ -18,7 +18,7 @@ class CoordinatorUnreachable(JaxftError):
 
 
 class JoinRefused(ConfigurationError):
-    """The coordinator refused this group: its settings differ from those of the job."""
+    """The coordinator refused this group: its settings differ from the job's, or it does not know the job's token."""
 
 
 class Evicted(JaxftError):
