@@ -177,28 +177,27 @@ class Truth:
         quorum = before.quorum
         if quorum is None:
             raise Violation("nobody commits outside its quorum", f"step {step} counts without a quorum")
-        lost = False
-        for member in quorum.members:
-            group = before.groups.get(member.group)
-            if group is None or not _still_takes_part(group, after):
-                lost = True
-                continue
+        living = [
+            member for member in quorum.members if _still_takes_part(before.groups.get(member.group), after)
+        ]
+        for member in living:
             process = self._world.incarnations[member.incarnation]
             if (quorum.quorum_id, step) not in process.sums:
                 raise Violation(
                     "commit only what all who live hold",
                     f"{member.group} does not hold the sum of step {step}",
                 )
-        if lost:
+        if len(living) < len(quorum.members):
             self._world.sometimes.note("commit after a loss")
         attempt = self._world.hub.attempts.get((quorum.quorum_id, step))
-        if attempt is not None and attempt.tainted and 2 * len(attempt.tainted) < len(attempt.present):
-            for name in attempt.tainted:
-                process = attempt.present[name]
-                if not process.dead and not process.leaving:
-                    raise Violation(
-                        "equal frontier means equal state", f"{name} is flipped, step {step} counts"
-                    )
+        if attempt is None or 2 * len(attempt.tainted) >= len(attempt.present):
+            return
+        # Of one that is lost nobody has heard from which state it had computed.
+        for member in living:
+            if member.group in attempt.tainted:
+                raise Violation(
+                    "equal frontier means equal state", f"{member.group} is flipped, step {step} counts"
+                )
 
     # ---- what a coordinator tells ----
 
@@ -276,10 +275,11 @@ class Truth:
         return len(one) == len(other) if self._same_bits else one == other
 
 
-def _still_takes_part(group: Group, after: Job) -> bool:
-    now = after.groups.get(group.name)
+def _still_takes_part(group: Group | None, after: Job) -> bool:
+    now = None if group is None else after.groups.get(group.name)
     return (
-        group.phase is Phase.MEMBER
+        group is not None
+        and group.phase is Phase.MEMBER
         and now is not None
         and now.session == group.session
         and now.phase in (Phase.MEMBER, Phase.READY)

@@ -211,6 +211,9 @@ class World:
             return False
         if len({p.flipped for p in processes}) > 1:
             return False
+        frontier = leader.job.frontier
+        if frontier is None or frontier.step != len(self.truth.line):
+            return False
         return leader.has_all(self.setting.names, self.setting.spares)
 
     def _relaunch_the_stuck(self) -> None:
@@ -237,7 +240,12 @@ class World:
             self.over = True
 
     def _stuck(self) -> None:
-        holders = [p for p in self.incarnations.values() if not p.dead and p.replica.history]
+        # What a process holds that was put out, or whose state is corrupt, nobody will take.
+        holders = [
+            p
+            for p in self.incarnations.values()
+            if not p.dead and p.replica.history and p.replica.failure is None and not p.flipped
+        ]
         if self.truth.line and not holders and not self.checkpoints:
             self.sometimes.note("lost for good")
             self.over = True
