@@ -100,14 +100,14 @@ async def serve(arguments: Arguments) -> None:
         store=_store(arguments),
         advertise=arguments.advertise,
     )
-    await server.start()
-    assert server.running is not None
     stopped = asyncio.Event()
-    # It runs until it fails: what a store remembers may not be readable.
-    server.running.add_done_callback(lambda _: stopped.set())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    await server.start()
+    assert server.running is not None
+    # It runs until it fails: what a store remembers may not be readable.
+    server.running.add_done_callback(lambda _: stopped.set())
     await stopped.wait()
     logging.getLogger("jaxft_coordinator").info("coordinator stops")
     failure = server.running.exception() if server.running.done() else None

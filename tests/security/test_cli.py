@@ -1,0 +1,122 @@
+"""How a coordinator is opened to other machines: with a secret, with certificates, or on purpose to anybody."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trustme
+from jaxft_coordinator import _cli, credentials
+from jaxft_coordinator._cli import Arguments, main
+
+SECRET = b"a secret of enough bytes"
+
+
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str]:
+    """Run the command in this process; return its exit status and what it said."""
+    monkeypatch.setattr(sys, "argv", ["jaxft-coordinator", *arguments])
+    monkeypatch.setattr(logging, "basicConfig", lambda **options: None)
+    try:
+        main()
+    except SystemExit as ended:
+        said = capsys.readouterr()
+        text = ended.code if isinstance(ended.code, str) else said.out + said.err
+        return 1 if isinstance(ended.code, str) else int(ended.code or 0), text
+    return 0, capsys.readouterr().out
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_bytes(SECRET + b"\n")
+    return path
+
+
+def test_it_does_not_open_itself_to_other_machines_by_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said = run_here(monkeypatch, capsys)
+    assert status == 1
+    assert said.startswith("jaxft-coordinator: does not listen on [::]:29510, which other machines can reach")
+    for way in ("--token-file FILE", "--tls-client-ca FILE", "--insecure", "--bind localhost:29510"):
+        assert way in said
+
+
+@pytest.mark.parametrize(
+    "bind", ["[::]:0", "0.0.0.0:0", "10.0.0.1:0", "host.example:29510", ":29510", "[::ffff:10.0.0.1]:0"]
+)
+def test_what_others_can_reach_needs_one_of_three(bind: str) -> None:
+    closed = Arguments(bind=bind)
+    assert "which other machines can reach" in _cli._exposure(closed)
+    some = Path("some")
+    assert "which other machines" in _cli._exposure(Arguments(bind=bind, tls_cert=some, tls_key=some))
+    for opened in (
+        Arguments(bind=bind, token_file=some),
+        Arguments(bind=bind, tls_cert=some, tls_key=some, tls_client_ca=some),
+        Arguments(bind=bind, insecure=True),
+    ):
+        assert _cli._exposure(opened) == ""
+
+
+@pytest.mark.parametrize("bind", ["localhost:29510", "127.0.0.1:0", "127.8.9.1:0", "[::1]:0", "unix:/run/x"])
+def test_this_machine_alone_needs_nothing(bind: str) -> None:
+    assert _cli._exposure(Arguments(bind=bind)) == ""
+
+
+def test_a_token_is_printed_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], secret: Path
+) -> None:
+    status, said = run_here(monkeypatch, capsys, "token", "--token-file", str(secret), "my-run")
+    assert status == 0
+    assert said == credentials.job_key(SECRET, "my-run").hex() + "\n"
+    assert run_here(monkeypatch, capsys, "token", "my-run", "--token-file", str(secret)) == (0, said)
+
+
+@pytest.mark.parametrize("command", [["token", "job"], []])
+def test_a_secret_that_others_can_read_is_not_used(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], secret: Path
+) -> None:
+    secret.chmod(0o644)
+    status, said = run_here(monkeypatch, capsys, *command, "--token-file", str(secret))
+    assert status == 1
+    assert "is open to others than its owner (mode 0644): make it private with `chmod 600" in said
+    assert SECRET.decode() not in said
+
+
+def test_certificates_that_cannot_be_used_stop_it_before_it_listens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    ca = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(ca)
+    for flags, text in (
+        (
+            ["--tls-cert", "missing.pem", "--tls-key", "missing.key"],
+            "cannot read the TLS certificate 'missing.pem'",
+        ),
+        (["--tls-cert", str(ca)], "a TLS certificate was given without its private key: give both"),
+        (["--tls-client-ca", str(ca)], "--tls-client-ca goes with --tls-cert and --tls-key: give all three"),
+        (["--tls-cert", str(ca), "--tls-key", str(ca)], "do not make a pair"),
+    ):
+        status, said = run_here(monkeypatch, capsys, "--bind", "localhost:0", *flags)
+        assert status == 1
+        assert said.startswith("jaxft-coordinator: ")
+        assert text in said
+
+
+def test_it_starts_on_all_addresses_with_a_secret(secret: Path) -> None:
+    command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "[::]:0", "--token-file", str(secret)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        try:
+            assert process.stderr is not None
+            assert "coordinator listens on [::]:0" in process.stderr.readline()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60.0) == 0
+        finally:
+            process.kill()
