@@ -60,6 +60,8 @@ class Flags:
     """This replica group's lasting name within the job."""
     job: str = "llama3"
     """The job's name at the coordinator."""
+    host: str | None = None
+    """The HOST or HOST:PORT at which the other groups reach this one. None finds out."""
     failure_timeout_s: float = 60.0
     """How long a peer may be silent before the others go on without it."""
 

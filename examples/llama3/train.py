@@ -113,6 +113,7 @@ def make_manager(flags: Flags, settings: Settings) -> jaxft.Manager | None:
         },
         checkpoints=checkpoints,
         spare=flags.spare,
+        host=flags.host,
     )
 
 

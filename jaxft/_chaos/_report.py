@@ -49,7 +49,7 @@ def storm_json(verdict: Verdict, record: RunRecord, *, seed: int) -> dict[str, A
         "participation": rounded(verdict.participation, 4),
         "ledger": ledgers(record),
         "duration_s": rounded(lasted_s, 1),
-        "s_per_kill": rounded(per_kill_s(verdict, lasted_s), 2),
+        "s_per_kill": rounded(per_fault_s(verdict, lasted_s), 2),
     }
 
 
@@ -59,6 +59,7 @@ def storm_text(verdict: Verdict, record: RunRecord, *, seed: int) -> str:
     with_kills, without = (
         or_else(value_s, "{:.3f}", "-") for value_s in (verdict.s_per_step, verdict.undisturbed_s_per_step)
     )
+    what = "fault" if verdict.planned_faults else "kill"
     fields = {
         "kills": f"{len(verdict.kills)} of {verdict.planned_kills}, --seed {seed}; "
         f"two groups at once: {double_deaths(verdict)}",
@@ -74,8 +75,8 @@ def storm_text(verdict: Verdict, record: RunRecord, *, seed: int) -> str:
         "participation": or_else(
             verdict.participation, "{:.1%} of the time that groups could take part", "-"
         ),
-        "lasted": f"{lasted_s:.0f} s, {or_else(per_kill_s(verdict, lasted_s), '{:.1f}', '-')} s for each kill",
-        "seconds per step": f"{with_kills} with kills, {without} undisturbed in one process",
+        "lasted": f"{lasted_s:.0f} s, {or_else(per_fault_s(verdict, lasted_s), '{:.1f}', '-')} s for each {what}",
+        "seconds per step": f"{with_kills} with {what}s, {without} undisturbed in one process",
         "samples": "; ".join(sorted({text for text in ledger_texts(record) if text})) or "no ledger",
         "final state": digests_text(verdict.digests),
         "undisturbed run": undisturbed_text(verdict),
@@ -218,8 +219,10 @@ def duration_s(record: RunRecord) -> float:
     return max(times_s, default=0.0) - min(times_s, default=0.0)
 
 
-def per_kill_s(verdict: Verdict, lasted_s: float) -> float | None:
-    return lasted_s / len(verdict.kills) if verdict.kills else None
+def per_fault_s(verdict: Verdict, lasted_s: float) -> float | None:
+    """Return how much of the run's time there was for each kill or other fault."""
+    placed = len(verdict.kills) + len(verdict.faults)
+    return lasted_s / placed if placed else None
 
 
 def median(values: Sequence[float]) -> float | None:
