@@ -56,6 +56,7 @@ def test_a_cut_in_one_direction(into: bool, out: bool, tmp_path: Path, undisturb
         job.finish(undisturbed)
 
 
+@pytest.mark.storm
 def test_a_dead_link_between_two_healthy_groups(tmp_path: Path, undisturbed: str) -> None:
     """What dies costs an attempt; what carries nothing costs one of the two its place, and the job goes on."""
     both = (("group-0", "group-1"), ("group-1", "group-0"))
