@@ -148,6 +148,10 @@ def test_nothing_counts_before_the_hello(message: Heartbeat | Join) -> None:
 
 def test_strangers_make_room_for_each_other_and_groups_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_door, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(
+        _server, "FIRST_MESSAGE_TIMEOUT_S", 3600.0
+    )  # they go to make room, not for their silence
+    monkeypatch.setattr(_connections, "STRANGER_TIMEOUT_S", 3600.0)
 
     async def scenario() -> None:
         async with contextlib.AsyncExitStack() as stack:

@@ -128,6 +128,7 @@ def test_a_mesh_with_a_key_is_made_and_one_without_it_is_not_let_in() -> None:
         (OTHER_KEY, KEY, "refused .* It does not prove that it knows the key of job 'job': wrong token"),
         (KEY, None, "does not prove that it knows the key of job 'job': it is no group of this job"),
     ],
+    ids=["dialler without", "two keys", "listener without"],
 )
 def test_unequal_keys_do_not_connect(
     kind: str, dialler: DataKey | None, listener: DataKey | None, text: str
