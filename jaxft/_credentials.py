@@ -52,9 +52,10 @@ class Credentials:
             ConfigurationError: one of them cannot be used; nothing has been opened yet.
         """
         source = "token" if token is not None else f"the environment variable {TOKEN_VARIABLE}"
-        text = os.environ.get(TOKEN_VARIABLE) if token is None else token
+        # An empty variable is how a shell says that there is none; an empty argument is a mistake.
+        text = (os.environ.get(TOKEN_VARIABLE) or None) if token is None else token
         try:
-            key = credentials.key_from_text(text) if text else None
+            key = None if text is None else credentials.key_from_text(text)
         except CredentialsError as error:
             raise ConfigurationError(f"{source} cannot be used: {error}") from error
         if tls is None:

@@ -7,6 +7,8 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_cpu_collective_call_terminate_timeout_seconds=600"
 ).strip()
 
+os.environ.pop("JAXFT_TOKEN", None)
+
 import jax
 import pytest
 

@@ -111,7 +111,8 @@ class Processes:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._cwd,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                # A token that lies around is not this job's: its coordinator has no secret.
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "JAXFT_TOKEN": ""},
                 process_group=0,
             )
         child = Child(name, log, process)

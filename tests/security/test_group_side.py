@@ -171,6 +171,15 @@ def test_a_coordinator_that_does_not_know_the_key_is_not_followed(caplog: pytest
     assert "[jaxft g] does not follow the coordinator localhost:" in caplog.text
 
 
+def test_an_empty_variable_is_no_token_and_an_empty_argument_a_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JAXFT_TOKEN", "")
+    assert Credentials.read(None, None) == Credentials()
+    with pytest.raises(jaxft.ConfigurationError, match=r"^token cannot be used"):
+        Credentials.read("", None)
+
+
 @pytest.mark.parametrize("token", ["swordfish", "00" * 31])
 def test_what_is_no_token_is_an_error_before_anything_is_opened(
     token: str, monkeypatch: pytest.MonkeyPatch
