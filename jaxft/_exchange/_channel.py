@@ -1,17 +1,23 @@
-"""One peer's connection during one exchange: frames go out, frames come in, and no call ever blocks."""
+"""One peer's connection during one exchange: frames go out, frames come in, and no call ever blocks.
+
+A frame is a header, its payload, and the payload's digest: TCP's own checksum has 16 bits, and misses what a faulty
+switch or network card damages once in so many times. A sum of damaged parts would be the same wrong sum for all, so
+no comparison of states could find it.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from socket import socket
 
-from jaxft._exchange._frames import HEADER_BYTES, difference
+from jaxft._exchange._frames import DIGEST_BYTES, HEADER_BYTES, difference, digest
 from jaxft._exchange._plan import CHUNK_BYTES
 from jaxft._exchange._script import Planned
 from jaxft._wire import SEND_FLAGS, drop_sent
 
 # So many frames are handed to the kernel at once, while they are small.
 _FRAMES_PER_SEND = 16
+_PARTS = 3  # header, payload, digest
 
 Frame = tuple[bytes, memoryview]  # header, payload
 
@@ -54,6 +60,9 @@ class Channel:
         self._pending: deque[memoryview] = deque()
         self._pending_bytes = 0
         self._header = memoryview(bytearray(HEADER_BYTES))
+        self._digest = memoryview(bytearray(DIGEST_BYTES))
+        self._payload: memoryview | None = None  # of the current frame, while it comes or its digest does
+        self._payload_digest: bytes | None = None  # once it is complete
         self._current: Planned | None = None
         self._rest = self._header if self.receiving else self._header[:0]
         self._refill()
@@ -80,7 +89,7 @@ class Channel:
     def send(self) -> int:
         """Hand bytes to the kernel, as many as it takes at once. Raises OSError if the connection is lost."""
         try:
-            sent = self.sock.sendmsg(tuple(islice(self._pending, 2 * _FRAMES_PER_SEND)), (), SEND_FLAGS)
+            sent = self.sock.sendmsg(tuple(islice(self._pending, _PARTS * _FRAMES_PER_SEND)), (), SEND_FLAGS)
         except BlockingIOError:
             return 0
         drop_sent(self._pending, sent)
@@ -104,9 +113,13 @@ class Channel:
             self._rest = self._rest[count:]
             if self._rest.nbytes:
                 continue
-            if self._current is not None:
+            if self._payload_digest is not None:
                 self._complete()
                 return taken
+            if self._payload is not None:
+                self._payload_digest = digest(self._payload)
+                self._rest = self._digest
+                continue
             self._current = self._match()
             self.resume()
         return taken
@@ -118,7 +131,7 @@ class Channel:
         room = self._place(self._current)
         self.paused = room is None
         if room is not None:
-            self._rest = room
+            self._rest = self._payload = room
 
     def _match(self) -> Planned:
         received = bytes(self._header)
@@ -133,16 +146,18 @@ class Channel:
     def _complete(self) -> None:
         done = self._current
         assert done is not None
-        self._current = None
+        if self._payload_digest != self._digest:
+            raise ConnectionError("sent a part of the sum that was damaged on its way: its digest is another")
+        self._current = self._payload = self._payload_digest = None
         self._rest = self._header if self.receiving else self._header[:0]
         self._arrived(done)
 
     def _refill(self) -> None:
-        while self._pending_bytes < CHUNK_BYTES and len(self._pending) < 2 * _FRAMES_PER_SEND:
+        while self._pending_bytes < CHUNK_BYTES and len(self._pending) < _PARTS * _FRAMES_PER_SEND:
             frame = self._next_frame()
             if frame is None:
                 return
-            for part in frame:
+            for part in (*frame, digest(frame[1])):
                 self._pending.append(memoryview(part))
                 self._pending_bytes += len(part)
 

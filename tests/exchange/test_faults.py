@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import xxhash
 
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials, _exchange, _owner
@@ -105,7 +106,7 @@ def test_raw_header_is_the_first_header() -> None:
         (raw_header(offset=2**63), "offset is 9223372036854775808, expected 0"),
         (raw_header(region=7), "region is 7, expected 0"),
         (raw_header(node_start=0), "node_start is 0, expected 1"),
-        (first_header()[:4] + b"\x09" + first_header()[5:], "version is 9, expected 1"),
+        (first_header()[:4] + b"\x09" + first_header()[5:], "version is 9, expected 2"),
         (first_header()[:5] + b"\x07" + first_header()[6:], "kind is 7, expected 1"),
     ],
 )
@@ -311,6 +312,7 @@ def test_payloads_and_headers_are_what_the_wire_says() -> None:
             assert header == frame.header
             assert header[5] == PARTIAL
             frames.append(theirs.recv(frame.length_bytes, socket.MSG_WAITALL))
+            assert theirs.recv(8, socket.MSG_WAITALL) == xxhash.xxh3_64_digest(frames[-1])
         theirs.close()
         thread.join(timeout=10)
     (whole,) = held.buffers(held.nodes[0])
