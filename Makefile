@@ -27,7 +27,7 @@ chaos: $(STAMP)  ## 100 seeded kills -9 at every phase of a step, compared bit f
 
 adversary: $(STAMP)  ## half an hour of all faults, the coordinator's death among them, compared bit for bit
 	$(BIN)/jaxft chaos --minutes 30 --faults kill,stop,hang,link,partition,coordinator,corrupt \
-		--heartbeat-timeout-ms 2000 --failure-timeout-s 10 $(ARGS)
+		--heartbeat-timeout-ms 2000 --failure-timeout-s 20 $(ARGS)
 
 test: $(STAMP)  ## all tests but the storms, under 10 minutes on 2 cores
 	$(BIN)/pytest $(ARGS)

@@ -39,7 +39,7 @@ def test_a_hundred_kills_change_nothing(tmp_path: Path, capsys: pytest.CaptureFi
 ALL_KINDS: dict[str, Any] = {
     "faults": ",".join(FAULTS),
     "heartbeat_timeout_ms": 2000,
-    "failure_timeout_s": 10.0,
+    "failure_timeout_s": 20.0,
 }
 
 
