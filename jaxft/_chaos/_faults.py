@@ -21,6 +21,8 @@ LONG = (1.6, 2.6)
 LONG_HANG = (3.0, 4.0)
 # Of an exchange's patience with a link that carries nothing.
 LONG_LINK = (1.2, 1.8)
+# The other ways for something to arrive damaged are in a heal.
+IN_AN_EXCHANGE = "in an exchange"
 # So many deaths of the coordinator take a group with them.
 COORDINATOR_AND_GROUP_SHARE = 0.34
 
@@ -88,8 +90,10 @@ def draw(
             victim = Victim(COORDINATOR, ANY, kind=kind, how="with a group" if together else "alone")
             return (victim, Victim(group, ANY, rng.random())) if together else (victim,)
         case "corrupt":
+            how = rng.choice(("from one donor", "from each donor", IN_AN_EXCHANGE))
+            if how == IN_AN_EXCHANGE:
+                return (Victim(group, ANY, kind=kind, how=how),)
             # What arrives damaged is what the victim of a kill fetches.
-            how = rng.choice(("from one donor", "from each donor"))
             return (Victim(group, ANY, kind=kind, how=how), Victim(group, ANY, rng.random()))
         case _:
             raise AssertionError(kind)

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from jaxft._chaos._faults import Victim
+from jaxft._chaos._faults import IN_AN_EXCHANGE, Victim
 from jaxft._chaos._network import Network, Pair
 from jaxft._chaos._words import read_word, words_beside
 from jaxft._chaos._work import members_at_work
@@ -151,21 +151,30 @@ class Cut(Harm):
 
 
 class Corruption(Harm):
-    """A bit flips in what the group fetches on its way back, from one donor or from each. Over when it is back."""
+    """Bits flip in what a group receives: in an exchange; or in its heal, from one donor or from each.
+
+    Over when it has happened, and in a heal not before the group is back.
+    """
 
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display, network: Network) -> None:
         super().__init__(victim, strike, job, display)
         self._network = network
         self._number = job.current(victim.group).number
         self._damaged = network.damaged
+        self._in_heal = victim.how != IN_AN_EXCHANGE
         pairs = network.around(victim.group, out=False)
-        network.damage(pairs, times=1 if victim.how == "from one donor" else len(pairs))
+        times = len(pairs) if victim.how == "from each donor" else 1
+        network.damage(pairs, times=times, kind="heal" if self._in_heal else "exchange")
 
     def pursue(self, job: Job) -> None:
         if self._began_s is None and self._network.damaged > self._damaged:
             self._begins()
 
     def over(self, job: Job) -> bool:
+        if not self._in_heal:
+            if self._began_s is not None:
+                self._ends(job)
+            return self._began_s is not None
         back = job.current(self.group).number > self._number and self.group in members_at_work(job)
         if not back:
             return False

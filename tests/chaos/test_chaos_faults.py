@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._faults import COORDINATOR, FAULTS, KILL, SHIPPED, Timeouts, Victim, draw
+from jaxft._chaos._faults import COORDINATOR, FAULTS, IN_AN_EXCHANGE, KILL, SHIPPED, Timeouts, Victim, draw
 from jaxft._chaos._phases import PHASES, STEP_PHASES
 from jaxft._chaos._schedule import Strike, plan_strikes
 from jaxft._launch._checks import LaunchError
@@ -115,12 +115,16 @@ def test_some_deaths_of_the_coordinator_take_a_group_with_them() -> None:
     assert all((victims[1].group, victims[1].kind) == ("group-1", KILL) for victims in together)
 
 
-def test_what_is_to_arrive_damaged_needs_a_group_that_comes_back() -> None:
+def test_what_is_to_arrive_damaged_in_a_heal_needs_a_group_that_comes_back() -> None:
     rng = random.Random(5)
-    for _ in range(20):
-        corrupted, killed = draw(rng, "corrupt", "group-1", "", PHASES, TIMEOUTS)
+    hows: set[str] = set()
+    for _ in range(50):
+        corrupted, *killed = draw(rng, "corrupt", "group-1", "", PHASES, TIMEOUTS)
+        hows.add(corrupted.how)
         assert (corrupted.group, corrupted.kind) == ("group-1", "corrupt")
-        assert (killed.group, killed.kind) == ("group-1", KILL)
+        in_heal = corrupted.how != IN_AN_EXCHANGE
+        assert [(victim.group, victim.kind) for victim in killed] == [("group-1", KILL)] * in_heal
+    assert hows == {"from one donor", "from each donor", IN_AN_EXCHANGE}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._faults import COORDINATOR, KILL, Victim
+from jaxft._chaos._faults import COORDINATOR, IN_AN_EXCHANGE, KILL, Victim
 from jaxft._chaos._harms import CoordinatorDeath, Corruption, Cut, Hang, Reach, Stop
 from jaxft._chaos._network import Network
 from jaxft._chaos._schedule import Strike
@@ -189,6 +189,18 @@ def test_damage_counts_if_it_came_before_the_group_was_back(scene: Scene) -> Non
         harm.pursue(scene.job)
         assert harm.over(scene.job)
         assert len(scene.job.faults) == 1
+
+
+def test_damage_in_an_exchange_is_over_when_it_has_happened(scene: Scene) -> None:
+    victim = Victim("group-1", "any", kind="corrupt", how=IN_AN_EXCHANGE)
+    harm = Corruption(victim, 0, scene.job, scene.display, scene.network)
+    harm.pursue(scene.job)
+    assert not harm.over(scene.job)
+    scene.network.damaged += 1
+    harm.pursue(scene.job)
+    assert harm.over(scene.job)
+    (fault,) = scene.job.faults
+    assert (fault.how, fault.seconds) == (IN_AN_EXCHANGE, 0.0)
 
 
 def test_the_next_strike_waits_until_what_was_done_is_undone(scene: Scene) -> None:
