@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 100.0
 
@@ -69,8 +71,9 @@ def test_the_public_surface_is_small_and_documented():
         assert name == "__version__" or getattr(jaxft, name).__doc__, f"{name} has no docstring"
 
 
-def test_every_test_that_the_guarantees_name_exists() -> None:
-    text = (ROOT / "docs" / "guarantees.md").read_text()
+@pytest.mark.parametrize("page", ["guarantees.md", "failure-model.md"])
+def test_every_test_that_the_promises_name_exists(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
     for path in re.findall(r"`(tests/[\w/.]+)`", text):
         assert (ROOT / path).exists(), path
     named = re.findall(r"`(?:tests/)?[\w/]*?(test_\w+\.py)(?:::(\w+))?`", text)
