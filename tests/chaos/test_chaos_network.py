@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -151,12 +152,24 @@ def test_nothing_passes_a_cut_link_and_everything_once_it_is_mended(groups: Grou
         send_all(sender, [b"held back"], deadline_s=soon())
         assert is_silent(receiver)
     near.close()
-    assert is_silent(far), "not even the end of a connection passes"
+    assert is_silent(far)
     groups.network.mend(both)
     received = bytearray(9)
     recv_exactly(far, memoryview(received), deadline_s=soon())
     assert received == b"held back"
     assert ends(far) in (None, ConnectionResetError)
+
+
+@pytest.mark.parametrize("linger", [b"", struct.pack("ii", 1, 0)], ids=["FIN", "RST"])
+def test_not_even_the_end_of_a_connection_passes_a_cut_link(groups: Groups, linger: bytes) -> None:
+    near, far = groups.pair("group-0", "group-1")
+    groups.network.cut([("group-0", "group-1")])
+    if linger:
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    near.close()
+    assert is_silent(far)
+    groups.network.mend([("group-0", "group-1")])
+    assert ends(far) is (ConnectionResetError if linger else None)
 
 
 def test_a_link_is_cut_in_one_direction(groups: Groups) -> None:

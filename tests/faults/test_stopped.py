@@ -45,5 +45,9 @@ def test_a_stop_of_any_length_changes_nothing(tmp_path: Path, undisturbed: str) 
         figures.info("stopped long: stood still %.2f s, back after %.2f s", standstill_s, again_s)
         assert standstill_s < HEARTBEAT_S + SLACK_S
         assert again_s < SLACK_S, "it comes back by itself"
-        assert job.workers["group-1"].says("comes back as a joiner")
+        victim = job.workers["group-1"]
+        assert victim.says("comes back as a joiner")
+        caught_up = [event for event in victim.steps() if event["healed"] is not None]
+        assert [(event["attempts"], event["shards"]) for event in caught_up] == [(0, [])] * len(caught_up)
+        assert caught_up, "it says that it only caught up, whatever it had tried before it was stopped"
         job.finish(undisturbed)
