@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 # A state of 5 MB over links that carry 3 MB a second: a heal from two donors takes almost a second.
 WIDTH = ("--width", "25000")
 LINK_BYTES_PER_S = 3e6
-MANY, MANY_STEPS = 10, 2000
+MANY, MANY_STEPS = 10, 1000
 
 
 @contextmanager

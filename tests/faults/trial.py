@@ -121,12 +121,25 @@ class Trial:
         assert found is not None
         return found
 
+    def _until_it_ends(self, worker: Worker) -> None:
+        """Wait for the end of a group, for as long as it goes on: the steps may be many."""
+        while worker.process.poll() is None:
+            size_bytes = worker.events_path.stat().st_size
+            self.here.until(
+                lambda size_bytes=size_bytes: (
+                    worker.process.poll() is not None or worker.events_path.stat().st_size > size_bytes
+                ),
+                f"{worker.log_path.stem} to go on",
+            )
+
     def histories(self) -> list[History]:
         return [history_of(worker) for worker in (*self.former, *self.workers.values())]
 
     def finish(self, undisturbed: str) -> None:
         """Run to the end: every group ends with the undisturbed run's bits, and no step was lost."""
         self.hurry_file.touch()
+        for worker in self.workers.values():
+            self._until_it_ends(worker)
         self.here.until_finished(*self.workers.values())
         digests = {group: worker.digest for group, worker in self.workers.items()}
         assert digests == dict.fromkeys(self.workers, undisturbed), self.here.logs()
