@@ -58,6 +58,8 @@ def _run(first: int, end: int, jobs: int) -> Tally:
     ) as pool:
         for tally in pool.map(run_seeds, chunks):
             total.add(tally)
+            for finding in tally.findings:
+                say(f"seed {finding.seed} fails: {finding.invariant}")
             now_s = time.perf_counter()
             if now_s - mentioned_s > 10.0:
                 mentioned_s = now_s

@@ -155,9 +155,24 @@ def _take_over(world: "World", fault: Fault) -> str:
     if fault.how < 0.5:
         leader.stop(0.1 + 2.0 * fault.amount)
     world.lead(other)
-    # It finds out in the end, also if it has nothing to write.
+    # It finds out in the end, also if it has nothing to write. Until then a group may lose the new one and find it.
     world.after(0.2 + 2.5 * fault.other, leader.fenced)
+    wanderer = world.setting.names[int(fault.victim * len(world.setting.names))]
+    _lose_sight(world, wanderer, leader.host)
+    world.after(0.2 + 0.5 * fault.amount, _lose_sight, world, wanderer, other)
     return f"{other} from {leader.host}.{leader.term}"
+
+
+def _lose_sight(world: "World", name: str, host: str) -> None:
+    process = world.processes.get(name)
+    if (
+        not world.calm
+        and process is not None
+        and process.stream is not None
+        and process.stream.life.host == host
+    ):
+        world.cables.block(name, host, world.now_s + 0.3)
+        process.stream.break_off(group=True, coordinator=True)
 
 
 def _detour(world: "World", fault: Fault, victim: "Process") -> str:

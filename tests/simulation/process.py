@@ -32,6 +32,8 @@ FAILURE_TIMEOUT_S = 30.0
 FETCH_TIMEOUT_S = 1.0
 APPLY_S = 0.008
 FETCH_S = 0.15
+# Of a checkpoint from before the coordinator's first life.
+OLD_ROOT = -1
 _OLD_HISTORY = HistoryId(999)
 _TAKES_PART = (r.Phase.WORKING, r.Phase.VOTED, r.Phase.APPLYING)
 _COMPUTED_NOTHING = (QuorumId(0), Step(0))
@@ -46,7 +48,9 @@ class Checkpoint:
 
     @staticmethod
     def from_before(steps: int) -> "Checkpoint":
-        return Checkpoint(tuple(QuorumId(-1 - step) for step in range(steps)), _OLD_HISTORY, -1, old=True)
+        return Checkpoint(
+            tuple(QuorumId(-1 - step) for step in range(steps)), _OLD_HISTORY, OLD_ROOT, old=True
+        )
 
 
 class Process:

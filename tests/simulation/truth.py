@@ -101,6 +101,8 @@ class Truth:
             if old.fresh and not new.fresh:
                 self._world.sometimes.note("founding gives way")
         elif old is not None:
+            if new.fresh:
+                raise Violation("a fresh state never becomes the truth", f"step {old.step} was committed")
             self._world.sometimes.note("resume")
             if new.step < len(self.line):
                 self._world.sometimes.note("frontier went back")
@@ -190,14 +192,12 @@ class Truth:
         if len(living) < len(quorum.members):
             self._world.sometimes.note("commit after a loss")
         attempt = self._world.hub.attempts.get((quorum.quorum_id, step))
-        if attempt is None or 2 * len(attempt.tainted) >= len(attempt.present):
+        if attempt is None:
             return
-        # Of one that is lost nobody has heard from which state it had computed.
-        for member in living:
-            if member.group in attempt.tainted:
-                raise Violation(
-                    "equal frontier means equal state", f"{member.group} is flipped, step {step} counts"
-                )
+        # Of those who are lost nobody has heard from which state they had computed.
+        flipped = [member.group for member in living if member.group in attempt.tainted]
+        if flipped and len(flipped) < len(living):
+            raise Violation("equal frontier means equal state", f"{flipped} are flipped, step {step} counts")
 
     # ---- what a coordinator tells ----
 

@@ -14,11 +14,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from jaxft_coordinator.core.job import Holder
+
 from .coordinator import Life
 from .disk import Disk
 from .exchange import Hub
 from .faults import inflict
-from .process import Checkpoint, Process
+from .process import OLD_ROOT, Checkpoint, Process
 from .setting import Fault, Setting, draw
 from .sometimes import Sometimes
 from .stream import Cables
@@ -224,9 +226,10 @@ class World:
         stuck = [p for p in self.processes.values() if p.stuck_at is not None and not p.dead]
         if not stuck:
             return
-        able = [
-            p for p in self.processes.values() if p not in stuck and len(p.history) >= len(self.truth.line)
-        ]
+        leader = self.leader
+        frontier = None if leader is None else leader.job.frontier
+        known = frozenset[Holder]() if frontier is None else frontier.holders
+        able = [p for p in self.processes.values() if p not in stuck and (p.name, p.incarnation) in known]
         alone = len(able) < max(1, self.setting.min_replicas) or all(p.spare for p in able)
         for process in stuck:
             went_on = process.stuck_at is not None and len(self.truth.line) > process.stuck_at + 1
@@ -246,7 +249,9 @@ class World:
             for p in self.incarnations.values()
             if not p.dead and p.replica.history and p.replica.failure is None and not p.flipped
         ]
-        if self.truth.line and not holders and not self.checkpoints:
+        of_another = self.truth.root != OLD_ROOT
+        checkpoints = [each for each in self.checkpoints if not (each.old and of_another)]
+        if self.truth.line and not holders and not checkpoints:
             self.sometimes.note("lost for good")
             self.over = True
             return
@@ -271,5 +276,7 @@ class World:
         for process in self.processes.values():
             # One that was away when the others finished comes too late, and is told so.
             late = process.replica.finished == target
+            if late and not process.replica.history:
+                continue  # it has never taken part
             self.truth.check_state(process, len(process.history) if late else target)
         self.truth.check_alike(finishers)
