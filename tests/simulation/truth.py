@@ -227,9 +227,8 @@ class Truth:
     def _check_donor(self, process: "Process", step: Step) -> None:
         """It holds state `step`, or all it takes to get there once it hears what was decided."""
         held = len(process.history)
-        to_come = self.line[held:step]
-        able = len(to_come) == max(0, step - held) and all(
-            (quorum_id, held + i) in process.sums for i, quorum_id in enumerate(to_come)
+        able = all(
+            any((at, by) in self.ever for by, of in process.sums if of == at) for at in range(held, step)
         )
         if not able and not process.dead:
             raise Violation("only holders of the frontier donate", f"{process.name} at {held}, not {step}")
