@@ -53,7 +53,8 @@ def test_without_faults_nothing_is_tried_twice():
     assert attempt(world) is None
     assert len(world.truth.line) > 2
     assert set(world.truth.line) == {1}, "the first quorum has committed every step"
-    assert set(world.sometimes) <= {"below min_replicas", "stands by", "spare called up"}
+    # Those who finish first leave their places to a spare for a moment.
+    assert set(world.sometimes) <= {"below min_replicas", "stands by", "spare called up", "nearly there"}
 
 
 def test_the_same_seed_gives_the_same_trace():
