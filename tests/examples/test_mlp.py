@@ -175,7 +175,7 @@ def test_events_are_those_that_launchers_read(run: Run) -> None:
     [
         (("--shards", "0"), "shards is 0; it must be at least 1"),
         (("--samples", "0"), "The source has 0 samples"),
-        (("--coordinator", "nowhere"), "must be host:port, not 'nowhere'"),
+        (("--coordinator", "nowhere"), "commas between them, not 'nowhere'"),
     ],
 )
 def test_bad_input_is_refused(
