@@ -72,7 +72,7 @@ def test_a_coordinator_that_is_not_there_is_named() -> None:
 
 
 def test_a_coordinator_without_an_address_is_refused_at_once() -> None:
-    with pytest.raises(jaxft.ConfigurationError, match=r"must be host:port, not 'localhost'"):
+    with pytest.raises(jaxft.ConfigurationError, match=r"commas between them, not 'localhost'"):
         jaxft.Manager("localhost", group="group-0")
     with pytest.raises(
         jaxft.ConfigurationError, match=r"cannot find the way to the coordinator .*no-such-host"
