@@ -8,7 +8,7 @@ from jaxft_coordinator.core.messages import NewQuorum, QuorumId, Step
 from .truth import Violation
 
 if TYPE_CHECKING:
-    from .process import Process
+    from .trainer import Trainer
     from .world import World
 
 EXCHANGE_S = 0.006
@@ -18,7 +18,7 @@ EXCHANGE_S = 0.006
 class Attempt:
     quorum: NewQuorum
     step: Step
-    present: dict[str, "Process"] = field(default_factory=dict)
+    present: dict[str, "Trainer"] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     broken_by: str = ""
     tainted: frozenset[str] = frozenset()  # who had computed from a state with a flipped bit
@@ -33,7 +33,7 @@ class Hub:
         self.world = world
         self.attempts: dict[tuple[QuorumId, Step], Attempt] = {}
 
-    def arrive(self, process: "Process", quorum: NewQuorum, step: Step) -> None:
+    def arrive(self, process: "Trainer", quorum: NewQuorum, step: Step) -> None:
         """`process` has computed its shards."""
         attempt = self.attempts.get((quorum.quorum_id, step))
         if attempt is None or (attempt.quorum is not quorum and attempt.quorum != quorum):
@@ -55,7 +55,7 @@ class Hub:
                 process.token,
             )
 
-    def leave(self, process: "Process") -> None:
+    def leave(self, process: "Trainer") -> None:
         """`process` closes its links, or the kernel does so for it."""
         attempt, process.attempt = process.attempt, None
         if attempt is not None and process.name not in attempt.finished:
@@ -98,7 +98,7 @@ class Hub:
                 self.world.note(f"{one.name} loses its connection to {two.name}")
             self._fail(attempt, one, two.name)
 
-    def _finish(self, attempt: Attempt, process: "Process") -> None:
+    def _finish(self, attempt: Attempt, process: "Trainer") -> None:
         if process.name in attempt.finished:
             return
         if not attempt.finished:
@@ -106,17 +106,17 @@ class Hub:
         attempt.finished.add(process.name)
         process.exchanged(attempt.quorum.quorum_id, attempt.step)
 
-    def _fail(self, attempt: Attempt, process: "Process", accused: str) -> None:
+    def _fail(self, attempt: Attempt, process: "Trainer", accused: str) -> None:
         delay_s = self.world.random() * 0.004
         self.world.after(delay_s, process.run, process.token, self._failed, attempt, process, accused)
 
-    def _failed(self, attempt: Attempt, process: "Process", accused: str) -> None:
+    def _failed(self, attempt: Attempt, process: "Trainer", accused: str) -> None:
         if process.name not in attempt.finished:
             attempt.finished.add(process.name)
             self._break(attempt, process.name)
             process.exchange_broke(attempt.quorum.quorum_id, attempt.step, accused)
 
-    def _time_out(self, attempt: Attempt, process: "Process", token: int) -> None:
+    def _time_out(self, attempt: Attempt, process: "Trainer", token: int) -> None:
         if process.token != token or attempt.complete or process.name in attempt.finished:
             return
         missing = [member.group for member in attempt.quorum.members if member.group not in attempt.present]

@@ -351,6 +351,61 @@ def _a_fenced_coordinator_tells_all_the_same(fenced: Any) -> Any:
     return mutated
 
 
+# ---- faults that the simulation has found in the cores, planted once more ----
+
+
+@mutant(Job, "empty")
+def _a_founding_is_dropped_at_a_restart(empty: Any) -> Any:
+    """A job that a coordinator remembers is empty as long as nothing was committed and nobody is there."""
+
+    def mutated(job: Job) -> bool:
+        return not job.groups and (job.frontier is None or job.frontier.founding)
+
+    return property(mutated)
+
+
+@mutant(durable, "anew")
+def _ids_of_a_forgotten_job_begin_anew(anew: Any) -> Any:
+    """A job that all have left before a commit forgets which quorum ids it has given out."""
+    return lambda job: replace(anew(job), last_quorum_id=QuorumId(0))
+
+
+@mutant(progress, "UNMEASURED_PATIENCE")
+def _no_end_of_patience_before_a_step_was_measured(patience: Any) -> Any:
+    """After a restart one that hangs before its vote is waited for without an end."""
+    return float("inf")
+
+
+@mutant(progress, "_waiting_joiner_s")
+def _one_alone_that_has_computed_may_hang(waiting: Any) -> Any:
+    """A joiner that is ready counts as one that waits only while nobody has computed."""
+    return lambda turn: None if turn.job.ballot.computed else waiting(turn)
+
+
+@mutant(sessions, "ready")
+def _what_a_joiner_is_ready_with_is_of_no_history(ready: Any) -> Any:
+    """A joiner that was ready and then fails to follow has the history with which it came."""
+
+    def mutated(turn: Any, group: Any, message: Any) -> None:
+        ready(turn, group, message)
+        turn.put(turn.job.groups[group.name], history=group.history)
+
+    return mutated
+
+
+@mutant(sessions, "join")
+def _founders_that_do_not_come_back_are_waited_for(join: Any) -> Any:
+    """After a restart before the first commit the time of the first join is not noted."""
+
+    def mutated(turn: Any, group: Any, message: Any) -> None:
+        first_join_s, frontier = turn.job.first_join_s, turn.job.frontier
+        join(turn, group, message)
+        if frontier is not None:
+            turn.update(first_join_s=first_join_s)
+
+    return mutated
+
+
 # ---- the table ----
 
 

@@ -1,98 +1,39 @@
-"""One incarnation of a group: its real core, and models of its session's thread and its training thread."""
+"""One incarnation of a group: its real core, and a model of its session with the coordinator."""
 
-from collections import defaultdict, deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING
 
-from jaxft_coordinator.core.messages import (
-    GroupName,
-    Heal,
-    HistoryId,
-    Incarnation,
-    Join,
-    NewQuorum,
-    QuorumId,
-    Step,
-    Welcome,
-)
+from jaxft_coordinator.core.messages import GroupName, Incarnation, Join, Welcome
 
 from jaxft._replica import _core as core
 from jaxft._replica import _types as r
 
 from .clock import Clock
 from .stream import Stream
+from .trainer import Trainer
 from .truth import Violation
 
 if TYPE_CHECKING:
-    from .exchange import Attempt
     from .world import World
 
 FAILURE_TIMEOUT_S = 30.0
-FETCH_TIMEOUT_S = 1.0
-APPLY_S = 0.008
-FETCH_S = 0.15
-# Of a checkpoint from before the coordinator's first life.
-OLD_ROOT = -1
-_OLD_HISTORY = HistoryId(999)
 _TAKES_PART = (r.Phase.WORKING, r.Phase.VOTED, r.Phase.APPLYING)
-_COMPUTED_NOTHING = (QuorumId(0), Step(0))
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    state: tuple[QuorumId, ...]
-    history: HistoryId
-    root: int = 0
-    old: bool = False  # from before the coordinator's first life
-
-    @staticmethod
-    def from_before(steps: int) -> "Checkpoint":
-        return Checkpoint(
-            tuple(QuorumId(-1 - step) for step in range(steps)), _OLD_HISTORY, OLD_ROOT, old=True
-        )
-
-
-class Process:
+class Process(Trainer):
     def __init__(self, world: "World", name: str, incarnation: int) -> None:
-        self.world = world
-        self.name = name
-        self.incarnation = incarnation
-        self.clock = Clock(world)
-        self.spare = name in world.setting.spares
-        # What it holds: a first state, and for each step the quorum whose sum was applied.
-        self.root = incarnation if world.setting.differ else 0
-        self.history: list[QuorumId] = []
-        self.flipped = 0  # names a flipped bit in the state
-        self.flips_next = False
-        self.computed: defaultdict[int, set[int]] = defaultdict(set)
-        self.sums: set[tuple[QuorumId, Step]] = set()
-        self.pins: dict[int, Step] = {}
-        self.log: dict[int, QuorumId] = {}
-        # How it fares.
-        self.dead = self.over = self.leaving = False
+        clock = Clock(world)
+        identity = r.Identity(
+            "job", GroupName(name), Incarnation(incarnation), f"{name}:1", ",".join(world.hosts)
+        )
+        now_s = clock.now_s
+        replica = r.Replica(identity, FAILURE_TIMEOUT_S, since_s=now_s, offline_since_s=now_s)
+        super().__init__(world, name, incarnation, replica, clock)
         self.crash_after: int | None = None  # so many effects
-        self.stuck_at: int | None = None  # the job's step when its training thread was stuck for ever
-        # The session's thread.
         self.stream: Stream | None = None
         self._stopped_until_s = 0.0
         self._term = 0  # the highest that it was told
         self._inbox: deque[tuple[Stream | None, r.Event]] = deque()
-        now_s = self.clock.now_s
-        identity = r.Identity(
-            "job", GroupName(name), Incarnation(incarnation), f"{name}:1", ",".join(world.hosts)
-        )
-        self.replica = r.Replica(identity, FAILURE_TIMEOUT_S, since_s=now_s, offline_since_s=now_s)
-        # The training thread.
-        self.token = 0  # counts what it has begun; whatever belongs to something older is void
-        self.attempt: Attempt | None = None
-        self._thread_until_s = 0.0  # it stands still
-        self._key: object = None
-        self._waits = False
-        self._applying = False
-        self._looks = False
-        self._fetches: Heal | None = None  # the heal for which something is being fetched or replayed
-        self._computed = _COMPUTED_NOTHING
 
     def start(self) -> None:
         if self.world.tracing:
@@ -100,10 +41,6 @@ class Process:
         self.world.after(self.world.random() * 0.01, self._connect, self.world.leader_host)
         self._tick()
         self.world.after(self.world.random() * 0.2, self._run, self._prepare)
-
-    @property
-    def is_flipped(self) -> bool:
-        return not self.dead and (bool(self.flipped) or self.flips_next)
 
     def would_keep_the_job(self, other: "Process") -> bool:
         """Whether the job's state is safe with this process if `other` dies now, whatever is still under way.
@@ -119,7 +56,7 @@ class Process:
             or self.stuck_at is not None
         ):
             return False
-        if now_s < self._stopped_until_s or now_s < self._thread_until_s or self.crash_after is not None:
+        if now_s < self._stopped_until_s or now_s < self._stands_until_s or self.crash_after is not None:
             return False
         if replica.phase not in _TAKES_PART or replica.vote != other.replica.vote:
             return False
@@ -142,21 +79,6 @@ class Process:
         if self.pins and any(self._is_donor_of(other) for other in self.world.processes.values()):
             self.world.sometimes.note("donor died mid-heal")
 
-    def leave(self, *, finished: bool) -> None:
-        if self.leaving:
-            return
-        self._begin(None)
-        self.leaving = True
-        self.post(r.LeaveNow(finished))
-
-    def hang(self, seconds: float) -> None:
-        """The training thread stands still; the session's goes on."""
-        self._thread_until_s = max(self._thread_until_s, self.world.now_s + seconds)
-
-    def stick(self) -> None:
-        self.stuck_at = len(self.world.truth.line)
-        self._thread_until_s = float("inf")
-
     def stop(self, seconds: float) -> None:
         """SIGSTOP: the whole process stands still; what is sent to it waits."""
         self.hang(seconds)
@@ -169,7 +91,7 @@ class Process:
         """Calm begins."""
         self.crash_after = None
         if self.stuck_at is None:
-            self._thread_until_s = min(self._thread_until_s, self.world.now_s)
+            self._stands_until_s = min(self._stands_until_s, self.world.now_s)
         if self._stopped_until_s > self.world.now_s:
             self._stopped_until_s = self.world.now_s
             self._wake()
@@ -319,98 +241,9 @@ class Process:
         oldest = min(self.pins.values(), default=None)
         self.log = {step: by for step, by in self.log.items() if oldest is not None and step >= oldest}
 
-    # ---- the training thread ----
+    # ---- the end ----
 
-    def run(self, token: int, act: Callable[..., None], *args: Any) -> None:
-        """`act` of the training thread, void once that has been given something else to do."""
-        if self.token != token or self.dead:
-            return
-        if self.world.now_s < self._thread_until_s:
-            self._later(self.run, token, act, *args)
-        else:
-            act(*args)
-
-    def _run(self, act: Callable[..., None], *args: Any) -> None:
-        """`act` of the training thread, which nothing but death can stop."""
-        if self.dead:
-            return
-        if self.world.now_s < self._thread_until_s:
-            self._later(self._run, act, *args)
-        else:
-            act(*args)
-
-    def _later(self, act: Callable[..., None], *args: Any) -> None:
-        if self.stuck_at is None:
-            # A thread that stands still may be let go earlier than was meant.
-            self.world.at(min(self._thread_until_s, self.world.now_s + 0.2), act, *args)
-
-    def _look_soon(self) -> None:
-        if not self._looks:
-            self._looks = True
-            self.world.after(self.world.random() * 0.004, self._run, self._look)
-
-    def _look(self) -> None:
-        """Read what is to be done, and do it if it is something else than before."""
-        self._looks = False
-        if self._applying:
-            return
-        directive = core.directive(self.replica)
-        if self.replica.phase is r.Phase.LEFT:
-            if not self.leaving and directive != r.Over(Step(self.world.target or -1)):
-                raise Violation("all end well", f"{self.name} ends, and was not told to")
-            self._exit()
-            return
-        key = _key(directive)
-        if key == self._key or self.leaving or self._has_done(directive):
-            return
-        self._begin(key)
-        match directive:
-            case r.Attempt() | r.Over() if self._is_done(directive):
-                self.leave(finished=True)
-            case r.Attempt(quorum, step):
-                self._waits = False
-                if step < quorum.step:
-                    raise Violation(
-                        "a quorum begins at the frontier", f"{self.name} at {step}, not {quorum.step}"
-                    )
-                self._compute(quorum, step)
-            case r.Apply(quorum_id, step):
-                self._check_may_apply(quorum_id, step)
-                self._advance(quorum_id, r.Applied(Step(step + 1)))
-            case r.HealFrom(heal):
-                self._waits = False
-                self._fetches = heal
-                self._fetch(heal, self.world.now_s + FETCH_TIMEOUT_S)
-            case r.Replay(heal, step):
-                self._waits = False
-                self._fetches = heal
-                self._replay(heal, step, self.world.now_s + FETCH_TIMEOUT_S)
-            case r.Fail(failure):
-                self._fails(failure)
-            case _:
-                pass
-
-    def _has_done(self, directive: r.Directive) -> bool:
-        """Whether the core has not heard yet that this is done: then it still says so."""
-        return isinstance(directive, r.Apply | r.Replay) and directive.step < len(self.history)
-
-    def _begin(self, key: object) -> None:
-        self.token += 1
-        self._key = key
-        self._waits = True
-        self.world.hub.leave(self)
-        if self._fetches is not None:
-            self._fetched(r.HealBroke(self._fetches.heal_id, "overtaken"))
-
-    def _is_done(self, directive: r.Attempt | r.Over) -> bool:
-        target = self.world.target
-        if isinstance(directive, r.Over):
-            if target != directive.step:
-                raise Violation("all end well", f"{self.name} is told of the end at {directive.step}")
-            return True
-        return target is not None and len(self.history) >= target
-
-    def _exit(self) -> None:
+    def ends(self) -> None:
         self.dead = self.over = True
         if self.world.tracing:
             self._note("exits")
@@ -419,7 +252,7 @@ class Process:
             self.stream.break_off(group=True, coordinator=True)
         self.world.ended()
 
-    def _fails(self, failure: r.Failure) -> None:
+    def fails(self, failure: r.Failure) -> None:
         """What the user sees as an exception ends the process; some of it should never be seen."""
         world = self.world
         if self.world.tracing:
@@ -440,154 +273,9 @@ class Process:
         if world.processes[self.name] is self:
             world.launch(self.name)
 
-    def _prepare(self) -> None:
-        """Begin with a fresh state, or with the newest checkpoint."""
-        self._waits = True
-        checkpoints = self.world.checkpoints
-        fresh = self.replica.frontier_held and self.world.random() < 0.5
-        if checkpoints and checkpoints[-1].old:
-            fresh = fresh or self.world.random() < 0.5
-        saved = 0
-        if checkpoints and not fresh:
-            newest = checkpoints[-1]
-            self.root, self.history, saved = newest.root, list(newest.state), newest.history
-        step, digest = Step(len(self.history)), f"state {self.root} {self.history}"
-        settings = {"shards": self.world.setting.shards}
-        least, history = self.world.setting.min_replicas, HistoryId(saved)
-        self.post(r.Prepared(step, digest, settings, least, history, self.spare))
-
-    def _compute(self, quorum: NewQuorum, step: Step) -> None:
-        computed = self.computed[step]
-        mine = next(member.shards for member in quorum.members if member.group == self.name)
-        for shard in mine:
-            if shard not in computed:
-                delay_s = self.world.random() * self.world.setting.shard_s * self.world.slowness
-                self.world.after(delay_s, self.run, self.token, self._compute_one, quorum, step, shard)
-                return
-        self._computed = (quorum.quorum_id, step)
-        self.world.hub.arrive(self, quorum, step)
-
-    def _compute_one(self, quorum: NewQuorum, step: Step, shard: int) -> None:
-        if shard in self.computed[step]:
-            raise Violation("each shard counted once", f"{self.name} computes shard {shard} of {step} twice")
-        self.computed[step].add(shard)
-        self._compute(quorum, step)
-
-    def exchanged(self, quorum_id: QuorumId, step: Step) -> None:
-        self.sums.add((quorum_id, step))
-        self._waits = True
-        self.post(r.Exchanged(quorum_id, step, self.flipped if self.world.setting.compares else None))
-
-    def exchange_broke(self, quorum_id: QuorumId, step: Step, accused: str) -> None:
-        self._waits = True
-        self.post(r.ExchangeBroke(quorum_id, step, (GroupName(accused),), f"{accused} went away"))
-
-    def _check_may_apply(self, quorum_id: QuorumId, step: Step) -> None:
-        if step != len(self.history):
-            raise Violation(
-                "nothing is applied twice", f"{self.name} at {len(self.history)} is to apply {step}"
-            )
-        if (quorum_id, step) not in self.sums:
-            raise Violation("nobody commits outside its quorum", f"{self.name}: step {step} of {quorum_id}")
-
-    def _advance(self, quorum_id: QuorumId, then: r.Event) -> None:
-        """Apply the means of the next step; nothing but death interrupts that."""
-        self._applying, self._waits = True, False
-        self.world.after(self.world.random() * APPLY_S, self._run, self._advanced, quorum_id, then)
-
-    def _advanced(self, quorum_id: QuorumId, then: r.Event) -> None:
-        self._applying, self._waits = False, True
-        self.world.truth.check_applied(self, quorum_id)
-        if self.pins:
-            self.log[len(self.history)] = quorum_id
-        self.history.append(quorum_id)
-        self._fetches = None
-        self._save()
-        if self.flips_next:
-            self.world.flips += 1
-            self.flipped, self.flips_next = self.world.flips, False
-        self.post(then)
-        self._look_soon()
-
-    def _save(self) -> None:
-        """One group saves for all: the first of the quorum."""
-        quorum, checkpoints = self.replica.quorum, self.world.checkpoints
-        if quorum is None or quorum.members[0].group != self.name or self.flipped:
-            return
-        step = len(self.history)
-        if step % self.world.setting.saves_every:
-            return
-        if not checkpoints or checkpoints[-1].old or step > len(checkpoints[-1].state):
-            checkpoints.append(Checkpoint(tuple(self.history), self.replica.job_history, self.root))
-
-    def _fetch(self, heal: Heal, until_s: float) -> None:
-        donors = self._donors(heal)
-        if any(_keeps(donor, heal) for donor in donors):
-            delay_s = self.world.random() * FETCH_S
-            self.world.after(delay_s, self.run, self.token, self._fetch_ends, heal, until_s)
-        else:
-            self._try_again(self._fetch, donors, heal, until_s)
-
-    def _fetch_ends(self, heal: Heal, until_s: float) -> None:
-        donors = self._donors(heal)
-        keepers = [donor for donor in donors if _keeps(donor, heal)]
-        if not keepers:
-            self._try_again(self._fetch, donors, heal, until_s)
-            return
-        donor = keepers[int(self.world.random() * len(keepers))]
-        self.root, self.history, self.flipped = donor.root, donor.history[: heal.step], donor.flipped
-        self.world.truth.check_state(self, heal.step)
-        self._fetched(r.Healed(heal.heal_id, heal.step))
-
-    def _replay(self, heal: Heal, step: Step, until_s: float) -> None:
-        donors = self._donors(heal)
-        for donor in donors:
-            if heal.heal_id in donor.pins and step in donor.log:
-                self._advance(donor.log[step], r.Replayed(heal.heal_id, Step(step + 1)))
-                return
-        self._try_again(self._replay, donors, heal, step, until_s)
-
-    def _try_again(self, act: Callable[..., None], donors: list["Process"], heal: Heal, *args: Any) -> None:
-        """Donors may need a moment; those that are gone do not come back."""
-        if not donors or self.world.now_s > args[-1]:
-            self._fetched(r.HealBroke(heal.heal_id, "no donor answers"))
-        else:
-            self.world.after(0.02, self.run, self.token, act, heal, *args)
-
-    def _fetched(self, event: r.Healed | r.HealBroke) -> None:
-        self._fetches = None
-        self._waits = True
-        self.post(event)
-
-    def _donors(self, heal: Heal) -> list["Process"]:
-        """Those that can be reached."""
-        cables = self.world.cables
-        found = [self.world.incarnations[donor.incarnation] for donor in heal.donors]
-        return [donor for donor in found if not donor.dead and not cables.link_is_cut(donor.name, self.name)]
-
     def _is_donor_of(self, other: "Process") -> bool:
         heal = other._fetches
         return heal is not None and any(donor.incarnation == self.incarnation for donor in heal.donors)
 
     def _note(self, text: str) -> None:
         self.world.note(f"{self.name}#{self.incarnation} {text}")
-
-
-def _keeps(donor: Process, heal: Heal) -> bool:
-    return donor.pins.get(heal.heal_id) == heal.step and len(donor.history) >= heal.step
-
-
-def _key(directive: r.Directive) -> object:
-    match directive:
-        case r.Attempt(quorum, step):
-            return ("attempt", quorum.quorum_id, step)
-        case r.HealFrom(heal):
-            return ("heal", heal.heal_id)
-        case r.Replay(heal, step):
-            return ("replay", heal.heal_id, step)
-        case r.Apply(quorum_id, step):
-            return ("apply", quorum_id, step)
-        case r.Over() | r.Fail():
-            return ("end",)
-        case r.Wait():
-            return ("wait",)

@@ -18,7 +18,7 @@ from jaxft_coordinator.core.job import (
 from jaxft_coordinator.core.messages import Commit, CoordinatorMessage, Heal, NewQuorum, QuorumId, Step
 
 if TYPE_CHECKING:
-    from .process import Process
+    from .trainer import Trainer
     from .world import World
 
 
@@ -224,7 +224,7 @@ class Truth:
         if self.quorums.setdefault(quorum.quorum_id, quorum) != quorum:
             raise Violation("quorum ids grow", f"two quorums have the id {quorum.quorum_id}")
 
-    def _check_donor(self, process: "Process", step: Step) -> None:
+    def _check_donor(self, process: "Trainer", step: Step) -> None:
         """It holds state `step`, or all it takes to get there once it hears what was decided."""
         held = len(process.history)
         able = all(
@@ -235,7 +235,7 @@ class Truth:
 
     # ---- what a group does ----
 
-    def check_applied(self, process: "Process", quorum_id: QuorumId) -> None:
+    def check_applied(self, process: "Trainer", quorum_id: QuorumId) -> None:
         step = len(process.history)
         decided = self.line[step] if step < len(self.line) else None
         if decided == quorum_id or (self.went_back and (step, quorum_id) in self.ever):
@@ -245,7 +245,7 @@ class Truth:
             f"{process.name} applies step {step} of quorum {quorum_id}, decided: {decided}",
         )
 
-    def check_state(self, process: "Process", step: int) -> None:
+    def check_state(self, process: "Trainer", step: int) -> None:
         """What `process` holds, as state `step`, is the job's, or was before the job went back."""
         history = process.history
         line = self.line[:step]
@@ -259,7 +259,7 @@ class Truth:
             f"{process.name} holds {process.root} {history} as state {step}, not {self.root} {line}",
         )
 
-    def check_alike(self, processes: "Collection[Process]") -> None:
+    def check_alike(self, processes: "Collection[Trainer]") -> None:
         """Those who exchange, or end together, hold one state."""
         first, *others = processes
         for other in others:

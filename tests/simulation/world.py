@@ -20,10 +20,11 @@ from .coordinator import Life
 from .disk import Disk
 from .exchange import Hub
 from .faults import inflict
-from .process import OLD_ROOT, Checkpoint, Process
+from .process import Process
 from .setting import Fault, Setting, draw
 from .sometimes import Sometimes
 from .stream import Cables
+from .trainer import OLD_ROOT, Checkpoint
 from .truth import Truth, Violation
 
 CALM_LIMIT_S = 90.0
