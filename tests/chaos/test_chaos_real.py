@@ -25,7 +25,7 @@ def check(options: ChaosOptions, file: Path, capsys: pytest.CaptureFixture[str])
 def test_a_small_storm_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In groups of one, two and four devices; the undisturbed run has one."""
     file = tmp_path / "verdict.json"
-    options = ChaosOptions(kills=6, steps=150, seed=5, devices=(1, 2, 4), json=file, keep=tmp_path / "keep")
+    options = ChaosOptions(kills=4, steps=110, seed=5, devices=(1, 2, 4), json=file, keep=tmp_path / "keep")
     check(options, file, capsys)
 
 

@@ -122,7 +122,9 @@ def test_a_bad_coordinator_is_refused_before_anything_is_compiled(
     with pytest.raises(SystemExit) as stopped:
         command("--coordinator", "somewhere", "--events", str(tmp_path / "events.jsonl"))
     assert stopped.value.code == 1
-    assert "ConfigurationError: the coordinator's address must be host:port, or several with commas between them, not 'somewhere'" in caplog.text
+    text = "ConfigurationError: the coordinator's address must be host:port, or several"
+    assert text in caplog.text
+    assert "not 'somewhere'" in caplog.text
     assert not list(tmp_path.iterdir())
 
 

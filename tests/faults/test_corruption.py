@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 DAMAGED = "arrived damaged: its digest is not the one it was sent with"
 
 
+@pytest.mark.storm
 def test_what_arrives_damaged_in_a_heal_is_fetched_again(tmp_path: Path, undisturbed: str) -> None:
     with trial(tmp_path) as job:
         # From one of two donors: the other makes up for it.

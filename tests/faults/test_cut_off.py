@@ -40,6 +40,7 @@ def cut_around(job: Trial, victim: str, *, into: bool = True, out: bool = True) 
     cut(job, victim, pairs, the_others_go_on, f"cut off, into it {into}, out of it {out}")
 
 
+@pytest.mark.storm
 def test_a_group_that_is_cut_off_is_put_out_and_comes_back(tmp_path: Path, undisturbed: str) -> None:
     with trial(tmp_path) as job:
         cut_around(job, "group-1")

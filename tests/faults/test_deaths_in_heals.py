@@ -68,6 +68,7 @@ def kill_joiners(job: Trial, times: int) -> int:
     return in_the_middle
 
 
+@pytest.mark.storm
 def test_a_donor_killed_in_a_heal_changes_nothing(tmp_path: Path, undisturbed_of: Callable[..., str]) -> None:
     with trial(tmp_path, *WIDTH) as job:
         job.kill("group-0")

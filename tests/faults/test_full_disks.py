@@ -70,6 +70,7 @@ def test_checkpoints_wait_for_room_and_training_does_not(
         job.finish(undisturbed_of(STEPS, *width))
 
 
+@pytest.mark.storm
 def test_the_coordinator_waits_for_room(tmp_path: Path, disk: Path, undisturbed: str) -> None:
     with trial(tmp_path, state=disk / "state") as job:
         with job.fault("coordinator") as told, full(disk):

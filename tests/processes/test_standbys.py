@@ -125,6 +125,7 @@ def test_the_leader_is_killed(etcd: Etcd, undisturbed: str, tmp_path: Path) -> N
         assert standby.says(f"remembered: step {STRUCK_AT}")
 
 
+@pytest.mark.storm
 def test_the_leader_is_frozen_and_wakes_up(etcd: Etcd, undisturbed: str, tmp_path: Path) -> None:
     last = tmp_path / "woken"
     with cluster(tmp_path) as here:
@@ -141,6 +142,7 @@ def test_the_leader_is_frozen_and_wakes_up(etcd: Etcd, undisturbed: str, tmp_pat
         assert leader.process.poll() is None, "it stands by from now on"
 
 
+@pytest.mark.storm
 def test_the_leader_is_cut_off_from_etcd(etcd: Etcd, undisturbed: str, tmp_path: Path) -> None:
     with cable(etcd.port) as (endpoint, cut), cluster(tmp_path) as here:
         leader, standby = start_two(here, endpoint, etcd.endpoint)
