@@ -147,7 +147,9 @@ class Dialling:
                 "all groups of a job with the same token."
             )
         if self._proof or len(nonce) != NONCE_BYTES:
-            raise _Unanswered(f"{self._address} sent a challenge that makes no sense: another version of jaxft?")
+            raise _Unanswered(
+                f"{self._address} sent a challenge that makes no sense: another version of jaxft?"
+            )
         nonces = {"listener_nonce": nonce, "dialler_nonce": credentials.new_nonce()}
         hello = _encode(self._hello)
         self._proof = credentials.listener_proof(self._key, hello, **nonces)
