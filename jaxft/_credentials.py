@@ -1,7 +1,7 @@
 """What a group shows the coordinator, and asks of it: the job's key, and certificates."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Unproven(Exception):
 class Credentials:
     """What a group's session needs for every stream; with nothing set, for a coordinator that asks for nothing."""
 
-    key: JobKey | None = None
+    key: JobKey | None = field(default=None, repr=False)  # a traceback or a log must not show it
     pem: Pem | None = None
 
     @staticmethod

@@ -273,7 +273,7 @@ class Server(pb_grpc.CoordinatorServicer):
             session.put(wire.coordinator_to_proto(Evicted(reason, may_return=False)))
         except Exception:
             reason = "the coordinator failed on its message"
-            _log.exception("session %d: %s", session.id, reason)
+            (_log if session.job else _strangers_log).exception("session %d: %s", session.id, reason)
         self._closed(session, reason)
         session.put(None)
 

@@ -1,7 +1,7 @@
 """Certificates, read and looked at before anything starts: gRPC itself would only fail at the first connection."""
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxft_coordinator.credentials import CredentialsError
@@ -19,7 +19,7 @@ class Pem:
 
     ca: bytes | None = None
     cert: bytes | None = None
-    key: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)  # a traceback or a log must not show it
 
 
 def read_pem(*, ca: Path | None, cert: Path | None, key: Path | None) -> Pem:

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import functools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -29,6 +30,7 @@ from jaxft_coordinator.core.messages import (
 from jaxft_coordinator.credentials import JobKey
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 
+T = TypeVar("T")
 PATIENCE_S = 60.0
 SECRET = b"a secret of enough bytes"
 KEY = credentials.job_key(SECRET, "job")
@@ -131,27 +133,33 @@ async def serving(**options: Any) -> AsyncIterator[Server]:
 
 @contextlib.contextmanager
 def serving_beside(**options: Any) -> Iterator[int]:
-    """A coordinator in a thread of its own; yields its port."""
-    started, port = threading.Event(), 0
-    over: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-
-    async def serve() -> None:
-        nonlocal port
-        async with serving(**options) as server:
-            port = server.port
-            over.append((asyncio.get_running_loop(), asyncio.Event()))
-            started.set()
-            await over[0][1].wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert started.wait(PATIENCE_S)
+    """A coordinator beside this thread; yields its port."""
+    context = serving(**options)
+    server = run(context.__aenter__)
     try:
-        yield port
+        yield server.port
     finally:
-        loop, event = over[0]
-        loop.call_soon_threadsafe(event.set)
-        thread.join()
+        run(lambda: context.__aexit__(None, None, None))
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """A loop that outlives the tests of this process.
+
+    To a loop that is closed gRPC still hands what is left of its calls, fails, and forgets what it had for others.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="grpc-of-tests", daemon=True).start()
+    return loop
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, T]], *, timeout_s: float = 2 * PATIENCE_S) -> T:
+    """Run a scenario to its end."""
+    running = asyncio.run_coroutine_threadsafe(scenario(), _loop())
+    try:
+        return running.result(timeout_s)
+    finally:
+        running.cancel()
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

@@ -304,3 +304,11 @@ def test_a_key_with_a_password_is_an_error_and_nobody_is_asked(
         jaxft.ConfigurationError, match="is encrypted, and nobody is there to type its password"
     ):
         Credentials.read(None, TLS(cert=cert, key=locked))
+
+
+def test_nothing_that_may_be_printed_shows_a_key(certificates: Certificates) -> None:
+    made = Credentials(KEY, certificates.pem(certificates.group))
+    assert made.pem is not None
+    assert made.pem.key is not None
+    for secret in (KEY, made.pem.key):
+        assert repr(secret)[2:20] not in repr(made)
