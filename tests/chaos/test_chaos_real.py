@@ -21,6 +21,7 @@ def check(options: ChaosOptions, file: Path, capsys: pytest.CaptureFixture[str])
     assert set(result["ledger"].values()) == {True}
 
 
+@pytest.mark.storm
 @pytest.mark.timeout(300)
 def test_a_small_storm_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In groups of one, two and four devices; the undisturbed run has one."""

@@ -46,6 +46,7 @@ def full(disk: Path) -> Iterator[None]:
     filler.unlink()
 
 
+@pytest.mark.storm
 def test_checkpoints_wait_for_room_and_training_does_not(
     tmp_path: Path, disk: Path, undisturbed_of: Callable[..., str]
 ) -> None:

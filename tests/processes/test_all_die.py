@@ -72,6 +72,7 @@ def test_it_resumes_from_the_newest_checkpoint_and_says_so(undisturbed: str, tmp
         assert "40" in saved_steps(here)  # also the last state
 
 
+@pytest.mark.storm
 def test_with_a_new_coordinator_as_well(undisturbed: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         train_and_kill_all(here)

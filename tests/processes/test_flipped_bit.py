@@ -29,10 +29,10 @@ def run(here: Cluster, groups: tuple[str, ...], *flags: str, victim: str = "grou
 @pytest.mark.parametrize(
     ("leaf", "victim"),
     [
-        ("params.out", "group-1"),
+        pytest.param("params.out", "group-1", marks=pytest.mark.storm),
         ("params.hidden", "group-0"),
         ("mu.hidden", "group-2"),
-        ("nu.out", "group-1"),
+        pytest.param("nu.out", "group-1", marks=pytest.mark.storm),
     ],
 )
 def test_the_odd_one_out_heals_and_the_run_keeps_its_bits(

@@ -63,7 +63,7 @@ def assert_no_step_lost(survivors: list[Worker]) -> None:
         assert len(set(shards)) == len(shards), f"two survivors computed one shard: {events}"
 
 
-@pytest.mark.parametrize("victim", ["group-0", "group-1"])
+@pytest.mark.parametrize("victim", [pytest.param("group-0", marks=pytest.mark.storm), "group-1"])
 @pytest.mark.parametrize("phase", ["compute", "exchange", "vote", "apply"])
 def test_a_kill_in_a_step_changes_nothing(phase: str, victim: str, undisturbed: str, tmp_path: Path) -> None:
     first, last, gates = gates_in(tmp_path)
