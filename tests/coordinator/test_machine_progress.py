@@ -207,3 +207,20 @@ def test_one_that_is_held_back_is_let_in_where_too_few_are_left():
                 desk.ready("c")
     desk.close("b")
     assert members(desk) == ["a", "c"]
+
+
+def test_each_time_somebody_is_put_out_without_a_commit_patience_doubles():
+    """So where all steps have become slow, the groups do not put each other out in turn for ever."""
+    desk = measured("a", "b", "c", "d")
+    for times, behind in enumerate(("d", "c", "b")):
+        patience_s = PATIENCE_S * 2**times
+        for name in members(desk):
+            if name != behind:
+                computed(desk, name)
+        desk.wait(patience_s - 0.5)
+        assert behind in members(desk)
+        desk.wait(1.0)
+        assert behind not in members(desk)
+    assert progress.patience_s(desk.job) == 8 * PATIENCE_S
+    desk.commit()
+    assert progress.patience_s(desk.job) == PATIENCE_S

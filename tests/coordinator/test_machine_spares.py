@@ -279,3 +279,17 @@ def test_the_last_regular_group_that_is_done_ends_the_job_for_the_spares():
     desk.leave("a", finished=True)
     desk.leave("b", finished=True)
     assert (desk.job.finished, desk.job.quorum) == (1, None)
+
+
+def test_a_relieved_spare_that_holds_the_last_state_resumes_the_job_from_it():
+    desk = Desk.open()
+    desk.come("s", spare=True)
+    healing(desk, "a")
+    desk.ready("a")
+    desk.commit()
+    assert members(desk) == ["a"]
+    desk.commit()
+    desk.close("a")
+    desk.heal_failed("s", step=1)  # it was told of step 2, whose sum nobody can give it any more
+    desk.wait(5.5)
+    assert (members(desk), desk.step) == (["s"], 1)

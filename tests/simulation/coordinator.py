@@ -154,7 +154,12 @@ class Life:
             self._streams[session].down(message)  # pyright: ignore[reportArgumentType]
 
     def _halt(self) -> None:
-        if not any(process.is_flipped for process in self.world.incarnations.values()):
+        # Those whose states differ may have died since they told of it.
+        told = any(
+            attempt.tainted and attempt.step >= len(self.world.truth.line) - 1
+            for attempt in self.world.hub.attempts.values()
+        )
+        if not told and not any(process.is_flipped for process in self.world.incarnations.values()):
             raise Violation("no halt without a flipped bit", self.world.standing())
         self.world.sometimes.note("halt")
         self.world.halted = self.world.over = True

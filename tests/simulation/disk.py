@@ -15,6 +15,7 @@ JOB = "job"
 class Disk:
     def __init__(self, world: "World") -> None:
         self.term = 0
+        self.has_lied = False
         self._world = world
         self._known: Mapping[str, Saved] = {}
         self._before: Mapping[str, Saved] = {}  # without the last record
@@ -41,6 +42,7 @@ class Disk:
         """The disk had lied: what was said to be durable is not there."""
         if self._known is self._before:
             return
+        self.has_lied = True
         self._known = self._before
         self._world.sometimes.note("lying disk")
         self._world.truth.forgets(self.saved)

@@ -262,13 +262,14 @@ class Process(Trainer):
         second = second and any(p.name == self.name and p is not self for p in world.incarnations.values())
         # It was told that peers hold the state, so it brought none; then they all died.
         too_fresh = failure.error == "CannotHeal" and not self.replica.history
-        foreign = (
-            failure.error == "JoinRefused" and world.setting.brings and "another history" in failure.text
-        )
+        # The job was founded anew while those who held it were away, and the coordinator's disk did not know of them.
+        unknown = world.setting.brings or world.disk.has_lied
+        foreign = failure.error == "JoinRefused" and unknown and "another history" in failure.text
         if not second and not too_fresh and not foreign:
             raise Violation("no group is turned away", f"{self.name}: {failure.error}: {failure.text}")
         if foreign:
-            world.checkpoints = [checkpoint for checkpoint in world.checkpoints if not checkpoint.old]
+            others = self.replica.history
+            world.checkpoints = [checkpoint for checkpoint in world.checkpoints if checkpoint.history != others]
         self.kill()
         if world.processes[self.name] is self:
             world.launch(self.name)

@@ -29,6 +29,8 @@ WEIGHTS: dict[str, float] = {
     "double": 0.5,
 }
 
+MOST_SHARDS = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -76,7 +78,7 @@ def draw(seed: int) -> Setting:
     names = tuple(f"group-{first + i}" for i in range(groups))
     spares = frozenset(names[groups - 1 :] if groups >= 3 and rng.random() < 0.3 else ())
     regular = groups - len(spares)
-    shards = "members" if rng.random() < 0.2 else str(rng.randint(regular, 6))
+    shards = "members" if rng.random() < 0.2 else str(rng.randint(regular, MOST_SHARDS))
     kinds = [kind for kind in WEIGHTS if rng.random() < 0.5]
     if shards == "members":
         # What was decided twice has the same bits only if the shards are fixed.

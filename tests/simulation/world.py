@@ -21,7 +21,7 @@ from .disk import Disk
 from .exchange import Hub
 from .faults import inflict
 from .process import Process
-from .setting import Fault, Setting, draw
+from .setting import MOST_SHARDS, Fault, Setting, draw
 from .sometimes import Sometimes
 from .stream import Cables
 from .trainer import OLD_ROOT, Checkpoint
@@ -109,8 +109,14 @@ class World:
 
     @property
     def slowness(self) -> float:
-        """How much longer a shard takes than in the storm: so that a calm without an end costs few steps."""
-        return 1.0 + max(0.0, self.now_s - self._calm_since_s - 2.0) if self.calm else 1.0
+        """How much longer a shard takes than in the storm: so that a calm without an end costs few steps.
+
+        But one that computes all of them is still in time for those who wait for it in the exchange.
+        """
+        if not self.calm:
+            return 1.0
+        most = self.setting.exchange_timeout_s / (MOST_SHARDS * self.setting.shard_s)
+        return max(1.0, min(most, self.now_s - self._calm_since_s - 1.0))
 
     def note(self, text: str) -> None:
         """Write a line into the trace. Callers ask `tracing` first, so that no text is made in vain."""

@@ -155,6 +155,8 @@ class Job:
     last_tick_s: float | None = None
     # The slowest step of late, from the begin of its last attempt to its commit; None if none was measured.
     slowest_s: float | None = None
+    # How often since the last commit members were put out because they hung.
+    hung: int = 0
     # Groups that were put out because they disturbed others: how often, and when last.
     blamed: Mapping[GroupName, tuple[int, float]] = field(default_factory=dict[GroupName, tuple[int, float]])
     # When a coordinator that remembers this job began with it; None once a quorum has been formed since.

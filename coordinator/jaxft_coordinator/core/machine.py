@@ -154,6 +154,9 @@ def _tick(turn: Turn) -> None:
 
 def _put_out_the_hung(turn: Turn) -> None:
     hung = progress.hung(turn)
+    if not hung:
+        return
+    turn.update(hung=turn.job.hung + 1)
     for group, reason in hung:
         turn.expel(group, reason, may_return=True)
         progress.blame(turn, group.name)

@@ -9,6 +9,10 @@ Patience derives from what was measured: so many times the slowest step of late.
 step it is very long. The exchange has deadlines of its own, and its failures name the one that does not come; but a
 group that hangs between the exchange and its vote is found out by nothing else.
 
+Where steps suddenly take many times longer than ever before, those who are put out did not hang, nor will those who
+take their places be quicker. So each time that somebody is put out without a commit since the last, patience doubles:
+in the end a step is waited for, counts, and is measured.
+
 A group that was put out again and again, because its peers accused it or because it hung, is let in again later each
 time, so that one bad link costs the job little of its speed.
 """
@@ -22,6 +26,8 @@ from jaxft_coordinator.core.turn import Turn
 STEPS_OF_PATIENCE = 8
 # Of the heartbeat timeout: no step is so fast that a hiccup of this length is a fault.
 LEAST_PATIENCE = 2
+# How often patience doubles at most: 1024 times eight steps are longer than anybody can wait.
+MOST_DOUBLINGS = 10
 # Of `join_timeout_s`, while no step has been measured: a first step may load, compile and tune what later ones have.
 UNMEASURED_PATIENCE = 10
 # The slowest step fades by half in about a thousand: an evaluation now and then stays in memory.
@@ -35,14 +41,15 @@ def patience_s(job: Job) -> float | None:
     """How long one may wait for others, or None while no step has been measured."""
     if job.slowest_s is None:
         return None
-    return max(LEAST_PATIENCE * job.options.heartbeat_timeout_s, STEPS_OF_PATIENCE * job.slowest_s)
+    measured_s = max(LEAST_PATIENCE * job.options.heartbeat_timeout_s, STEPS_OF_PATIENCE * job.slowest_s)
+    return measured_s * _growth(job)
 
 
 def measure(turn: Turn) -> None:
     """A step counts: note how long its last attempt took."""
     job = turn.job
     took_s = turn.now_s - job.ballot.began_s
-    turn.update(slowest_s=max(took_s, FADING * (job.slowest_s or 0.0)))
+    turn.update(slowest_s=max(took_s, FADING * (job.slowest_s or 0.0)), hung=0)
 
 
 def computed(turn: Turn, group: Group, message: Heartbeat) -> None:
@@ -64,7 +71,7 @@ def hung(turn: Turn) -> list[tuple[Group, str]]:
     job, ballot = turn.job, turn.job.ballot
     if job.quorum is None or job.frontier is None:
         return []
-    longest = UNMEASURED_PATIENCE * job.options.join_timeout_s
+    longest = UNMEASURED_PATIENCE * job.options.join_timeout_s * _growth(job)
     patience = patience_s(job) or longest
     living = (1 << len(job.quorum.members)) - 1 & ~ballot.lost
     voted = ballot.ok | ballot.failed
@@ -111,6 +118,10 @@ def held_back(turn: Turn, group: Group) -> bool:
 def fresh_ballot(turn: Turn, retries: int = 0) -> Ballot:
     """The ballot of an attempt that begins now."""
     return Ballot(retries=retries, began_s=turn.now_s)
+
+
+def _growth(job: Job) -> float:
+    return 2.0 ** min(job.hung, MOST_DOUBLINGS)
 
 
 def _waiting_joiner_s(turn: Turn) -> float | None:

@@ -293,9 +293,12 @@ def _relieve(turn: Turn, quorum: NewQuorum) -> None:
     assert frontier is not None
     staying = {member.group for member in quorum.members}
     for group in turn.select(lambda group: is_member(group) and group.name not in staying):
-        holds_it = group.holder in frontier.holders
-        phase = Phase.READY if holds_it else Phase.STALE
-        turn.put(turn.release_heal(group), phase=phase, step=frontier.step if holds_it else group.step)
+        group = turn.release_heal(group)
+        if group.holder in frontier.holders:
+            # What it holds is the job's, also if it came with a fresh state: should all others die, it can resume.
+            turn.put(group, phase=Phase.READY, step=frontier.step, history=turn.job.history)
+        else:
+            turn.put(group, phase=Phase.STALE)
 
 
 def is_member(group: Group) -> bool:
