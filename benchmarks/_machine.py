@@ -1,0 +1,32 @@
+"""What a figure was measured on: without it no figure can be read."""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def describe() -> dict[str, Any]:
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("jaxft", "jax", "jaxlib", "numpy", "grpcio")},
+        "load_before": round(os.getloadavg()[0], 1),
+    }
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

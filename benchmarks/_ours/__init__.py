@@ -1,0 +1,1 @@
+"""What workers on our side do."""

@@ -1,0 +1,186 @@
+"""What a benchmark found: rows of figures side by side, as a table for people and as JSON for the rest.
+
+Every figure is a cost: less is better. A ratio says how many times as fast ours is: 1.3 beside a peer means that the
+peer takes 1.3 times as long; 0.8 beside a limit means that ours takes 1.25 times what is possible.
+"""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import _machine
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a row is to reach: a ratio to the peer, a ratio to the limit, or a figure that must not be exceeded."""
+
+    peer: float | None = None
+    limit: float | None = None
+    most: float | None = None
+
+    def __str__(self) -> str:
+        parts = (
+            "" if self.peer is None else f"≥ {self.peer:g}x the peer",
+            "" if self.limit is None else f"≥ {self.limit:g} of limit",
+            "" if self.most is None else f"≤ {self.most:g}",
+        )
+        return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case: medians of interleaved rounds; None where there is no such figure.
+
+    Attributes:
+        case: what was measured, in words that are unique within its benchmark.
+        unit: of the figures: ms, s, µs, CPU s/GB, MiB, ...
+        ours: what jaxft takes.
+        peer: what TorchFT takes.
+        limit: what the machine takes for the least that must be done.
+        spread: of ours, the middle half of its rounds over the median.
+        rounds: how many were counted.
+        goal: what was to be reached.
+        note: what a reader must know about this row.
+    """
+
+    case: str
+    unit: str
+    ours: float | None
+    peer: float | None = None
+    limit: float | None = None
+    spread: float | None = None
+    rounds: int = 1
+    goal: Goal = Goal()
+    note: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        case: str,
+        unit: str,
+        ours: Sequence[float],
+        *,
+        peer: Sequence[float] = (),
+        limit: Sequence[float] = (),
+        goal: Goal | None = None,
+        note: str = "",
+    ) -> "Row":
+        """A row of samples, one for each round."""
+        return cls(
+            case,
+            unit,
+            _median(ours),
+            _median(peer),
+            _median(limit),
+            _spread(ours),
+            len(ours),
+            goal or Goal(),
+            note,
+        )
+
+    @property
+    def ratio_to_peer(self) -> float | None:
+        return _ratio(self.peer, self.ours)
+
+    @property
+    def ratio_to_limit(self) -> float | None:
+        return _ratio(self.limit, self.ours)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal was reached; None if there is none, or nothing to compare with."""
+        pairs = (
+            (self.goal.peer, self.ratio_to_peer),
+            (self.goal.limit, self.ratio_to_limit),
+            (None if self.goal.most is None else -self.goal.most, None if self.ours is None else -self.ours),
+        )
+        known = [got >= wanted for wanted, got in pairs if wanted is not None and got is not None]
+        return all(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    name: str
+    rows: Sequence[Row]
+    seconds: float = 0.0
+    notes: Sequence[str] = ()
+    machine: dict[str, Any] = field(default_factory=_machine.describe)
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {
+                **dataclasses.asdict(row),
+                "goal": str(row.goal),
+                "ratio_to_peer": row.ratio_to_peer,
+                "ratio_to_limit": row.ratio_to_limit,
+                "met": row.met,
+            }
+            for row in self.rows
+        ]
+        return {
+            "name": self.name,
+            "rows": rows,
+            "seconds": round(self.seconds, 1),
+            "notes": list(self.notes),
+            "machine": self.machine,
+        }
+
+
+def write(results: Iterable[Result], path: Path) -> None:
+    """One result is written as one object, several as a list of them."""
+    found = [result.to_json() for result in results]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n", encoding="utf-8")
+
+
+def show(result: Result, console: Console | None = None) -> None:
+    table = Table(title=f"{result.name} ({result.seconds:.0f} s)", title_justify="left")
+    for name in ("case", "ours", "peer", "limit"):
+        table.add_column(name, justify="left" if name == "case" else "right")
+    for name in ("x the peer", "of limit", "spread", "rounds"):
+        table.add_column(name, justify="right")
+    table.add_column("goal")
+    for row in result.rows:
+        goal = {True: f"✓ {row.goal}", False: f"✗ {row.goal}", None: str(row.goal)}[row.met]
+        table.add_row(
+            f"{row.case}, {row.unit}",
+            *(_figure(value) for value in (row.ours, row.peer, row.limit)),
+            *(_figure(value) for value in (row.ratio_to_peer, row.ratio_to_limit)),
+            "" if row.spread is None else f"{row.spread:.0%}",
+            str(row.rounds),
+            goal + (f"  ({row.note})" if row.note else ""),
+        )
+    console = console or Console(width=max(140, Console().width))
+    console.print(table)
+    for note in result.notes:
+        console.print(f"  {note}")
+
+
+def _median(samples: Sequence[float]) -> float | None:
+    return statistics.median(samples) if samples else None
+
+
+def _spread(samples: Sequence[float]) -> float | None:
+    if len(samples) < 4:
+        return None
+    low, middle, high = statistics.quantiles(samples, n=4)
+    return (high - low) / middle if middle else None
+
+
+def _ratio(other: float | None, ours: float | None) -> float | None:
+    return None if other is None or not ours else other / ours
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    digits = 3 if abs(value) < 1 else 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+    return f"{value:.{digits}f}"

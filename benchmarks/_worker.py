@@ -1,0 +1,137 @@
+"""Processes that a benchmark tells what to do: lines of JSON in, lines of JSON out.
+
+A worker is a module that calls `serve(...)` with its commands. It may run under another interpreter (the peer's), so
+this module imports nothing but the standard library.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+ANSWER_TIMEOUT_S = 120.0
+
+
+class WorkerFailed(Exception):
+    """A worker raised, died, or did not answer in time."""
+
+
+class Worker:
+    """One process, from the parent's side.
+
+    Args:
+        module: what it runs, such as "benchmarks._ours.exchange".
+        python: its interpreter; by default this one.
+        prefix: a command to run it in, such as `ip netns exec NAME`.
+        env: variables beside those of this process.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        python: Path | None = None,
+        prefix: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.module = module
+        variables = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONUNBUFFERED": "1",
+            **(env or {}),
+        }
+        command = [*prefix, str(python or sys.executable), "-m", module]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, cwd=ROOT, text=True
+        )
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, command: str, timeout_s: float = ANSWER_TIMEOUT_S, **arguments: Any) -> Any:
+        """Tell the worker to do something, and wait for the result."""
+        self.tell(command, **arguments)
+        return self.hear(timeout_s)
+
+    def tell(self, command: str, **arguments: Any) -> None:
+        """Tell the worker to do something; `hear` gives the result."""
+        assert self._process.stdin is not None
+        line = json.dumps({"do": command, "with": arguments}) + "\n"
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise WorkerFailed(f"{self.module} is gone, told to {command}") from error
+
+    def hear(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """Return the next result.
+
+        Raises:
+            WorkerFailed: with the worker's own traceback, if it raised; or it has died, or says nothing.
+        """
+        try:
+            answer = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise WorkerFailed(f"{self.module} has not answered for {timeout_s:g} s") from None
+        if answer is None:
+            raise WorkerFailed(f"{self.module} died with status {self._process.wait(10)}")
+        if "error" in answer:
+            raise WorkerFailed(f"{self.module}: {answer['error']}")
+        return answer["result"]
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait(30)
+
+    def end(self) -> None:
+        """Let it end by itself, or else by force."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith('{"'):  # whatever else a library prints is not for us
+                self._answers.put(json.loads(line))
+        self._answers.put(None)
+
+
+@contextlib.contextmanager
+def workers(*made: Worker) -> Iterator[tuple[Worker, ...]]:
+    """End these processes, whatever happens."""
+    try:
+        yield made
+    finally:
+        for worker in made:
+            worker.kill()
+
+
+def serve(commands: dict[str, Callable[..., Any]]) -> None:
+    """Do what the lines of standard input say, until it ends."""
+    import traceback
+
+    for line in sys.stdin:
+        told = json.loads(line)
+        try:
+            answer = {"result": commands[told["do"]](**told["with"])}
+        except Exception:  # the parent raises it
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), flush=True)

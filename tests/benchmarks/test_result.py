@@ -1,0 +1,68 @@
+"""What a row of figures says: ratios, spread, and whether a goal was reached."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks._result import Goal, Result, Row, show, write
+
+
+def test_a_row_is_made_of_medians():
+    row = Row.of("64 MB", "ms", [30.0, 10.0, 20.0], peer=[50.0, 30.0, 40.0], limit=[10.0])
+    assert (row.ours, row.peer, row.limit, row.rounds) == (20.0, 40.0, 10.0, 3)
+    assert (row.ratio_to_peer, row.ratio_to_limit) == (2.0, 0.5)
+    assert row.spread is None
+
+
+def test_spread_is_the_middle_half_over_the_median():
+    assert Row.of("x", "ms", [10.0] * 8).spread == 0.0
+    assert Row.of("x", "ms", [8.0, 9.0, 10.0, 11.0, 12.0]).spread == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("goal", "met"),
+    [
+        (Goal(), None),
+        (Goal(peer=2.0), True),
+        (Goal(peer=2.1), False),
+        (Goal(limit=0.5, peer=2.0), True),
+        (Goal(limit=0.6, peer=2.0), False),
+        (Goal(most=20.0), True),
+        (Goal(most=19.9), False),
+    ],
+)
+def test_a_goal_is_met_or_not(goal: Goal, met: bool | None):
+    assert Row("x", "ms", ours=20.0, peer=40.0, limit=10.0, goal=goal).met is met
+
+
+def test_without_a_peer_nothing_is_said_of_it():
+    row = Row("x", "ms", ours=20.0, goal=Goal(peer=2.0))
+    assert (row.ratio_to_peer, row.met) == (None, None)
+
+
+def test_what_is_written_has_the_figures_and_the_machine(tmp_path: Path):
+    result = Result("exchange", [Row("1 KB", "ms", 1.0, 2.0, 0.5, goal=Goal(peer=1.3))], 3.21, ["noisy"])
+    write([result], tmp_path / "new" / "x.json")
+    found = json.loads((tmp_path / "new" / "x.json").read_text())
+    assert (found["name"], found["seconds"], found["notes"]) == ("exchange", 3.2, ["noisy"])
+    row = found["rows"][0]
+    assert (row["case"], row["unit"], row["ours"], row["peer"], row["limit"]) == ("1 KB", "ms", 1.0, 2.0, 0.5)
+    assert (row["ratio_to_peer"], row["ratio_to_limit"], row["met"]) == (2.0, 0.5, True)
+    assert found["machine"]["cores"] >= 1
+    assert found["machine"]["jax"]
+
+
+def test_the_table_shows_what_fell_short():
+    console = Console(width=160, record=True)
+    rows = [
+        Row("1 KB", "ms", 1.0, 2.0, goal=Goal(peer=1.3)),
+        Row("1 MB", "ms", 1.0, 1.1, goal=Goal(peer=1.3)),
+    ]
+    show(Result("exchange", rows, 1.0), console)
+    text = console.export_text()
+    assert "✓ ≥ 1.3x the peer" in text
+    assert "✗ ≥ 1.3x the peer" in text
+    assert "2.00" in text
+    assert "1.10" in text
