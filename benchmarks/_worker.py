@@ -10,6 +10,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,8 +51,15 @@ class Worker:
             **(env or {}),
         }
         command = [*prefix, str(python or sys.executable), "-m", module]
+        self._log = tempfile.TemporaryFile("w+")  # shown only if it fails
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, cwd=ROOT, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=variables,
+            cwd=ROOT,
+            text=True,
         )
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -73,7 +81,7 @@ class Worker:
             self._process.stdin.write(line)
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise WorkerFailed(f"{self.module} is gone, told to {command}") from error
+            raise WorkerFailed(f"{self.module} is gone, told to {command}: {self._last_words()}") from error
 
     def hear(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         """Return the next result.
@@ -86,7 +94,9 @@ class Worker:
         except queue.Empty:
             raise WorkerFailed(f"{self.module} has not answered for {timeout_s:g} s") from None
         if answer is None:
-            raise WorkerFailed(f"{self.module} died with status {self._process.wait(10)}")
+            raise WorkerFailed(
+                f"{self.module} died with status {self._process.wait(10)}: {self._last_words()}"
+            )
         if "error" in answer:
             raise WorkerFailed(f"{self.module}: {answer['error']}")
         return answer["result"]
@@ -105,6 +115,10 @@ class Worker:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
             self.kill()
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-2000:]
 
     def _read(self) -> None:
         assert self._process.stdout is not None

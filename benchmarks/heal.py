@@ -1,190 +1,285 @@
-"""What healing costs: a state from one donor and from two, against bare sockets, side by side.
+"""What healing costs: a whole state to a joiner, beside TorchFT's transports and bare sockets.
 
-    python -m benchmarks.heal
-    python -m benchmarks.heal --megabytes 1024 --leaves 300 --rounds 5
+Donors and joiners are processes. A state is parameters and two moments, in leaves of mixed sizes. A heal includes what
+the others leave out: a digest of each chunk at both ends. In each round, each way moves the state once; what arrived
+is checked by the sums of its leaves. The state of a heal lies in fresh memory afterwards, so bare sockets are measured
+into fresh memory as well, in huge pages; TorchFT's process group receives in place, and beside it stand bare sockets
+into memory in use.
 
-Donors are processes that hold the state as JAX arrays. In each round the joiner fetches it in every way, always into
-fresh memory: over one bare connection, over two (half from each donor), and by a heal from one and from two donors.
-A heal includes what bare sockets leave out: dialling, the comparison of the leaves' types, a digest of each chunk at
-both ends, and making `jax.Array`s of it all.
+Donors that may send only so much each, in network namespaces, show whether several are as fast as all together.
 """
 
-import multiprocessing
-import os
-import socket
+import contextlib
+import re
 import statistics
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import tyro
+from benchmarks import _network, _peer
+from benchmarks._result import Goal, Row
+from benchmarks._state import sizes
+from benchmarks._worker import Worker, workers
 
-from jaxft._dataplane import Abort, Listener
-from jaxft._heal._fetch import Fetcher
-from jaxft._heal._server import HealServer
-from jaxft._heal._store import StateStore
+_HOST = "127.0.0.1"
+_BEST_OF_PEER = 2.0
+_OF_BARE = 0.7
+_OF_CAPS = 0.9
+_PEAK = 1.3
+# So many states are in memory at once at most: two donors, a joiner, and the peer's three; and one to spare.
+_STATES_IN_MEMORY = 7
+_WORST_BYTES_PER_S = 20e6
 
-STEP = 3
-# As in the fastest of bare sockets that were tried; a heal's chunks have the same size.
-PIECE_BYTES = 1 << 20
+_Way = Callable[[], dict[str, Any]]
+_Rounds = dict[str, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Arguments:
-    """Compare healing with bare sockets."""
+class Options:
+    """Heal a joiner."""
 
-    megabytes: int = 256
-    """Size of the state."""
-    leaves: int = 100
-    """Leaves of the state, all of one size."""
-    rounds: int = 9
-    """Rounds; each fetches once in every way. The first is not counted."""
+    megabytes: tuple[float, ...] = (64, 256, 1024, 2048)
+    """Sizes of the state."""
+    leaves: int = 150
+    """Leaves of the state."""
+    rounds: int = 7
+    """Rounds for states below 1 GB, beside one that is not counted."""
+    big_rounds: int = 3
+    """Rounds for states of 1 GB and more."""
+    http_chunks: tuple[int, ...] = (0, 2, 4, 8)
+    """Settings of TorchFT's HTTP transport; the best for a size stands in its row. 0 is its default."""
+    capped_donors: int = 3
+    """Donors whose sending is capped; 0 leaves this out."""
+    capped_megabits: float = 400
+    """What each of them may send, in Mbit/s."""
+    capped_megabytes: float = 32
+    """Size of the state that they send."""
+    capped_rounds: int = 3
+    """Rounds with capped donors."""
 
 
-def main() -> None:
-    arguments = tyro.cli(Arguments, prog="python -m benchmarks.heal", description=__doc__)
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    context = multiprocessing.get_context("spawn")
-    donors = [Donor(context, arguments) for _ in range(2)]
-    try:
-        spent = measure(arguments, donors)
-    finally:
-        for donor in donors:
-            donor.end()
-    size_bytes = arguments.leaves * leaf_size(arguments) * 4
-    base = spent["bare, 1 connection"]
-    print(f"{'':20} {'median':>8}           of bare    CPU of bare")
-    for name, rounds in spent.items():
-        median_s = statistics.median(seconds for seconds, _ in rounds)
-        ratio, cpu = (
-            statistics.median(one[kind] / other[kind] for one, other in zip(rounds, base, strict=True))
-            for kind in (0, 1)
+class WrongState(Exception):
+    """What a way moved is not what the donors hold."""
+
+
+def run(options: Options) -> tuple[list[Row], list[str]]:
+    rows: list[Row] = []
+    notes: list[str] = []
+    for megabytes in options.megabytes:
+        needed_gb = _STATES_IN_MEMORY * megabytes / 1000
+        if needed_gb > _available_gb():
+            notes.append(f"{megabytes:g} MB is left out: it needs {needed_gb:.1f} GB of free memory")
+            continue
+        _measure(options, megabytes, rows, notes)
+    if options.capped_donors == 0:
+        return rows, notes
+    if _network.available():
+        rows += _measure_capped(options)
+    else:
+        notes.append("capped donors are left out: network namespaces need root, ip and tc")
+    return rows, notes
+
+
+# ---- on one machine ----
+
+
+def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[str]) -> None:
+    leaves = sizes(megabytes, options.leaves)
+    counted = options.rounds if megabytes < 1000 else options.big_rounds
+    with _ours(leaves) as (ways, held), _theirs(leaves, options.http_chunks) as theirs:
+        found = _rounds({**ways, **theirs}, counted, held)
+    state_bytes = 4 * sum(leaves)
+    ms = {name: [1e3 * one["seconds"] for one in rounds] for name, rounds in found.items()}
+    http = {name: samples for name, samples in ms.items() if name.startswith("HTTP")}
+    best = min(http, key=lambda name: statistics.median(http[name]), default="")
+    note = f"TorchFT's best: {best}" if best else ""
+    case = f"{megabytes:g} MB"
+    fast = Goal(peer=_BEST_OF_PEER, limit=_OF_BARE)
+    for count in (1, 2):
+        rows.append(
+            Row.of(
+                f"{case} from {_donors(count)}, beside HTTP",
+                "ms",
+                ms[f"heal {count}"],
+                peer=http.get(best, ()),
+                limit=ms[f"bare fresh {count}"],
+                goal=fast,
+                note=note,
+            )
         )
-        quoted = f"{median_s * 1e3:8.1f} ms  {size_bytes / median_s / 1e9:5.2f} GB/s"
-        print(f"{name:20} {quoted}  {ratio:5.2f}  {cpu:5.2f}   ({min(rounds)[0] * 1e3:.0f} ms at best)")
-
-
-def measure(arguments: Arguments, donors: "list[Donor]") -> dict[str, list[tuple[float, float]]]:
-    """Run the interleaved rounds; return the seconds, and the CPU seconds of all, of each way by name."""
-    import jax
-
-    size_bytes = arguments.leaves * leaf_size(arguments) * 4
-    like = [jax.numpy.zeros(leaf_size(arguments), jax.numpy.float32) for _ in range(arguments.leaves)]
-    wanted = states(arguments)
-    ways: dict[str, Callable[[], Any]] = {
-        "bare, 1 connection": lambda: bare(donors[:1], size_bytes),
-        "bare, 2 connections": lambda: bare(donors, size_bytes),
-        "heal, 1 donor": lambda: heal(donors[:1], like),
-        "heal, 2 donors": lambda: heal(donors, like),
-    }
-    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for number in range(arguments.rounds):
-        for name, way in ways.items():
-            cpu_began_s = time.process_time() + sum(donor.pin() for donor in donors)
-            began_s = time.perf_counter()
-            got = way()
-            took_s = time.perf_counter() - began_s
-            cpu_s = time.process_time() + sum(donor.pin() for donor in donors) - cpu_began_s
-            if number > 0:
-                spent[name].append((took_s, cpu_s))
-            elif "heal" in name:
-                assert all(np.array_equal(one, other) for one, other in zip(got, wanted, strict=True))
-            del got
-    return spent
-
-
-def heal(donors: "list[Donor]", like: list[Any]) -> list[Any]:
-    fetcher = Fetcher(
-        job="job",
-        group="joiner",
-        incarnation=1,
-        heal_id=1,
-        donors=[(f"donor-{number}", donor.address) for number, donor in enumerate(donors)],
-        timeout_s=60.0,
+    rows.append(
+        Row.of(
+            f"{case} from 1 donor, beside the process group in place",
+            "ms",
+            ms["heal 1"],
+            peer=ms.get("group", ()),
+            limit=ms["bare reused 1"],
+            goal=Goal(peer=1.0),
+            note="they receive into memory in use",
+        )
     )
-    try:
-        return fetcher.state(STEP, like, cancel=Abort())
-    finally:
-        fetcher.close()
+    peaks = [one["peak_bytes"] / state_bytes for one in found["heal 1"]]
+    rows.append(Row.of(f"{case}: the joiner's peak memory", "x state", peaks, goal=Goal(most=_PEAK)))
+    if http:
+        medians = ", ".join(f"{name} {statistics.median(samples):.0f} ms" for name, samples in http.items())
+        notes.append(f"{case}, TorchFT: {medians}")
 
 
-def bare(donors: "list[Donor]", size_bytes: int) -> np.ndarray:
-    """Receive the same bytes in equal parts, a thread for each connection."""
-    arena = np.empty(size_bytes, np.uint8)
-    part = -(-size_bytes // len(donors))
+@contextlib.contextmanager
+def _ours(leaves: list[int]) -> Iterator[tuple[dict[str, _Way], list[int]]]:
+    """Our ways, by name, and the sums of what the donors hold."""
+    made = [Worker("benchmarks._ours.heal") for _ in range(3)]
+    with workers(*made) as (joiner, *donors):
+        held = [
+            donor.ask("hold", sizes=leaves, seed=0, host=_HOST, timeout_s=_patience(leaves))
+            for donor in donors
+        ]
+        plain = [one["plain"] for one in held]
 
-    def receive(number: int, donor: "Donor") -> None:
-        rest = arena.data[number * part : (number + 1) * part]
-        with socket.create_connection(("127.0.0.1", donor.bare_port)) as sock:
-            sock.sendall(rest.nbytes.to_bytes(8))
-            while rest.nbytes:
-                rest = rest[sock.recv_into(rest) :]
+        def bare(count: int, reused: bool) -> _Way:
+            arguments = {"plain": plain[:count], "sizes": leaves, "reused": reused}
+            return lambda: joiner.ask("bare", timeout_s=_patience(leaves), **arguments)
 
-    threads = [threading.Thread(target=receive, args=each) for each in enumerate(donors)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return arena
-
-
-class Donor:
-    """A process that holds the state; told over a pipe what to do."""
-
-    def __init__(self, context: Any, arguments: Arguments) -> None:
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=donate, args=(theirs, arguments), daemon=True)
-        self._process.start()
-        port, self.bare_port = self._pipe.recv()
-        self.address = f"127.0.0.1:{port}"
-
-    def pin(self) -> float:
-        """Pin the state anew; the joiner before has said that it holds it. Returns CPU seconds spent so far."""
-        self._pipe.send("pin")
-        return self._pipe.recv()
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.join()
+        yield (
+            {
+                "bare fresh 1": bare(1, reused=False),
+                "heal 1": lambda: _heal(joiner, donors[:1], held, leaves),
+                "bare fresh 2": bare(2, reused=False),
+                "heal 2": lambda: _heal(joiner, donors, held, leaves),
+                "bare reused 1": bare(1, reused=True),
+            },
+            held[0]["sums"],
+        )
 
 
-def donate(pipe: Connection, arguments: Arguments) -> None:
-    import jax
-
-    store = StateStore()
-    store.publish(STEP, [jax.numpy.array(leaf, copy=True) for leaf in states(arguments)])
-    listener = Listener(host="127.0.0.1", job="job", on_heal=HealServer(store).serve)
-    plain = socket.create_server(("127.0.0.1", 0))
-    threading.Thread(target=send_all_who_come, args=(plain, arguments), daemon=True).start()
-    pipe.send((listener.port, plain.getsockname()[1]))
-    while True:
-        pipe.recv()
-        store.pin(1, STEP)
-        pipe.send(time.process_time())
+def _heal(
+    joiner: Worker, donors: Sequence[Worker], held: list[dict[str, Any]], leaves: list[int]
+) -> dict[str, Any]:
+    for donor in donors:
+        donor.ask("pin")
+    addresses = [one["address"] for one in held[: len(donors)]]
+    return joiner.ask("heal", addresses=addresses, sizes=leaves, timeout_s=_patience(leaves))
 
 
-def send_all_who_come(plain: socket.socket, arguments: Arguments) -> None:
-    run = memoryview(np.concatenate(states(arguments)).tobytes())
-    while True:
-        sock, _ = plain.accept()
-        with sock:
-            rest = run[: int.from_bytes(sock.recv(8))]
-            while rest.nbytes:
-                rest = rest[sock.send(rest[:PIECE_BYTES]) :]
+@contextlib.contextmanager
+def _theirs(leaves: list[int], http_chunks: Sequence[int]) -> Iterator[dict[str, _Way]]:
+    """TorchFT's ways, by name; none where it cannot be had."""
+    python = _peer.python()
+    if python is None:
+        yield {}
+        return
+    made = [
+        Worker("benchmarks._torchft.heal", python=python, env={"GLOO_SOCKET_IFNAME": "lo"}) for _ in range(2)
+    ]
+    patience_s = _patience(leaves)
+    with workers(*made) as (donor, joiner):
+        donor.ask("hold", sizes=leaves, seed=0, timeout_s=patience_s)
+        joiner.ask("make_room", sizes=leaves)
+        port = donor.ask("open_store")
+        for rank, worker in enumerate((donor, joiner)):
+            worker.tell("join_group", port=port, rank=rank)
+        for worker in (donor, joiner):
+            worker.hear()
+
+        def http(chunks: int) -> _Way:
+            address = donor.ask("offer_http", chunks=chunks, host=_HOST)
+            return lambda: joiner.ask("fetch_http", chunks=chunks, address=address, timeout_s=patience_s)
+
+        def group() -> dict[str, Any]:
+            joiner.ask("clear")
+            donor.tell("send_by_group")
+            fetched = joiner.ask("fetch_by_group", timeout_s=patience_s)
+            donor.hear()
+            return fetched
+
+        yield {**{f"HTTP in {_chunks(chunks)}": http(chunks) for chunks in http_chunks}, "group": group}
 
 
-def states(arguments: Arguments) -> list[np.ndarray]:
-    random = np.random.default_rng(0)
-    return [random.random(leaf_size(arguments), np.float32) for _ in range(arguments.leaves)]
+# ---- with capped donors ----
 
 
-def leaf_size(arguments: Arguments) -> int:
-    return arguments.megabytes * 1_000_000 // 4 // arguments.leaves // 16 * 16
+def _measure_capped(options: Options) -> list[Row]:
+    leaves = sizes(options.capped_megabytes, options.leaves)
+    names = [f"donor{number}" for number in range(options.capped_donors)]
+    counts = range(1, options.capped_donors + 1)
+    with contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(_network.hosts((*names, "joiner")))
+        for name in names:
+            hosts.cap(name, options.capped_megabits)
+        made = [Worker("benchmarks._ours.heal", prefix=hosts.within(name)) for name in ("joiner", *names)]
+        joiner, *donors = stack.enter_context(workers(*made))
+        held = [
+            donor.ask("hold", sizes=leaves, seed=0, host=hosts.address(name))
+            for donor, name in zip(donors, names, strict=True)
+        ]
+        ways: dict[str, _Way] = {
+            f"heal {count}": lambda count=count: _heal(joiner, donors[:count], held, leaves)
+            for count in counts
+        }
+        ways |= stack.enter_context(_theirs_capped(hosts, names[0], leaves))
+        found = _rounds(ways, options.capped_rounds, held[0]["sums"])
+    ms = {name: [1e3 * one["seconds"] for one in rounds] for name, rounds in found.items()}
+    each = f"{options.capped_megabytes:g} MB over {options.capped_megabits:g} Mbit/s each"
+    return [
+        Row.of(
+            f"{each}, from {_donors(count)}",
+            "ms",
+            ms[f"heal {count}"],
+            peer=ms.get("HTTP", ()),
+            limit=[alone / count for alone in ms["heal 1"]],
+            goal=Goal(limit=_OF_CAPS) if count > 1 else Goal(),
+            note="limit: one donor's time, divided; TorchFT has one donor" if count > 1 else "",
+        )
+        for count in counts
+    ]
 
 
-if __name__ == "__main__":
-    main()
+@contextlib.contextmanager
+def _theirs_capped(hosts: _network.Hosts, name: str, leaves: list[int]) -> Iterator[dict[str, _Way]]:
+    python = _peer.python()
+    if python is None:
+        yield {}
+        return
+    made = [
+        Worker("benchmarks._torchft.heal", python=python, prefix=hosts.within(host))
+        for host in (name, "joiner")
+    ]
+    with workers(*made) as (donor, joiner):
+        donor.ask("hold", sizes=leaves, seed=0)
+        address = donor.ask("offer_http", chunks=0, host=hosts.address(name))
+        yield {"HTTP": lambda: joiner.ask("fetch_http", chunks=0, address=address)}
+
+
+# ---- both ----
+
+
+def _rounds(ways: dict[str, _Way], counted: int, held: list[int]) -> _Rounds:
+    """Go each way once in each round, there and back again, and check what it moved. Raises WrongState."""
+    found: _Rounds = {name: [] for name in ways}
+    for number in range(1 + counted):
+        for name in ways if number % 2 else reversed(ways):
+            one = ways[name]()
+            if one.pop("sums") != held:
+                raise WrongState(f"{name} moved something else than the donors hold")
+            if number > 0:
+                found[name].append(one)
+    return found
+
+
+def _patience(leaves: list[int]) -> float:
+    return 60.0 + 4 * sum(leaves) / _WORST_BYTES_PER_S
+
+
+def _donors(count: int) -> str:
+    return "1 donor" if count == 1 else f"{count} donors"
+
+
+def _chunks(count: int) -> str:
+    return f"{count} chunks" if count else "1 run"
+
+
+def _available_gb() -> float:
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"))
+    assert found is not None
+    return int(found[1]) * 1024 / 1e9

@@ -1,0 +1,141 @@
+"""The loop of one group: a step whose device time is a sleep, and whose gradients are random."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxft
+from benchmarks._words import Words
+
+State = dict[str, list[jax.Array]]
+LEARNING_RATE, DECAY, MOMENT = 0.1, 0.01, 0.9
+
+
+class Batches:
+    """`batch_for(step, shard)`: takes as long as a device would, and gives the same for the same arguments."""
+
+    def __init__(self, shard_ms: float, noise: list[jax.Array]) -> None:
+        self.busy_s = 0.0  # of the last shard: what the sleep really took
+        self._shard_s = shard_ms / 1e3
+        self._noise = noise
+
+    def __call__(self, step: int, shard: int) -> dict[str, Any]:
+        began_s = time.monotonic()
+        time.sleep(self._shard_s)
+        self.busy_s = time.monotonic() - began_s
+        return self.batch(step, shard)
+
+    def batch(self, step: int, shard: int) -> dict[str, Any]:
+        return {"scale": np.float32(np.sin(step * 7.0 + shard)), "noise": self._noise}
+
+
+def make_step(mean: Callable[[Any], Any]) -> Callable[[State, dict[str, Any]], tuple[State, dict[str, Any]]]:
+    def train_step(state: State, batch: dict[str, Any]) -> tuple[State, dict[str, Any]]:
+        pairs = zip(state["params"], batch["noise"], strict=True)
+        grads = mean([batch["scale"] * noise + DECAY * param for param, noise in pairs])
+        params = [param - LEARNING_RATE * grad for param, grad in zip(state["params"], grads, strict=True)]
+        moments = {
+            name: [MOMENT * old + grad for old, grad in zip(state[name], grads, strict=True)]
+            for name in state
+            if name != "params"
+        }
+        return {"params": params, **moments}, {}
+
+    return train_step
+
+
+def make_state(megabytes: float, leaves: int, moments: bool) -> tuple[State, list[jax.Array]]:
+    """The initial state, equal in all groups, and the noise that its gradients are made of."""
+    random = np.random.default_rng(0)
+    size = int(megabytes * (1 << 20) / 4 / leaves)
+    params = [jax.numpy.array(random.standard_normal(size, np.float32)) for _ in range(leaves)]
+    noise = [jax.numpy.array(random.standard_normal(size, np.float32)) for _ in range(leaves)]
+    state = {"params": params}
+    if moments:
+        state |= {name: [jax.numpy.zeros_like(param) for param in params] for name in ("first", "second")}
+    return state, noise
+
+
+def train(
+    words: Words,
+    *,
+    address: str,
+    group: str,
+    shard_ms: float,
+    megabytes: float,
+    leaves: int,
+    shards: int | None,
+    moments: bool,
+    spare: bool,
+    plain: bool,
+) -> None:
+    """Train until the parent says stop; each event is a line.
+
+    With `plain`, each step of the job is followed by a plain jitted step of a state of its own.
+    """
+    _report_plans(words)
+    state, noise = make_state(megabytes, leaves, moments)
+    batches = Batches(shard_ms, noise)
+    alone = _Plain(megabytes, leaves, moments, noise) if plain else None
+    words.say("made")
+    with jaxft.Manager(address, group=group, spare=spare) as manager:
+        words.say("entered")
+        step = jaxft.fault_tolerant(make_step(jaxft.pmean), manager, shards=shards)
+        while not words.over(manager.step):
+            began_s = time.monotonic()
+            state, _ = step(state, batches)
+            took_s = time.monotonic() - began_s
+            plain_s = None if alone is None else alone.step(batches, manager.step)
+            _say_commit(words, manager.report, took_s, plain_s)
+        words.say("end", step=manager.step, digest=jaxft.digest(state))
+
+
+class _Plain:
+    """The same step as one jitted program, without a job."""
+
+    def __init__(self, megabytes: float, leaves: int, moments: bool, noise: list[jax.Array]) -> None:
+        self._state, _ = make_state(megabytes, leaves, moments)
+        self._step = jax.jit(make_step(lambda grads: grads), donate_argnums=0)
+        self._state, _ = self._step(self._state, Batches(0.0, noise).batch(0, 0))
+
+    def step(self, batches: Batches, number: int) -> float:
+        began_s = time.monotonic()
+        self._state, _ = self._step(self._state, batches(number, 0))
+        jax.block_until_ready(self._state)
+        return time.monotonic() - began_s
+
+
+def _say_commit(words: Words, report: jaxft.StepReport, took_s: float, plain_s: float | None) -> None:
+    words.say(
+        "commit",
+        step=report.step,
+        took_s=took_s,
+        plain_s=plain_s,
+        members=len(report.members),
+        names=report.members,
+        shards=report.shards,
+        attempts=report.attempts,
+        compute_s=report.compute_s,
+        exchange_s=report.exchange_s,
+        vote_s=report.vote_s,
+        apply_s=report.apply_s,
+        heal=None if report.heal is None else dataclasses.asdict(report.heal),
+    )
+
+
+def _report_plans(words: Words) -> None:
+    """Say when this group has been told from whom to heal."""
+
+    class Plans(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "heals to step" in record.msg:
+                words.say("plan")
+
+    logger = logging.getLogger("jaxft")
+    logger.addHandler(Plans())
+    logger.setLevel(logging.INFO)

@@ -1,0 +1,178 @@
+"""One member of an exchange: jaxft's own, and bare sockets between the same processes."""
+
+import select
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import xxhash
+
+from benchmarks._worker import serve
+from jaxft._dataplane import Abort, Listener
+from jaxft._exchange import Layout, LeafSpec, Links, Partials, Peer
+from jaxft._exchange._exchange import exchange
+from jaxft._exchange._plan import CHUNK_BYTES, ONE_TRIP_BYTES
+
+TIMEOUT_S = 60.0
+
+
+class Member:
+    def __init__(self) -> None:
+        self._listener = Listener(host="127.0.0.1", job="benchmark", on_heal=None)
+        self._plain = socket.create_server(("127.0.0.1", 0))
+        self._plain.settimeout(TIMEOUT_S)
+        self._links: Links | None = None
+        self._socks: list[socket.socket] = []
+        self._step = 0
+
+    def ports(self) -> list[int]:
+        return [self._listener.port, self._plain.getsockname()[1]]
+
+    def join(self, me: int, members: int, ports: Sequence[Sequence[int]]) -> None:
+        """Connect to the others, in both ways."""
+        self._me, self._members = me, members
+        peers = [
+            Peer(f"group-{number}", 1, f"127.0.0.1:{port}", (number,))
+            for number, (port, _) in enumerate(ports)
+        ]
+        self._links = Links.open(
+            self._listener,
+            job="benchmark",
+            quorum_id=1,
+            me=f"group-{me}",
+            members=peers,
+            abort=Abort(),
+            deadline_s=time.monotonic() + TIMEOUT_S,
+        )
+        for _, port in ports[:me]:
+            self._socks.append(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S))
+        for _ in ports[me + 1 :]:
+            self._socks.append(self._plain.accept()[0])
+        for sock in self._socks:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setblocking(False)
+
+    def prepare(self, shapes: Sequence[Sequence[int]], dtype: str) -> None:
+        """Make this member's contribution, of random numbers."""
+        specs = [LeafSpec(f"leaf {i}", tuple(shape), dtype) for i, shape in enumerate(shapes)]
+        self._layout = Layout.of(specs)
+        self._leaves = [jax.block_until_ready(jax.numpy.asarray(leaf)) for leaf in self._numbers(self._me)]
+        self._wanted: list[np.ndarray] | None = None
+
+    def exchange(self, count: int) -> dict[str, Any]:
+        """Average `count` times, from JAX arrays to arrays that JAX takes without a copy."""
+        assert self._links is not None
+        spans: list[tuple[float, float]] = []
+        digests: set[str] = set()
+        cpu_s = 0.0
+        for _ in range(count):
+            self._step += 1
+            began_cpu_s, began_s = time.process_time(), time.monotonic()
+            partials = Partials(self._layout, self._members)
+            partials.add(self._me, self._leaves)
+            means = exchange(
+                self._links,
+                layout=self._layout,
+                step=self._step,
+                partials=partials,
+                total_shards=self._members,
+                deadline_s=began_s + TIMEOUT_S,
+                progress_timeout_s=TIMEOUT_S,
+            )
+            spans.append((began_s, time.monotonic()))
+            cpu_s += time.process_time() - began_cpu_s
+            digests.add(self._check(means))
+            del means, partials
+        (digest,) = digests
+        return {"spans": spans, "cpu_s": cpu_s, "digest": digest}
+
+    def bare(self, count: int) -> dict[str, Any]:
+        """Move the bytes of such an exchange, and add nothing."""
+        size_bytes = self._layout.size_bytes
+        one_trip = size_bytes * (self._members - 1) <= ONE_TRIP_BYTES
+        each_bytes = size_bytes if one_trip else 2 * size_bytes // self._members
+        spans: list[tuple[float, float]] = []
+        cpu_s = 0.0
+        out, into = np.ones(each_bytes, np.uint8), [np.ones(each_bytes, np.uint8) for _ in self._socks]
+        for _ in range(count):
+            began_cpu_s, began_s = time.process_time(), time.monotonic()
+            _move(self._socks, out, into)
+            spans.append((began_s, time.monotonic()))
+            cpu_s += time.process_time() - began_cpu_s
+        return {"spans": spans, "cpu_s": cpu_s}
+
+    def _numbers(self, member: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(member)
+        return [
+            rng.standard_normal(spec.shape, np.float32).astype(np.dtype(spec.dtype))
+            for spec in self._layout.specs
+        ]
+
+    def _check(self, means: Sequence[np.ndarray]) -> str:
+        """The first result against numpy's own, the others by their digest, which all members must share."""
+        digest = xxhash.xxh3_64()
+        for leaf in means:
+            digest.update(leaf.view(np.uint8).reshape(-1).data)
+        if self._wanted is None:
+            self._wanted = self._means()
+            same = all(
+                np.array_equal(got.view(np.uint8), wanted.view(np.uint8))
+                for got, wanted in zip(means, self._wanted, strict=True)
+            )
+            if not same:
+                raise AssertionError("the exchange made a wrong sum")
+        return digest.hexdigest()
+
+    def _means(self) -> list[np.ndarray]:
+        """In the order of the tree, in float32: what every member must hold, bit for bit."""
+        numbers = [self._numbers(member) for member in range(self._members)]
+        means: list[np.ndarray] = []
+        for leaves in zip(*numbers, strict=True):
+            total = _tree_sum([leaf.astype(np.float32) for leaf in leaves])
+            means.append((total / np.float32(self._members)).astype(leaves[0].dtype))
+        return means
+
+
+def _tree_sum(parts: list[np.ndarray]) -> np.ndarray:
+    if len(parts) == 1:
+        return parts[0]
+    half = 1 << (len(parts) - 1).bit_length() - 1  # the left subtree is the largest complete one
+    return _tree_sum(parts[:half]) + _tree_sum(parts[half:])
+
+
+def _move(socks: Sequence[socket.socket], out: np.ndarray, into: Sequence[np.ndarray]) -> None:
+    """Send `out` to everybody and receive as much from everybody, in one thread."""
+    sending = {sock.fileno(): out.data for sock in socks}
+    receiving = {sock.fileno(): room.data for sock, room in zip(socks, into, strict=True)}
+    by_fd = {sock.fileno(): sock for sock in socks}
+    poller = select.poll()
+    for fd in by_fd:
+        poller.register(fd, select.POLLIN | select.POLLOUT)
+    while sending or receiving:
+        for fd, event in poller.poll(1000 * TIMEOUT_S):
+            if event & select.POLLIN and fd in receiving:
+                receiving[fd] = receiving[fd][by_fd[fd].recv_into(receiving[fd][:CHUNK_BYTES]) :]
+                if not receiving[fd]:
+                    del receiving[fd]
+                    poller.modify(fd, select.POLLOUT if fd in sending else 0)
+            if event & select.POLLOUT and fd in sending:
+                sending[fd] = sending[fd][by_fd[fd].send(sending[fd][:CHUNK_BYTES]) :]
+                if not sending[fd]:
+                    del sending[fd]
+                    poller.modify(fd, select.POLLIN if fd in receiving else 0)
+
+
+if __name__ == "__main__":
+    member = Member()
+    serve(
+        {
+            "ports": member.ports,
+            "join": member.join,
+            "prepare": member.prepare,
+            "exchange": member.exchange,
+            "bare": member.bare,
+        }
+    )

@@ -1,0 +1,144 @@
+"""A donor or a joiner of the `heal` benchmark, and the bare sockets beside them.
+
+A heal is what a joining group does: it dials the donors, compares the leaves' types, fetches the state in stripes with
+a digest for each chunk at both ends, and makes `jax.Array`s of it. The bare sockets move the same bytes between the
+same processes, and do nothing else.
+"""
+
+import mmap
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks._state import sums, values
+from benchmarks._worker import serve
+from jaxft._dataplane import Abort, Listener
+from jaxft._heal._fetch import Fetcher
+from jaxft._heal._server import HealServer
+from jaxft._heal._store import StateStore
+
+STEP = 3
+HEAL_ID = 1
+TIMEOUT_S = 60.0
+# The fastest of those that were tried.
+PIECE_BYTES = 1 << 20
+
+
+class Donor:
+    """Holds a state, and serves it: to joiners, and to bare sockets."""
+
+    def __init__(self) -> None:
+        self._store = StateStore()
+        self._leaves: list[jax.Array] = []
+
+    def hold(self, sizes: list[int], seed: int, host: str) -> dict[str, Any]:
+        """Make a state and listen; returns where, and the sums of the leaves."""
+        self._leaves = [jax.numpy.array(leaf, copy=True) for leaf in values(sizes, seed)]
+        self._store.publish(STEP, self._leaves)
+        listener = Listener(host=host, job="job", on_heal=HealServer(self._store).serve)
+        plain = socket.create_server((host, 0))
+        threading.Thread(target=self._serve_plain, args=(plain,), daemon=True).start()
+        return {
+            "address": f"{host}:{listener.port}",
+            "plain": [host, plain.getsockname()[1]],
+            "sums": sums(map(np.asarray, self._leaves)),
+        }
+
+    def pin(self) -> None:
+        """Keep the state for a joiner that begins now, with nothing left of the one before."""
+        self._store.release(HEAL_ID)
+        self._store.pin(HEAL_ID, STEP)
+
+    def _serve_plain(self, plain: socket.socket) -> None:
+        views = [memoryview(np.asarray(leaf)).cast("B") for leaf in self._leaves]
+        while True:
+            sock, _ = plain.accept()
+            threading.Thread(target=_send_part, args=(sock, views), daemon=True).start()
+
+
+def _send_part(sock: socket.socket, leaves: list[memoryview]) -> None:
+    """Send the bytes that are asked for of all leaves in one run, from where they lie."""
+    with sock:
+        start, stop = np.frombuffer(sock.recv(16, socket.MSG_WAITALL), np.int64).tolist()
+        position = 0
+        for leaf in leaves:
+            wanted = leaf[max(start - position, 0) : max(stop - position, 0)]
+            for first in range(0, wanted.nbytes, PIECE_BYTES):
+                sock.sendall(wanted[first : first + PIECE_BYTES])
+            position += leaf.nbytes
+
+
+def heal(addresses: list[str], sizes: list[int]) -> dict[str, Any]:
+    """Fetch the state from these donors; returns seconds, how much memory it took at most, and the sums."""
+    like = [jax.ShapeDtypeStruct((size,), np.float32) for size in sizes]
+    donors = [(f"donor-{number}", address) for number, address in enumerate(addresses)]
+    before_bytes = _memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+    began_s = time.perf_counter()
+    fetcher = Fetcher(
+        job="job", group="joiner", incarnation=1, heal_id=HEAL_ID, donors=donors, timeout_s=TIMEOUT_S
+    )
+    try:
+        got = jax.block_until_ready(fetcher.state(STEP, like, cancel=Abort()))
+        took_s = time.perf_counter() - began_s
+    finally:
+        fetcher.close()
+    return {
+        "seconds": took_s,
+        "peak_bytes": _memory("VmHWM") - before_bytes,
+        "sums": sums(map(np.asarray, got)),
+    }
+
+
+def bare(plain: list[tuple[str, int]], sizes: list[int], reused: bool) -> dict[str, Any]:
+    """Receive the state in equal parts, a connection and a thread for each; into fresh memory, or reused."""
+    size_bytes = 4 * sum(sizes)
+    block = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block.madvise(mmap.MADV_HUGEPAGE)
+    arena = np.frombuffer(block, np.uint8)
+    if reused:
+        arena.fill(1)
+    part = -(-size_bytes // len(plain) // PIECE_BYTES) * PIECE_BYTES
+    began_s = time.perf_counter()
+    threads = [
+        threading.Thread(
+            target=_receive_part, args=(address, arena, number * part, min((number + 1) * part, size_bytes))
+        )
+        for number, address in enumerate(plain)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took_s = time.perf_counter() - began_s
+    ends = np.cumsum(sizes)[:-1]
+    return {"seconds": took_s, "sums": sums(np.split(arena.view(np.float32), ends))}
+
+
+def _receive_part(address: tuple[str, int], arena: np.ndarray, start: int, stop: int) -> None:
+    with socket.create_connection(address) as sock:
+        sock.sendall(np.array([start, stop], np.int64).tobytes())
+        rest = arena.data[start:stop]
+        while rest.nbytes:
+            received = sock.recv_into(rest)
+            if not received:
+                raise ConnectionError("the donor closed its bare socket")
+            rest = rest[received:]
+
+
+def _memory(field: str) -> int:
+    """Of this process, from the kernel's books, in bytes."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+if __name__ == "__main__":
+    donor = Donor()
+    serve({"hold": donor.hold, "pin": donor.pin, "heal": heal, "bare": bare})

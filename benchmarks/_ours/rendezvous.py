@@ -1,0 +1,189 @@
+"""Many groups in one process: each has a stream of its own to a coordinator, votes, and waits for the decision.
+
+What travels is what groups say, and over the same library; only the bytes are made once for all of them, because one
+process stands here for as many machines as there are groups.
+"""
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import grpc.aio
+from jaxft_coordinator import limits, wire
+from jaxft_coordinator.core import messages as m
+from jaxft_coordinator.proto import coordinator_pb2 as pb
+
+from benchmarks._worker import serve
+
+_METHOD = f"/{pb.DESCRIPTOR.services_by_name['Coordinator'].full_name}/Session"
+# A connection for each group, as if each were a process of its own.
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+_JOB = "rendezvous"
+_JOIN_TIMEOUT_S = 90.0
+_ROUND_TIMEOUT_S = 30.0
+# How often it is looked whose heartbeat is due.
+_LOOK_S = 0.05
+
+_ALIVE = wire.coordinator_to_proto(m.Alive()).SerializeToString()
+
+
+class _Group:
+    """One group's stream, spoken by hand."""
+
+    def __init__(self, address: str, number: int) -> None:
+        self.number = number
+        self.heartbeat_s = 0.0  # when the next is due
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._call = self._channel.stream_stream(_METHOD)()  # bytes in, bytes out
+
+    async def say(self, data: bytes) -> None:
+        await self._call.write(data)
+
+    async def hear(self) -> m.CoordinatorMessage:
+        """The next message, of the kinds that the cores know."""
+        return wire.coordinator_from_proto(pb.CoordinatorMessage.FromString(await self.read()))
+
+    async def read(self) -> bytes:
+        data = await self._call.read()
+        if not isinstance(data, bytes):
+            raise ConnectionError(f"the coordinator has ended the stream of group {self.number}")
+        return data
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class _Groups:
+    """All groups of a job. Votes and heartbeats are written in turn, as gRPC asks for."""
+
+    def __init__(self) -> None:
+        self._groups: list[_Group] = []
+        self._quorum_id, self._step = m.QuorumId(0), m.Step(0)
+        self._heartbeat_s = 1.0
+        self._expected = b""
+        self._missing = 0
+        self._decided: asyncio.Future[None] | None = None
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def join(self, address: str, groups: int) -> float:
+        """Open the streams and found the job; return how many seconds that took."""
+        began_s = time.perf_counter()
+        self._groups = [_Group(address, number) for number in range(groups)]
+        quorums = await asyncio.gather(*(self._enter(group) for group in self._groups))
+        if len({quorum.quorum_id for quorum in quorums}) != 1 or len(quorums[0].members) != groups:
+            raise ValueError(f"{groups} groups were told of other quorums than one of them all")
+        self._quorum_id, self._step = quorums[0].quorum_id, quorums[0].step
+        self._tasks = {asyncio.create_task(self._read(group)) for group in self._groups}
+        self._tasks.add(asyncio.create_task(self._stay_alive()))
+        return time.perf_counter() - began_s
+
+    async def rounds(self, count: int) -> list[float]:
+        """Vote so many times; return for each how many seconds it took until everybody had the decision."""
+        seconds: list[float] = []
+        for _ in range(count):
+            async with self._turn:
+                await self._send_heartbeats()
+                seconds.append(await self._round())
+        return seconds
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(group.close() for group in self._groups))
+
+    async def _enter(self, group: _Group) -> m.NewQuorum:
+        name = m.GroupName(f"group-{group.number}")
+        challenge = pb.CoordinatorMessage.FromString(await group.read())
+        if not challenge.HasField("challenge"):
+            raise ValueError(f"{name} was not challenged")
+        incarnation, address = m.Incarnation(1 + group.number), f"10.0.0.1:{20000 + group.number}"
+        await group.say(_encoded(m.Hello(_JOB, name, incarnation, address)))
+        welcome = await group.hear()
+        if not isinstance(welcome, m.Welcome):
+            raise ValueError(f"{name} is not welcome: {welcome}")
+        self._heartbeat_s = welcome.heartbeat_interval_ms / 1000
+        groups = len(self._groups)
+        # Everybody holds the same first state; as many shards as groups.
+        join = m.Join(m.Step(0), "digest", {"shards": str(groups)}, min_replicas=groups)
+        await group.say(_encoded(join))
+        group.heartbeat_s = time.monotonic() + self._heartbeat_s * (1 + group.number / groups)
+        while not isinstance(message := await group.hear(), m.NewQuorum):
+            if not isinstance(message, m.Waiting):
+                raise ValueError(f"{name} waited for a quorum and heard {message}")
+        return message
+
+    async def _round(self) -> float:
+        vote = _encoded(m.Vote(self._quorum_id, self._step, ok=True))
+        commit = m.Commit(self._quorum_id, self._step)
+        self._expected = wire.coordinator_to_proto(commit).SerializeToString()
+        self._missing = len(self._groups)
+        self._decided = asyncio.get_running_loop().create_future()
+        began_s = time.perf_counter()
+        votes = [asyncio.create_task(group.say(vote)) for group in self._groups]
+        async with asyncio.timeout(_ROUND_TIMEOUT_S):
+            await self._decided
+        took_s = time.perf_counter() - began_s
+        await asyncio.gather(*votes)
+        self._step = m.Step(self._step + 1)
+        return took_s
+
+    async def _read(self, group: _Group) -> None:
+        try:
+            while True:
+                data = await group.read()
+                if data == self._expected:
+                    self._missing -= 1
+                    if not self._missing and self._decided is not None:
+                        self._decided.set_result(None)
+                elif data != _ALIVE:
+                    heard = wire.coordinator_from_proto(pb.CoordinatorMessage.FromString(data))
+                    raise ValueError(f"group {group.number} heard {heard} in step {self._step}")
+        except Exception as error:
+            if self._decided is not None and not self._decided.done():
+                self._decided.set_exception(error)
+            raise
+
+    async def _stay_alive(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            async with self._turn:
+                await self._send_heartbeats()
+
+    async def _send_heartbeats(self) -> None:
+        now_s = time.monotonic()
+        due = [group for group in self._groups if group.heartbeat_s <= now_s]
+        for group in due:
+            group.heartbeat_s = now_s + self._heartbeat_s
+        if due:
+            heartbeat = _encoded(m.Heartbeat(self._quorum_id, self._step))
+            await asyncio.gather(*(group.say(heartbeat) for group in due))
+
+
+def _encoded(message: m.GroupMessage) -> bytes:
+    return wire.group_to_proto(message).SerializeToString()
+
+
+def main() -> None:
+    limits.allow_all_descriptors()
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    groups = _Groups()
+
+    def run(coroutine: Any, timeout_s: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(timeout_s)
+
+    serve(
+        {
+            "join": lambda **arguments: run(groups.join(**arguments), _JOIN_TIMEOUT_S),
+            "rounds": lambda count: run(groups.rounds(count), count * _ROUND_TIMEOUT_S),
+            "cpu": lambda: time.process_time(),
+        }
+    )
+    run(groups.close(), _ROUND_TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    main()

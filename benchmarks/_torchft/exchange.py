@@ -1,0 +1,85 @@
+"""One replica group of TorchFT that averages through its Manager, over gloo."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchft import Manager, ProcessGroupGloo
+
+from benchmarks._worker import serve
+
+TIMEOUT = timedelta(seconds=60)
+# As its DistributedDataParallel does: gradients lie in buckets of so many bytes, each averaged as a whole.
+BUCKET_BYTES = 25 << 20
+
+
+class Group:
+    def join(self, me: int, members: int, lighthouse: str) -> None:
+        self._me, self._members = me, members
+        self._store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        self._manager = Manager(
+            pg=ProcessGroupGloo(timeout=TIMEOUT),
+            load_state_dict=lambda state: None,
+            state_dict=dict,
+            min_replica_size=members,
+            use_async_quorum=False,
+            init_sync=False,
+            timeout=TIMEOUT,
+            rank=0,
+            world_size=1,
+            store_addr="localhost",
+            store_port=self._store.port,
+            lighthouse_addr=lighthouse,
+            replica_id=f"group-{me}",
+            hostname="localhost",
+        )
+
+    def prepare(self, sizes: list[int], dtype: str) -> None:
+        """Make this group's gradients: `sizes` elements each, packed into buckets."""
+        self._dtype = getattr(torch, dtype)
+        self._sizes = sizes
+        self._mine = self._numbers(self._me)
+        total = sum(self._numbers(member).float() for member in range(self._members))
+        self._wanted = (total / self._members).to(self._dtype)
+
+    def exchange(self, count: int) -> dict[str, Any]:
+        spans: list[tuple[float, float]] = []
+        cpu_s = 0.0
+        for _ in range(count):
+            self._manager.start_quorum()
+            self._manager.wait_quorum()
+            grads = self._mine.clone()  # what is averaged is overwritten
+            began_cpu_s, began_s = time.process_time(), time.monotonic()
+            works = [self._manager.allreduce(bucket) for bucket in self._buckets(grads)]
+            for work in works:
+                work.wait()
+            spans.append((began_s, time.monotonic()))
+            cpu_s += time.process_time() - began_cpu_s
+            if self._manager.errored() is not None:
+                raise AssertionError(f"the exchange failed: {self._manager.errored()}")
+            if not torch.allclose(grads.float(), self._wanted.float(), rtol=2e-2, atol=2e-2):
+                raise AssertionError("the exchange made a wrong sum")
+        return {"spans": spans, "cpu_s": cpu_s}
+
+    def _buckets(self, grads: torch.Tensor) -> list[torch.Tensor]:
+        """Whole leaves, as many as fit."""
+        bounds, begin, end = [], 0, 0
+        most = BUCKET_BYTES // grads.element_size()
+        for size in self._sizes:
+            if end > begin and end + size - begin > most:
+                bounds.append((begin, end))
+                begin = end
+            end += size
+        bounds.append((begin, end))
+        return [grads[begin:end] for begin, end in bounds]
+
+    def _numbers(self, member: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(member)
+        return torch.randn(sum(self._sizes), generator=generator).to(self._dtype)
+
+
+if __name__ == "__main__":
+    group = Group()
+    serve({"join": group.join, "prepare": group.prepare, "exchange": group.exchange})

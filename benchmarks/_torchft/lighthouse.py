@@ -1,0 +1,25 @@
+"""TorchFT's lighthouse, in a process of its own."""
+
+from typing import Any
+
+from torchft.coordination import LighthouseServer
+
+from benchmarks._worker import serve
+
+_servers: list[Any] = []
+
+
+def start(min_replicas: int, join_timeout_ms: int = 100, heartbeat_timeout_ms: int = 5000) -> str:
+    """Return its address, as clients of this machine reach it."""
+    server = LighthouseServer(
+        bind="[::]:0",
+        min_replicas=min_replicas,
+        join_timeout_ms=join_timeout_ms,
+        heartbeat_timeout_ms=heartbeat_timeout_ms,
+    )
+    _servers.append(server)
+    return f"http://localhost:{server.address().rpartition(':')[2]}"
+
+
+if __name__ == "__main__":
+    serve({"start": start})

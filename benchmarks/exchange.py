@@ -1,0 +1,174 @@
+"""The mean across groups: jaxft's exchange, TorchFT's gloo process group through its Manager, and bare sockets.
+
+    python -m benchmarks exchange
+    python -m benchmarks exchange --groups 2 --sizes 4194304 --rounds 11
+
+One process for each group, all three ways in turn in each round. Ours begins with JAX arrays on the host and ends
+with arrays that JAX takes without a copy; TorchFT averages buckets in place. A round's time is from when the last
+group begins until the last has its result. Bare sockets move the same bytes between the same processes in one thread
+each, and add nothing: no exchange over these sockets can be quicker. The CPU seconds are those of all groups together,
+for a gigabyte of gradients.
+"""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import _peer
+from benchmarks._result import Goal, Row
+from benchmarks._worker import Worker, workers
+
+KB, MB = 1 << 10, 1 << 20
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+# A round of small exchanges is made of many, or it would measure the clock.
+ROUND_BYTES, MOST_A_ROUND = 32 * MB, 40
+# From here on a leaf is big: the bytes cost more than the frames.
+BIG_BYTES = 4 * MB
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Options:
+    groups: tuple[int, ...] = (2, 3, 4)
+    """Numbers of groups."""
+    sizes: tuple[int, ...] = (KB, 4 * KB, 64 * KB, MB, 4 * MB, 16 * MB, 64 * MB, 256 * MB)
+    """Bytes of the one big leaf, in float32."""
+    half_sizes: tuple[int, ...] = (MB, 64 * MB)
+    """Bytes of the one big leaf, in bfloat16."""
+    llama: bool = True
+    """Also the leaves of a Llama 3 of 50 million parameters, in both dtypes."""
+    rounds: int = 7
+    """Rounds; the first is not counted."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    shapes: Sequence[Sequence[int]]
+    dtype: str
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(math.prod, self.shapes)) * ITEM_BYTES[self.dtype]
+
+    @property
+    def count(self) -> int:
+        """Exchanges in a round."""
+        return max(1, min(MOST_A_ROUND, ROUND_BYTES // self.size_bytes))
+
+
+def run(options: Options) -> tuple[list[Row], list[str]]:
+    rows: list[Row] = []
+    for number in options.groups:
+        with contextlib.ExitStack() as stack:
+            ours = stack.enter_context(workers(*(Worker("benchmarks._ours.exchange") for _ in range(number))))
+            ports = [worker.ask("ports") for worker in ours]
+            _all(ours, "join", [{"me": me, "members": number, "ports": ports} for me in range(number)])
+            peers = _peers(stack, number)
+            for case in _cases(options):
+                rows += _measure(case, number, ours, peers, options.rounds)
+    return rows, [] if _peer.python() else ["TorchFT could not be had here: its column is empty."]
+
+
+def _cases(options: Options) -> list[Case]:
+    big = [
+        Case(f"{_size(size)} {dtype}", [[size // ITEM_BYTES[dtype]]], dtype)
+        for dtype, sizes in (("float32", options.sizes), ("bfloat16", options.half_sizes))
+        for size in sizes
+    ]
+    if not options.llama:
+        return big
+    return [*big, *(Case(f"Llama 50m {dtype}", llama_shapes(), dtype) for dtype in ITEM_BYTES)]
+
+
+def llama_shapes(
+    layers: int = 8, width: int = 512, hidden: int = 1792, vocabulary: int = 32_000
+) -> list[list[int]]:
+    """The leaves of a small Llama 3, layer by layer: matrices and vectors of very different sizes."""
+    layer = [
+        [width],
+        [width, width],
+        [width, width // 4],
+        [width, width // 4],
+        [width, width],
+        [width],
+        [width, hidden],
+        [width, hidden],
+        [hidden, width],
+    ]
+    return [
+        [vocabulary, width],
+        *(shape for _ in range(layers) for shape in layer),
+        [width],
+        [width, vocabulary],
+    ]
+
+
+def _peers(stack: contextlib.ExitStack, number: int) -> tuple[Worker, ...]:
+    python = _peer.python()
+    if python is None:
+        return ()
+    (lighthouse,) = stack.enter_context(workers(Worker("benchmarks._torchft.lighthouse", python=python)))
+    address = lighthouse.ask("start", min_replicas=number)
+    made = [Worker("benchmarks._torchft.exchange", python=python) for _ in range(number)]
+    peers = stack.enter_context(workers(*made))
+    _all(peers, "join", [{"me": me, "members": number, "lighthouse": address} for me in range(number)])
+    return peers
+
+
+def _measure(
+    case: Case, number: int, ours: Sequence[Worker], peers: Sequence[Worker], rounds: int
+) -> list[Row]:
+    same: list[dict[str, Any]] = [{"shapes": case.shapes, "dtype": case.dtype}] * number
+    _all(ours, "prepare", same)
+    sizes = {"sizes": [math.prod(shape) for shape in case.shapes], "dtype": case.dtype}
+    _all(peers, "prepare", [sizes] * len(peers))
+    ways = {"ours": (ours, "exchange"), "limit": (ours, "bare"), "peer": (peers, "exchange")}
+    ways = {name: way for name, way in ways.items() if way[0]}
+    seconds: dict[str, list[float]] = {"ours": [], "limit": [], "peer": []}
+    cpu: dict[str, list[float]] = {"ours": [], "limit": [], "peer": []}
+    for round_, (name, (group, command)) in itertools.product(range(rounds), ways.items()):
+        answers = _all(group, command, [{"count": case.count}] * number)
+        if len({answer.get("digest") for answer in answers}) > 1:
+            raise AssertionError(f"{case.name}: the groups hold different sums")
+        if round_ == 0:
+            continue
+        spans = zip(*(answer["spans"] for answer in answers), strict=True)
+        took_s = [max(end for _, end in each) - max(begin for begin, _ in each) for each in spans]
+        seconds[name].append(sorted(took_s)[len(took_s) // 2])
+        spent_s = sum(answer["cpu_s"] for answer in answers)
+        cpu[name].append(spent_s / case.count / case.size_bytes * 1e9)
+    big_leaf = len(case.shapes) == 1 and case.size_bytes >= BIG_BYTES
+    least = None if case.size_bytes < 4 * KB else 1.3 if number == 2 else 1.0
+    name = f"{number} groups, {case.name}"
+    times = {way: [1e3 * each for each in values] for way, values in seconds.items()}
+    rows = [
+        Row.of(
+            name,
+            "ms",
+            times["ours"],
+            peer=times["peer"],
+            limit=times["limit"],
+            goal=Goal(peer=least, limit=0.8 if big_leaf else None),
+        )
+    ]
+    if case.size_bytes >= MB:
+        more = Row.of(
+            name, "CPU s/GB", cpu["ours"], peer=cpu["peer"], limit=cpu["limit"], goal=Goal(peer=1.0)
+        )
+        rows.append(more)
+    return rows
+
+
+def _all(group: Sequence[Worker], command: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
+    """Tell each its own, then hear all."""
+    for worker, each in zip(group, arguments, strict=True):
+        worker.tell(command, **each)
+    return [worker.hear(TIMEOUT_S) for worker in group]
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes // MB} MB" if size_bytes >= MB else f"{size_bytes // KB} KB"
