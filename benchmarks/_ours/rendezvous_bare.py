@@ -1,0 +1,86 @@
+"""The least that a decision takes: as many sockets as groups, a vote's bytes one way, a decision's bytes the other.
+
+One process answers everybody once everybody has spoken; the other speaks for all groups. Nothing is framed, decoded,
+decided or remembered.
+"""
+
+import selectors
+import socket
+import threading
+import time
+
+from jaxft_coordinator import limits
+
+from benchmarks._worker import serve
+
+# A vote and a commit in gRPC's frames: nine bytes of HTTP/2, five of gRPC, and the message.
+_MESSAGE = bytes(9 + 5 + 8)
+_TIMEOUT_S = 30.0
+
+
+class _Sockets:
+    """Connections that are awaited all together."""
+
+    def __init__(self, sockets: list[socket.socket]) -> None:
+        self._sockets = sockets
+        self._selector = selectors.DefaultSelector()
+        for sock in sockets:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._selector.register(sock, selectors.EVENT_READ)
+
+    def send(self) -> None:
+        for sock in self._sockets:
+            sock.send(_MESSAGE)
+
+    def receive(self) -> None:
+        """Wait until one message has come from each. Raises ConnectionError once one has ended."""
+        missing = len(self._sockets)
+        while missing:
+            for key, _ in self._selector.select(_TIMEOUT_S):
+                data = key.fileobj.recv(len(_MESSAGE))  # pyright: ignore[reportAttributeAccessIssue]
+                if len(data) != len(_MESSAGE):
+                    raise ConnectionError(f"{len(data)} bytes of {len(_MESSAGE)}")
+                missing -= 1
+
+
+class _Bare:
+    def __init__(self) -> None:
+        self._sockets = _Sockets([])
+
+    def listen(self, groups: int) -> int:
+        listening = socket.create_server(("127.0.0.1", 0), backlog=groups)
+        threading.Thread(target=_answer, args=(listening, groups), daemon=True).start()
+        return listening.getsockname()[1]
+
+    def join(self, port: int, groups: int) -> None:
+        self._sockets = _Sockets([socket.create_connection(("127.0.0.1", port)) for _ in range(groups)])
+
+    def rounds(self, count: int) -> list[float]:
+        return [self._round() for _ in range(count)]
+
+    def _round(self) -> float:
+        began_s = time.perf_counter()
+        self._sockets.send()
+        self._sockets.receive()
+        return time.perf_counter() - began_s
+
+
+def _answer(listening: socket.socket, groups: int) -> None:
+    with listening:
+        sockets = _Sockets([listening.accept()[0] for _ in range(groups)])
+    while True:
+        try:
+            sockets.receive()
+            sockets.send()
+        except OSError:
+            return  # the groups are gone
+
+
+def main() -> None:
+    limits.allow_all_descriptors()
+    bare = _Bare()
+    serve({"listen": bare.listen, "join": bare.join, "rounds": bare.rounds})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""How long a vote and its decision take: all groups vote at once, and the round ends when all have the decision.
+
+Ours is a coordinator in a process of its own, and one process that holds a stream for each group. The peer is
+TorchFT's lighthouse in a process, and one process with a client for each group, each in a thread. The limit is plain
+sockets between two processes, which carry the same few bytes and decide nothing. The ways take turns, a few rounds
+each; every decision is checked.
+"""
+
+import contextlib
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import _peer
+from benchmarks._result import Goal, Row
+from benchmarks._worker import ROOT, Worker, WorkerFailed, workers
+
+_GOALS = {2: Goal(peer=1.0), 256: Goal(peer=3.0, most=15.0)}
+# From here on the peer's replies, which list every member, should show.
+_MANY_GROUPS = 64
+_STATE_GROUPS = 64
+# Its clients are one thread of Rust each, which was quicker at each size than the usual one for each core.
+_PEER_CLIENT = {"TOKIO_WORKER_THREADS": "1"}
+_ROUNDS_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure a vote and its decision, for several numbers of groups."""
+
+    groups: tuple[int, ...] = (2, 8, 32, 64, 128, 256, 1000)
+    """How many groups vote."""
+    turns: int = 10
+    """How often each way has its turn."""
+    seconds: float = 0.3
+    """How long a turn of ours lasts, about; at least two rounds, at most fifty."""
+    idle_s: float = 3.0
+    """For how long a coordinator with the most groups is watched while nobody votes."""
+    state: bool = True
+    """Measure also with every decision on disk."""
+
+
+def run(options: Options) -> tuple[list[Row], list[str]]:
+    rows: list[Row] = []
+    notes = [
+        "ours includes a heartbeat a second from each group; the peer's groups send none here",
+        f"the peer's clients run with {', '.join(f'{k}={v}' for k, v in _PEER_CLIENT.items())}",
+    ]
+    for groups in options.groups:
+        more_rows, more_notes = _measure(options, groups, resources=groups == max(options.groups))
+        rows += more_rows
+        notes += more_notes
+    if options.state:
+        rows.append(_measure_state(options))
+    return rows, notes
+
+
+def _measure(options: Options, groups: int, *, resources: bool) -> tuple[list[Row], list[str]]:
+    notes: list[str] = []
+    with _coordinator() as (address, pid), _ours(address, groups) as ours, contextlib.ExitStack() as stack:
+        ways = {"ours": ours, "limit": stack.enter_context(_bare(groups))}
+        if (python := _peer.python()) is not None:
+            try:
+                ways["peer"] = stack.enter_context(_peers(python, groups))
+            except WorkerFailed as error:
+                notes.append(f"the peer cannot hold {groups} groups: {str(error).splitlines()[-1]}")
+        samples, cpu_s = _interleaved(options, ways, pid)
+        ours_ms = samples["ours"]
+        row = Row.of(
+            _case(groups),
+            "ms",
+            ours_ms,
+            peer=samples.get("peer", ()),
+            limit=samples["limit"],
+            goal=_GOALS.get(groups, Goal(peer=3.0 if groups >= _MANY_GROUPS else None)),
+        )
+        rows = [row]
+        notes.append(_p99(groups, samples))
+        if resources:
+            rows += _resources(options, groups, pid, cpu_s / len(ours_ms))
+    return rows, notes
+
+
+def _measure_state(options: Options) -> Row:
+    """The same with every decision on disk, beside one that is not."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        address, pid = stack.enter_context(_coordinator("--state", folder))
+        plain_address, _ = stack.enter_context(_coordinator())
+        ways = {
+            "ours": stack.enter_context(_ours(address, _STATE_GROUPS)),
+            "plain": stack.enter_context(_ours(plain_address, _STATE_GROUPS)),
+        }
+        samples, _ = _interleaved(options, ways, pid)
+    plain_ms = statistics.median(samples["plain"])
+    return Row.of(
+        f"{_case(_STATE_GROUPS)}, decisions on disk (--state)",
+        "ms",
+        samples["ours"],
+        note=f"{plain_ms:.2f} without",
+    )
+
+
+def _interleaved(
+    options: Options, ways: dict[str, Worker], coordinator: int
+) -> tuple[dict[str, list[float]], float]:
+    """Milliseconds of each way's rounds, and the CPU seconds of the coordinator in those of ours."""
+    warm_s: list[float] = []
+    for way in ways.values():
+        # One that is not counted, and two that say how many there can be.
+        warm_s.append(max(way.ask("rounds", _ROUNDS_TIMEOUT_S, count=3)[1:]))
+    count = max(2, min(50, round(options.seconds / warm_s[0])))
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    cpu_s = 0.0
+    for _ in range(options.turns):
+        for name, way in ways.items():
+            before_s = _cpu_s(coordinator)
+            samples[name] += [1e3 * s for s in way.ask("rounds", _ROUNDS_TIMEOUT_S, count=count)]
+            cpu_s += _cpu_s(coordinator) - before_s if name == "ours" else 0.0
+    return samples, cpu_s
+
+
+def _resources(options: Options, groups: int, coordinator: int, round_cpu_s: float) -> list[Row]:
+    began_s, before_s = time.monotonic(), _cpu_s(coordinator)
+    time.sleep(options.idle_s)
+    idle = (_cpu_s(coordinator) - before_s) / (time.monotonic() - began_s)
+    held = f"the coordinator with {groups} groups"
+    return [
+        Row(f"{held}: CPU of a round", "ms", 1e3 * round_cpu_s),
+        Row(f"{held}: CPU while nobody votes", "% of a core", 100 * idle),
+        Row(f"{held}: memory", "MiB", _resident_mib(coordinator)),
+    ]
+
+
+@contextlib.contextmanager
+def _coordinator(*options: str) -> Iterator[tuple[str, int]]:
+    """A coordinator on a free port: its address and its process."""
+    command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "127.0.0.1:0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stderr is not None
+        found = re.search(r"\(port (\d+)\)", process.stderr.readline())
+        assert found is not None
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # its log must not fill the pipe
+        yield f"127.0.0.1:{found.group(1)}", process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _ours(address: str, groups: int) -> Iterator[Worker]:
+    with workers(Worker("benchmarks._ours.rendezvous")) as (worker,):
+        worker.ask("join", address=address, groups=groups)
+        yield worker
+
+
+@contextlib.contextmanager
+def _bare(groups: int) -> Iterator[Worker]:
+    module = "benchmarks._ours.rendezvous_bare"
+    with workers(Worker(module), Worker(module)) as (server, client):
+        client.ask("join", port=server.ask("listen", groups=groups), groups=groups)
+        yield client
+
+
+@contextlib.contextmanager
+def _peers(python: Path, groups: int) -> Iterator[Worker]:
+    module = "benchmarks._torchft.rendezvous"
+    with workers(Worker(module, python=python), Worker(module, python=python, env=_PEER_CLIENT)) as made:
+        server, client = made
+        client.ask("join", address=server.ask("listen", groups=groups), groups=groups)
+        yield client
+
+
+def _case(groups: int) -> str:
+    return f"{groups} groups"
+
+
+def _p99(groups: int, samples: dict[str, list[float]]) -> str:
+    parts = [f"{name} {_quantile(values, 99):.2f} ms" for name, values in samples.items()]
+    return f"p99 at {groups} groups: {', '.join(parts)}"
+
+
+def _quantile(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def _cpu_s(process: int) -> float:
+    """What all threads of a process have spent, in steps of 10 ms."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_mib(process: int) -> float:
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found.group(1)) / 1024
