@@ -1,10 +1,10 @@
 """What healing costs: a whole state to a joiner, beside TorchFT's transports and bare sockets.
 
-Donors and joiners are processes. A state is parameters and two moments, in leaves of mixed sizes. A heal includes what
-the others leave out: a digest of each chunk at both ends. In each round, each way moves the state once; what arrived
-is checked by the sums of its leaves. The state of a heal lies in fresh memory afterwards, so bare sockets are measured
-into fresh memory as well, in huge pages; TorchFT's process group receives in place, and beside it stand bare sockets
-into memory in use.
+Donors and joiners are processes. A state is parameters and two moments, in leaves of mixed sizes. A heal includes
+what the others leave out: a digest of each chunk at both ends. In each round, each way moves the state once; what
+arrived is checked by the sums of its leaves. The state of a heal lies in fresh memory afterwards, so bare sockets are
+measured into fresh memory as well, in huge pages; TorchFT's process group receives in place, and beside it stand bare
+sockets into memory in use.
 
 Donors that may send only so much each, in network namespaces, show whether several are as fast as all together.
 """

@@ -1,8 +1,8 @@
 """A donor or a joiner of the `heal` benchmark, and the bare sockets beside them.
 
-A heal is what a joining group does: it dials the donors, compares the leaves' types, fetches the state in stripes with
-a digest for each chunk at both ends, and makes `jax.Array`s of it. The bare sockets move the same bytes between the
-same processes, and do nothing else.
+A heal is what a joining group does: it dials the donors, compares the leaves' types, fetches the state in stripes
+with a digest for each chunk at both ends, and makes `jax.Array`s of it. The bare sockets move the same bytes between
+the same processes, and do nothing else.
 """
 
 import mmap
@@ -56,7 +56,7 @@ class Donor:
         self._store.pin(HEAL_ID, STEP)
 
     def _serve_plain(self, plain: socket.socket) -> None:
-        views = [memoryview(np.asarray(leaf)).cast("B") for leaf in self._leaves]
+        views = [np.asarray(leaf).view(np.uint8).data for leaf in self._leaves]
         while True:
             sock, _ = plain.accept()
             threading.Thread(target=_send_part, args=(sock, views), daemon=True).start()
