@@ -22,6 +22,8 @@ _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 _JOB = "rendezvous"
 _JOIN_TIMEOUT_S = 90.0
 _ROUND_TIMEOUT_S = 30.0
+# The coordinator lets only so many strangers wait at its door.
+_GREETED_AT_ONCE = 100
 # How often it is looked whose heartbeat is due.
 _LOOK_S = 0.05
 
@@ -39,10 +41,6 @@ class _Group:
 
     async def say(self, data: bytes) -> None:
         await self._call.write(data)
-
-    async def hear(self) -> m.CoordinatorMessage:
-        """The next message, of the kinds that the cores know."""
-        return wire.coordinator_from_proto(pb.CoordinatorMessage.FromString(await self.read()))
 
     async def read(self) -> bytes:
         data = await self._call.read()
@@ -70,13 +68,21 @@ class _Groups:
     async def join(self, address: str, groups: int) -> float:
         """Open the streams and found the job; return how many seconds that took."""
         began_s = time.perf_counter()
-        self._groups = [_Group(address, number) for number in range(groups)]
-        quorums = await asyncio.gather(*(self._enter(group) for group in self._groups))
-        if len({quorum.quorum_id for quorum in quorums}) != 1 or len(quorums[0].members) != groups:
-            raise ValueError(f"{groups} groups were told of other quorums than one of them all")
-        self._quorum_id, self._step = quorums[0].quorum_id, quorums[0].step
-        self._tasks = {asyncio.create_task(self._read(group)) for group in self._groups}
         self._tasks.add(asyncio.create_task(self._stay_alive()))
+        for first in range(0, groups, _GREETED_AT_ONCE):
+            coming = [_Group(address, n) for n in range(first, min(groups, first + _GREETED_AT_ONCE))]
+            await asyncio.gather(*(self._greet(group) for group in coming))
+            self._groups += coming
+        # Everybody holds the same first state; as many shards as groups.
+        join = m.Join(m.Step(0), "digest", {"shards": str(groups)}, min_replicas=groups)
+        async with self._turn:
+            await asyncio.gather(*(group.say(_encoded(join)) for group in self._groups))
+        told = set(await asyncio.gather(*(self._first_quorum(group) for group in self._groups)))
+        quorum = _decoded(told.pop())
+        if told or not isinstance(quorum, m.NewQuorum) or len(quorum.members) != groups:
+            raise ValueError(f"{groups} groups were told of {1 + len(told)} quorums, not of one of them all")
+        self._quorum_id, self._step = quorum.quorum_id, quorum.step
+        self._tasks |= {asyncio.create_task(self._read(group)) for group in self._groups}
         return time.perf_counter() - began_s
 
     async def rounds(self, count: int) -> list[float]:
@@ -94,26 +100,27 @@ class _Groups:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(group.close() for group in self._groups))
 
-    async def _enter(self, group: _Group) -> m.NewQuorum:
+    async def _greet(self, group: _Group) -> None:
         name = m.GroupName(f"group-{group.number}")
         challenge = pb.CoordinatorMessage.FromString(await group.read())
         if not challenge.HasField("challenge"):
             raise ValueError(f"{name} was not challenged")
         incarnation, address = m.Incarnation(1 + group.number), f"10.0.0.1:{20000 + group.number}"
         await group.say(_encoded(m.Hello(_JOB, name, incarnation, address)))
-        welcome = await group.hear()
+        welcome = _decoded(await group.read())
         if not isinstance(welcome, m.Welcome):
             raise ValueError(f"{name} is not welcome: {welcome}")
         self._heartbeat_s = welcome.heartbeat_interval_ms / 1000
-        groups = len(self._groups)
-        # Everybody holds the same first state; as many shards as groups.
-        join = m.Join(m.Step(0), "digest", {"shards": str(groups)}, min_replicas=groups)
-        await group.say(_encoded(join))
-        group.heartbeat_s = time.monotonic() + self._heartbeat_s * (1 + group.number / groups)
-        while not isinstance(message := await group.hear(), m.NewQuorum):
-            if not isinstance(message, m.Waiting):
-                raise ValueError(f"{name} waited for a quorum and heard {message}")
-        return message
+        group.heartbeat_s = time.monotonic() + self._heartbeat_s
+
+    async def _first_quorum(self, group: _Group) -> bytes:
+        while True:
+            data = await group.read()
+            # Of a thousand groups each is told of a thousand members: one quorum is decoded, for all.
+            if pb.CoordinatorMessage.FromString(data).HasField("new_quorum"):
+                return data
+            if not isinstance(message := _decoded(data), m.Waiting | m.Alive):
+                raise ValueError(f"group {group.number} waited for a quorum and heard {message}")
 
     async def _round(self) -> float:
         vote = _encoded(m.Vote(self._quorum_id, self._step, ok=True))
@@ -139,8 +146,7 @@ class _Groups:
                     if not self._missing and self._decided is not None:
                         self._decided.set_result(None)
                 elif data != _ALIVE:
-                    heard = wire.coordinator_from_proto(pb.CoordinatorMessage.FromString(data))
-                    raise ValueError(f"group {group.number} heard {heard} in step {self._step}")
+                    raise ValueError(f"group {group.number} heard {_decoded(data)} in step {self._step}")
         except Exception as error:
             if self._decided is not None and not self._decided.done():
                 self._decided.set_exception(error)
@@ -164,6 +170,10 @@ class _Groups:
 
 def _encoded(message: m.GroupMessage) -> bytes:
     return wire.group_to_proto(message).SerializeToString()
+
+
+def _decoded(data: bytes) -> m.CoordinatorMessage:
+    return wire.coordinator_from_proto(pb.CoordinatorMessage.FromString(data))
 
 
 def main() -> None:
