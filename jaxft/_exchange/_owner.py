@@ -81,7 +81,7 @@ class Owner:
         return _bytes(self._own(chunk, node))
 
     def _own(self, chunk: Chunk, node: Node) -> np.ndarray:
-        return self._partials.buffers(node)[chunk.region][chunk.offset : chunk.stop]
+        return self._partials.part(node, chunk.region, chunk.offset, chunk.stop)
 
     def _received(self, number: int, node: Node) -> np.ndarray:
         """Where the values of another member's node lie, or will lie, for a chunk of the window."""

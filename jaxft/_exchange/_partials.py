@@ -9,10 +9,9 @@ Invariants:
   aborted the group adds the shards that it has been given in the new quorum and exchanges again.
 - A single contribution is kept in the leaves' own dtype, which is exact and, for half precisions, half the
   bytes on the wire. A partial sum is kept in the accumulation dtype, so it is rounded once, at the very end.
-- `add` changes nothing if it raises: leaves are packed into a buffer of their own before anything is merged.
-
-Left out: reading a leaf that is one contiguous host view where it lies, without packing it. Everything that
-leaves this class goes through `buffers`, so that can change here alone.
+- `add` changes nothing if it raises: leaves are checked before anything is merged.
+- The arrays that `add` was given are read for as long as their node is held (`_held.py`): nobody may donate or
+  rewrite them. Those of numpy are copied, for their owner may.
 """
 
 from collections.abc import Sequence
@@ -21,9 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxft._errors import ConfigurationError
+from jaxft._exchange._held import Held, Loose, merged
 from jaxft._exchange._layout import Layout, LeafSpec
 from jaxft._exchange._memory import aligned_empty, empty_regions, leaves_of
-from jaxft._exchange._sum import add_into, combine_into
+from jaxft._exchange._sum import BLOCK_ELEMENTS, combine_into
 from jaxft._exchange._tree import Node, parent, root
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Partials:
     def __init__(self, layout: Layout, shards: int) -> None:
         self.layout = layout
         self.shards = shards
-        self._held: dict[Node, tuple[np.ndarray, ...]] = {}
+        self._held: dict[Node, Held] = {}
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -46,12 +46,12 @@ class Partials:
     def has(self, shard: int) -> bool:
         return any(node.start <= shard < node.stop for node in self._held)
 
-    def buffers(self, node: Node) -> tuple[np.ndarray, ...]:
-        """The packed values of a held node, one flat array for each region of the layout. Do not write."""
-        return self._held[node]
+    def part(self, node: Node, region: int, start: int, stop: int) -> np.ndarray:
+        """The elements [start, stop) of a region of a held node, as one flat array. Do not write."""
+        return self._held[node].part(region, start, stop)
 
     def add(self, shard: int, leaves: "Sequence[np.ndarray | jax.Array]") -> None:
-        """Add a shard's contribution, copied, and merge what is complete.
+        """Add a shard's contribution, and merge what is complete.
 
         Raises:
             ConfigurationError: the leaves are not those of the layout. Nothing has been added.
@@ -59,13 +59,13 @@ class Partials:
         assert 0 <= shard < self.shards
         assert not self.has(shard), f"shard {shard} was added before"
         node = Node(shard, shard + 1)
-        self._held[node] = _pack(self.layout, leaves)
+        self._held[node] = Loose(self.layout, _flat(self.layout, leaves))
         while node != root(self.shards):
             above = parent(node, self.shards)
             left, right = above.children
             if left not in self._held or right not in self._held:
                 return
-            self._held[above] = self._merge(self._held.pop(left), self._held.pop(right))
+            self._held[above] = merged(self.layout, self._held.pop(left), self._held.pop(right))
             node = above
 
     def mean_alone(self) -> list[np.ndarray]:
@@ -73,22 +73,16 @@ class Partials:
         whole = root(self.shards)
         assert self.nodes == (whole,), f"holds {self.nodes} of {whole}"
         result = empty_regions(self.layout, [region.dtype for region in self.layout.regions])
-        for region, out, total in zip(self.layout.regions, result, self._held[whole], strict=True):
-            combine_into(out, {whole: total}, self.shards, region)
+        for number, (region, out) in enumerate(zip(self.layout.regions, result, strict=True)):
+            for start in range(0, region.size, BLOCK_ELEMENTS):
+                stop = min(start + BLOCK_ELEMENTS, region.size)
+                total = self.part(whole, number, start, stop)
+                combine_into(out[start:stop], {whole: total}, self.shards, region)
         return leaves_of(self.layout, result)
 
-    def _merge(self, left: tuple[np.ndarray, ...], right: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-        merged: list[np.ndarray] = []
-        for region, one, other in zip(self.layout.regions, left, right, strict=True):
-            out = one
-            if one.dtype != np.dtype(region.sum_dtype):
-                out = aligned_empty(region.size * region.sum_item_bytes).view(region.sum_dtype)
-            add_into(out, one, other)
-            merged.append(out)
-        return tuple(merged)
 
-
-def _pack(layout: Layout, leaves: "Sequence[np.ndarray | jax.Array]") -> tuple[np.ndarray, ...]:
+def _flat(layout: Layout, leaves: "Sequence[np.ndarray | jax.Array]") -> list[np.ndarray]:
+    """The leaves on the host, flat and contiguous; without a copy where they lie so already."""
     if len(leaves) != len(layout.specs):
         raise ConfigurationError(
             f"A contribution of {len(leaves)} leaves was handed to an exchange that was laid out for "
@@ -96,12 +90,10 @@ def _pack(layout: Layout, leaves: "Sequence[np.ndarray | jax.Array]") -> tuple[n
         )
     for leaf, spec in zip(leaves, layout.specs, strict=True):
         _check(leaf, spec)
-    regions = empty_regions(layout, [region.dtype for region in layout.regions])
-    for leaf, target in zip(leaves, leaves_of(layout, regions), strict=True):
-        _copy(leaf, target)
-    for gap in layout.gaps():
-        regions[gap.region][gap.offset : gap.stop] = 0
-    return regions
+    for leaf in leaves:
+        if not isinstance(leaf, np.ndarray | np.generic) and leaf.is_fully_addressable:
+            leaf.copy_to_host_async()  # so that copies from a device overlap
+    return [_on_host(leaf) for leaf in leaves]
 
 
 def _check(leaf: "np.ndarray | jax.Array", spec: LeafSpec) -> None:
@@ -113,19 +105,20 @@ def _check(leaf: "np.ndarray | jax.Array", spec: LeafSpec) -> None:
         )
 
 
-def _copy(leaf: "np.ndarray | jax.Array", target: np.ndarray) -> None:
-    """Copy a leaf from wherever it lies. An array on several devices is read piece by piece, each once."""
+def _on_host(leaf: "np.ndarray | jax.Array") -> np.ndarray:
+    """A leaf from wherever it lies, flat. An array on several devices is read piece by piece, each once."""
     if isinstance(leaf, np.ndarray | np.generic):
-        np.copyto(target, leaf)
-        return
+        return np.array(leaf).reshape(-1)
     if not leaf.is_fully_addressable:
         raise ConfigurationError(
             f"A leaf of shape {leaf.shape} is spread over several processes; each process can only hand over "
             "arrays that lie on its own devices."
         )
     if len(leaf.sharding.device_set) == 1:
-        np.copyto(target, np.asarray(leaf))
-        return
+        return np.ascontiguousarray(leaf).reshape(-1)
+    flat = aligned_empty(leaf.size * leaf.dtype.itemsize).view(leaf.dtype)
+    target = flat.reshape(leaf.shape)
     for piece in leaf.addressable_shards:
         if piece.replica_id == 0:
             target[piece.index] = np.asarray(piece.data)
+    return flat

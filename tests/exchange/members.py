@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
-from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials, Peer, exchange
+from jaxft._exchange import Abort, Layout, LeafSpec, Links, Node, Partials, Peer, exchange
 
 MIXED = (
     LeafSpec("matrix", (130, 70), "float32"),
@@ -48,6 +48,12 @@ def partials_of(layout: Layout, total: int, shards: Sequence[int]) -> Partials:
     for shard in shards:
         partials.add(shard, contribution(layout.specs, shard))
     return partials
+
+
+def regions_of(partials: Partials, node: Node) -> list[np.ndarray]:
+    """What is held of a node, region by region."""
+    regions = partials.layout.regions
+    return [partials.part(node, number, 0, region.size) for number, region in enumerate(regions)]
 
 
 def reference_sum(values: Sequence[np.ndarray]) -> np.ndarray:

@@ -14,7 +14,7 @@ from jaxft._dataplane import Abort, Listener
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Layout, Links, Node, Partials, Peer
 
-from .members import BIG, contribution, peers_of, run_exchange
+from .members import BIG, contribution, peers_of, regions_of, run_exchange
 
 ANSWER_WITHIN_S = 60.0
 
@@ -29,13 +29,13 @@ class _Trapped(Partials):
     trap: int | None = None
     pipe: Connection | None = None
 
-    def buffers(self, node: Node) -> tuple[np.ndarray, ...]:
+    def part(self, node: Node, region: int, start: int, stop: int) -> np.ndarray:
         if self.trap is not None and self.pipe is not None:
             self.trap -= 1
             if self.trap == 0:
                 self.pipe.send("in the trap")
                 self.pipe.recv()
-        return super().buffers(node)
+        return super().part(node, region, start, stop)
 
 
 class _Process:
@@ -76,7 +76,7 @@ class _Process:
 
     def held(self) -> str:
         """A digest of what this member contributes."""
-        return digest([buffer for node in self.partials.nodes for buffer in self.partials.buffers(node)])
+        return digest([buffer for node in self.partials.nodes for buffer in regions_of(self.partials, node)])
 
 
 def digest(arrays: Sequence[np.ndarray]) -> str:

@@ -17,6 +17,7 @@ from .members import (
     mesh,
     partials_of,
     reference_means,
+    regions_of,
     run_exchange,
     together,
 )
@@ -116,15 +117,15 @@ def test_contributions_are_only_read() -> None:
     layout = Layout.of(BIG)
     shards = [[0, 1], [2]]
     held = [partials_of(layout, 3, mine) for mine in shards]
-    before = [buffer.copy() for mine in held for node in mine.nodes for buffer in mine.buffers(node)]
+    before = [buffer.copy() for mine in held for node in mine.nodes for buffer in regions_of(mine, node)]
     for mine in held:
         for node in mine.nodes:
-            for buffer in mine.buffers(node):
+            for buffer in regions_of(mine, node):
                 buffer.flags.writeable = False
     with mesh(shards) as links:
         exchange_all(links, held)
     assert_same_bits(
-        [buffer for mine in held for node in mine.nodes for buffer in mine.buffers(node)], before
+        [buffer for mine in held for node in mine.nodes for buffer in regions_of(mine, node)], before
     )
 
 

@@ -27,6 +27,7 @@ from .members import (
     partials_of,
     peers_of,
     reference_means,
+    regions_of,
     run_exchange,
     together,
 )
@@ -78,7 +79,7 @@ def refuse(payload: bytes, match: str) -> None:
         assert links.closed
         while theirs.recv(1 << 20):  # what was sent before, and then the end
             pass
-    assert_same_bits(held.buffers(held.nodes[0]), partials_of(LAYOUT, 2, [0]).buffers(held.nodes[0]))
+    assert_same_bits(regions_of(held, held.nodes[0]), regions_of(partials_of(LAYOUT, 2, [0]), held.nodes[0]))
 
 
 def test_raw_header_is_the_first_header() -> None:
@@ -255,11 +256,11 @@ def test_links_are_not_used_again_after_a_failure() -> None:
 def test_after_an_abort_another_quorum_gives_the_undisturbed_bits() -> None:
     layout = Layout.of(BIG)
     held = [partials_of(layout, 5, mine) for mine in ([0], [1, 2], [3, 4])]
-    before = [[buffer.copy() for node in mine.nodes for buffer in mine.buffers(node)] for mine in held]
+    before = [[buffer.copy() for node in mine.nodes for buffer in regions_of(mine, node)] for mine in held]
     with mesh([[0], [1, 2], [3, 4]], quorum_id=4) as links:
         links[2].close()
         assert all(isinstance(one, ExchangeFailed) for one in exchange_all(links[:2], held[:2]))
-    after = [[buffer for node in mine.nodes for buffer in mine.buffers(node)] for mine in held]
+    after = [[buffer for node in mine.nodes for buffer in regions_of(mine, node)] for mine in held]
     for one, other in zip(before, after, strict=True):
         assert_same_bits(one, other)
     lost: Partials = partials_of(layout, 5, [3, 4])
@@ -315,5 +316,5 @@ def test_payloads_and_headers_are_what_the_wire_says() -> None:
             assert theirs.recv(8, socket.MSG_WAITALL) == xxhash.xxh3_64_digest(frames[-1])
         theirs.close()
         thread.join(timeout=10)
-    (whole,) = held.buffers(held.nodes[0])
+    (whole,) = regions_of(held, held.nodes[0])
     assert np.frombuffer(b"".join(frames), np.float32).tobytes() == whole[whole.size // 2 :].tobytes()

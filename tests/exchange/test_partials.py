@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jaxft._errors import ConfigurationError
 from jaxft._exchange import Layout, LeafSpec, Node, Partials, cover
 
-from .members import MIXED, assert_same_bits, contribution, partials_of, reference_means
+from .members import MIXED, assert_same_bits, contribution, partials_of, reference_means, regions_of
 
 LAYOUT = Layout.of(MIXED)
 
@@ -36,29 +36,59 @@ def test_what_is_held_is_the_cover(shards: set[int]) -> None:
 
 def test_a_single_contribution_keeps_its_dtype_and_a_sum_does_not() -> None:
     partials = partials_of(LAYOUT, 4, [0])
-    assert [buffer.dtype.name for buffer in partials.buffers(Node(0, 1))] == [
+    assert [buffer.dtype.name for buffer in regions_of(partials, Node(0, 1))] == [
         region.dtype for region in LAYOUT.regions
     ]
     partials.add(1, contribution(MIXED, 1))
-    assert [buffer.dtype.name for buffer in partials.buffers(Node(0, 2))] == [
+    assert [buffer.dtype.name for buffer in regions_of(partials, Node(0, 2))] == [
         region.sum_dtype for region in LAYOUT.regions
     ]
     with pytest.raises(KeyError):
-        partials.buffers(Node(0, 1))  # merged: its memory is free
+        regions_of(partials, Node(0, 1))  # merged: its memory is free
 
 
-def test_merging_is_in_place() -> None:
+@pytest.mark.parametrize(("first", "rest"), [([0, 1], [2, 3]), ([0, 1, 2], [3])])
+def test_sums_are_merged_in_place(first: list[int], rest: list[int]) -> None:
     layout = Layout.of([LeafSpec("x", (5,), "float32")])
-    partials = partials_of(layout, 4, [0])
-    (left,) = partials.buffers(Node(0, 1))
-    partials.add(1, contribution(layout.specs, 1))
-    assert partials.buffers(Node(0, 2))[0] is left
+    partials = partials_of(layout, 4, first)
+    (before,) = regions_of(partials, Node(first[0], first[0] + 2))
+    for shard in rest:
+        partials.add(shard, contribution(layout.specs, shard))
+    assert np.shares_memory(regions_of(partials, Node(0, 4))[0], before)
+    assert_same_bits(partials.mean_alone(), reference_means(layout.specs, 4))
+
+
+def test_arrays_of_jax_are_read_where_they_lie() -> None:
+    layout = Layout.of([LeafSpec("x", (64, 3), "float32"), LeafSpec("y", (100,), "float32")])
+    leaves = [jax.numpy.asarray(leaf) for leaf in contribution(layout.specs, 0)]
+    partials = Partials(layout, 2)
+    partials.add(0, leaves)
+    for leaf, place in zip(leaves, layout.places, strict=True):
+        part = partials.part(Node(0, 1), place.region, place.offset + 1, place.stop)
+        assert np.shares_memory(part, np.asarray(leaf))
+
+
+SIZES = st.lists(st.integers(0, 200), min_size=1, max_size=8)
+
+
+@settings(deadline=None)
+@given(SIZES, st.data())
+def test_any_part_is_what_the_layout_says(sizes: list[int], data: st.DataObject) -> None:
+    layout = Layout.of([LeafSpec(f"{number}", (size,), "float32") for number, size in enumerate(sizes)])
+    leaves = contribution(layout.specs, 0)
+    whole = np.zeros(layout.regions[0].size, np.float32)
+    for leaf, place in zip(leaves, layout.places, strict=True):
+        whole[place.offset : place.stop] = leaf
+    partials = partials_of(layout, 2, [0])
+    start = data.draw(st.integers(0, whole.size))
+    stop = data.draw(st.integers(start, whole.size))
+    assert_same_bits([partials.part(Node(0, 1), 0, start, stop)], [whole[start:stop]])
 
 
 def test_padding_is_zero() -> None:
     partials = partials_of(LAYOUT, 2, [0, 1])
     for gap in LAYOUT.gaps():
-        assert not partials.buffers(Node(0, 2))[gap.region][gap.offset : gap.stop].any()
+        assert not regions_of(partials, Node(0, 2))[gap.region][gap.offset : gap.stop].any()
 
 
 def test_results_are_fresh_aligned_and_contiguous() -> None:
@@ -108,11 +138,11 @@ def test_alone_needs_every_shard() -> None:
 )
 def test_other_leaves_are_refused_and_change_nothing(spoil, match) -> None:
     partials = partials_of(LAYOUT, 4, [0])
-    before = [buffer.copy() for buffer in partials.buffers(Node(0, 1))]
+    before = [buffer.copy() for buffer in regions_of(partials, Node(0, 1))]
     with pytest.raises(ConfigurationError, match=match):
         partials.add(1, spoil(contribution(MIXED, 1)))
     assert partials.nodes == (Node(0, 1),)
-    assert_same_bits(partials.buffers(Node(0, 1)), before)
+    assert_same_bits(regions_of(partials, Node(0, 1)), before)
 
 
 def test_a_leaf_that_cannot_be_read_changes_nothing() -> None:
