@@ -1,4 +1,4 @@
-"""The side of a training worker that speaks with its parent: events out, "go" and "stop" in.
+"""The side of a training worker that speaks with its parent: events out; "make", "enter" and "stop" in.
 
 Standard library only: the peer's workers use it as well. The lines are those of `benchmarks._worker`.
 """
@@ -27,13 +27,18 @@ class Words:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    def wait_for_go(self) -> dict[str, Any]:
-        """Return the options of this run; from then on "stop" is heard."""
+    def hear(self, word: str) -> dict[str, Any]:
+        """Wait until the parent says this word, and return what it says with it."""
         line = sys.stdin.readline()
         if not line:
             sys.exit(0)
+        told = json.loads(line)
+        assert told["do"] == word, f"told to {told['do']}, and not to {word}"
+        return told["with"]
+
+    def listen(self) -> None:
+        """From now on hear when to stop, and end when the parent is gone."""
         threading.Thread(target=self._listen, daemon=True).start()
-        return json.loads(line)["with"]
 
     def over(self, step: int) -> bool:
         return self.until is not None and step >= self.until

@@ -83,6 +83,9 @@ def train(
     batches = Batches(shard_ms, noise)
     alone = _Plain(megabytes, leaves, moments, noise) if plain else None
     words.say("made")
+    words.hear("enter")
+    words.say("entering")
+    words.listen()
     with jaxft.Manager(address, group=group, spare=spare) as manager:
         words.say("entered")
         step = jaxft.fault_tolerant(make_step(jaxft.pmean), manager, shards=shards)

@@ -13,7 +13,7 @@ def main() -> None:
     from benchmarks._ours._training import train
 
     words.say("imports")
-    train(words, **words.wait_for_go())
+    train(words, **words.hear("make"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,322 @@
+"""A job of several groups, each a process that trains: ours under a coordinator, TorchFT's under a lighthouse.
+
+What a device would do is stood in for by a sleep in `batch_for`: the host is idle meanwhile, as beside a GPU, so that
+several groups fit on two cores. A group that computes another's shards sleeps longer, as it would compute longer.
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks import _peer
+from benchmarks._worker import Worker, WorkerFailed
+
+Event = dict[str, Any]
+EVENT_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 30.0
+
+
+class WrongResult(Exception):
+    """Groups ended with different states, or a step was skipped."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is trained.
+
+    Attributes:
+        step_ms: what a device computes in a step while all groups are there.
+        megabytes: gradients, in MiB of float32.
+        groups: how many groups the job has, spares not counted.
+        shards_each: of each group while all are there; None: one for each group, whoever is there.
+        leaves: of the gradients.
+        moments: whether the state is three times as large as the gradients.
+        plain: take a plain step after each step of the job.
+    """
+
+    step_ms: float
+    megabytes: float
+    groups: int = 3
+    shards_each: int | None = 2
+    leaves: int = 4
+    moments: bool = False
+    plain: bool = False
+
+    @property
+    def shard_ms(self) -> float:
+        return self.step_ms / (self.shards_each or 1)
+
+
+class Side(Protocol):
+    """jaxft or TorchFT.
+
+    `exact`: that its groups go through the same steps and end in the same state is asked for, and not only noted.
+    """
+
+    @property
+    def module(self) -> str: ...
+    @property
+    def python(self) -> Path: ...
+    @property
+    def exact(self) -> bool: ...
+    def rendezvous(self, shape: Shape) -> contextlib.AbstractContextManager[str]: ...
+    def environment(self) -> dict[str, str]: ...
+    def options(self, shape: Shape, spare: bool) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Ours:
+    """jaxft with the settings that it is shipped with.
+
+    Attributes:
+        cache: the folder of JAX's compilation cache; None: nothing is cached.
+    """
+
+    cache: Path | None = None
+    module: str = "benchmarks._ours.loop"
+    python: Path = Path(sys.executable)
+    exact: bool = True
+
+    def rendezvous(self, shape: Shape) -> contextlib.AbstractContextManager[str]:
+        return coordinator()
+
+    def environment(self) -> dict[str, str]:
+        if self.cache is None:
+            return {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+        return {
+            "JAX_COMPILATION_CACHE_DIR": str(self.cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+
+    def options(self, shape: Shape, spare: bool) -> dict[str, Any]:
+        shards = None if shape.shards_each is None else shape.shards_each * shape.groups
+        return {"shard_ms": shape.shard_ms, "shards": shards, "spare": spare}
+
+
+@dataclass(frozen=True)
+class TorchFT:
+    """TorchFT over gloo. By default its own default timeouts."""
+
+    heartbeat_timeout_ms: int = 5000
+    join_timeout_ms: int = 100
+    quorum_tick_ms: int = 100
+    group_timeout_s: float = 60.0
+    module: str = "benchmarks._torchft.loop"
+    python: Path = Path()
+    exact: bool = False
+
+    @contextlib.contextmanager
+    def rendezvous(self, shape: Shape) -> Iterator[str]:
+        lighthouse = Worker("benchmarks._torchft.lighthouse", python=self.python)
+        try:
+            yield lighthouse.ask(
+                "start",
+                min_replicas=min(2, shape.groups),
+                heartbeat_timeout_ms=self.heartbeat_timeout_ms,
+                join_timeout_ms=self.join_timeout_ms,
+                quorum_tick_ms=self.quorum_tick_ms,
+            )
+        finally:
+            lighthouse.kill()
+
+    def environment(self) -> dict[str, str]:
+        return {"TORCH_CPP_LOG_LEVEL": "FATAL", "GLOG_minloglevel": "3", "RUST_LOG": "off"}
+
+    def options(self, shape: Shape, spare: bool) -> dict[str, Any]:
+        assert not spare, "TorchFT's spares are another thing"
+        return {
+            "step_ms": shape.step_ms,
+            "min_replicas": min(2, shape.groups),
+            "group_timeout_s": self.group_timeout_s,
+        }
+
+
+def torchft_default() -> TorchFT | None:
+    """TorchFT with its default timeouts; None where it cannot be had."""
+    python = _peer.python()
+    return None if python is None else TorchFT(python=python)
+
+
+def torchft_best() -> TorchFT | None:
+    """TorchFT at its quickest: heartbeats of 1 s, ticks of 10 ms, operations of 5 s at most."""
+    python = _peer.python()
+    return None if python is None else TorchFT(1000, 100, 10, 5.0, python=python)
+
+
+def torchft_steady() -> TorchFT | None:
+    """The same with a second for groups to come to a quorum: no group falls out because it was late once."""
+    python = _peer.python()
+    return None if python is None else TorchFT(1000, 1000, 10, 5.0, python=python)
+
+
+class Group(Worker):
+    """One incarnation of a group."""
+
+    def until(self, accept: Callable[[Event], bool], timeout_s: float = EVENT_TIMEOUT_S) -> Event:
+        """Read on to the first event that is wanted. Raises WorkerFailed."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            event = self.hear(max(0.0, deadline_s - time.monotonic()))
+            if accept(event):
+                return event
+
+    def event(self, name: str, timeout_s: float = EVENT_TIMEOUT_S) -> Event:
+        return self.until(lambda event: event["event"] == name, timeout_s)
+
+    def commits(self, count: int) -> list[Event]:
+        """The next commits, as they come."""
+        return [self.event("commit") for _ in range(count)]
+
+    def contribution(self) -> Event:
+        """The first commit from here on to which this group has contributed."""
+        return self.until(lambda event: event["event"] == "commit" and bool(event["shards"]))
+
+
+class Job:
+    """Groups of one job. Use as a context manager: no process outlives it."""
+
+    def __init__(self, side: Side, shape: Shape) -> None:
+        self.side = side
+        self.shape = shape
+        self.groups: dict[str, Group] = {}
+        self._ready: list[tuple[str, Group]] = []
+        self._stack = contextlib.ExitStack()
+        self._address = ""
+
+    def __enter__(self) -> "Job":
+        self._address = self._stack.enter_context(self.side.rendezvous(self.shape))
+        self._stack.callback(self._kill_all)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def names(self) -> list[str]:
+        return [f"group-{number}" for number in range(self.shape.groups)]
+
+    def start(self) -> None:
+        """Start all groups, and wait until all of them take part."""
+        self.prepare(*self.names)
+        for name in self.names:
+            self.enter(name)
+        for group in self.groups.values():
+            self.whole(group)
+
+    def whole(self, group: Group) -> Event:
+        """Read on to a commit of all groups to which this group has contributed."""
+        return group.until(
+            lambda event: (
+                event["event"] == "commit" and event["members"] == self.shape.groups and bool(event["shards"])
+            )
+        )
+
+    def launch(self, name: str, *, spare: bool = False) -> Group:
+        """Start a process that will make its state at once, and enter when it is told to."""
+        group = Group(self.side.module, python=self.side.python, env=self.side.environment())
+        self._ready.append((name, group))
+        shape = self.shape
+        group.tell(
+            "make",
+            address=self._address,
+            group=name,
+            megabytes=shape.megabytes,
+            leaves=shape.leaves,
+            moments=shape.moments,
+            plain=shape.plain,
+            **self.side.options(shape, spare),
+        )
+        return group
+
+    def prepare(self, *names: str, spare: bool = False) -> None:
+        """Start incarnations ahead: interpreter, imports and first state are done when this returns."""
+        started = [self.launch(name, spare=spare) for name in names]
+        for group in started:
+            group.event("made")
+
+    def enter(self, name: str) -> Group:
+        """Let an incarnation that is ready take part."""
+        place = next(i for i, (other, _) in enumerate(self._ready) if other == name)
+        _, group = self._ready.pop(place)
+        group.tell("enter")
+        self.groups[name] = group
+        return group
+
+    def kill(self, name: str) -> float:
+        """SIGKILL; return when."""
+        group = self.groups.pop(name)
+        killed_s = time.monotonic()
+        group.kill()
+        return killed_s
+
+    def finish(self) -> None:
+        """Stop all groups at one step, and compare their states bit for bit.
+
+        Raises:
+            WrongResult: they differ. Of the peer that is only said, for its groups may part by design.
+        """
+        try:
+            ends = self._ends()
+        except WorkerFailed:
+            if self.side.exact:
+                raise
+            print("TorchFT's groups did not end at one step", file=sys.stderr)
+            return
+        if len({(end["step"], end["digest"]) for end in ends}) == 1:
+            return
+        if self.side.exact:
+            raise WrongResult(f"the groups ended with different states: {ends}")
+        print(f"TorchFT's groups ended with different states: {ends}", file=sys.stderr)
+
+    def _ends(self) -> list[Event]:
+        groups = list(self.groups.values())
+        now_s = time.monotonic()
+        newest = max(
+            group.until(lambda event: event["event"] == "commit" and event["at_s"] >= now_s)["step"]
+            for group in groups
+        )
+        ahead = 5 + int(500 / max(self.shape.step_ms, 20.0))
+        for group in groups:
+            group.tell("stop", step=newest + ahead)
+        return [group.event("end", END_TIMEOUT_S) for group in groups]
+
+    def _kill_all(self) -> None:
+        for group in (*self.groups.values(), *(group for _, group in self._ready)):
+            group.kill()
+
+
+@contextlib.contextmanager
+def coordinator() -> Iterator[str]:
+    """A coordinator of one's own on a free port, with the timeouts that it is shipped with."""
+    command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "localhost:0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        found = re.search(r"\(port (\d+)\)", process.stderr.readline())
+        assert found is not None
+        yield f"localhost:{found.group(1)}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def cached() -> Iterator[Ours]:
+    """jaxft with a compilation cache that this benchmark has for itself."""
+    with tempfile.TemporaryDirectory(prefix="jaxft-bench-") as folder:
+        yield Ours(cache=Path(folder))
+
+
+def log(text: str) -> None:
+    """Progress, on standard error; silent unless JAXFT_BENCH_LOG is set."""
+    if os.environ.get("JAXFT_BENCH_LOG"):
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,73 @@
+"""What calling a step of many small leaves costs: the engine alone, without a job."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxft
+from benchmarks._worker import serve
+from jaxft._programs import Programs, cut_programs
+
+State = dict[str, list[jax.Array]]
+Call = Callable[[State, np.float32], State]
+
+
+def measure(leaves: int, calls: int) -> dict[str, list[float]]:
+    """Microseconds of each call, interleaved; the states at the end are compared.
+
+    "plain" is the jitted step, "bare" are the two compiled programs of the cut step, called with what they read, and
+    "wrapped" is the fault-tolerant step, which calls the same two.
+    """
+    ways = _ways(_state(leaves), np.float32(0.0))
+    states = {name: _state(leaves) for name in ways}
+    took_us: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(calls):
+        given = np.float32(np.sin(number))
+        for name, call in ways.items():
+            began_s = time.perf_counter()
+            states[name] = call(states[name], given)
+            jax.block_until_ready(states[name])
+            took_us[name].append((time.perf_counter() - began_s) * 1e6)
+    plain, bare, wrapped = (jax.tree.leaves(states[name]) for name in ways)
+    for one, other, third in zip(plain, bare, wrapped, strict=True):
+        np.testing.assert_allclose(one, third, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(other, third)
+    return {name: values[calls // 10 :] for name, values in took_us.items()}
+
+
+def _step(mean: Callable[[Any], Any]) -> Callable[[State, np.float32], tuple[State, dict[str, Any]]]:
+    def train_step(state: State, batch: np.float32) -> tuple[State, dict[str, Any]]:
+        grads = mean([batch * jnp.tanh(param) for param in state["params"]])
+        return {"params": [p - 0.1 * grad for p, grad in zip(state["params"], grads, strict=True)]}, {}
+
+    return train_step
+
+
+def _state(leaves: int) -> State:
+    return {"params": [jnp.full(8, float(number)) for number in range(leaves)]}
+
+
+def _ways(state: State, batch: np.float32) -> dict[str, Call]:
+    plain = jax.jit(_step(lambda grads: grads), donate_argnums=0)
+    step = jaxft.fault_tolerant(_step(jaxft.pmean), None, shards=1)
+    programs = cut_programs(_step(jaxft.pmean), state, batch)
+    return {
+        "plain": lambda state, batch: plain(state, batch)[0],
+        "bare": lambda state, batch: _bare(programs, state, batch),
+        "wrapped": lambda state, batch: step(state, lambda number, shard: batch)[0],
+    }
+
+
+def _bare(programs: Programs, state: State, batch: np.float32) -> State:
+    """The two programs and nothing else: both read all that there is, in this order."""
+    params = state["params"]
+    grads = programs.executables.compute(*params, batch)
+    return {"params": programs.executables.apply(*params, *grads)}
+
+
+if __name__ == "__main__":
+    serve({"measure": measure})

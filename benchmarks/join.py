@@ -1,0 +1,163 @@
+"""What a group that heals and enters costs the others: their step time meanwhile, beside their normal step.
+
+Three groups, one of which is killed and comes back, again and again. Its interpreter, imports and first state are
+done before, so that what is seen is the join itself: greeting, compiling (from the cache), the transfer of a state
+with two moments, and entering. Each group brings one shard of its own, as TorchFT's groups do.
+"""
+
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+
+from benchmarks._job import EVENT_TIMEOUT_S, Event, Group, Job, Shape, Side, cached, log, torchft_steady
+from benchmarks._result import Goal, Row
+from benchmarks._worker import WorkerFailed
+
+
+@dataclass(frozen=True)
+class Options:
+    """Let a group join, and watch the steps of the others."""
+
+    step_ms: float = 100.0
+    """A step, in milliseconds of a device."""
+    megabytes: float = 21.0
+    """Gradients, in MiB; the state is three times as large."""
+    joins: int = 10
+    """Joins of ours."""
+    peer_joins: int = 5
+    """Joins of TorchFT."""
+    warm_ups: int = 1
+    """What is done first and not counted, in each case."""
+    settled: int = 8
+    """Normal steps to take before and after each kill."""
+
+
+@dataclass
+class Joins:
+    """What the joins came to; one of each for each join, in milliseconds.
+
+    Attributes:
+        mean_ms: the mean step of the survivors while the other came.
+        slowest_ms: the slowest of these.
+        expected_ms: the mean normal step of as many groups.
+        lasted_ms: from the joiner's first word to its first contribution.
+        heal_ms: of this, the transfer and what was replayed; of ours only.
+    """
+
+    mean_ms: list[float] = field(default_factory=list)
+    slowest_ms: list[float] = field(default_factory=list)
+    expected_ms: list[float] = field(default_factory=list)
+    lasted_ms: list[float] = field(default_factory=list)
+    heal_ms: list[float] = field(default_factory=list)
+
+
+def run(options: Options) -> tuple[list[Row], list[str]]:
+    shape = Shape(options.step_ms, options.megabytes, shards_each=None, moments=True)
+    with cached() as side:
+        ours = measure(side, shape, options.joins, options)
+    best = torchft_steady()
+    peer = Joins()
+    if best is not None:
+        try:
+            peer = measure(best, shape, options.peer_joins, options)
+        except WorkerFailed as error:
+            print(f"TorchFT did not go on: {error}", file=sys.stderr)
+    case = f"{options.step_ms:g} ms steps, {3 * options.megabytes:g} MB state"
+    rows = [
+        Row.of(
+            f"{case}: mean step during a join",
+            "ms",
+            ours.mean_ms,
+            peer=peer.mean_ms,
+            limit=ours.expected_ms,
+            goal=Goal(limit=1 / 1.05),
+            note="limit: their normal step",
+        ),
+        Row.of(
+            f"{case}: slowest step of a join",
+            "ms",
+            ours.slowest_ms,
+            peer=peer.slowest_ms,
+            limit=ours.expected_ms,
+        ),
+        Row.of(f"{case}: first word to first contribution", "ms", ours.lasted_ms, peer=peer.lasted_ms),
+    ]
+    notes = [f"ours: healing itself takes {statistics.median(ours.heal_ms):.0f} ms of a join."]
+    if peer.mean_ms:
+        normal_ms, mean_ms = map(statistics.median, (peer.expected_ms, peer.mean_ms))
+        notes.append(
+            f"TorchFT (heartbeats of 1 s): normal step {normal_ms:.0f} ms, during a join {mean_ms / normal_ms:.2f} "
+            "times that; ours "
+            f"{statistics.median(ours.mean_ms) / statistics.median(ours.expected_ms):.2f} times."
+        )
+    return rows, notes
+
+
+def measure(side: Side, shape: Shape, count: int, options: Options) -> Joins:
+    """Let groups join in turn."""
+    found = Joins()
+    with Job(side, shape) as job:
+        job.start()
+        for number in range(options.warm_ups + count):
+            one = _join(job, job.names[number % shape.groups], options.settled)
+            log(f"{side.module}: {one}")
+            if number >= options.warm_ups:
+                for name, values in vars(one).items():
+                    getattr(found, name).extend(values)
+        job.finish()
+    return found
+
+
+def _join(job: Job, name: str, settled: int) -> Joins:
+    job.prepare(name)
+    watched = next(group for other, group in job.groups.items() if other != name)
+    normal_ms = {job.shape.groups: _normal_ms(watched, job.shape.groups, settled)}
+    job.kill(name)
+    normal_ms[job.shape.groups - 1] = _normal_ms(watched, job.shape.groups - 1, settled)
+    joiner = job.enter(name)
+    entered_s = joiner.event("entering")["at_s"]
+    first, heal_ms = _first_contribution(joiner)
+    steps = _steps_until(watched, entered_s, first["step"])
+    took_ms = [event["took_s"] * 1e3 for event in steps]
+    return Joins(
+        [statistics.mean(took_ms)],
+        [max(took_ms)],
+        [statistics.mean(normal_ms[event["members"]] for event in steps)],
+        [(first["at_s"] - entered_s) * 1e3],
+        heal_ms,
+    )
+
+
+def _normal_ms(group: Group, members: int, count: int) -> float:
+    """The median of the next steps of so many members, but for those whose quorum is new."""
+    took_ms: list[float] = []
+    before = 0
+    until_s = time.monotonic() + EVENT_TIMEOUT_S
+    while len(took_ms) < count:
+        if time.monotonic() > until_s:
+            raise WorkerFailed(f"{members} groups do not stay together")
+        step = group.event("commit")
+        if before == step["members"] == members:
+            took_ms.append(step["took_s"] * 1e3)
+        before = step["members"]
+    return statistics.median(took_ms)
+
+
+def _first_contribution(joiner: Group) -> tuple[Event, list[float]]:
+    heal_ms: list[float] = []
+    while True:
+        event = joiner.event("commit")
+        if event.get("heal") is not None:
+            heal_ms.append(event["heal"]["seconds"] * 1e3)
+        if event["shards"]:
+            return event, heal_ms
+
+
+def _steps_until(group: Group, since_s: float, step: int) -> list[Event]:
+    steps: list[Event] = []
+    while True:
+        event = group.until(lambda event: event["event"] == "commit" and event["at_s"] > since_s)
+        steps.append(event)
+        if event["step"] >= step:
+            return steps

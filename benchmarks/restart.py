@@ -1,0 +1,97 @@
+"""Relaunch of one group of three: from the start of its process to its first contribution, and where the time goes.
+
+Cold, and with JAX's compilation cache. TorchFT compiles nothing here.
+"""
+
+import itertools
+import sys
+import time
+from dataclasses import dataclass
+
+from benchmarks._job import Event, Job, Ours, Shape, Side, cached, log, torchft_steady
+from benchmarks._result import Row
+from benchmarks._worker import WorkerFailed
+
+PARTS = ("interpreter", "imports", "first state", "greeting", "compile and plan", "heal", "join", "in all")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Kill a group, start it again, and see how long it takes."""
+
+    step_ms: float = 100.0
+    """A step, in milliseconds of a device."""
+    megabytes: float = 21.0
+    """Gradients, in MiB; the state is three times as large."""
+    restarts: int = 5
+    """Restarts of each kind."""
+    warm_ups: int = 1
+    """What is done first and not counted, in each case."""
+
+
+def run(options: Options) -> tuple[list[Row], list[str]]:
+    shape = Shape(options.step_ms, options.megabytes, moments=True)
+    with cached() as side:
+        warm = measure(side, shape, options)
+    cold = measure(Ours(), shape, options)
+    best = torchft_steady()
+    peer: dict[str, list[float]] = {}
+    if best is not None:
+        try:
+            peer = measure(best, shape, options)
+        except WorkerFailed as error:
+            print(f"TorchFT did not go on: {error}", file=sys.stderr)
+    rows: list[Row] = []
+    for kind, parts in (("cold", cold), ("with the cache", warm)):
+        for part in PARTS:
+            rows.append(Row.of(f"{kind}: {part}", "ms", parts[part], peer=peer.get(part, [])))
+    return rows, [
+        "join: from the state in place to the first contribution in a commit, which holds at least a whole step.",
+        "TorchFT heals within its first step: its heal and join are one, and stand under join.",
+    ]
+
+
+def measure(side: Side, shape: Shape, options: Options) -> dict[str, list[float]]:
+    """Milliseconds of each part."""
+    found: dict[str, list[float]] = {}
+    with Job(side, shape) as job:
+        job.start()
+        for number in range(options.warm_ups + options.restarts):
+            parts = _restart(job, job.names[number % shape.groups])
+            log(f"{side.module}: {parts}")
+            if number >= options.warm_ups:
+                for part, took_ms in parts.items():
+                    found.setdefault(part, []).append(took_ms)
+        job.finish()
+    return found
+
+
+def _restart(job: Job, name: str) -> dict[str, float]:
+    killed_s = job.kill(name)
+    for group in job.groups.values():
+        group.until(
+            lambda event: (
+                event["event"] == "commit"
+                and event["at_s"] > killed_s
+                and event["members"] < job.shape.groups
+            )
+        )
+    began_s = time.monotonic()
+    job.launch(name)
+    group = job.enter(name)
+    at_s = {name: group.event(name)["at_s"] for name in ("interpreter", "imports", "made", "entered")}
+    heal: Event | None = None
+    plan_s = at_s["entered"]
+    while True:
+        event = group.until(lambda event: event["event"] in ("plan", "commit"))
+        if event["event"] == "plan":
+            plan_s = event["at_s"]
+        elif heal is None and event.get("heal") is not None:
+            heal = event
+        if event.get("shards"):
+            break
+    healed_s = plan_s + (0.0 if heal is None else heal["heal"]["seconds"])
+    moments_s = (began_s, *at_s.values(), plan_s, healed_s, event["at_s"])
+    spans = [(end - begin) * 1e3 for begin, end in itertools.pairwise(moments_s)]
+    parts: dict[str, float] = dict(zip(PARTS, (*spans, (event["at_s"] - began_s) * 1e3), strict=True))
+    return parts if heal is not None else {part: took for part, took in parts.items() if took > 0}

@@ -1,0 +1,29 @@
+"""The benchmark of kills runs, at a tiny size; that nothing was thrown away is looked at, how fast it was is not."""
+
+import pytest
+
+from benchmarks import kill
+from benchmarks._job import torchft_best
+from tests.figures.peers import leave_out_the_peer
+
+TINY = kill.Options(step_ms=(20.0,), megabytes=(0.1,), kills=1, peer_kills=1, peer_best_kills=1, warm_ups=0)
+
+
+def test_survivors_commit_after_a_kill_and_throw_nothing_away(monkeypatch: pytest.MonkeyPatch):
+    leave_out_the_peer(monkeypatch)
+    rows, notes = kill.run(TINY)
+    assert [row.case.rpartition(": ")[2] for row in rows] == ["median", "slowest", "discarded"]
+    assert all(row.peer is None for row in rows)
+    assert rows[0].ours
+    assert rows[2].ours == 0
+    assert "TorchFT" not in notes[0]
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(300)
+def test_it_kills_torchfts_groups_too():
+    if torchft_best() is None:
+        pytest.skip("TorchFT cannot be had")
+    rows, notes = kill.run(TINY)
+    assert all(row.peer is not None for row in rows)
+    assert "TorchFT by default" in notes[0]

@@ -1,0 +1,33 @@
+"""The benchmark of overhead runs, at a tiny size; what it found is not looked at, only that it is there."""
+
+import pytest
+
+from benchmarks import overhead
+from benchmarks._job import torchft_default
+from tests.figures.peers import leave_out_the_peer
+
+TINY = overhead.Options(step_ms=(1.0,), groups=(2,), megabytes=0.1, rounds=4, leaves=3, calls=20)
+
+
+def test_steps_are_measured_beside_plain_ones(monkeypatch: pytest.MonkeyPatch):
+    leave_out_the_peer(monkeypatch)
+    rows, notes = overhead.run(TINY)
+    assert [row.case for row in rows] == [
+        "2 groups, 1 ms steps: step",
+        "2 groups, 1 ms steps: without the exchange",
+        "dispatch beyond the two compiled programs, 3 leaves",
+    ]
+    assert rows[0].ours
+    assert rows[0].limit
+    assert all(row.peer is None for row in rows)
+    assert "exchange" in notes[0]
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(300)
+def test_torchfts_loop_is_measured_beside_its_own():
+    if torchft_default() is None:
+        pytest.skip("TorchFT cannot be had")
+    rows, notes = overhead.run(TINY)
+    assert rows[0].peer
+    assert "TorchFT" in notes[0]

@@ -1,0 +1,24 @@
+"""The benchmark of restarts runs, at a tiny size; what it found is not looked at, only that it adds up."""
+
+import pytest
+
+from benchmarks import restart
+from benchmarks._job import Ours, Shape, torchft_steady
+
+TINY = restart.Options(step_ms=20.0, megabytes=0.1, restarts=1, warm_ups=0)
+SHAPE = Shape(TINY.step_ms, TINY.megabytes, groups=2, moments=True)
+
+
+def test_the_parts_of_a_restart_are_all_of_it():
+    parts = restart.measure(Ours(), SHAPE, TINY)
+    assert tuple(parts) == restart.PARTS
+    assert sum(parts[name][0] for name in restart.PARTS[:-1]) == pytest.approx(parts["in all"][0])
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(300)
+def test_torchft_restarts_too():
+    if torchft_steady() is None:
+        pytest.skip("TorchFT cannot be had")
+    rows, _ = restart.run(TINY)
+    assert rows[-1].peer
