@@ -53,7 +53,7 @@ class Options:
     """Donors whose sending is capped; 0 leaves this out."""
     capped_megabits: float = 400
     """What each of them may send, in Mbit/s."""
-    capped_megabytes: float = 32
+    capped_megabytes: float = 64
     """Size of the state that they send."""
     capped_rounds: int = 3
     """Rounds with capped donors."""

@@ -1,8 +1,12 @@
 """One blob on its way into one arena, in stripes from several donors at once.
 
-Spans of chunks lie in one queue. Each donor has a thread, which takes the next span, fetches its chunks, and checks
-each against its digest. What a donor that fails had taken goes back into the queue. So the blob becomes complete as
-long as one of them serves.
+What nobody has been asked for yet is free. Each donor has a thread, which takes spans of chunks, asks for them, and
+checks each chunk that comes against its digest. What a donor that fails had taken becomes free again. So the blob
+becomes complete as long as one of them serves.
+
+A donor that has begun to send is asked for the next span before it has sent the one before, so that it never waits
+for a request. Spans become smaller towards the end, and the last are not asked for ahead: so all donors end at nearly
+the same time, each having sent what its link allows.
 
 A donor that stands still is in the way only of what it has taken. While there are other spans, nobody waits for it;
 when there are none, the others lose patience much sooner than a donor that is alone is given (`_STALL_S`).
@@ -14,7 +18,7 @@ import socket
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,8 +27,11 @@ from jaxft._heal._blob import BlobLayout, checksum
 from jaxft._heal._frames import MAX_TEXT_BYTES, REPLY_BYTES, BadFrame, Reply, Request, Status
 from jaxft._wire import Aborted
 
-# Chunks taken at once: enough to keep a connection busy, few enough that the last donor does not drag on.
+# Chunks taken at once, at most: with as many again asked for ahead, enough to keep a connection busy.
 SPAN_CHUNKS = 8
+# At most this part of a donor's share of what is free is taken at once: with what is asked for ahead, a donor of half
+# the speed of the others ends when they do.
+_SPANS_OF_A_SHARE = 4
 # So long may a donor take for a chunk while others have nothing left to do. It says "not yet" after 1 s.
 _STALL_S = 3.0
 # What one donor does not have yet is left so long to the others before that one is asked again.
@@ -33,11 +40,18 @@ _HAND_OVER_S = 0.02
 
 @dataclass(slots=True)
 class _Span:
-    """Chunks that a donor has taken, less those that have arrived."""
+    """Chunks, less those that have arrived."""
 
     first: int
     count: int
-    moved_s: float = 0.0  # when it was taken, or when its last chunk arrived
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What a donor has been asked for and has not sent yet, in the order in which it was asked."""
+
+    spans: deque[_Span] = field(default_factory=deque[_Span])
+    moved_s: float = 0.0  # when its last chunk arrived, or when it was asked while nothing was to come
     stalled: bool = False
 
 
@@ -57,11 +71,9 @@ class Stripes:
         self._donors = donors
         self._changed = threading.Condition()
         self._missing = layout.chunks
-        self._free = deque(
-            _Span(first, min(SPAN_CHUNKS, layout.chunks - first))
-            for first in range(0, layout.chunks, SPAN_CHUNKS)
-        )
-        self._taken: dict[socket.socket, _Span] = {}
+        self._free = deque([_Span(0, layout.chunks)])
+        self._free_chunks = layout.chunks
+        self._taken: dict[socket.socket, _Taken] = {}
 
     # ---- the thread that wants the blob ----
 
@@ -83,22 +95,26 @@ class Stripes:
             TimeoutError: it stood still, or does not have what it should.
         """
         patient_until_s = time.monotonic() + self._timeout_s
-        while (span := self._take(sock)) is not None:
-            try:
-                excuse = self._fetch(sock, span)
-            except ConnectionError as error:
-                if span.stalled:
-                    text = f"it stood still for {self._stall_s:g} s while other donors waited"
-                    raise TimeoutError(text) from error
-                raise
-            finally:
-                self._put_back(sock)
-            if not excuse:
-                patient_until_s = time.monotonic() + self._timeout_s
-            elif time.monotonic() >= patient_until_s:
-                raise TimeoutError(f"for {self._timeout_s:g} s it has said: {excuse}")
-            else:
-                self._let_others_try()
+        taken = _Taken()
+        with self._changed:
+            self._taken[sock] = taken
+        try:
+            while self._ask_for_some(sock, taken):
+                excuse = self._fetch(sock, taken)
+                if not excuse:
+                    patient_until_s = time.monotonic() + self._timeout_s
+                elif time.monotonic() >= patient_until_s:
+                    raise TimeoutError(f"for {self._timeout_s:g} s it has said: {excuse}")
+                else:
+                    self._put_back(taken)
+                    self._let_others_try()
+        except ConnectionError as error:
+            if taken.stalled:
+                text = f"it stood still for {self._stall_s:g} s while other donors waited"
+                raise TimeoutError(text) from error
+            raise
+        finally:
+            self._put_back(taken)
 
     def leave(self) -> None:
         """This donor's thread is done."""
@@ -108,60 +124,109 @@ class Stripes:
         if last:
             self._end("no donor is left")
 
-    def _take(self, sock: socket.socket) -> _Span | None:
+    def _ask_for_some(self, sock: socket.socket, taken: _Taken) -> bool:
+        """Have something asked of this donor; returns False when every chunk is there."""
         with self._changed:
             while self._missing:
                 if self.over.is_set:
                     raise Aborted(self.over.reason)
+                if taken.spans:
+                    return True
                 if self._free:
-                    span = self._taken[sock] = self._free.popleft()
-                    span.moved_s, span.stalled = time.monotonic(), False
-                    return span
+                    span = self._take(taken)
+                    break
                 # Nothing to take now, but another donor may still fail and give back what it took.
                 self._changed.wait(self._cut_off_stalled())
-            self.complete = True
-        self._end("complete")
-        return None
+            else:
+                self.complete = True
+                span = None
+        if span is None:
+            self._end("complete")
+            return False
+        self._ask(sock, span)
+        return True
+
+    def _ask_ahead(self, sock: socket.socket, taken: _Taken) -> None:
+        if len(taken.spans) > 1:
+            return
+        with self._changed:
+            if self._free_chunks < self._donors:  # the last ones are for those who have nothing to do
+                return
+            span = self._take(taken)
+        self._ask(sock, span)
+
+    def _ask(self, sock: socket.socket, span: _Span) -> None:
+        request = Request(
+            self._request.kind, self._request.heal_id, self._request.step, span.first, span.count
+        )
+        ask(sock, request, time.monotonic() + self._timeout_s, self.over)
+
+    def _take(self, taken: _Taken) -> _Span:
+        """Move a span from what is free to a donor. Under the lock."""
+        most = SPAN_CHUNKS
+        if self._donors > 1:
+            share = self._free_chunks // self._donors
+            most = max(1, min(most, share // _SPANS_OF_A_SHARE))
+        free = self._free[0]
+        span = _Span(free.first, min(most, free.count))
+        free.first, free.count = free.first + span.count, free.count - span.count
+        if not free.count:
+            self._free.popleft()
+        self._free_chunks -= span.count
+        if not taken.spans:
+            taken.moved_s = time.monotonic()
+        taken.spans.append(span)
+        return span
+
+    def _put_back(self, taken: _Taken) -> None:
+        with self._changed:
+            while taken.spans:
+                span = taken.spans.pop()
+                self._free.appendleft(span)
+                self._free_chunks += span.count
+            self._changed.notify_all()
 
     def _cut_off_stalled(self) -> float:
-        """End the connections that stand still; return after how long to look again."""
+        """End the connections that stand still; return after how long to look again. Under the lock."""
         now_s = time.monotonic()
         until_s = now_s + self._stall_s
-        for sock, span in self._taken.items():
-            if now_s >= span.moved_s + self._stall_s and not span.stalled:
-                span.stalled = True
+        for sock, taken in self._taken.items():
+            if not taken.spans or taken.stalled:
+                continue
+            if now_s >= taken.moved_s + self._stall_s:
+                taken.stalled = True
                 with contextlib.suppress(OSError):  # its donor was quicker
                     sock.shutdown(socket.SHUT_RDWR)
-            elif not span.stalled:
-                until_s = min(until_s, span.moved_s + self._stall_s)
+            else:
+                until_s = min(until_s, taken.moved_s + self._stall_s)
         return until_s - now_s
-
-    def _put_back(self, sock: socket.socket) -> None:
-        with self._changed:
-            span = self._taken.pop(sock)
-            if span.count:
-                self._free.appendleft(span)
-            self._changed.notify_all()
 
     def _let_others_try(self) -> None:
         with self._changed:
             if self._donors > 1:
                 self._changed.wait_for(lambda: not self._free, _HAND_OVER_S)
 
-    def _fetch(self, sock: socket.socket, span: _Span) -> str:
-        """Fetch a span; return what the donor says if it does not have it yet, and nothing if it had."""
-        request = Request(
-            self._request.kind, self._request.heal_id, self._request.step, span.first, span.count
-        )
-        ask(sock, request, time.monotonic() + self._timeout_s, self.over)
+    def _fetch(self, sock: socket.socket, taken: _Taken) -> str:
+        """Fetch what was asked for first; return what the donor says if it does not have it yet."""
+        span = taken.spans[0]
         while span.count:
             excuse = self._fetch_chunk(sock, span.first)
+            if excuse and len(taken.spans) > 1:
+                raise BadFrame(f"it had begun, and then it said: {excuse}")
             if excuse:
                 return excuse
-            with self._changed:
-                span.first, span.count, span.moved_s = span.first + 1, span.count - 1, time.monotonic()
-                self._missing -= 1
+            self._note_arrival(taken)
+            self._ask_ahead(sock, taken)
         return ""
+
+    def _note_arrival(self, taken: _Taken) -> None:
+        with self._changed:
+            span = taken.spans[0]
+            span.first, span.count = span.first + 1, span.count - 1
+            if not span.count:
+                taken.spans.popleft()
+            taken.moved_s = time.monotonic()
+            self._missing -= 1
 
     def _fetch_chunk(self, sock: socket.socket, chunk: int) -> str:
         deadline_s = time.monotonic() + self._timeout_s

@@ -139,6 +139,10 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
         chunks_then(2, lambda s, c: send_text(s, Status.GONE, "it is overwritten")),
         "overwritten",
     ),
+    "not yet, after it has begun": (
+        chunks_then(2, lambda s, c: send_text(s, Status.NOT_YET, "later")),
+        "it had begun, and then it said: later",
+    ),
     "another chunk": (chunks_then(1, another_chunk), "it sent chunk 2 of .* for chunk 1 of"),
     "a huge chunk": (
         chunks_then(3, lambda s, c: s.sendall(header(0, c, 2**32 - 1))),
