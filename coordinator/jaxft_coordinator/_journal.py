@@ -35,7 +35,13 @@ class Journal:
         self._store = store
         self._waiting: list[_Entry] = []
         self._writing = False
+        self._began_s = 0.0
         self._more = asyncio.Event()
+
+    @property
+    def stands_still_s(self) -> float:
+        """For how long nothing could be told, because a record is being written."""
+        return time.monotonic() - self._began_s if self._writing else 0.0
 
     def put(self, record: Record | None, act: Callable[[], None]) -> None:
         """Do `act` as soon as `record`, and all that came before it, is durable: at once, if all is."""
@@ -55,7 +61,7 @@ class Journal:
             await self._more.wait()
             self._more.clear()
             batch, self._waiting = self._waiting, []
-            self._writing = True
+            self._writing, self._began_s = True, time.monotonic()
             try:
                 await self._append([entry.record for entry in batch if entry.record is not None])
             finally:

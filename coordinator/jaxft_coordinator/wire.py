@@ -55,8 +55,9 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
             )
         case m.Ready(heal_id, step):
             return pb.GroupMessage(ready=pb.Ready(heal_id=heal_id, step=step))
-        case m.HealFailed(heal_id, reason, step):
-            return pb.GroupMessage(heal_failed=pb.HealFailed(heal_id=heal_id, reason=reason, step=step))
+        case m.HealFailed(heal_id, reason, step, history):
+            failed = pb.HealFailed(heal_id=heal_id, reason=reason, step=step, history=history)
+            return pb.GroupMessage(heal_failed=failed)
         case m.Leave(finished):
             return pb.GroupMessage(leave=pb.Leave(finished=finished))
         case _:
@@ -80,7 +81,7 @@ def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
         case "heal_failed":
             failed = message.heal_failed
             reason, step = _text("reason", failed.reason), m.Step(_count("step", failed.step))
-            return m.HealFailed(m.HealId(failed.heal_id), reason, step)
+            return m.HealFailed(m.HealId(failed.heal_id), reason, step, m.HistoryId(failed.history))
         case "leave":
             return m.Leave(message.leave.finished)
         case unknown:

@@ -374,7 +374,7 @@ def _heal_broke(turn: _Turn, heal_id: HealId, reason: str) -> None:
     if heal is None or heal.heal_id != heal_id or turn.replica.phase not in _CATCHES_UP:
         return
     turn.note(f"heal failed: {reason}; asks for other donors", warning=True)
-    turn.say(HealFailed(heal.heal_id, reason, turn.replica.step))
+    turn.say(HealFailed(heal.heal_id, reason, turn.replica.step, turn.replica.history))
     turn.enter(Phase.JOINING, heal=None, quorum=None)
 
 

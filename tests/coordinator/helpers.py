@@ -28,6 +28,7 @@ from jaxft_coordinator.core.messages import (
     HealId,
     Heartbeat,
     Hello,
+    HistoryId,
     Incarnation,
     Join,
     Leave,
@@ -134,9 +135,11 @@ class Desk:
         return self.say(name, Ready(heal_id, self._step(step)))
 
     def heal_failed(self, name: str, step: int = 0) -> Done:
+        """The group holds state `step` of the job, or at 0 a fresh one, unless it was ready with the job's."""
         heal_id = self.group(name).heal_id
         assert heal_id is not None
-        return self.say(name, HealFailed(heal_id, "no donor answers", Step(step)))
+        history = self.job.history if step or self.group(name).history else HistoryId(0)
+        return self.say(name, HealFailed(heal_id, "no donor answers", Step(step), history))
 
     def leave(self, name: str, *, finished: bool = False) -> Done:
         return self.say(name, Leave(finished))

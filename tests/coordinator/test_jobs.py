@@ -16,6 +16,7 @@ from jaxft_coordinator.core.messages import (
     NewQuorum,
     Refused,
     Step,
+    Welcome,
 )
 
 from .test_journal import HeldStore, turns
@@ -24,13 +25,14 @@ from .test_journal import HeldStore, turns
 class Desk:
     """Speaks for groups, each in a session of its own number, and notes what is told."""
 
-    def __init__(self, store: HeldStore) -> None:
+    def __init__(self, store: HeldStore, tick_s: float = 3600.0, **options: float) -> None:
         self.told: list[Effect] = []
         self.leads = asyncio.Event()
+        self._more = asyncio.Event()
         self.jobs = Jobs(
-            Options(min_replicas=1),
+            Options(**{"min_replicas": 1, **options}),  # pyright: ignore[reportArgumentType]
             store,
-            tick_s=3600.0,
+            tick_s=tick_s,
             do=self._do,
             on_lead=self.leads.set,
             on_stand_down=lambda reason: None,
@@ -46,14 +48,20 @@ class Desk:
     def to(self, session: int) -> list[object]:
         return [each.message for each in self.told if isinstance(each, Send) and each.session == session]
 
+    async def is_told(self, session: int, kind: type) -> None:
+        while not any(isinstance(message, kind) for message in self.to(session)):
+            self._more.clear()
+            await self._more.wait()
+
     def _do(self, effects: Sequence[Effect]) -> None:
         self.told += effects
+        self._more.set()
 
 
-def run(scenario: Callable[[HeldStore, Desk], Awaitable[None]]) -> None:
+def run(scenario: Callable[[HeldStore, Desk], Awaitable[None]], **options: float) -> None:
     async def bounded() -> None:
         store = HeldStore()
-        desk = Desk(store)
+        desk = Desk(store, **options)
         leading = asyncio.create_task(desk.jobs.run("here:1"))
         try:
             async with asyncio.timeout(30.0):
@@ -80,3 +88,18 @@ def test_what_a_group_says_before_it_hears_that_it_is_out_means_nothing():
         assert [each.session for each in desk.told if isinstance(each, Close)] == [2]
 
     run(scenario)
+
+
+def test_nobody_is_judged_by_a_silence_in_which_nobody_could_be_told_anything():
+    """Groups beat once they are welcome, and a welcome waits behind the record that is being written."""
+
+    async def scenario(store: HeldStore, desk: Desk) -> None:
+        desk.come(1, "a")
+        await asyncio.sleep(0.6)  # three times the timeout
+        assert [type(message) for message in desk.to(1)] == [Welcome]
+        assert list(desk.jobs.get("job").groups) == ["a"]  # pyright: ignore[reportOptionalMemberAccess]
+        store.gate.set()
+        await desk.is_told(1, NewQuorum)
+        await desk.is_told(1, Evicted)  # now it is silent of its own accord
+
+    run(scenario, tick_s=0.02, heartbeat_timeout_s=0.2)

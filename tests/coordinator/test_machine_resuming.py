@@ -1,7 +1,17 @@
 """All who held the job's state are gone: it goes on from the best checkpoint, and never from a fresh state."""
 
 from jaxft_coordinator.core.job import Phase
-from jaxft_coordinator.core.messages import Finished, Heal, NewQuorum, QuorumId, Refused, Waiting
+from jaxft_coordinator.core.messages import (
+    Finished,
+    Heal,
+    HealFailed,
+    HistoryId,
+    NewQuorum,
+    QuorumId,
+    Refused,
+    Step,
+    Waiting,
+)
 
 from .helpers import Desk, committed, healing, members, orphaned, running, tried_again
 
@@ -398,3 +408,51 @@ def test_it_resumes_only_with_as_many_groups_as_a_step_needs():
     assert (desk.job.quorum, desk.step) == (None, 2)
     desk.ready("c", step=2)
     assert members(desk) == ["c", "d"]
+
+
+# ---- what a heal that failed leaves behind ----
+
+
+def test_one_that_has_healed_to_the_first_state_resumes_from_it():
+    """Step 0, as it came with; but it is the founders' state now, and no longer one of its own."""
+    desk = running("a")
+    healing(desk, "b")
+    desk.commit()
+    desk.close("a")
+    desk.say("b", HealFailed(desk.group("b").heal_id, "no donor answers", Step(0), desk.job.history))
+    desk.wait(5.5)
+    assert (members(desk), desk.step) == (["b"], 0)
+
+
+def test_one_that_holds_a_fresh_state_still_never_does():
+    desk = running("a")
+    healing(desk, "b")
+    desk.commit()
+    desk.close("a")
+    desk.heal_failed("b", step=0)
+    desk.wait(60.0)
+    assert (desk.job.quorum, desk.step) == (None, 1)
+
+
+def test_what_is_of_another_history_counts_as_fresh():
+    desk = running("a")
+    healing(desk, "b")
+    desk.commit()
+    desk.close("a")
+    desk.say("b", HealFailed(desk.group("b").heal_id, "no donor answers", Step(0), HistoryId(OTHER)))
+    desk.wait(60.0)
+    assert (desk.job.quorum, desk.step) == (None, 1)
+
+
+def test_where_a_resumed_job_loses_all_again_no_fresh_group_founds_it():
+    desk = orphaned("a")
+    bring(desk, "c", step=0)
+    desk.wait(5.5)
+    assert (members(desk), desk.step) == (["c"], 0)
+    desk.hello("fresh")
+    desk.close("c")
+    desk.join("fresh", digest="fresh")
+    desk.wait(60.0)
+    assert desk.job.quorum is None
+    bring(desk, "c", step=0, incarnation=10)
+    assert members(desk) == ["c"]

@@ -136,7 +136,7 @@ def test_a_spare_says_for_what_it_waits():
 
 def test_a_log_that_cannot_be_followed_is_reported_with_the_step_that_it_holds():
     group = joining().hear(standing_by(5, 0), FrontierMoved(Step(2))).on(Replayed(HealId(5), Step(1)))
-    assert group.on(HealBroke(HealId(5), "gone")).said == [HealFailed(HealId(5), "gone", Step(1))]
+    assert group.on(HealBroke(HealId(5), "gone")).said == [HealFailed(HealId(5), "gone", Step(1), HISTORY)]
     assert group.phase is Phase.JOINING
 
 

@@ -62,6 +62,7 @@ class Life:
         self._inbox: deque[tuple[Stream, GroupMessage | None]] = deque()
         self._outbox: deque[Effect] = deque()
         self._writing: Record | None = None
+        self._writes_since_s = 0.0
         self._wrote = False  # the last thing done was to write a record
         if world.tracing:
             world.note(f"coordinator {host} leads in term {self.term}")
@@ -92,6 +93,9 @@ class Life:
         if self.dead:
             return
         self.world.after(self.clock.real(TICK_S), self._tick)
+        waits_s = 0.0 if self._writing is None else self.world.now_s - self._writes_since_s
+        if waits_s > self._options.heartbeat_timeout_s / 5:
+            return  # groups wait for a word from here: their silence says nothing
         if self.world.now_s >= self._stopped_until_s and (self.job.groups or not self.job.empty):
             self._handle(Tick())
 
@@ -126,7 +130,7 @@ class Life:
                     self.world.note(f"{self.host}.{self.term}: {effect.text}")
                 continue
             if type(effect) is Persist:
-                self._writing = effect.record
+                self._writing, self._writes_since_s = effect.record, self.world.now_s
             if self.crash_after is not None:
                 if not self.crash_after:
                     self._outbox.appendleft(effect)
@@ -249,13 +253,14 @@ class Life:
         """Whether a group still fetches by this heal, as far as this coordinator knows."""
         return not self.dead and any(group.heal_id == heal_id for group in self.job.groups.values())
 
-    def has_all(self, names: tuple[str, ...], spares: frozenset[str]) -> bool:
+    def has_all(self, incarnations: set[int], spares: frozenset[str]) -> bool:
         """Whether everybody takes part who can, and the others stand by."""
         job = self.job
-        groups = [group for group in job.groups.values() if group.phase in (Phase.MEMBER, Phase.READY)]
-        if len(groups) < len(names) or job.quorum is None:
+        phases = (Phase.MEMBER, Phase.READY)
+        there = {group.incarnation for group in job.groups.values() if group.phase in phases}
+        if there != incarnations or job.quorum is None:
             return False
-        return len(job.quorum.members) == len(names) - len(spares) or bool(job.blamed)
+        return len(job.quorum.members) == len(incarnations) - len(spares) or bool(job.blamed)
 
     def _note_rare(self, before: Job, event: Event) -> None:
         """Count the rare paths that this turn has taken."""

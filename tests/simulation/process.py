@@ -269,7 +269,9 @@ class Process(Trainer):
             raise Violation("no group is turned away", f"{self.name}: {failure.error}: {failure.text}")
         if foreign:
             others = self.replica.history
-            world.checkpoints = [checkpoint for checkpoint in world.checkpoints if checkpoint.history != others]
+            world.checkpoints = [
+                checkpoint for checkpoint in world.checkpoints if checkpoint.history != others
+            ]
         self.kill()
         if world.processes[self.name] is self:
             world.launch(self.name)

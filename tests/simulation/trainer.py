@@ -203,7 +203,7 @@ class Trainer:
         self._waits = True
         checkpoints = self.world.checkpoints
         fresh = self.replica.frontier_held and self.world.random() < 0.5
-        if checkpoints and checkpoints[-1].old:
+        if checkpoints and checkpoints[-1].old and not self.world.calm:
             fresh = fresh or self.world.random() < 0.5
         saved = 0
         if checkpoints and not fresh:

@@ -190,6 +190,8 @@ class World:
             self.note("calm")
         self.cables.mend()
         for process in self.incarnations.values():
+            if self.processes[process.name] is not process:
+                process.kill()  # of two of one name somebody ends the older one, in the end
             process.recover()
         for life in self.hosts.values():
             if life is not None:
@@ -223,7 +225,7 @@ class World:
         frontier = leader.job.frontier
         if frontier is None or frontier.step != len(self.truth.line):
             return False
-        return leader.has_all(self.setting.names, self.setting.spares)
+        return leader.has_all({process.incarnation for process in processes}, self.setting.spares)
 
     def _relaunch_the_stuck(self) -> None:
         """A thread that hangs for ever is restarted in the end, but only once the others go on without it.
@@ -260,7 +262,7 @@ class World:
         checkpoints = [each for each in self.checkpoints if not (each.old and of_another)]
         if self.truth.line and not holders and not checkpoints:
             self.sometimes.note("lost for good")
-            self.over = True
+            self.target, self.over = None, True
             return
         raise Violation("nobody waits for ever", self.standing())
 

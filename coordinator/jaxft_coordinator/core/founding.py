@@ -150,9 +150,11 @@ def _state(group: Group) -> tuple[Step, str]:
 
 
 def _founders_are_gone(turn: Turn) -> bool:
-    """Nothing was committed, nobody holds the founding state any more, and somebody else stands at its step."""
+    """Nothing was ever committed, nobody holds the founding state any more, and somebody else stands at its step."""
     frontier = turn.job.frontier
-    if frontier is None or not frontier.founding or turn.job.quorum is not None or turn.holders():
+    if frontier is None or not (frontier.founding and frontier.fresh):
+        return False
+    if turn.job.quorum is not None or turn.holders():
         return False
     if reunites(turn):
         return False

@@ -73,6 +73,7 @@ class HealFailed:
     heal_id: HealId
     reason: str
     step: Step = Step(0)
+    history: HistoryId = HistoryId(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,9 +216,10 @@ def _begin_heal(turn: Turn, group: Group, step: Step, donors: list[Group], *, lo
 
 def _held_now(turn: Turn, group: Group, message: HealFailed) -> dict[str, object]:
     """What a group holds after a heal that failed half-way: maybe a committed state, newer than its own was."""
-    if message.step == group.step or group.holder in turn.job.distrusted:
+    history = message.history if message.history == turn.job.history else HistoryId(0)
+    if (message.step, history) == (group.step, group.history) or group.holder in turn.job.distrusted:
         return {}
-    return {"step": message.step, "history": turn.job.history, "digest": ""}
+    return {"step": message.step, "history": history, "digest": ""}
 
 
 def _donors(turn: Turn) -> list[Group]:

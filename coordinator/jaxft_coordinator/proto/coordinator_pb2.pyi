@@ -138,14 +138,16 @@ class Heartbeat(_message.Message):
     def __init__(self, computed_quorum_id: _Optional[int] = ..., computed_step: _Optional[int] = ...) -> None: ...
 
 class HealFailed(_message.Message):
-    __slots__ = ("heal_id", "reason", "step")
+    __slots__ = ("heal_id", "reason", "step", "history")
     HEAL_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     heal_id: int
     reason: str
     step: int
-    def __init__(self, heal_id: _Optional[int] = ..., reason: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+    history: int
+    def __init__(self, heal_id: _Optional[int] = ..., reason: _Optional[str] = ..., step: _Optional[int] = ..., history: _Optional[int] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("finished",)
