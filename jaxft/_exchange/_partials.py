@@ -14,6 +14,7 @@ Invariants:
   rewrite them. Those of numpy are copied, for their owner may.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -90,19 +91,30 @@ def _flat(layout: Layout, leaves: "Sequence[np.ndarray | jax.Array]") -> list[np
         )
     for leaf, spec in zip(leaves, layout.specs, strict=True):
         _check(leaf, spec)
-    for leaf in leaves:
+    for leaf in leaves if _on_accelerator(leaves) else ():
         if not isinstance(leaf, np.ndarray | np.generic) and leaf.is_fully_addressable:
             leaf.copy_to_host_async()  # so that copies from a device overlap
     return [_on_host(leaf) for leaf in leaves]
 
 
+def _on_accelerator(leaves: "Sequence[np.ndarray | jax.Array]") -> bool:
+    """Whether the leaves, which one program made, lie in the memory of a device that is not this machine's own."""
+    if not leaves or isinstance(leaves[0], np.ndarray | np.generic):
+        return any(not isinstance(leaf, np.ndarray | np.generic) for leaf in leaves)
+    return next(iter(leaves[0].sharding.device_set)).platform != "cpu"
+
+
 def _check(leaf: "np.ndarray | jax.Array", spec: LeafSpec) -> None:
-    if tuple(leaf.shape) != spec.shape or leaf.dtype.name != spec.dtype:
+    # Not by the dtype's name, which numpy puts together anew each time it is asked.
+    if tuple(leaf.shape) != spec.shape or leaf.dtype != _dtype(spec.dtype):
         raise ConfigurationError(
             f"Leaf {spec.path!r} has shape {tuple(leaf.shape)} and dtype {leaf.dtype.name}, but the exchange "
             f"was laid out for {spec.shape} and {spec.dtype}. Every call of the step must hand over the same "
             "shapes and dtypes."
         )
+
+
+_dtype = functools.cache(np.dtype)
 
 
 def _on_host(leaf: "np.ndarray | jax.Array") -> np.ndarray:
