@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos adversary test test-newest simulate mutants storm lint format docs stubs clean
+.PHONY: help setup demo chaos adversary test test-newest simulate mutants bench storm lint format docs stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,11 @@ mutants: $(STAMP)  ## bugs planted into the protocol's cores, and in how many se
 
 storm: $(STAMP)  ## the long fault storms
 	$(BIN)/pytest -m storm -n 0 $(ARGS)
+
+bench: $(STAMP)  ## every figure beside TorchFT, into bench-results: under 40 minutes on 2 cores
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --group bench
+	$(BIN)/python -m benchmarks all --json bench-results/all.json
+	$(BIN)/python -m benchmarks.report bench-results/all.json bench-results
 
 lint: $(STAMP)  ## ruff, pyright, import contracts
 	$(BIN)/ruff check .

@@ -6,8 +6,8 @@
 One process for each group, all three ways in turn in each round. Ours begins with JAX arrays on the host and ends
 with arrays that JAX takes without a copy; TorchFT averages buckets in place. A round's time is from when the last
 group begins until the last has its result. Bare sockets move the same bytes between the same processes in one thread
-each, and add nothing: no exchange over these sockets can be quicker. The CPU seconds are those of all groups together,
-for a gigabyte of gradients.
+each, and add nothing: no exchange over these sockets can be quicker. The CPU seconds are those of all groups
+together, for a gigabyte of gradients.
 """
 
 import contextlib
