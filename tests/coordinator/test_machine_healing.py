@@ -56,9 +56,37 @@ def test_heal_ids_are_never_used_twice():
     desk = running("a")
     ids = [healing(desk, "b")]
     for _ in range(5):
-        ids.append(desk.heal_failed("b").only(Heal)["b"].heal_id)
+        desk.heal_failed("b")
+        desk.wait(1.2)
+        assert desk.group("b").heal_id is not None
+        ids.append(desk.group("b").heal_id)
     ids.append(healing(desk, "c"))
     assert len(set(ids)) == 7
+
+
+def test_one_that_reaches_no_donor_asks_less_often_after_the_first_time():
+    desk = running("a", heartbeat_timeout_s=2.0)
+    healing(desk, "b")
+    assert desk.heal_failed("b").only(Heal)  # a donor may have died: others serve at once
+    desk.heal_failed("b")
+    desk.wait(0.3)
+    assert desk.group("b").phase is Phase.STALE
+    desk.wait(0.2)
+    assert desk.group("b").phase is Phase.HEALING
+    desk.ready("b")
+    desk.commit()
+    desk.close("a")
+    assert members(desk) == ["b"]
+
+
+def test_a_heal_that_succeeded_clears_its_name():
+    desk = running("a")
+    healing(desk, "b")
+    desk.heal_failed("b")
+    desk.ready("b")
+    desk.commit()
+    desk.commit()
+    assert desk.group("b").heals_failed == 0
 
 
 def test_a_fresh_group_donates_nothing():

@@ -6,7 +6,7 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Any, NewType, TypeVar
 
 from jaxft_coordinator.core.messages import (
     Change,
@@ -74,6 +74,9 @@ class Group:
     came_s: float = 0.0
     joined_s: float = 0.0
     ready_s: float = 0.0
+    # Heals that failed in a row, and when it is given donors again.
+    heals_failed: int = 0
+    heals_again_s: float = 0.0
     spare: bool = False
 
     @property
@@ -104,7 +107,7 @@ class Failure:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: see `changed`
 class Ballot:
     """The votes on one attempt. Bit i of a mask stands for member i of the quorum in force."""
 
@@ -122,7 +125,7 @@ class Ballot:
     voted_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: see `changed`
 class Job:
     name: str
     options: Options
@@ -177,6 +180,22 @@ class Job:
         """
         fresh = self.frontier is None or self.frontier.fresh
         return not self.groups and fresh and self.restored_s is None
+
+
+J = TypeVar("J", Job, Ballot)
+
+
+def changed(value: J, **changes: Any) -> J:
+    """Return a copy of a job, or of a ballot, with `changes`.
+
+    As `dataclasses.replace`, which reads and writes one field after the other; this copies the whole dictionary, and
+    takes a tenth of the time. Each vote makes one copy of either.
+    """
+    assert changes.keys() <= value.__dict__.keys()
+    copy = object.__new__(type(value))
+    copy.__dict__.update(value.__dict__)
+    copy.__dict__.update(changes)
+    return copy
 
 
 # ---- what must survive the coordinator ----

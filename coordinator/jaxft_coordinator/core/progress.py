@@ -17,9 +17,7 @@ A group that was put out again and again, because its peers accused it or becaus
 time, so that one bad link costs the job little of its speed.
 """
 
-from dataclasses import replace
-
-from jaxft_coordinator.core.job import Ballot, Group, Job, Phase
+from jaxft_coordinator.core.job import Ballot, Group, Job, Phase, changed
 from jaxft_coordinator.core.messages import GroupName, Heartbeat, NewQuorum
 from jaxft_coordinator.core.turn import Turn
 
@@ -63,7 +61,7 @@ def computed(turn: Turn, group: Group, message: Heartbeat) -> None:
     ballot, bit = job.ballot, 1 << place
     if not ballot.computed & bit:
         ahead_s = turn.now_s if ballot.ahead_s is None else ballot.ahead_s
-        turn.update(ballot=replace(ballot, computed=ballot.computed | bit, ahead_s=ahead_s))
+        turn.update(ballot=changed(ballot, computed=ballot.computed | bit, ahead_s=ahead_s))
 
 
 def hung(turn: Turn) -> list[tuple[Group, str]]:

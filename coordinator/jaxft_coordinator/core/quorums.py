@@ -23,7 +23,7 @@ from collections import Counter
 from dataclasses import replace
 
 from jaxft_coordinator.core import assign, digests, founding, progress
-from jaxft_coordinator.core.job import Ballot, Close, Failure, Frontier, Group, Holder, Phase
+from jaxft_coordinator.core.job import Ballot, Close, Failure, Frontier, Group, Holder, Phase, changed
 from jaxft_coordinator.core.messages import (
     Change,
     Commit,
@@ -83,12 +83,12 @@ def vote(turn: Turn, group: Group, vote: Vote) -> None:
         given = known if vote.digest is None else {**known, group.name: vote.digest}
         ahead_s = turn.now_s if job.ballot.ahead_s is None else job.ballot.ahead_s
         voted_s = turn.now_s if job.ballot.voted_s is None else job.ballot.voted_s
-        ballot = replace(job.ballot, ok=job.ballot.ok | bit, digests=given, ahead_s=ahead_s, voted_s=voted_s)
+        ballot = changed(job.ballot, ok=job.ballot.ok | bit, digests=given, ahead_s=ahead_s, voted_s=voted_s)
         turn.update(ballot=ballot)
     else:
         failure = Failure(group.name, vote.accused, vote.reason[:MAX_REASON_LENGTH])
         failures = (*job.ballot.failures, failure)
-        turn.update(ballot=replace(job.ballot, failed=job.ballot.failed | bit, failures=failures))
+        turn.update(ballot=changed(job.ballot, failed=job.ballot.failed | bit, failures=failures))
         turn.report(f"{group.name} failed step {vote.step}: {failure.reason}")
     settle(turn)
 
@@ -106,7 +106,7 @@ def mark_lost(turn: Turn, *names: GroupName) -> None:
     lost = turn.job.ballot.lost
     for name in names:
         lost |= _bit(turn, name)
-    turn.update(ballot=replace(turn.job.ballot, lost=lost))
+    turn.update(ballot=changed(turn.job.ballot, lost=lost))
 
 
 def settle(turn: Turn) -> None:
@@ -122,7 +122,7 @@ def settle(turn: Turn) -> None:
     elif (ballot.lost and not ballot.ok) or not _silent(quorum, ballot):
         retry(turn, quorum, silent=0)
     elif ballot.deadline_s is None:
-        turn.update(ballot=replace(ballot, deadline_s=turn.now_s + turn.job.options.vote_grace_s))
+        turn.update(ballot=changed(ballot, deadline_s=turn.now_s + turn.job.options.vote_grace_s))
 
 
 def _compare(turn: Turn, quorum: NewQuorum) -> None:

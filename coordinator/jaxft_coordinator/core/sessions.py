@@ -110,14 +110,24 @@ def ready(turn: Turn, group: Group, message: Ready) -> None:
     # One that has been let in already says so again when it has the sum that it still lacked.
     phase = Phase.MEMBER if group.phase is Phase.MEMBER else Phase.READY
     history = turn.job.history
-    turn.note_state(turn.put(group, phase=phase, step=message.step, history=history, ready_s=turn.now_s))
+    turn.note_state(
+        turn.put(group, phase=phase, step=message.step, history=history, ready_s=turn.now_s, heals_failed=0)
+    )
 
 
 def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:
     if message.heal_id != group.heal_id:
         return
     turn.report(f"{group.name} could not heal: {message.reason}")
-    turn.put(turn.release_heal(group), phase=Phase.STALE, **_held_now(turn, group, message))
+    # Its donors may have died, and others serve at once. But where it reaches nobody, it asks less often.
+    pause_s = turn.job.options.vote_grace_s if group.heals_failed else 0.0
+    turn.put(
+        turn.release_heal(group),
+        phase=Phase.STALE,
+        heals_failed=group.heals_failed + 1,
+        heals_again_s=turn.now_s + pause_s,
+        **_held_now(turn, group, message),
+    )
     if group.phase is Phase.MEMBER:
         turn.note_left(group.name, "it could not catch up")
     quorums.lose(turn, group.name)
@@ -178,7 +188,7 @@ def plan_heals(turn: Turn) -> None:
     frontier = turn.job.frontier
     if frontier is None:
         return
-    stale = turn.select(lambda group: group.phase is Phase.STALE)
+    stale = turn.select(lambda group: group.phase is Phase.STALE and group.heals_again_s <= turn.now_s)
     donors = _donors(turn) if stale else []
     for group in stale:
         if not donors:

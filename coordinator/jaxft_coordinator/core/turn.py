@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxft_coordinator.core.job import Close, Effect, Group, Holder, Job, Phase, Report, Send
+from jaxft_coordinator.core.job import Close, Effect, Group, Holder, Job, Phase, Report, Send, changed
 from jaxft_coordinator.core.messages import (
     Change,
     CoordinatorMessage,
@@ -33,7 +33,7 @@ class Turn:
         self.effects: list[Effect] = []
 
     def update(self, **changes: Any) -> None:
-        self.job = replace(self.job, **changes)
+        self.job = changed(self.job, **changes)
 
     def put(self, group: Group, **changes: Any) -> Group:
         """Store `group` with `changes` and return what was stored."""
