@@ -13,7 +13,7 @@ from benchmarks._worker import serve
 from jaxft._programs import Programs, cut_programs
 
 State = dict[str, list[jax.Array]]
-Call = Callable[[State, np.float32], State]
+Call = Callable[[State, jax.Array], State]
 
 
 def measure(leaves: int, calls: int) -> dict[str, list[float]]:
@@ -22,11 +22,11 @@ def measure(leaves: int, calls: int) -> dict[str, list[float]]:
     "plain" is the jitted step, "bare" are the two compiled programs of the cut step, called with what they read, and
     "wrapped" is the fault-tolerant step, which calls the same two.
     """
-    ways = _ways(_state(leaves), np.float32(0.0))
+    ways = _ways(_state(leaves), jnp.float32(0.0))
     states = {name: _state(leaves) for name in ways}
     took_us: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(calls):
-        given = np.float32(np.sin(number))
+        given = jnp.float32(np.sin(number))
         for name, call in ways.items():
             began_s = time.perf_counter()
             states[name] = call(states[name], given)
@@ -39,8 +39,8 @@ def measure(leaves: int, calls: int) -> dict[str, list[float]]:
     return {name: values[calls // 10 :] for name, values in took_us.items()}
 
 
-def _step(mean: Callable[[Any], Any]) -> Callable[[State, np.float32], tuple[State, dict[str, Any]]]:
-    def train_step(state: State, batch: np.float32) -> tuple[State, dict[str, Any]]:
+def _step(mean: Callable[[Any], Any]) -> Callable[[State, jax.Array], tuple[State, dict[str, Any]]]:
+    def train_step(state: State, batch: jax.Array) -> tuple[State, dict[str, Any]]:
         grads = mean([batch * jnp.tanh(param) for param in state["params"]])
         return {"params": [p - 0.1 * grad for p, grad in zip(state["params"], grads, strict=True)]}, {}
 
@@ -51,7 +51,7 @@ def _state(leaves: int) -> State:
     return {"params": [jnp.full(8, float(number)) for number in range(leaves)]}
 
 
-def _ways(state: State, batch: np.float32) -> dict[str, Call]:
+def _ways(state: State, batch: jax.Array) -> dict[str, Call]:
     plain = jax.jit(_step(lambda grads: grads), donate_argnums=0)
     step = jaxft.fault_tolerant(_step(jaxft.pmean), None, shards=1)
     programs = cut_programs(_step(jaxft.pmean), state, batch)
@@ -62,7 +62,7 @@ def _ways(state: State, batch: np.float32) -> dict[str, Call]:
     }
 
 
-def _bare(programs: Programs, state: State, batch: np.float32) -> State:
+def _bare(programs: Programs, state: State, batch: jax.Array) -> State:
     """The two programs and nothing else: both read all that there is, in this order."""
     params = state["params"]
     grads = programs.executables.compute(*params, batch)
