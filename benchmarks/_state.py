@@ -1,8 +1,10 @@
 """A state to heal: leaves of mixed sizes, their random values, and a sum to know them by.
 
-Workers of both sides use this, so it imports nothing but numpy, and both move the same bytes in the same leaves.
+Workers of both sides use this, so it imports nothing beside numpy, and both move the same bytes in the same leaves.
 """
 
+import ctypes
+import mmap
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -35,3 +37,19 @@ def values(sizes_: Iterable[int], seed: int) -> Iterator[np.ndarray]:
 def sums(leaves: Iterable[np.ndarray]) -> list[int]:
     """For each leaf, the sum of its bytes as uint64: a flipped bit, or a leaf in another's place, changes them."""
     return [int(np.add.reduce(leaf.reshape(-1).view(np.uint64), dtype=np.uint64)) for leaf in leaves]
+
+
+def make_memory_fresh(size_bytes: int) -> None:
+    """Give back what this process has freed, and let the machine have as much memory ready as it may need.
+
+    A joiner is a process that has just started, so what it receives goes into fresh pages: none must be left over
+    from the round before. And a virtual machine gives memory that was free for a while back to its host, and gets it
+    again at many times the cost of a transfer: what is touched and freed here is the machine's own when the round
+    begins.
+    """
+    ctypes.CDLL(None).malloc_trim(0)
+    size_bytes += size_bytes // 2
+    with mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
+        block.madvise(mmap.MADV_HUGEPAGE)
+        for position in range(0, size_bytes, mmap.PAGESIZE):
+            block[position] = 1

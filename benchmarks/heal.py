@@ -184,7 +184,8 @@ def _theirs(leaves: list[int], http_chunks: Sequence[int]) -> Iterator[dict[str,
 
         def http(chunks: int) -> _Way:
             address = donor.ask("offer_http", chunks=chunks, host=_HOST)
-            return lambda: joiner.ask("fetch_http", chunks=chunks, address=address, timeout_s=patience_s)
+            arguments = {"chunks": chunks, "address": address, "size_bytes": 4 * sum(leaves)}
+            return lambda: joiner.ask("fetch_http", timeout_s=patience_s, **arguments)
 
         def group() -> dict[str, Any]:
             joiner.ask("clear")
@@ -248,7 +249,8 @@ def _theirs_capped(hosts: _network.Hosts, name: str, leaves: list[int]) -> Itera
     with workers(*made) as (donor, joiner):
         donor.ask("hold", sizes=leaves, seed=0)
         address = donor.ask("offer_http", chunks=0, host=hosts.address(name))
-        yield {"HTTP": lambda: joiner.ask("fetch_http", chunks=0, address=address)}
+        arguments = {"chunks": 0, "address": address, "size_bytes": 4 * sum(leaves)}
+        yield {"HTTP": lambda: joiner.ask("fetch_http", **arguments)}
 
 
 # ---- both ----

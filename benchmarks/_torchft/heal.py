@@ -15,7 +15,7 @@ from torchft.checkpointing.http_transport import HTTPTransport
 from torchft.checkpointing.pg_transport import PGTransport
 from torchft.process_group import ProcessGroupGloo
 
-from benchmarks._state import sums, values
+from benchmarks._state import make_memory_fresh, sums, values
 from benchmarks._worker import serve
 
 STEP = 3
@@ -51,9 +51,10 @@ class Side:
         self._http[chunks] = transport
         return re.sub(r"(?<=//)[^/]*(?=:\d+/)", host, transport.metadata())
 
-    def fetch_http(self, chunks: int, address: str) -> dict[str, Any]:
+    def fetch_http(self, chunks: int, address: str, size_bytes: int) -> dict[str, Any]:
         if chunks not in self._http:
             self._http[chunks] = HTTPTransport(TIMEOUT, chunks)
+        make_memory_fresh(size_bytes)
         began_s = time.perf_counter()
         got = self._http[chunks].recv_checkpoint(0, address, STEP, TIMEOUT)
         took_s = time.perf_counter() - began_s
