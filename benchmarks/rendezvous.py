@@ -1,9 +1,11 @@
 """How long a vote and its decision take: all groups vote at once, and the round ends when all have the decision.
 
-Ours is a coordinator in a process of its own, and one process that holds a stream for each group. The peer is
-TorchFT's lighthouse in a process, and one process with a client for each group, each in a thread. The limit is plain
-sockets between two processes, which carry the same few bytes and decide nothing. The ways take turns, a few rounds
-each; every decision is checked.
+Ours is a coordinator in a process of its own, and the peer TorchFT's lighthouse; each has a process beside it that
+speaks for all groups, over a connection for each. First with the clients that groups have (gRPC's of Python, and
+TorchFT's own in a thread for each group): so long a decision takes on a machine that all of them share. Then with
+light clients, the same for either: so long the server takes, where each group has a machine of its own. The limit is
+plain sockets between two processes, which carry as few bytes as ours and decide nothing. The ways take turns, a few
+rounds each; every decision is checked.
 """
 
 import contextlib
@@ -15,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +25,10 @@ from benchmarks import _peer
 from benchmarks._result import Goal, Row
 from benchmarks._worker import ROOT, Worker, WorkerFailed, workers
 
-_GOALS = {2: Goal(peer=1.0), 256: Goal(peer=3.0, most=15.0)}
 # From here on the peer's replies, which list every member, should show.
 _MANY_GROUPS = 64
 _STATE_GROUPS = 64
-# Its clients are one thread of Rust each, which was quicker at each size than the usual one for each core.
+# With one thread of Rust its clients were no slower than with one for each core, and at 2 groups a third quicker.
 _PEER_CLIENT = {"TOKIO_WORKER_THREADS": "1"}
 _ROUNDS_TIMEOUT_S = 300.0
 
@@ -52,44 +53,59 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     notes = [
         "ours includes a heartbeat a second from each group; the peer's groups send none here",
-        f"the peer's clients run with {', '.join(f'{k}={v}' for k, v in _PEER_CLIENT.items())}",
+        f"the peer's own clients run with {', '.join(f'{k}={v}' for k, v in _PEER_CLIENT.items())}",
     ]
     for groups in options.groups:
-        more_rows, more_notes = _measure(options, groups, resources=groups == max(options.groups))
-        rows += more_rows
-        notes += more_notes
+        for measure in (_with_libraries, _with_light_clients):
+            more_rows, more_notes = measure(options, groups)
+            rows += more_rows
+            notes += more_notes
     if options.state:
-        rows.append(_measure_state(options))
+        rows.append(_with_state(options))
     return rows, notes
 
 
-def _measure(options: Options, groups: int, *, resources: bool) -> tuple[list[Row], list[str]]:
-    notes: list[str] = []
-    with _coordinator() as (address, pid), _ours(address, groups) as ours, contextlib.ExitStack() as stack:
-        ways = {"ours": ours, "limit": stack.enter_context(_bare(groups))}
-        if (python := _peer.python()) is not None:
-            try:
-                ways["peer"] = stack.enter_context(_peers(python, groups))
-            except WorkerFailed as error:
-                notes.append(f"the peer cannot hold {groups} groups: {str(error).splitlines()[-1]}")
-        samples, cpu_s = _interleaved(options, ways, pid)
-        ours_ms = samples["ours"]
-        row = Row.of(
-            _case(groups),
-            "ms",
-            ours_ms,
-            peer=samples.get("peer", ()),
-            limit=samples["limit"],
-            goal=_GOALS.get(groups, Goal(peer=3.0 if groups >= _MANY_GROUPS else None)),
-        )
-        rows = [row]
-        notes.append(_p99(groups, samples))
-        if resources:
-            rows += _resources(options, groups, pid, cpu_s / len(ours_ms))
-    return rows, notes
+def _with_libraries(options: Options, groups: int) -> tuple[list[Row], list[str]]:
+    """Each with its own clients; and what the coordinator takes for the most groups."""
+    with _coordinator() as (address, pid), _ours(address, groups) as ours, _bare(groups) as bare:
+        ways = {"ours": ours, "limit": bare}
+        with contextlib.ExitStack() as stack:
+            notes = _add_peer(ways, stack, groups, lambda python: _peers(python, groups))
+            samples, cpu_s = _interleaved(options, ways, pid)
+        row = _row(f"{groups} groups", samples, _goal(groups, own_clients=True))
+        resources: list[Row] = []
+        if groups == max(options.groups):
+            resources = _resources(options, groups, pid, cpu_s / row.rounds)
+    return [row, *resources], [*notes, _p99(row.case, samples)]
 
 
-def _measure_state(options: Options) -> Row:
+def _with_light_clients(options: Options, groups: int) -> tuple[list[Row], list[str]]:
+    with _coordinator() as (address, pid), _light(address, groups) as ours, _bare(groups) as bare:
+        ways = {"ours": ours, "limit": bare}
+        with contextlib.ExitStack() as stack:
+            notes = _add_peer(ways, stack, groups, lambda python: _light_peers(python, groups))
+            samples, _ = _interleaved(options, ways, pid)
+    row = _row(f"{groups} groups, light clients", samples, _goal(groups, own_clients=False))
+    return [row], [*notes, _p99(row.case, samples)]
+
+
+def _add_peer(
+    ways: dict[str, Worker],
+    stack: contextlib.ExitStack,
+    groups: int,
+    start: Callable[[Path], contextlib.AbstractContextManager[Worker]],
+) -> list[str]:
+    """Add the peer's way, if there is one; else return why not, where that says something of the peer."""
+    if (python := _peer.python()) is None:
+        return []
+    try:
+        ways["peer"] = stack.enter_context(start(python))
+    except WorkerFailed as error:
+        return [f"the peer cannot hold {groups} groups: {str(error).strip().splitlines()[-1]}"]
+    return []
+
+
+def _with_state(options: Options) -> Row:
     """The same with every decision on disk, beside one that is not."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         address, pid = stack.enter_context(_coordinator("--state", folder))
@@ -101,7 +117,7 @@ def _measure_state(options: Options) -> Row:
         samples, _ = _interleaved(options, ways, pid)
     plain_ms = statistics.median(samples["plain"])
     return Row.of(
-        f"{_case(_STATE_GROUPS)}, decisions on disk (--state)",
+        f"{_STATE_GROUPS} groups, decisions on disk (--state)",
         "ms",
         samples["ours"],
         note=f"{plain_ms:.2f} without",
@@ -112,11 +128,9 @@ def _interleaved(
     options: Options, ways: dict[str, Worker], coordinator: int
 ) -> tuple[dict[str, list[float]], float]:
     """Milliseconds of each way's rounds, and the CPU seconds of the coordinator in those of ours."""
-    warm_s: list[float] = []
-    for way in ways.values():
-        # One that is not counted, and two that say how many there can be.
-        warm_s.append(max(way.ask("rounds", _ROUNDS_TIMEOUT_S, count=3)[1:]))
-    count = max(2, min(50, round(options.seconds / warm_s[0])))
+    # The first round is not counted; the next two say how many there can be.
+    warm_s = {name: max(way.ask("rounds", _ROUNDS_TIMEOUT_S, count=3)[1:]) for name, way in ways.items()}
+    count = max(2, min(50, round(options.seconds / warm_s["ours"])))
     samples: dict[str, list[float]] = {name: [] for name in ways}
     cpu_s = 0.0
     for _ in range(options.turns):
@@ -179,13 +193,37 @@ def _peers(python: Path, groups: int) -> Iterator[Worker]:
         yield client
 
 
-def _case(groups: int) -> str:
-    return f"{groups} groups"
+@contextlib.contextmanager
+def _light(address: str, groups: int) -> Iterator[Worker]:
+    with workers(Worker("benchmarks._ours.rendezvous_light")) as (client,):
+        client.ask("join", address=address, groups=groups)
+        yield client
 
 
-def _p99(groups: int, samples: dict[str, list[float]]) -> str:
+@contextlib.contextmanager
+def _light_peers(python: Path, groups: int) -> Iterator[Worker]:
+    server = Worker("benchmarks._torchft.rendezvous", python=python)
+    with workers(server, Worker("benchmarks._ours.rendezvous_light")) as (_, client):
+        client.ask("join_peer", address=server.ask("listen", groups=groups), groups=groups)
+        yield client
+
+
+def _row(case: str, samples: dict[str, list[float]], goal: Goal) -> Row:
+    return Row.of(
+        case, "ms", samples["ours"], peer=samples.get("peer", ()), limit=samples["limit"], goal=goal
+    )
+
+
+def _goal(groups: int, *, own_clients: bool) -> Goal:
+    """Few groups are compared through their own clients: what those take is a part that every group waits for."""
+    if groups >= _MANY_GROUPS:
+        return Goal(peer=3.0, most=15.0 if groups == 256 else None)
+    return Goal(peer=1.0 if groups == 2 and own_clients else None)
+
+
+def _p99(case: str, samples: dict[str, list[float]]) -> str:
     parts = [f"{name} {_quantile(values, 99):.2f} ms" for name, values in samples.items()]
-    return f"p99 at {groups} groups: {', '.join(parts)}"
+    return f"p99 of {case}: {', '.join(parts)}"
 
 
 def _quantile(values: Sequence[float], percent: int) -> float:

@@ -5,11 +5,13 @@ process stands here for as many machines as there are groups.
 """
 
 import asyncio
+import gc
 import threading
 import time
 from typing import Any
 
 import grpc.aio
+import uvloop
 from jaxft_coordinator import limits, wire
 from jaxft_coordinator.core import messages as m
 from jaxft_coordinator.proto import coordinator_pb2 as pb
@@ -178,7 +180,9 @@ def _decoded(data: bytes) -> m.CoordinatorMessage:
 
 def main() -> None:
     limits.allow_all_descriptors()
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()
+    gc.freeze()
+    gc.set_threshold(50_000)
     threading.Thread(target=loop.run_forever, daemon=True).start()
     groups = _Groups()
 
