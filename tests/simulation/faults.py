@@ -64,7 +64,7 @@ def _stop(world: "World", fault: Fault, victim: "Process") -> str:
 
 
 def _stick(world: "World", fault: Fault, victim: "Process") -> str:
-    """A training thread that never comes back, while its process lives."""
+    """A training thread that never comes back, while its process lives: from now, or between a sum and its vote."""
     others = [p for p in world.processes.values() if not p.dead and p.stuck_at is None and p is not victim]
     if (
         len(others) < max(1, world.setting.min_replicas)
@@ -72,8 +72,11 @@ def _stick(world: "World", fault: Fault, victim: "Process") -> str:
         or _must_live(world, victim)
     ):
         return ""
-    victim.stick()
-    return victim.name
+    if fault.how < 0.5:
+        victim.stick()
+        return victim.name
+    victim.sticks_next = True
+    return f"{victim.name} with its next sum"
 
 
 def _flip(world: "World", fault: Fault, victim: "Process") -> str:

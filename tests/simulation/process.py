@@ -90,6 +90,7 @@ class Process(Trainer):
     def recover(self) -> None:
         """Calm begins."""
         self.crash_after = None
+        self.sticks_next = False
         if self.stuck_at is None:
             self._stands_until_s = min(self._stands_until_s, self.world.now_s)
         if self._stopped_until_s > self.world.now_s:

@@ -4,7 +4,8 @@ Faults are drawn up front, each with numbers of its own, so that one can be left
 """
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 # How often each kind comes if a seed has it at all. `faults.py` says what each does.
 WEIGHTS: dict[str, float] = {
@@ -110,6 +111,12 @@ def draw(seed: int) -> Setting:
         storm_s=storm_s,
         faults=_faults(rng, kinds, storm_s),
     )
+
+
+def focused(seed: int, kinds: Sequence[str]) -> Setting:
+    """The job and the timing of `seed`, with other faults, all of these kinds: for what is too rare else."""
+    setting = draw(seed)
+    return replace(setting, faults=_faults(random.Random(seed), list(kinds), setting.storm_s))
 
 
 def _faults(rng: random.Random, kinds: list[str], storm_s: float) -> tuple[Fault, ...]:

@@ -7,13 +7,8 @@ from .mutants import MUTANTS, Mutant, main
 
 SEEDS = 800
 # What takes rare faults in a rare order to show: among the storms, and given more seeds.
-RARE = {
-    "no end of patience before a step was measured",
-    "one alone that has computed may hang",
-    "founders that do not come back are waited for",
-    "what a joiner is ready with is of no history",
-}
-RARE_SEEDS = 20_000
+RARE = {mutant.name for mutant in MUTANTS if mutant.kinds}
+RARE_SEEDS = 5000
 
 
 @pytest.mark.parametrize(
@@ -29,14 +24,13 @@ def test_it_is_found(mutant: Mutant):
     original = getattr(mutant.owner, mutant.attribute)
     with mutant.planted():
         assert getattr(mutant.owner, mutant.attribute) is not original
-        tally = run_seeds(range(seeds), stop_at_first=True)
+        tally = run_seeds(range(seeds), kinds=mutant.kinds, stop_at_first=True)
     assert getattr(mutant.owner, mutant.attribute) is original
     assert tally.findings, f"not found in {seeds} seeds: {mutant.sentence}"
 
 
 def test_there_are_enough_and_each_is_told():
     assert len(MUTANTS) >= 20
-    assert {mutant.name for mutant in MUTANTS} >= RARE
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert all(mutant.sentence.endswith((".", ")")) for mutant in MUTANTS)
     assert sum("TorchFT" in mutant.sentence for mutant in MUTANTS) >= 7

@@ -64,6 +64,7 @@ class Trainer:
         self.token = 0  # counts what it has begun; whatever belongs to something older is void
         self.attempt: Attempt | None = None
         self.stuck_at: int | None = None  # the job's step when it was stuck for ever
+        self.sticks_next = False  # with its next sum, before its vote
         self._stands_until_s = 0.0
         self._key: object = None
         self._waits = False
@@ -97,6 +98,7 @@ class Trainer:
         self._stands_until_s = max(self._stands_until_s, self.world.now_s + seconds)
 
     def stick(self) -> None:
+        self.sticks_next = False
         self.stuck_at = len(self.world.truth.line)
         self._stands_until_s = float("inf")
 
@@ -233,6 +235,9 @@ class Trainer:
 
     def exchanged(self, quorum_id: QuorumId, step: Step) -> None:
         self.sums.add((quorum_id, step))
+        if self.sticks_next:
+            self.stick()
+            return
         self._waits = True
         self.post(r.Exchanged(quorum_id, step, self.flipped if self.world.setting.compares else None))
 
