@@ -1,6 +1,6 @@
 """Planted bugs: small changes of one function each, which the simulation must find.
 
-`python -m tests.simulation.mutants ` prints in how many seeds each is found, and by which invariant.
+`python -m tests.simulation.mutants` prints in how many seeds each is found, and by which invariant.
 Many are faults that others have had: TorchFT's are marked with its name.
 """
 
