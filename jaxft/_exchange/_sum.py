@@ -57,13 +57,24 @@ def combine_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: in
 
 def _finish(out: np.ndarray, total: np.ndarray, divisor: int | None, scratch: np.ndarray) -> None:
     if divisor is not None:
-        np.divide(total, scratch.dtype.type(divisor), out=scratch, dtype=scratch.dtype)
+        _divide(total, divisor, scratch)
     elif not np.may_share_memory(total, scratch):  # it is a source, which was the whole sum
         np.copyto(scratch, total)
     if scratch.dtype.kind == "f" and math.isnan(np.maximum.reduce(scratch)):
         scratch[np.isnan(scratch)] = np.nan
     if scratch is not out:
         np.copyto(out, scratch, casting="same_kind")
+
+
+def _divide(total: np.ndarray, divisor: int, out: np.ndarray) -> None:
+    """A true division. By a power of two a product has the same bits, and takes half the time.
+
+    The reciprocal of a power of two is exact, so quotient and product round the same real number, denormals included.
+    """
+    if divisor.bit_count() == 1:
+        np.multiply(total, out.dtype.type(1 / divisor), out=out, dtype=out.dtype)
+    else:
+        np.divide(total, out.dtype.type(divisor), out=out, dtype=out.dtype)
 
 
 def _sum(node: Node, parts: Mapping[Node, np.ndarray], slots: list[np.ndarray], depth: int) -> np.ndarray:
