@@ -312,6 +312,8 @@ def _candidates(turn: Turn) -> list[Group]:
     """
     frontier = turn.job.frontier
     assert frontier is not None
+    if all(group.phase is Phase.MEMBER and not group.spare for group in turn.job.groups.values()):
+        return turn.select(is_member)  # what follows comes to the same, and this is how a step ends as a rule
     standing = turn.select(
         lambda group: is_member(group) or (group.phase is Phase.READY and group.step >= frontier.step)
     )

@@ -79,8 +79,10 @@ class Turn:
 
     def select(self, condition: Callable[[Group], bool]) -> list[Group]:
         """Groups that meet `condition`, in the order in which people count them."""
-        found = (group for group in self.job.groups.values() if condition(group))
-        return sorted(found, key=lambda group: natural_key(group.name))
+        found = [group for group in self.job.groups.values() if condition(group)]
+        if len(found) > 1:
+            found.sort(key=lambda group: natural_key(group.name))
+        return found
 
     def holders(self) -> list[Group]:
         """Live groups that hold the frontier for certain."""
