@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks import _peer
-from benchmarks._worker import Worker, WorkerFailed
+from benchmarks._forks import Forks
+from benchmarks._worker import ROOT, Worker, WorkerFailed, variables
 
 Event = dict[str, Any]
 # A device's allocator keeps the memory that a step frees, and so must the host's that stands for it here; else a good
@@ -162,7 +163,13 @@ def torchft_steady() -> TorchFT | None:
 
 
 class Group(Worker):
-    """One incarnation of a group."""
+    """One incarnation of a group: a process of its own, or forked from one that has imported everything."""
+
+    def __init__(self, side: Side, forks: Forks | None = None) -> None:
+        if forks is None:
+            super().__init__(side.module, python=side.python, env={**ALLOCATOR, **side.environment()})
+        else:
+            self.follow(side.module, forks.fork(), forks.log)
 
     def until(self, accept: Callable[[Event], bool], timeout_s: float = EVENT_TIMEOUT_S) -> Event:
         """Read on to the first event that is wanted. Raises WorkerFailed."""
@@ -187,16 +194,23 @@ class Group(Worker):
 class Job:
     """Groups of one job. Use as a context manager: no process outlives it."""
 
-    def __init__(self, side: Side, shape: Shape) -> None:
+    def __init__(self, side: Side, shape: Shape, *, forked: bool = True) -> None:
         self.side = side
         self.shape = shape
         self.groups: dict[str, Group] = {}
         self._ready: list[tuple[str, Group]] = []
+        self._forked = forked
+        self._forks: Forks | None = None
         self._stack = contextlib.ExitStack()
         self._address = ""
 
     def __enter__(self) -> "Job":
         self._address = self._stack.enter_context(self.side.rendezvous(self.shape))
+        if self._forked:
+            side = self.side
+            env = variables({**ALLOCATOR, **side.environment()})
+            self._forks = Forks(side.module, python=side.python, env=env, cwd=ROOT)
+            self._stack.callback(self._forks.close)
         self._stack.callback(self._kill_all)
         return self
 
@@ -225,7 +239,7 @@ class Job:
 
     def launch(self, name: str, *, spare: bool = False) -> Group:
         """Start a process that will make its state at once, and enter when it is told to."""
-        group = Group(self.side.module, python=self.side.python, env={**ALLOCATOR, **self.side.environment()})
+        group = Group(self.side, self._forks)
         self._ready.append((name, group))
         shape = self.shape
         group.tell(

@@ -14,7 +14,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from benchmarks._forks import Forked
 
 ROOT = Path(__file__).resolve().parent.parent
 ANSWER_TIMEOUT_S = 120.0
@@ -42,25 +44,24 @@ class Worker:
         prefix: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
     ) -> None:
-        self.module = module
-        variables = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONUNBUFFERED": "1",
-            **(env or {}),
-        }
         command = [*prefix, str(python or sys.executable), "-m", module]
-        self._log = tempfile.TemporaryFile("w+")  # shown only if it fails
-        self._process = subprocess.Popen(
+        log = tempfile.TemporaryFile("w+")  # shown only if it fails
+        process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=variables,
+            stderr=log,
+            env=variables(env or {}),
             cwd=ROOT,
             text=True,
         )
+        self.follow(module, process, log)
+
+    def follow(self, module: str, process: "subprocess.Popen[str] | Forked", log: IO[str]) -> None:
+        """Speak with a process that runs already, and whose standard error is this log."""
+        self.module = module
+        self._log = log
+        self._process = process
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -126,6 +127,12 @@ class Worker:
             if line.startswith('{"'):  # whatever else a library prints is not for us
                 self._answers.put(json.loads(line))
         self._answers.put(None)
+
+
+def variables(more: dict[str, str]) -> dict[str, str]:
+    """The environment of a worker."""
+    ours = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **ours, **more}
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
 def measure(side: Side, shape: Shape, options: Options) -> dict[str, list[float]]:
     """Milliseconds of each part."""
     found: dict[str, list[float]] = {}
-    with Job(side, shape) as job:
+    with Job(side, shape, forked=False) as job:
         job.start()
         for number in range(options.warm_ups + options.restarts):
             parts = _restart(job, job.names[number % shape.groups])
