@@ -270,7 +270,7 @@ class Server(pb_grpc.CoordinatorServicer):
             async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
                 first = await anext(aiter(requests), None)
             if first is not None:
-                self._greet(session, pb.GroupMessage.FromString(first))
+                self._greet(session, wire.group_message(first))
                 async for request in requests:
                     small = len(request) <= _SMALL_BYTES
                     self._handle(session, _decoded_small(request) if small else _decoded(request))
@@ -364,7 +364,7 @@ class _Serializer:
 
 
 def _decoded(data: bytes) -> GroupMessage:
-    return wire.group_from_proto(pb.GroupMessage.FromString(data))
+    return wire.group_from_proto(wire.group_message(data))
 
 
 # All groups of a job send the same vote in a step, and the same heartbeat.

@@ -5,6 +5,8 @@ Foreign bytes end here: what a group sent becomes a frozen value, or a `WireErro
 
 from typing import assert_never
 
+from google.protobuf.message import DecodeError
+
 from jaxft_coordinator.core import messages as m
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 
@@ -62,6 +64,14 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
             return pb.GroupMessage(leave=pb.Leave(finished=finished))
         case _:
             assert_never(message)
+
+
+def group_message(data: bytes) -> pb.GroupMessage:
+    """What a group has sent. Raises WireError if these bytes are no message."""
+    try:
+        return pb.GroupMessage.FromString(data)
+    except DecodeError as error:
+        raise WireError(f"{len(data)} bytes that begin with {data[:8].hex()} are no message") from error
 
 
 def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:

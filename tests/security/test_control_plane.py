@@ -17,7 +17,7 @@ from jaxft_coordinator import _connections, _door, _server, _side, credentials, 
 from jaxft_coordinator._connections import Connections, peer_of
 from jaxft_coordinator._server import SERVICE
 from jaxft_coordinator.core.job import Options
-from jaxft_coordinator.core.messages import Heartbeat, Join, NewQuorum, Refused, Step, Welcome
+from jaxft_coordinator.core.messages import Evicted, Heartbeat, Join, NewQuorum, Refused, Step, Welcome
 from jaxft_coordinator.credentials import JobKey
 from jaxft_coordinator.sparse import Sparse
 
@@ -220,6 +220,26 @@ def test_a_message_larger_than_any_group_needs_ends_its_stream() -> None:
             await commit(a, b, quorum, 0)
 
     run(scenario)
+
+
+def test_bytes_that_are_no_message_break_the_protocol_and_not_the_coordinator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with serving() as server, pair(server.port) as (a, b, quorum):
+            for begins_well in (False, True):
+                async with Group(server.port, "m") as mad:
+                    if begins_well:
+                        await mad.greet()
+                    await mad.send(b"\xff" * 30)
+                    evicted = await mad.hear_until(Evicted)
+                    assert (
+                        "it broke the protocol: 30 bytes that begin with ffffffffffffffff" in evicted.reason
+                    )
+            await commit(a, b, quorum, 0)
+
+    run(scenario)
+    assert "the coordinator failed" not in caplog.text
 
 
 def test_the_largest_join_that_makes_sense_is_not_too_large() -> None:
