@@ -42,13 +42,13 @@ class Options:
     """Gradients, in MiB."""
     kills: int = 30
     """Kills of ours in each case."""
-    peer_kills: int = 3
+    peer_kills: int = 2
     """Kills of TorchFT with its default timeouts, in each case."""
-    peer_best_kills: int = 5
+    peer_best_kills: int = 3
     """Kills of TorchFT with its best timeouts, in each case."""
     warm_ups: int = 1
     """What is done first and not counted, in each case."""
-    peer_seconds: float = 60.0
+    peer_seconds: float = 20.0
     """The most that the kills of TorchFT may take, in each case and for each of its settings."""
     seed: int = 0
     """Of the phases."""
