@@ -45,7 +45,6 @@ storm: $(STAMP)  ## the long fault storms
 	$(BIN)/pytest -m storm -n 0 $(ARGS)
 
 bench: $(STAMP)  ## every figure beside TorchFT, into bench-results: under 40 minutes on 2 cores
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --group bench
 	$(BIN)/python -m benchmarks all --json bench-results/all.json
 	$(BIN)/python -m benchmarks.report bench-results/all.json bench-results
 

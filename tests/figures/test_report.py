@@ -34,7 +34,6 @@ def test_each_row_stands_in_its_table(tables: str):
 
 
 def test_plots_are_drawn(tmp_path: Path):
-    pytest.importorskip("matplotlib", reason="drawn by `make bench`, which installs it")
     write(RESULTS, tmp_path / "all.json")
     assert report.main([str(tmp_path / "all.json"), str(tmp_path / "out")]) == 0
     for name in ("exchange", "kill"):
