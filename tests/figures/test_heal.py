@@ -40,13 +40,14 @@ def test_it_measures_ours_and_leaves_the_peer_out(monkeypatch: pytest.MonkeyPatc
     finally:
         _peer.python.cache_clear()
     assert [row.case for row in rows] == [
-        "2 MB from 1 donor, beside HTTP",
-        "2 MB from 2 donors, beside HTTP",
+        "2 MB from 1 donor, beside HTTP at its default",
+        "2 MB from 2 donors, beside HTTP at its default",
+        "2 MB from 1 donor, beside HTTP at its best",
         "2 MB from 1 donor, beside the process group in place",
         "2 MB: the joiner's peak memory",
     ]
     assert all(row.ours is not None and row.peer is None for row in rows)
-    assert all(row.limit for row in rows[:3])
+    assert all(row.limit for row in rows[:2])
     assert notes == []
 
 
@@ -70,6 +71,6 @@ def test_it_measures_torchft_beside_ours_and_capped_donors():
     if not _network.available():
         pytest.skip("needs root, ip and tc")
     rows, notes = heal.run(heal.Options(**{**vars(TINY), "capped_donors": 2}))
-    assert len(rows) == 6
+    assert len(rows) == 7
     assert all(row.peer for row in rows if row.unit == "ms")
     assert "HTTP in 2 chunks" in notes[0]
