@@ -200,9 +200,10 @@ def test_a_dropped_donor_is_not_asked_again() -> None:
             sock.sendall(b"\0" * 100)
 
     with hostile("evil", script) as evil, donor("good", STATE) as good, joiner(evil, good) as fetcher:
-        good.store.pin(HEAL, 0)
-        fetch_state(fetcher, 0, zeros())
+        fetched = in_thread(lambda: fetch_state(fetcher, 0, zeros()))
         until(lambda: asked, "the question")
+        good.store.pin(HEAL, 0)  # not before: it alone would have served all of it
+        fetched()
         fetcher._donors[0].failed = fetcher._donors[0].failed or "dropped"
         good.store.log(0, [values((3,))])
         fetcher.means(0, specs_of([values((3,))]), cancel=Abort())

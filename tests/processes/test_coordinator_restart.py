@@ -36,4 +36,6 @@ def test_groups_outlive_their_coordinator(tmp_path: Path) -> None:
         for group in groups.values():
             steps = [event["step"] for event in group.steps()]
             assert steps == sorted(set(steps)), "a committed step was done again"
-            assert max(event["quorum_id"] for event in group.steps()) > 1, "quorum ids grow over a restart"
+        # One of them may have gone on alone while the other healed, up to the end.
+        ids = [event["quorum_id"] for group in groups.values() for event in group.steps()]
+        assert max(ids) > 1, "quorum ids grow over a restart"
