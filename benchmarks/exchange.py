@@ -27,6 +27,8 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 ROUND_BYTES, MOST_A_ROUND = 32 * MB, 40
 # From here on a leaf is big: the bytes cost more than the frames.
 BIG_BYTES = 4 * MB
+# From here on a round takes so long that fewer must do.
+MANY_BYTES = 64 * MB
 TIMEOUT_S = 300.0
 
 
@@ -40,8 +42,10 @@ class Options:
     """Bytes of the one big leaf, in bfloat16."""
     llama: bool = True
     """Also the leaves of a Llama 3 of 50 million parameters, in both dtypes."""
-    rounds: int = 7
+    rounds: int = 6
     """Rounds; the first is not counted."""
+    big_rounds: int = 4
+    """The same, from 64 MB on."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
             _all(ours, "join", [{"me": me, "members": number, "ports": ports} for me in range(number)])
             peers = _peers(stack, number)
             for case in _cases(options):
-                rows += _measure(case, number, ours, peers, options.rounds)
+                rounds = options.rounds if case.size_bytes < MANY_BYTES else options.big_rounds
+                rows += _measure(case, number, ours, peers, rounds)
     return rows, [] if _peer.python() else ["TorchFT could not be had here: its column is empty."]
 
 

@@ -107,7 +107,7 @@ class Member:
     def _numbers(self, member: int) -> list[np.ndarray]:
         rng = np.random.default_rng(member)
         return [
-            rng.standard_normal(spec.shape, np.float32).astype(np.dtype(spec.dtype))
+            rng.random(spec.shape, np.float32).astype(np.dtype(spec.dtype), copy=False)
             for spec in self._layout.specs
         ]
 

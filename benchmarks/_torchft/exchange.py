@@ -77,7 +77,7 @@ class Group:
 
     def _numbers(self, member: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(member)
-        return torch.randn(sum(self._sizes), generator=generator).to(self._dtype)
+        return torch.rand(sum(self._sizes), generator=generator).to(self._dtype)
 
 
 if __name__ == "__main__":
