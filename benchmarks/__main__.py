@@ -24,14 +24,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file as well")
     options, rest = parser.parse_known_args(arguments)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if options.name != "all":
-        results = [measure(options.name, rest)]
-    elif rest:
+    if options.name == "all" and rest:
         parser.error(f"`all` has no options of its own: {' '.join(rest)}")
-    else:
-        results = [measure(name, []) for name in NAMES]
-    if options.json is not None:
-        write(results, options.json)
+    results: list[Result] = []
+    for name in NAMES if options.name == "all" else (options.name,):
+        results.append(measure(name, rest))
+        if options.json is not None:
+            write(results, options.json)  # after each, so that an end in between loses nothing
     return 0
 
 
