@@ -456,3 +456,23 @@ def test_where_a_resumed_job_loses_all_again_no_fresh_group_founds_it():
     assert desk.job.quorum is None
     bring(desk, "c", step=0, incarnation=10)
     assert members(desk) == ["c"]
+
+
+def test_a_founding_that_was_resumed_before_any_commit_may_still_be_founded_anew():
+    desk = Desk.open(min_replicas=1)
+    desk.come("a")
+    healing(desk, "b")
+    desk.ready("b")
+    desk.close("a")
+    assert desk.job.frontier is not None
+    assert desk.job.frontier.fresh
+    desk.close("b")
+    bring(desk, "b", step=0, digest="")
+    desk.wait(6.0)
+    assert members(desk) == ["b"]
+    assert desk.job.frontier.fresh
+    desk.hello("fresh")
+    desk.close("b")
+    desk.join("fresh", digest="fresh")
+    desk.wait(6.0)
+    assert members(desk) == ["fresh"]
