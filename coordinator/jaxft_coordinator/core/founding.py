@@ -131,9 +131,9 @@ def _go_on_from(turn: Turn, joined: Sequence[Group]) -> tuple[Group, list[Group]
     founders = [group for group in joined if group is truth or _state(group) == _state(truth)]
     held = frozenset(group.holder for group in founders)
     history = truth.history or HistoryId(truth.incarnation)
-    # Where nothing was ever committed, a state that is known to be of the job is as fresh as any.
+    # Where nothing was ever committed, a state that is known to be of this very founding is as fresh as any.
     before = turn.job.frontier
-    fresh = not truth.history or (before is not None and before.fresh)
+    fresh = not truth.history or (history == turn.job.history and before is not None and before.fresh)
     turn.update(
         frontier=Frontier(truth.step, QuorumId(0), truth.digest, held, fresh=fresh),
         history=history,
