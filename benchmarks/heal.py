@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _network, _peer
+from benchmarks import _peer
 from benchmarks._result import Goal, Row
 from benchmarks._state import sizes
 from benchmarks._worker import Worker, workers
+from tests.faults import namespaces
 
 _HOST = "127.0.0.1"
 _DEFAULT_OF_PEER = 2.0
@@ -74,10 +75,10 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
         _measure(options, megabytes, rows, notes)
     if options.capped_donors == 0:
         return rows, notes
-    if _network.available():
+    if namespaces.available():
         rows += _measure_capped(options)
     else:
-        notes.append("capped donors are left out: network namespaces need root, ip and tc")
+        notes.append("capped donors are left out: network namespaces need root, ip, tc and nft")
     return rows, notes
 
 
@@ -212,9 +213,9 @@ def _measure_capped(options: Options) -> list[Row]:
     names = [f"donor{number}" for number in range(options.capped_donors)]
     counts = range(1, options.capped_donors + 1)
     with contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(_network.hosts((*names, "joiner")))
+        hosts = stack.enter_context(namespaces.switch((*names, "joiner")))
         for name in names:
-            hosts.cap(name, options.capped_megabits)
+            hosts.cap_sending(name, round(1e6 * options.capped_megabits))
         made = [Worker("benchmarks._ours.heal", prefix=hosts.within(name)) for name in ("joiner", *names)]
         joiner, *donors = stack.enter_context(workers(*made))
         held = [
@@ -244,7 +245,7 @@ def _measure_capped(options: Options) -> list[Row]:
 
 
 @contextlib.contextmanager
-def _theirs_capped(hosts: _network.Hosts, name: str, leaves: list[int]) -> Iterator[dict[str, _Way]]:
+def _theirs_capped(hosts: namespaces.Switch, name: str, leaves: list[int]) -> Iterator[dict[str, _Way]]:
     python = _peer.python()
     if python is None:
         yield {}

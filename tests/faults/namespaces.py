@@ -68,6 +68,11 @@ class Switch:
         tbf = f"tc qdisc add dev {port} root tbf rate {bits_per_s}bit burst 32kb latency 100ms"
         self._run(*self.within("switch"), *tbf.split())
 
+    def cap_sending(self, host: str, bits_per_s: int) -> None:
+        """Let a host send only so much."""
+        tbf = f"tc qdisc add dev eth0 root tbf rate {bits_per_s}bit burst 256kb latency 50ms"
+        self._run(*self.within(host), *tbf.split())
+
     def mend(self) -> None:
         """Lift every rule but the caps."""
         self._nft("flush chain bridge rules forward")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import _network, _peer, heal
+from benchmarks import _peer, heal
 from benchmarks._state import sizes, sums, values
 
 TINY = heal.Options(
@@ -68,8 +68,8 @@ def test_it_measures_torchft_beside_ours_and_capped_donors():
     _peer.python.cache_clear()
     if _peer.python() is None:
         pytest.skip("TorchFT cannot be had")
-    if not _network.available():
-        pytest.skip("needs root, ip and tc")
+    if not heal.namespaces.available():
+        pytest.skip("needs root, ip, tc and nft")
     rows, notes = heal.run(heal.Options(**{**vars(TINY), "capped_donors": 2}))
     assert len(rows) == 7
     assert all(row.peer for row in rows if row.unit == "ms")
