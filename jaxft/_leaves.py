@@ -1,5 +1,6 @@
 """The leaves of a state, made safe to hand to programs that consume them."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,11 @@ def own(leaves: Sequence[Any], tree: PyTreeDef) -> list[jax.Array]:
     )
 
 
+def all_alive(leaves: Sequence[Any]) -> bool:
+    """Whether no array was consumed. Raises TypeError or AttributeError unless all are arrays of one class."""
+    return not leaves or not any(map(type(leaves[0]).is_deleted, leaves))
+
+
 def refuse_tracers(leaves: Sequence[Any]) -> None:
     """Raise ConfigurationError if a step is called while something else is being traced."""
     if any(isinstance(leaf, Tracer) for leaf in leaves):
@@ -70,11 +76,12 @@ class Separate:
 
     Donating one buffer twice is an error on one device and a segmentation fault on several (jaxlib 0.10). It
     happens easily: an average of the parameters that starts as the parameters themselves, or as a
-    `jax.device_put` of them. What `apply` made is known to be separate, and recognised by identity.
+    `jax.device_put` of them. What `apply` made is known to be separate, and recognised by identity: it is held
+    here until the next step, so that no other array can take its place.
     """
 
     def __init__(self) -> None:
-        self._made: list[int] = []
+        self._made: Sequence[jax.Array] = ()
 
     def __call__(
         self, leaves: list[jax.Array], donated: Sequence[int], others: Sequence[Any] = ()
@@ -83,7 +90,7 @@ class Separate:
 
         `others` are the arrays that the step closes over: the initial parameters, say, for a regularizer.
         """
-        if list(map(id, leaves)) == self._made:
+        if len(leaves) == len(self._made) and all(map(operator.is_, leaves, self._made)):
             return leaves
         consumed = set(donated)
         taken: set[int] = set().union(*(_pointers(each) for each in others if isinstance(each, jax.Array)))
@@ -100,7 +107,7 @@ class Separate:
 
     def made(self, leaves: Sequence[jax.Array]) -> None:
         """Remember the leaves of a new state."""
-        self._made = list(map(id, leaves))
+        self._made = leaves
 
 
 def _pointers(leaf: jax.Array) -> set[int]:

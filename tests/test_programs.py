@@ -127,6 +127,36 @@ def test_state_of_another_structure_or_type() -> None:
         programs.compute(state, numpy_batch(0, rows=3))
 
 
+@pytest.mark.parametrize(
+    "other", [{"p": {"w": jnp.ones(3)}}, {"p": None}, {"q": jnp.ones(3)}, [jnp.ones(3)], jnp.ones(3)]
+)
+def test_no_other_structure_passes_for_the_one_compiled_for(other: Any) -> None:
+    """Not where an array was and a container is now, either: a prefix is not the same structure."""
+
+    def step(state: Any, batch: jax.Array) -> tuple[Any, None]:
+        return {"p": state["p"] - jaxft.pmean(batch)}, None
+
+    programs = cut_programs(step, {"p": jnp.ones(3)}, jnp.ones(3))
+    with pytest.raises(OtherTypes, match="The state has another structure"):
+        programs.state_leaves(other)
+
+
+def test_a_state_of_several_kinds_of_arrays() -> None:
+    """Typed keys are arrays of a class of their own, and numbers no arrays at all."""
+
+    def step(state: Any, batch: jax.Array) -> tuple[Any, None]:
+        return {**state, "p": state["p"] - jaxft.pmean(batch)}, None
+
+    state = {"key": jax.random.key(0), "number": 2.0, "p": jnp.ones(3)}
+    programs = cut_programs(step, state, jnp.ones(3))
+    leaves = programs.state_leaves(state)
+    assert [type(leaf) for leaf in leaves[:1]] == [type(jax.random.key(0))]
+    assert float(leaves[1]) == 2.0
+    state["key"].delete()
+    with pytest.raises(ConfigurationError, match=r"leaf \['key'\] was consumed"):
+        programs.state_leaves(state)
+
+
 def test_flops_and_shardings() -> None:
     model = mlp_adam()
     programs, state = built_mlp(), model.state()
