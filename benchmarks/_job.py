@@ -237,14 +237,17 @@ class Job:
             )
         )
 
-    def launch(self, name: str, *, spare: bool = False) -> Group:
-        """Start a process that will make its state at once, and enter when it is told to."""
+    def launch(self, name: str, *, spare: bool = False, address: str = "") -> Group:
+        """Start a process that will make its state at once, and enter when it is told to.
+
+        With `address` it enters the job of another coordinator.
+        """
         group = Group(self.side, self._forks)
         self._ready.append((name, group))
         shape = self.shape
         group.tell(
             "make",
-            address=self._address,
+            address=address or self._address,
             group=name,
             megabytes=shape.megabytes,
             leaves=shape.leaves,
@@ -267,6 +270,19 @@ class Job:
         group.tell("enter")
         self.groups[name] = group
         return group
+
+    @contextlib.contextmanager
+    def stranger(self) -> Iterator[Group]:
+        """A group that enters a job of its own, on the same machine: what it needs, it takes from the others."""
+        with self.side.rendezvous(self.shape) as address:
+            group = self.launch("stranger", address=address)
+            try:
+                group.event("made")
+                group.tell("enter")
+                yield group
+            finally:
+                self._ready.remove(("stranger", group))
+                group.kill()
 
     def kill(self, name: str) -> float:
         """SIGKILL; return when."""

@@ -3,11 +3,15 @@
 Three groups, one of which is killed and comes back, again and again. Its interpreter, imports and first state are
 done before, so that what is seen is the join itself: greeting, compiling (from the cache), the transfer of a state
 with two moments, and entering. Each group brings one shard of its own, as TorchFT's groups do.
+
+Where a joiner shares its cores with the others, most of what they feel is its own start. So the same start is seen
+without a join as well: of a stranger, which enters a job of its own on the same machine.
 """
 
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks._job import EVENT_TIMEOUT_S, Event, Group, Job, Shape, Side, cached, log, torchft_steady
@@ -27,6 +31,8 @@ class Options:
     """Joins of ours."""
     peer_joins: int = 5
     """Joins of TorchFT."""
+    strangers: int = 5
+    """Starts of a group of another job."""
     warm_ups: int = 1
     """What is done first and not counted, in each case."""
     settled: int = 8
@@ -43,6 +49,7 @@ class Joins:
         expected_ms: the mean normal step of as many groups.
         lasted_ms: from the joiner's first word to its first contribution.
         heal_ms: of this, the transfer and what was replayed; of ours only.
+        beside_ms: the mean step of two groups while a stranger started on the same machine; of ours only.
     """
 
     mean_ms: list[float] = field(default_factory=list)
@@ -50,12 +57,13 @@ class Joins:
     expected_ms: list[float] = field(default_factory=list)
     lasted_ms: list[float] = field(default_factory=list)
     heal_ms: list[float] = field(default_factory=list)
+    beside_ms: list[float] = field(default_factory=list)
 
 
 def run(options: Options) -> tuple[list[Row], list[str]]:
     shape = Shape(options.step_ms, options.megabytes, shards_each=None, moments=True)
     with cached() as side:
-        ours = measure(side, shape, options.joins, options)
+        ours = measure(side, shape, options.joins, options, strangers=options.strangers)
     best = torchft_steady()
     peer = Joins()
     if best is not None:
@@ -81,6 +89,12 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
             peer=peer.slowest_ms,
             limit=ours.expected_ms,
         ),
+        Row.of(
+            f"{case}: mean step while a stranger starts on the same machine",
+            "ms",
+            ours.beside_ms,
+            limit=ours.expected_ms,
+        ),
         Row.of(f"{case}: first word to first contribution", "ms", ours.lasted_ms, peer=peer.lasted_ms),
     ]
     notes = [f"ours: healing itself takes {statistics.median(ours.heal_ms):.0f} ms of a join."]
@@ -94,13 +108,14 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
     return rows, notes
 
 
-def measure(side: Side, shape: Shape, count: int, options: Options) -> Joins:
-    """Let groups join in turn."""
+def measure(side: Side, shape: Shape, count: int, options: Options, strangers: int = 0) -> Joins:
+    """Let groups join in turn; before some of them, let a stranger start."""
     found = Joins()
     with Job(side, shape) as job:
         job.start()
         for number in range(options.warm_ups + count):
-            one = _join(job, job.names[number % shape.groups], options.settled)
+            stranger = options.warm_ups <= number < options.warm_ups + strangers
+            one = _join(job, job.names[number % shape.groups], options.settled, stranger=stranger)
             log(f"{side.module}: {one}")
             if number >= options.warm_ups:
                 for name, values in vars(one).items():
@@ -109,16 +124,17 @@ def measure(side: Side, shape: Shape, count: int, options: Options) -> Joins:
     return found
 
 
-def _join(job: Job, name: str, settled: int) -> Joins:
+def _join(job: Job, name: str, settled: int, *, stranger: bool) -> Joins:
     job.prepare(name)
     watched = next(group for other, group in job.groups.items() if other != name)
     normal_ms = {job.shape.groups: _normal_ms(watched, job.shape.groups, settled)}
     job.kill(name)
     normal_ms[job.shape.groups - 1] = _normal_ms(watched, job.shape.groups - 1, settled)
+    beside_ms = [_beside_a_stranger(job, watched)] if stranger else []
     joiner = job.enter(name)
     entered_s = joiner.event("entering")["at_s"]
     first, heal_ms = _first_contribution(joiner)
-    steps = _steps_until(watched, entered_s, first["step"])
+    steps = _steps_until(watched, entered_s, lambda step: step["step"] >= first["step"])
     took_ms = [event["took_s"] * 1e3 for event in steps]
     return Joins(
         [statistics.mean(took_ms)],
@@ -126,7 +142,16 @@ def _join(job: Job, name: str, settled: int) -> Joins:
         [statistics.mean(normal_ms[event["members"]] for event in steps)],
         [(first["at_s"] - entered_s) * 1e3],
         heal_ms,
+        beside_ms,
     )
+
+
+def _beside_a_stranger(job: Job, watched: Group) -> float:
+    with job.stranger() as stranger:
+        entered_s = stranger.event("entering")["at_s"]
+        first_s = stranger.contribution()["at_s"]
+        steps = _steps_until(watched, entered_s, lambda step: step["at_s"] >= first_s)
+    return statistics.mean(step["took_s"] * 1e3 for step in steps)
 
 
 def _normal_ms(group: Group, members: int, count: int) -> float:
@@ -154,10 +179,10 @@ def _first_contribution(joiner: Group) -> tuple[Event, list[float]]:
             return event, heal_ms
 
 
-def _steps_until(group: Group, since_s: float, step: int) -> list[Event]:
+def _steps_until(group: Group, since_s: float, is_last: Callable[[Event], bool]) -> list[Event]:
     steps: list[Event] = []
     while True:
         event = group.until(lambda event: event["event"] == "commit" and event["at_s"] > since_s)
         steps.append(event)
-        if event["step"] >= step:
+        if is_last(event):
             return steps
