@@ -244,12 +244,27 @@ def test_without_a_majority_everybody_is_stopped(digests: dict[str, int]):
     assert desk.job.frontier.holders == frozenset()
 
 
-def test_after_a_halt_nobodys_word_is_taken_for_the_state():
-    # `b` has not heard of it: its stream broke just then.
+def test_one_that_has_not_heard_of_a_halt_is_told_when_it_comes_back():
+    # Its stream broke just then, or the coordinator died before it told anybody.
     desk = halted()
-    desk.come("b", step=3, digest="", history=desk.job.history)
-    desk.wait(100.0)
-    assert desk.job.quorum is None
+    done = desk.come("b", step=3, digest="", history=desk.job.history)
+    (reason,) = [message.reason for message in done.to("b") if isinstance(message, Halted)]
+    assert "hold different states 3, and no majority says which is right" in reason
+    assert done.closed == ["b"]
+    assert (desk.job.groups, desk.job.quorum) == ({}, None)
+    # Started again, it brings what it has saved.
+    desk.come("b", step=2, history=desk.job.history, incarnation=2)
+    desk.wait(6.0)
+    assert (members(desk), desk.step) == (["b"], 2)
+
+
+def test_one_that_has_not_heard_of_a_halt_heals_once_the_job_has_gone_on():
+    desk = halted()
+    desk.come("a", step=2, history=desk.job.history, incarnation=2)
+    desk.wait(6.0)
+    done = desk.come("b", step=3, digest="", history=desk.job.history)
+    assert not any(isinstance(message, Halted) for message in done.to("b"))
+    assert desk.job.groups["b"].phase is Phase.HEALING
 
 
 def test_after_a_halt_at_the_first_step_an_equal_digest_proves_nothing():

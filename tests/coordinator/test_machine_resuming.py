@@ -372,6 +372,24 @@ def test_it_gives_way_no_more_once_a_step_is_committed():
     assert members(desk) == ["a"]
 
 
+def test_the_first_state_of_a_forgotten_founding_is_as_fresh_as_any():
+    """Else nobody could found the job once its holder is gone: there is no checkpoint of what was never committed."""
+    desk = Desk.open()
+    desk.come("a", step=0, digest="", history=OTHER)
+    assert (members(desk), desk.job.history) == (["a"], OTHER)
+    desk.close("a")
+    desk.come("b", digest="fresh", incarnation=7)
+    desk.wait(60.0)
+    assert (members(desk), desk.step, desk.job.history) == (["b"], 0, 7)
+
+
+def test_the_first_state_of_a_forgotten_founding_gives_way_to_what_was_committed():
+    desk = Desk.open()
+    desk.come("a", step=0, digest="", history=4)
+    desk.come("old", step=7, history=OTHER)
+    assert (members(desk), desk.step, desk.job.history) == (["old"], 7, OTHER)
+
+
 def test_a_founding_on_a_restored_state_gives_way_to_nothing():
     desk = Desk.open()
     desk.come("a", step=5, history=4)

@@ -211,6 +211,10 @@ def _lie(world: "World", fault: Fault) -> str:
         return ""
     leader.crash_how = 0.5
     leader.die()
+    # An older one, that has not told yet what it was told to be durable, goes too: it was on that machine.
+    for life in world.hosts.values():
+        if life is not None:
+            life.die()
     world.disk.lose_the_last()
     world.after(0.05 + 0.8 * fault.victim, world.lead_if_none, leader.host)
     return f"{leader.host}.{leader.term}"

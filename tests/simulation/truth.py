@@ -38,6 +38,7 @@ class Truth:
     def __init__(self, world: "World") -> None:
         self.root = 0  # the state in which the job began
         self.line: list[QuorumId] = []
+        self._before_last: tuple[int, list[QuorumId]] = (0, [])  # root and line before the last record
         # What was ever decided, also what was forgotten when all who held it were gone.
         self.ever: set[tuple[int, QuorumId]] = set()
         self.roots: set[int] = set()
@@ -50,6 +51,7 @@ class Truth:
 
     def durable(self, before: Saved | None, after: Saved | None) -> None:
         """A record was written."""
+        self._before_last = (self.root, list(self.line))
         if after is None:
             held = before is not None and before.frontier is not None and not before.frontier.fresh
             if before is not None and (held or before.last_quorum_id):
@@ -121,10 +123,7 @@ class Truth:
 
     def forgets(self, saved: Saved | None) -> None:
         """The disk has lost the last record: what it told may be decided once more."""
-        frontier = None if saved is None else saved.frontier
-        step = 0 if frontier is None else frontier.step
-        if step < len(self.line):
-            del self.line[step:]
+        self.root, self.line = self._before_last
         self.went_back += 1
         last = 0 if saved is None else saved.last_quorum_id
         self.quorums = {number: quorum for number, quorum in self.quorums.items() if number <= last}

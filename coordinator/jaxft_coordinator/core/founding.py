@@ -131,9 +131,11 @@ def _go_on_from(turn: Turn, joined: Sequence[Group]) -> tuple[Group, list[Group]
     founders = [group for group in joined if group is truth or _state(group) == _state(truth)]
     held = frozenset(group.holder for group in founders)
     history = truth.history or HistoryId(truth.incarnation)
-    # Where nothing was ever committed, a state that is known to be of this very founding is as fresh as any.
+    # Where nothing was ever committed, a state that is known to be of this very founding is as fresh as any. So is a
+    # first state to a coordinator that knows of no founding: it comes with the history of one that was forgotten.
     before = turn.job.frontier
-    fresh = not truth.history or (history == turn.job.history and before is not None and before.fresh)
+    of_it = truth.step == 0 if before is None else before.fresh and history == turn.job.history
+    fresh = not truth.history or of_it
     turn.update(
         frontier=Frontier(truth.step, QuorumId(0), truth.digest, held, fresh=fresh),
         history=history,

@@ -141,16 +141,12 @@ def halt(turn: Turn, differing: str) -> None:
     """Nobody knows the truth: stop everybody. The job can resume from a checkpoint, as after the loss of all."""
     frontier = turn.job.frontier
     assert frontier is not None
-    reason = (
-        f"the groups of job {turn.job.name!r} hold different states {frontier.step}, and no majority says which is "
-        f"right ({differing})"
-    )
+    reason = f"{_differ_text(turn)} ({differing})"
     turn.report(f"halts: {reason}")
     for group in turn.select(lambda group: True):
-        turn.send(group, Halted(reason))
-        turn.effects.append(Close(group.session))
-        turn.remove(group)
-    # One whose stream broke just now has not heard of it, and may come back with what it holds.
+        _stop(turn, group, reason)
+    # One whose stream broke just now has not heard of it, and may come back with what it holds; nor has anybody, if
+    # this coordinator dies before it tells them. See `stop_late`.
     distrusted = turn.job.distrusted | frontier.holders
     nobody: frozenset[Holder] = frozenset()
     turn.update(
@@ -159,6 +155,33 @@ def halt(turn: Turn, differing: str) -> None:
         proven={},
         distrusted=distrusted,
         frontier=replace(frontier, holders=nobody, digest=""),
+    )
+
+
+def stop_late(turn: Turn, group: Group) -> bool:
+    """Stop a group that took part in a job that has halted, and has not heard of it; return whether it is one.
+
+    Else it would wait for somebody who holds the job's state, and all who could bring a checkpoint as well.
+    """
+    frontier = turn.job.frontier
+    if frontier is None or frontier.holders or group.holder not in turn.job.distrusted:
+        return False
+    turn.report(f"{group.name} is told that the job has halted")
+    _stop(turn, group, f"{_differ_text(turn)} (found before {group.name!r} lost its connection)")
+    return True
+
+
+def _stop(turn: Turn, group: Group, reason: str) -> None:
+    turn.send(group, Halted(reason))
+    turn.effects.append(Close(group.session))
+    turn.remove(group)
+
+
+def _differ_text(turn: Turn) -> str:
+    assert turn.job.frontier is not None
+    return (
+        f"the groups of job {turn.job.name!r} hold different states {turn.job.frontier.step}, and no majority says "
+        "which is right"
     )
 
 

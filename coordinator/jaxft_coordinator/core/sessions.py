@@ -79,6 +79,8 @@ def join(turn: Turn, group: Group, message: Join) -> None:
     if foreign:
         refuse(turn, group, foreign)
         return
+    if quorums.stop_late(turn, group):
+        return
     turn.update(
         settings=job.settings if job.settings is not None else dict(message.settings),
         min_replicas=job.min_replicas or message.min_replicas or job.options.min_replicas,
