@@ -62,11 +62,10 @@ class BlobLayout:
         start = chunk * CHUNK_BYTES
         return start, min(CHUNK_BYTES, self.total_bytes - start)
 
-    def leaves_in(self, chunk: int) -> list[int]:
-        """The leaves that have bytes in a chunk."""
+    def leaves_in(self, chunk: int) -> range:
+        """The leaves that have bytes in a chunk; those between them have none at all."""
         start, length = self.span_of(chunk)
-        first, stop = bisect.bisect_right(self.ends, start), bisect.bisect_left(self.offsets, start + length)
-        return [index for index in range(first, stop) if self.offsets[index] < self.ends[index]]
+        return range(bisect.bisect_right(self.ends, start), bisect.bisect_left(self.offsets, start + length))
 
     def arrays(self, arena: np.ndarray) -> list[np.ndarray]:
         """The leaves, as views of an arena that holds the whole run."""
@@ -80,11 +79,11 @@ class Source(Protocol):
     """A leaf that is served to joiners, by several threads at once."""
 
     def flat(self) -> memoryview:
-        """Its bytes, in C order; the same object until they are moved to other memory. Raises Spoiled."""
+        """Its bytes, in C order. Raises Spoiled."""
         ...
 
     def intact(self) -> bool:
-        """Whether what `flat` gives has not been written to since."""
+        """Whether what `flat` gave has not been written to meanwhile."""
         ...
 
 
@@ -97,26 +96,23 @@ class Blob:
 
     def read(self, chunk: int) -> tuple[list[memoryview], int]:
         """The bytes of a chunk, as views of the leaves and of padding, and their checksum. Raises Spoiled."""
-        sources = [self.sources[index] for index in self.layout.leaves_in(chunk)]
-        while True:
-            flats = [source.flat() for source in sources]
-            pieces = self._pieces(chunk, flats)
-            digest = checksum(pieces)
-            if not all(source.intact() for source in sources):
-                raise Spoiled(f"chunk {chunk} was overwritten while it was read")
-            # A leaf that was moved meanwhile is not watched any more where it was read. It moves once.
-            if all(source.flat() is flat for source, flat in zip(sources, flats, strict=True)):
-                return pieces, digest
+        pieces = self._pieces(chunk)
+        digest = checksum(pieces)
+        if not all(self.sources[index].intact() for index in self.layout.leaves_in(chunk)):
+            raise Spoiled(f"chunk {chunk} was overwritten while it was read")
+        return pieces, digest
 
-    def _pieces(self, chunk: int, flats: Sequence[memoryview]) -> list[memoryview]:
+    def _pieces(self, chunk: int) -> list[memoryview]:
         start, length = self.layout.span_of(chunk)
         position, stop = start, start + length
         found: list[memoryview] = []
-        for index, flat in zip(self.layout.leaves_in(chunk), flats, strict=True):
+        for index in self.layout.leaves_in(chunk):
             offset, end = self.layout.offsets[index], min(self.layout.ends[index], stop)
+            if end <= max(offset, start):
+                continue
             if offset > position:
                 found.append(memoryview(_ZEROS)[: offset - position])
-            found.append(flat[max(start - offset, 0) : end - offset])
+            found.append(self.sources[index].flat()[max(start - offset, 0) : end - offset])
             position = end
         if position < stop:
             found.append(memoryview(_ZEROS)[: stop - position])
@@ -127,10 +123,10 @@ class HostArray:
     """A source in host memory that nobody writes to any more."""
 
     def __init__(self, array: np.ndarray) -> None:
-        self._flat = bytes_of(np.ascontiguousarray(array))
+        self._array = array
 
     def flat(self) -> memoryview:
-        return self._flat
+        return bytes_of(np.ascontiguousarray(self._array))
 
     def intact(self) -> bool:
         return True

@@ -62,7 +62,6 @@ class HealServer:
 
     def _send_manifest(self, sock: socket.socket, request: Request) -> None:
         step, blob = self._store.state(request.heal_id, deadline_s=time.monotonic() + LONG_POLL_S)
-        self._store.copy_ahead(request.heal_id)
         _send_text(sock, Status.OK, manifest(step, blob.layout.leaves))
 
     def _send_chunks(self, sock: socket.socket, request: Request) -> None:

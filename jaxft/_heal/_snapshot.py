@@ -8,9 +8,6 @@ the donation of its array, when the first joiner asks for it, and at the latest 
   reads asks afterwards whether the array was overwritten after all (`intact`).
 * Elsewhere, and for the few types that XLA packs (int4), a host view is a copy from the start.
 
-Either way somebody copies a state that is still wanted when its arrays are donated, and the step waits. So a thread
-copies it meanwhile (`copy`), beside the transfer: while a device computes, the host has time.
-
 A leaf that is spread over several devices is joined, into C order, when its first byte is asked for.
 """
 
@@ -32,7 +29,6 @@ class Snapshot:
         self._lock = threading.Lock()
         self._leaves: list[Any] = list(leaves)
         self._blob: Blob | None = None
-        self.copied_ahead = False  # or about to be
 
     @property
     def blob(self) -> Blob:
@@ -50,17 +46,6 @@ class Snapshot:
                 return
             assert isinstance(source, _Leaf)
             source.capture()
-
-    def copy(self, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Take it out of the arrays' memory, as long as it is `wanted`, while others read it.
-
-        What is asked for last comes first: the transfer may be over before the rest's turn comes.
-        """
-        for source in reversed(self.blob.sources):
-            if not wanted():
-                return
-            assert isinstance(source, _Leaf)
-            source.copy()
 
     def intact(self) -> bool:
         with self._lock:
@@ -84,12 +69,6 @@ class _Leaf:
             return
         with self._lock:
             self._capture()
-
-    def copy(self) -> None:
-        with self._lock:
-            self._capture()
-            if self._watched:
-                self._flat = self._copied()
 
     def flat(self) -> memoryview:
         with self._lock:
@@ -116,9 +95,6 @@ class _Leaf:
     def _join(self) -> memoryview:
         if len(self._pieces) == 1 and self._pieces[0][1].flags.c_contiguous:
             return bytes_of(self._pieces[0][1])
-        return self._copied()
-
-    def _copied(self) -> memoryview:
         whole = np.empty(self.type.shape, np.dtype(self.type.dtype))
         for index, piece in self._pieces:
             whole[index] = piece

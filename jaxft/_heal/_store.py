@@ -3,7 +3,7 @@
 The training thread publishes each state and asks leave before it donates one; the session's thread pins and
 releases; server threads read. No thread holds the lock while it copies or reads arrays, so neither the training
 nor the heartbeats wait for a joiner. What the training thread does itself, before it donates a pinned state, is to
-capture what nobody has asked for yet and no thread has copied (see `_snapshot`).
+capture what nobody has asked for yet (see `_snapshot`).
 
 Everything is kept only while a joiner needs it. A joiner that holds a state says so (`holds`), and what came before
 that state is let go; `release` lets go of the rest. Joiners that were pinned at the same step share a snapshot.
@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,8 +101,13 @@ class StateStore:
             step, self._leaves = self._step, []
             self._oldest = step + 1
             snapshot = self._snapshots.get(step)
-        if snapshot is not None:
-            self._secure(step, snapshot, snapshot.capture)
+        if snapshot is None:
+            return
+        try:
+            snapshot.capture(lambda: self._snapshots.get(step) is snapshot)
+        except Exception as error:  # out of memory, say: no reason for the donor's own training to end
+            with self._changed:
+                self._give_up_state(step, f"it could not be captured: {error!r}")
 
     def log(self, step: int, means: Sequence[np.ndarray]) -> None:
         """Keep the means of a committed step, if a heal needs them. They are never written to again."""
@@ -148,17 +153,6 @@ class StateStore:
                     raise NotYet(f"{what} yet")
         return step, snapshot.blob
 
-    def copy_ahead(self, heal_id: int) -> None:
-        """Begin to copy the state of a heal, so that the training thread finds nothing left to do."""
-        with self._changed:
-            pin = self._pins.get(heal_id)
-            snapshot = None if pin is None else self._snapshots.get(pin.step)
-            if pin is None or snapshot is None or snapshot.copied_ahead:
-                return
-            snapshot.copied_ahead = True
-        secure = (pin.step, snapshot, snapshot.copy)
-        threading.Thread(target=self._secure, args=secure, name="jaxft-copy", daemon=True).start()
-
     def means(self, heal_id: int, step: int, *, deadline_s: float) -> Blob:
         """The logged means of a step. Raises Gone or NotYet."""
         with self._changed:
@@ -177,15 +171,6 @@ class StateStore:
             if pin is not None and step >= pin.step:
                 pin.held = max(pin.held, step)
                 self._trim()
-
-    def _secure(self, step: int, snapshot: Snapshot, how: Callable[[Callable[[], bool]], None]) -> None:
-        """Make a state safe from the donation of its arrays, for as long as it is kept."""
-        try:
-            how(lambda: self._snapshots.get(step) is snapshot)
-        except Exception as error:  # out of memory, say: no reason for the donor's own training to end
-            with self._changed:
-                if self._snapshots.get(step) is snapshot:
-                    self._give_up_state(step, f"it could not be captured: {error!r}")
 
     # ---- under the lock ----
 

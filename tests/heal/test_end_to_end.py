@@ -17,7 +17,7 @@ from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._programs import Programs, cut_programs
 
-from .donors import LONG_S, Donor, donor, fetch_state, in_thread, joiner, mesh, until
+from .donors import LONG_S, Donor, fetch_state, in_thread, joiner, mesh, until
 
 SHAPE = (64, 48)
 HEAL = 3
@@ -187,27 +187,6 @@ def test_a_joiner_becomes_the_donor_of_the_next(programs_for: Callable[[int], Pr
         listener.close()
         training.run_to(2)
         assert digest(third) == digest(state) == digest(training.state)
-
-
-def test_while_a_joiner_fetches_the_donor_copies_and_its_next_step_is_in_place() -> None:
-    """Else the step would wait until JAX has copied what the joiner still reads."""
-    increase = jax.jit(lambda x: x + 1, donate_argnums=0)
-    leaf = increase(jnp.zeros(300_000, jnp.int32)).block_until_ready()  # two chunks, in memory of JAX's own
-    with donor(leaves=[leaf]) as one, joiner(one) as fetcher:
-        one.store.pin(5, 0)
-        inside, go_on = threading.Event(), threading.Event()
-        one.before_chunks = lambda: (inside.set(), go_on.wait(LONG_S))
-        fetched = in_thread(lambda: fetch_state(fetcher, 0, [np.zeros(300_000, np.int32)]))
-        assert inside.wait(LONG_S)
-        assert one.store._snapshots[0].copied_ahead
-        until(lambda: "jaxft-copy" not in [each.name for each in threading.enumerate()], "the copy to end")
-        where = leaf.unsafe_buffer_pointer()
-        one.store.before_donation()
-        leaf = increase(leaf).block_until_ready()
-        assert leaf.unsafe_buffer_pointer() == where
-        go_on.set()
-        (state,) = fetched()
-    assert np.array_equal(state, np.ones(300_000))
 
 
 def assert_healed_over_one_step(

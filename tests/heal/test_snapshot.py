@@ -17,8 +17,8 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxft
-from jaxft._heal import _blob, _snapshot
-from jaxft._heal._blob import LeafType, Spoiled, checksum
+from jaxft._heal import _snapshot
+from jaxft._heal._blob import LeafType, Spoiled
 from jaxft._heal._snapshot import Snapshot, type_of
 from jaxft._heal._store import Gone, StateStore
 from jaxft._programs import Programs, cut_programs
@@ -283,68 +283,6 @@ def test_capture_and_reading_at_once() -> None:
         snapshot.capture()
         jax.block_until_ready(increase(leaves))
         assert [reader() for reader in readers] == [before, before]
-
-
-# ---- copied ahead ----
-
-
-@pytest.mark.parametrize("devices", [1, 4])
-def test_what_was_copied_ahead_is_donated_in_place(devices: int) -> None:
-    leaves = [sharded(values((8, 4), seed=number), mesh(devices), "x") for number in (1, 2)]
-    leaves = jax.block_until_ready(increase(leaves))  # memory of JAX's own
-    before, where = [raw(leaf) for leaf in leaves], [pointers(leaf) for leaf in leaves]
-    snapshot = Snapshot(leaves)
-    assert [raw(leaf) for leaf in leaves_of(snapshot.blob)] == before  # views are out already
-    snapshot.copy()
-    after = jax.block_until_ready(increase(leaves))
-    assert [pointers(leaf) for leaf in after] == where
-    assert [raw(leaf) for leaf in leaves_of(snapshot.blob)] == before
-    assert snapshot.intact()
-
-
-def test_it_is_copied_from_the_end_as_long_as_it_is_wanted() -> None:
-    leaves = jax.block_until_ready(increase([own(values((8, 4), seed=number)) for number in range(3)]))
-    where = [pointers(leaf) for leaf in leaves]
-    snapshot = Snapshot(leaves)
-    snapshot.capture()
-    still_wanted = iter([True, True, False])
-    snapshot.copy(lambda: next(still_wanted))
-    after = jax.block_until_ready(increase(leaves))
-    in_place = [pointers(leaf) == at for leaf, at in zip(after, where, strict=True)]
-    assert in_place == [False, True, True]
-
-
-def test_a_leaf_that_is_copied_while_a_chunk_is_read_is_read_again(
-    unprotected: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else nobody would notice what happens to the memory where it was read first."""
-    leaves = jax.block_until_ready(increase([own(values((8, 4)))]))
-    before = raw(leaves[0])
-    snapshot = Snapshot(leaves)
-    reads: list[bytes] = []
-
-    def overtaken(pieces: Sequence[memoryview]) -> int:
-        reads.append(b"".join(pieces))
-        if len(reads) == 1:
-            snapshot.copy()
-            jax.block_until_ready(increase(leaves))
-        return checksum(pieces)
-
-    monkeypatch.setattr(_blob, "checksum", overtaken)
-    pieces, digest = snapshot.blob.read(0)
-    assert len(reads) == 2
-    assert b"".join(pieces)[: len(before)] == before
-    assert digest == checksum(pieces)
-
-
-def test_a_leaf_that_was_overwritten_before_its_copy_stays_spoiled(unprotected: None) -> None:
-    leaves = jax.block_until_ready(increase([own(values((8, 4)))]))
-    snapshot = Snapshot(leaves)
-    snapshot.capture()
-    jax.block_until_ready(increase(leaves))
-    snapshot.copy()
-    with pytest.raises(Spoiled):
-        snapshot.blob.read(0)
 
 
 # ---- the programs of real steps ----

@@ -394,57 +394,6 @@ def test_a_capture_that_fails_ends_the_heal_and_not_the_training(
     assert has_state(store, 2, 4)
 
 
-def copied(store: StateStore, heal_id: int) -> int:
-    """Copy ahead, and wait until that is over; returns how many threads that took."""
-    before = set(threading.enumerate())
-    store.copy_ahead(heal_id)
-    threads = [thread for thread in set(threading.enumerate()) - before if thread.name == "jaxft-copy"]
-    for thread in threads:
-        thread.join(30)
-    return len(threads)
-
-
-def test_a_state_is_copied_ahead_once_and_for_all_of_its_heals(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = standing_at(4)
-    store.pin(1, 4)
-    store.pin(2, 4)
-    calls: list[Snapshot] = []
-    snapshot = store._snapshots[4]
-    copy = snapshot.copy
-    monkeypatch.setattr(snapshot, "copy", lambda wanted: (calls.append(snapshot), copy(wanted)))
-    for heal_id in (1, 2, 1):
-        copied(store, heal_id)
-    assert calls == [snapshot]
-    train(store, 4, 6)
-    assert has_state(store, 1, 4)
-    assert has_state(store, 2, 4)
-
-
-def test_what_is_not_kept_is_not_copied() -> None:
-    store = standing_at(4)
-    store.pin(1, 4)
-    store.holds(1, 4)
-    assert copied(store, 1) == 0
-    assert copied(store, 2) == 0
-
-
-def test_a_copy_that_fails_ends_the_heal_and_not_the_training(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_memory(wanted: Any) -> None:
-        raise MemoryError("no host memory left")
-
-    store = standing_at(2)
-    store.pin(1, 2)
-    monkeypatch.setattr(store._snapshots[2], "copy", no_memory)
-    with caplog.at_level(logging.ERROR, "jaxft"):
-        copied(store, 1)
-    assert "heal 1 is given up: state 2 is lost, because it could not be captured" in caplog.text
-    with pytest.raises(Gone):
-        store.state(1, deadline_s=soon())
-    train(store, 2, 4)
-
-
 def test_a_heal_that_is_released_during_the_capture_costs_no_more_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
