@@ -22,6 +22,7 @@ class Attempt:
     finished: set[str] = field(default_factory=set)
     broken_by: str = ""
     tainted: frozenset[str] = frozenset()  # who had computed from a state with a flipped bit
+    wrong: Violation | None = None  # what was wrong with its sum when all had come
 
     @property
     def complete(self) -> bool:
@@ -66,6 +67,7 @@ class Hub:
         world, cables = self.world, self.world.cables
         present = attempt.present
         attempt.tainted = frozenset(name for name, each in present.items() if each.flipped)
+        attempt.wrong = self._problem(attempt)
         for name, each in present.items():
             deaf_to = [source for source in present if cables.between and cables.link_is_cut(source, name)]
             if deaf_to:
@@ -101,8 +103,8 @@ class Hub:
     def _finish(self, attempt: Attempt, process: "Trainer") -> None:
         if process.name in attempt.finished:
             return
-        if not attempt.finished:
-            self._check_the_sum(attempt)
+        if attempt.wrong is not None:
+            raise attempt.wrong
         attempt.finished.add(process.name)
         process.exchanged(attempt.quorum.quorum_id, attempt.step)
 
@@ -127,6 +129,14 @@ class Hub:
             if self.world.incarnations[member.incarnation].dead:
                 return member.group
         return ""
+
+    def _problem(self, attempt: Attempt) -> Violation | None:
+        """What is wrong with a sum, if anything. By when somebody has it, others may have gone on."""
+        try:
+            self._check_the_sum(attempt)
+        except Violation as violation:
+            return violation
+        return None
 
     def _check_the_sum(self, attempt: Attempt) -> None:
         """Each shard comes from its one owner, who has computed it from the job's state."""
