@@ -260,7 +260,8 @@ class World:
         ]
         of_another = self.truth.root != OLD_ROOT
         checkpoints = [each for each in self.checkpoints if not (each.old and of_another)]
-        if self.truth.line and not holders and not checkpoints:
+        # (The line may be empty all the same: the job had gone back to its first state, and lost that as well.)
+        if self.truth.ever and not holders and not checkpoints:
             self.sometimes.note("lost for good")
             self.target, self.over = None, True
             return
