@@ -46,6 +46,16 @@ class Arguments:
     """Folder in which to remember every decision, so that a restart goes on where it stood. It must outlive us."""
     etcd: Annotated[str, tyro.conf.arg(metavar="HOST:PORT,...")] = ""
     """Remember every decision in etcd instead; of several coordinators that do, one leads and the others stand by."""
+    etcd_ca: _File = None
+    """Authority that signed etcd's certificate, in PEM form; etcd is spoken to over TLS then."""
+    etcd_cert: _File = None
+    """Certificate to show to an etcd that asks for one."""
+    etcd_key: _File = None
+    """Private key of that certificate."""
+    etcd_user: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
+    """User to etcd, if it asks for one."""
+    etcd_password_file: _File = None
+    """The password of that user."""
     advertise: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
     """Where groups reach this coordinator, as those that stand by tell them. Empty: this machine, and the port."""
     token_file: _File = None
@@ -134,6 +144,12 @@ def _problem(arguments: Arguments) -> str:
             return f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}"
     if arguments.state is not None and arguments.etcd:
         return "--state and --etcd are two places for the same thing: give one of them"
+    if not arguments.etcd:
+        for name in ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file"):
+            if getattr(arguments, name):
+                return f"--{name.replace('_', '-')} goes with --etcd, which says where etcd is"
+    if bool(arguments.etcd_user) != bool(arguments.etcd_password_file):
+        return "--etcd-user and --etcd-password-file go together: give both, or neither"
     if arguments.quorum_tick_ms * 4 > arguments.heartbeat_timeout_ms:
         # Ticks half the timeout apart mean, to the machine, that the coordinator itself stood still.
         return (
@@ -168,9 +184,16 @@ def _is_local(bind: str) -> bool:
 def _store(arguments: Arguments) -> Store | None:
     if arguments.state is not None:
         return FileStore(arguments.state)
-    if arguments.etcd:
-        return EtcdStore([endpoint.strip() for endpoint in arguments.etcd.split(",")])
-    return None
+    if not arguments.etcd:
+        return None
+    files = (arguments.etcd_ca, arguments.etcd_cert, arguments.etcd_key)
+    password = arguments.etcd_password_file
+    return EtcdStore(
+        [endpoint.strip() for endpoint in arguments.etcd.split(",")],
+        user=arguments.etcd_user or None,
+        password=credentials.read_password(password) if password else None,
+        tls=tls.read_pem(ca=files[0], cert=files[1], key=files[2]) if any(files) else None,
+    )
 
 
 def _pem(arguments: Arguments) -> tls.Pem | None:

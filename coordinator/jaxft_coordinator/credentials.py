@@ -46,24 +46,43 @@ def read_secret(path: Path) -> bytes:
     Raises:
         CredentialsError: the file cannot be read, others than its owner may read it, or it is too short.
     """
-    try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            secret = file.read(_MAX_SECRET_BYTES)
-    except OSError as error:
-        raise CredentialsError(f"cannot read the token file {str(path)!r}: {error.strerror}") from error
-    if mode & 0o077:
-        raise CredentialsError(
-            f"the token file {str(path)!r} is open to others than its owner (mode {mode:04o}): make it private "
-            f"with `chmod 600 {path}`, and take a new secret if they may have read it"
-        )
-    secret = secret.removesuffix(b"\n").removesuffix(b"\r")
+    secret = _private(path, "token file")
     if len(secret) < MIN_SECRET_BYTES:
         raise CredentialsError(
             f"the token file {str(path)!r} holds {len(secret)} bytes; a secret needs at least {MIN_SECRET_BYTES} "
             f"random ones: `(umask 077; head -c 32 /dev/urandom | base64 > {path})`"
         )
     return secret
+
+
+def read_password(path: Path) -> str:
+    """Read a password: text, less a newline at its end.
+
+    Raises:
+        CredentialsError: the file cannot be read, others than its owner may read it, or it holds no text.
+    """
+    try:
+        password = _private(path, "password file").decode()
+    except UnicodeDecodeError as error:
+        raise CredentialsError(f"the password file {str(path)!r} holds no text: {error}") from error
+    if not password:
+        raise CredentialsError(f"the password file {str(path)!r} is empty")
+    return password
+
+
+def _private(path: Path, what: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            secret = file.read(_MAX_SECRET_BYTES)
+    except OSError as error:
+        raise CredentialsError(f"cannot read the {what} {str(path)!r}: {error.strerror}") from error
+    if mode & 0o077:
+        raise CredentialsError(
+            f"the {what} {str(path)!r} is open to others than its owner (mode {mode:04o}): make it private with "
+            f"`chmod 600 {path}`, and take a new secret if they may have read it"
+        )
+    return secret.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def job_key(secret: bytes, job: str) -> JobKey:

@@ -66,6 +66,8 @@ def test_help_lists_every_flag_with_its_default(
         ("--log-level", "INFO"),
         ("--token-file", "None"),
         ("--tls-client-ca", "None"),
+        ("--etcd-ca", "None"),
+        ("--etcd-password-file", "None"),
         ("--insecure", "False"),
     ]:
         described = rf"{flag} (?:(?!--).)*\(default: '?{re.escape(default)}'?\)"
@@ -83,6 +85,17 @@ def test_help_lists_every_flag_with_its_default(
         ),
         (["--log-level", "LOUD"], "--log-level 'LOUD' is none of DEBUG, INFO, WARNING, ERROR"),
         (["--min-replicas", "two"], "--min-replicas"),
+        (["--etcd-ca", "ca.pem"], "--etcd-ca goes with --etcd"),
+        (["--etcd-user", "me"], "--etcd-user goes with --etcd"),
+        (["--etcd", "h:1", "--etcd-user", "me"], "--etcd-user and --etcd-password-file go together"),
+        (
+            ["--bind", "localhost:0", "--etcd", "h:1", "--etcd-ca", "nowhere.pem"],
+            "cannot read the TLS certificate authority 'nowhere.pem': No such file or directory",
+        ),
+        (
+            ["--bind", "localhost:0", "--etcd", "h:1", "--etcd-user", "me", "--etcd-password-file", "none"],
+            "cannot read the password file 'none': No such file or directory",
+        ),
         (["--bind", "no port here", "--insecure"], "cannot listen on 'no port here'"),
         (["--colour"], "--colour"),
     ],

@@ -72,7 +72,8 @@ class Etcd:
 
     def ctl(self, *arguments: str) -> Any:
         """What `etcdctl` says, as an object."""
-        command = [str(BINARIES / "etcdctl"), "--endpoints", self.endpoint, "-w", "json", *arguments]
+        endpoint = f"{self.scheme}://{self.endpoint}"
+        command = [str(BINARIES / "etcdctl"), "--endpoints", endpoint, "-w", "json", *arguments]
         environment = {**os.environ, "ETCDCTL_API": "3"}
         done = subprocess.run(command, capture_output=True, env=environment, check=True, timeout=PATIENCE_S)
         return json.loads(done.stdout) if done.stdout.startswith((b"{", b"[")) else done.stdout

@@ -6,6 +6,7 @@ import logging
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -598,6 +599,47 @@ def test_etcd_may_speak_tls_and_ask_for_certificates(
                 await asyncio.wait([opening])
 
         run(scenario)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate with")
+def test_the_command_speaks_tls_and_gives_a_password(tmp_path: Path):
+    make_certificate(tmp_path)
+    cert, key, password = (str(tmp_path / name) for name in ("cert.pem", "key.pem", "password"))
+    Path(password).write_text("secret\n")
+    Path(password).chmod(0o600)
+    with etcd_in(tmp_path, "--cert-file", cert, "--key-file", key, scheme="https") as etcd:
+        for words in (
+            ("user", "add", "root:secret"),
+            ("user", "grant-role", "root", "root"),
+            ("auth", "enable"),
+        ):
+            etcd.ctl("--cacert", cert, *words)
+        coordinator = [sys.executable, "-m", "jaxft_coordinator", "--bind", "localhost:0"]
+        flags = ["--etcd", etcd.endpoint, "--etcd-ca", cert, "--etcd-cert", cert, "--etcd-key", key]
+        login = ["--etcd-user", "root", "--etcd-password-file", password]
+        for command, said in (
+            ([*coordinator, *flags, *login], "leads as "),
+            ([*coordinator, *flags], f"waits for etcd at {etcd.endpoint}"),
+        ):
+            assert said in what_it_says(command, until=said)
+
+
+def what_it_says(command: list[str], until: str) -> str:
+    """What a process writes to its standard error, up to a line with these words; then it is killed."""
+    lines: list[str] = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        patience = threading.Timer(PATIENCE_S, process.kill)
+        patience.start()
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                lines.append(line)
+                if until in line:
+                    break
+        finally:
+            patience.cancel()
+            process.kill()
+    return "".join(lines)
 
 
 # ---- how it is made ----
