@@ -60,7 +60,7 @@ class Member:
         specs = [LeafSpec(f"leaf {i}", tuple(shape), dtype) for i, shape in enumerate(shapes)]
         self._layout = Layout.of(specs)
         self._leaves = [jax.block_until_ready(jax.numpy.asarray(leaf)) for leaf in self._numbers(self._me)]
-        self._wanted: list[np.ndarray] | None = None
+        self._checked = False
 
     def exchange(self, count: int) -> dict[str, Any]:
         """Average `count` times, from JAX arrays to arrays that JAX takes without a copy."""
@@ -112,15 +112,15 @@ class Member:
         ]
 
     def _check(self, means: Sequence[np.ndarray]) -> str:
-        """The first result against numpy's own, the others by their digest, which all members must share."""
+        """The first result of the first member against numpy's own, all else by digests, which must be the same."""
         digest = xxhash.xxh3_64()
         for leaf in means:
             digest.update(leaf.view(np.uint8).reshape(-1).data)
-        if self._wanted is None:
-            self._wanted = self._means()
+        if self._me == 0 and not self._checked:
+            self._checked = True
             same = all(
                 np.array_equal(got.view(np.uint8), wanted.view(np.uint8))
-                for got, wanted in zip(means, self._wanted, strict=True)
+                for got, wanted in zip(means, self._means(), strict=True)
             )
             if not same:
                 raise AssertionError("the exchange made a wrong sum")
