@@ -44,6 +44,7 @@ class Group:
         # Each member's gradients are the same random numbers, as many times as its place: the mean is known at once.
         numbers = torch.rand(sum(sizes), generator=torch.Generator().manual_seed(0))
         self._mine = ((self._me + 1) * numbers).to(getattr(torch, dtype))
+        self._grads = torch.empty_like(self._mine)  # what is averaged is overwritten
         self._stride = max(1, len(numbers) // CHECKED)
         self._wanted = (self._members + 1) / 2 * numbers[:: self._stride]
 
@@ -53,7 +54,7 @@ class Group:
         for _ in range(count):
             self._manager.start_quorum()
             self._manager.wait_quorum()
-            grads = self._mine.clone()  # what is averaged is overwritten
+            grads = self._grads.copy_(self._mine)
             began_cpu_s, began_s = time.process_time(), time.monotonic()
             works = [self._manager.allreduce(bucket) for bucket in self._buckets(grads)]
             for work in works:

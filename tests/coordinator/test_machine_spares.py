@@ -1,7 +1,18 @@
 """Spares follow the job without a place in it, and take the place of a regular group that is missing."""
 
 from jaxft_coordinator.core.job import Phase
-from jaxft_coordinator.core.messages import Commit, Heal, NewQuorum, Pin, QuorumId, Release, Step, Waiting
+from jaxft_coordinator.core.messages import (
+    Commit,
+    Finished,
+    Goodbye,
+    Heal,
+    NewQuorum,
+    Pin,
+    QuorumId,
+    Release,
+    Step,
+    Waiting,
+)
 
 from .helpers import Desk, committed, healing, members, running, shards, tried_again
 
@@ -279,6 +290,46 @@ def test_the_last_regular_group_that_is_done_ends_the_job_for_the_spares():
     desk.leave("a", finished=True)
     desk.leave("b", finished=True)
     assert (desk.job.finished, desk.job.quorum) == (1, None)
+
+
+def test_a_spare_that_may_not_go_on_alone_ends_with_the_regular_groups():
+    desk = together("a", "b", min_replicas=2)
+    commit(desk)
+    desk.close("b")
+    assert members(desk) == ["a", "s"]
+    commit(desk)
+    desk.leave("a", finished=True)
+    done = desk.tick()
+    assert done.only(Finished) == {"s": Finished(Step(2))}
+    assert (desk.job.finished, desk.job.quorum) == (2, None)
+
+
+def test_one_that_was_called_up_and_lacks_the_last_sum_gets_that_first():
+    desk = together("a", "b", min_replicas=2)
+    commit(desk)
+    desk.vote("a")
+    desk.close("b")  # with this the step counts; the spare is called up, one sum behind
+    assert (members(desk), desk.step) == (["a", "s"], 2)
+    desk.leave("a", finished=True)
+    assert desk.tick().only(Finished) == {}
+    assert desk.job.groups["a"].phase is Phase.LEAVING  # it is the only one that can give that sum
+    done = desk.ready("s")
+    assert done.only(Finished) == {"s": Finished(Step(2))}
+    assert "a" in done.only(Goodbye)
+
+
+def test_a_spare_is_not_sent_home_while_a_regular_group_may_come_back():
+    desk = together("a", "b", min_replicas=2)
+    commit(desk)
+    desk.close("b")
+    commit(desk)
+    desk.hello("b", incarnation=2)
+    desk.leave("a", finished=True)
+    desk.tick()
+    assert desk.job.finished is None
+    desk.join("b", digest="fresh")
+    desk.ready("b")
+    assert members(desk) == ["b", "s"]
 
 
 def test_a_relieved_spare_that_holds_the_last_state_resumes_the_job_from_it():

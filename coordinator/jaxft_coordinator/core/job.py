@@ -155,6 +155,8 @@ class Job:
     left: tuple[Change, ...] = ()
     waiting: str = ""
     finished: Step | None = None
+    # At which step a regular group, having taken part, has ended its loop last.
+    ended: Step | None = None
     last_tick_s: float | None = None
     # The slowest step of late, from the begin of its last attempt to its commit; None if none was measured.
     slowest_s: float | None = None
@@ -175,8 +177,8 @@ class Job:
     def empty(self) -> bool:
         """Nothing but its ids would be lost if this job were forgotten; `durable.anew` is to take its place.
 
-        Not yet after a restart: those who took part are about to dial again. Nor where its first state, or the one
-        from which it resumed, is of a history: that one must not give way to a fresh state.
+        Not yet after a restart: those who took part are about to dial again. Nor where the state from which it began,
+        or resumed, is of a history on which something was committed: that one must not give way to a fresh state.
         """
         fresh = self.frontier is None or self.frontier.fresh
         return not self.groups and fresh and self.restored_s is None

@@ -148,12 +148,12 @@ def leave(turn: Turn, group: Group, message: Leave) -> None:
     if group.phase is Phase.MEMBER:
         turn.note_left(left.name, "it left")
     if message.finished and not group.spare and group.phase is Phase.MEMBER:
-        turn.update(places=turn.job.places - 1)  # nobody needs to take its place
+        frontier = turn.job.frontier
+        assert frontier is not None
+        turn.update(places=turn.job.places - 1, ended=frontier.step)  # nobody needs to take its place
     last = not turn.select(quorums.is_member)
     if last and message.finished and left in turn.holders():
-        assert turn.job.frontier is not None
-        turn.update(finished=turn.job.frontier.step, quorum=None)
-        turn.report(f"finished at step {turn.job.frontier.step}")
+        _finish_here(turn)
     quorums.mark_lost(turn, left.name)
     # Those who finish come in a crowd: the next tick makes one quorum without them all.
     if not message.finished:
@@ -245,9 +245,11 @@ def _donors(turn: Turn) -> list[Group]:
 
 def finish(turn: Turn) -> None:
     """After the end: tell joiners that have caught up, and let leavers go whom nobody needs."""
+    if _spares_are_left(turn):
+        _finish_here(turn)
     job = turn.job
     if job.finished is not None:
-        for group in turn.select(lambda group: group.phase is Phase.READY and group.step == job.finished):
+        for group in turn.select(lambda group: _stands_at(turn, group, job.finished)):
             _tell_finished(turn, group)
     leavers = turn.select(lambda group: group.phase is Phase.LEAVING)
     needed = _needed_names(turn) if leavers else set[GroupName]()
@@ -256,6 +258,29 @@ def finish(turn: Turn) -> None:
             turn.send(group, Goodbye())
             turn.effects.append(Close(group.session))
             turn.remove(group)
+
+
+def _finish_here(turn: Turn) -> None:
+    assert turn.job.frontier is not None
+    turn.update(finished=turn.job.frontier.step, quorum=None)
+    turn.report(f"finished at step {turn.job.frontier.step}")
+
+
+def _spares_are_left(turn: Turn) -> bool:
+    """The regular groups have ended their loops at this very step, and spares are left that may not go on alone."""
+    job = turn.job
+    if job.frontier is None or job.ended != job.frontier.step:
+        return False
+    if job.quorum is not None or job.finished is not None:
+        return False
+    staying = turn.select(lambda group: group.phase is not Phase.LEAVING)
+    return 0 < len(staying) < job.min_replicas and all(group.spare for group in staying)
+
+
+def _stands_at(turn: Turn, group: Group, step: Step | None) -> bool:
+    if group.phase is Phase.MEMBER:  # of a quorum that is no more: a spare, or nothing had been finished
+        return group in turn.holders()
+    return group.phase is Phase.READY and group.step == step
 
 
 def _needed_names(turn: Turn) -> set[GroupName]:
