@@ -332,8 +332,11 @@ def _applied(turn: _Turn, number: Step) -> None:
     turn.update(step=number, vote=None, commit_heard=False, history=history)
     if replica.phase is not Phase.APPLYING:
         return
-    if replica.joined and replica.quorum is None and replica.heal is not None:
-        turn.enter(Phase.FOLLOWING)  # relieved by others with this step: it stands by
+    lacks_more = replica.quorum is None or replica.quorum.step > number
+    if replica.joined and lacks_more and replica.heal is not None:
+        turn.enter(
+            Phase.FOLLOWING
+        )  # relieved by others with this step, and called up again maybe: it stands by
     elif replica.joined:
         turn.enter(Phase.WORKING)
     else:

@@ -2,6 +2,7 @@
 
 from jaxft_coordinator.core.job import Phase
 from jaxft_coordinator.core.messages import (
+    Evicted,
     Finished,
     Heal,
     HealFailed,
@@ -340,6 +341,24 @@ def test_shards_are_dealt_anew():
     bring(desk, "c", step=2, digest="x")
     desk.wait(6.0)
     assert {member.group: member.shards for member in desk.quorum.members} == {"b": (0, 1, 2), "c": (3, 4, 5)}
+
+
+def test_those_who_follow_one_that_is_out_of_reach_say_anew_what_they_hold():
+    """It lives, and they hear of no failure; the newest state may be one of theirs."""
+    desk = running("a")
+    desk.come("s", digest="fresh", spare=True)
+    desk.ready("s")
+    for _ in range(3):
+        desk.commit()
+    desk.close("a")
+    bring(desk, "c", step=1)
+    evicted = [done.only(Evicted) for done in desk.wait(5.5)]
+    (told,) = [each["s"] for each in evicted if each]
+    assert told.may_return
+    assert desk.job.quorum is None
+    desk.come("s", step=2, history=desk.job.history, spare=True)  # "a" has given it two sums
+    desk.wait(6.0)
+    assert (members(desk), desk.step) == (["s"], 2)
 
 
 # ---- a coordinator that has lost its memory ----

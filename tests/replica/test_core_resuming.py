@@ -120,6 +120,12 @@ def test_one_that_is_relieved_and_called_again_while_it_applies_takes_part():
     assert group.directive == Attempt(quorum(2, 1), Step(1))
 
 
+def test_one_that_is_called_again_a_step_later_replays_first_what_it_lacks():
+    group = applying().hear(standing_by(5, 1), FrontierMoved(Step(2)), quorum(2, 2)).on(Applied(Step(1)))
+    assert group.directive == Replay(standing_by(5, 1), Step(1), Step(2))
+    assert group.on(Replayed(HealId(5), Step(2))).directive == Attempt(quorum(2, 2), Step(2))
+
+
 def test_a_member_that_was_a_joiner_once_works_on_after_a_commit():
     # Its heal of then is no word that it stands by.
     group = following().hear(quorum(2, 3)).on(Exchanged(QuorumId(2), Step(3))).hear(commit(2, 3))

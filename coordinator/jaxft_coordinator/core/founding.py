@@ -112,6 +112,9 @@ def _resume(turn: Turn, frontier: Frontier) -> None:
     coming = (g for g in job.groups.values() if g.holder in frontier.holders)
     if any(turn.now_s - group.came_s < patience_s for group in coming):
         return  # it is back, and says so as soon as it has applied what it missed
+    if following := turn.select(lambda group: group.phase in (Phase.HEALING, Phase.READY)):
+        _ask_anew(turn, following)
+        return
     of_history = turn.select(lambda group: has_joined(group) and group.history == job.history != 0)
     if not of_history or len(turn.select(has_joined)) < job.min_replicas:
         return
@@ -123,6 +126,16 @@ def _resume(turn: Turn, frontier: Frontier) -> None:
         f"resumes at step {truth.step} with the state of {names_text(founders)}: nobody is left who held step "
         f"{frontier.step}; {done_again(frontier.step - truth.step)}"
     )
+
+
+def _ask_anew(turn: Turn, following: Sequence[Group]) -> None:
+    """Let those who still follow one that is gone come again, and say what they hold: it may be the newest state.
+
+    Their donor may live on, out of our reach, and give them sums of steps that the job is about to do again.
+    """
+    for group in following:
+        turn.expel(group, "those from whom it heals have lost their place", may_return=True)
+    turn.update(orphaned_s=turn.now_s)  # they are given as long to come as all were
 
 
 def _go_on_from(turn: Turn, joined: Sequence[Group]) -> tuple[Group, list[Group]]:
