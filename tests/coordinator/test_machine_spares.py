@@ -293,22 +293,33 @@ def test_the_last_regular_group_that_is_done_ends_the_job_for_the_spares():
 
 
 def test_a_spare_that_may_not_go_on_alone_ends_with_the_regular_groups():
-    desk = together("a", "b", min_replicas=2)
-    commit(desk)
-    desk.close("b")
-    assert members(desk) == ["a", "s"]
+    desk = together("a", "b", spares=("s", "t"), min_replicas=3)
+    assert members(desk) == ["a", "b", "s"]
     commit(desk)
     desk.leave("a", finished=True)
+    desk.leave("b", finished=True)
     done = desk.tick()
-    assert done.only(Finished) == {"s": Finished(Step(2))}
-    assert (desk.job.finished, desk.job.quorum) == (2, None)
+    assert done.only(Finished) == {"s": Finished(Step(1)), "t": Finished(Step(1))}
+    assert (desk.job.finished, desk.job.quorum) == (1, None)
+
+
+def test_a_spare_waits_for_a_regular_group_that_has_died_though_another_has_ended():
+    desk = together("a", "b", min_replicas=2)
+    commit(desk)
+    desk.leave("a", finished=True)  # it was stopped by its user, say
+    desk.close("b")
+    desk.tick()
+    assert (desk.job.finished, desk.job.quorum) == (None, None)
+    healing(desk, "b", incarnation=2)
+    desk.ready("b")
+    assert members(desk) == ["b", "s"]
 
 
 def test_one_that_was_called_up_and_lacks_the_last_sum_gets_that_first():
     desk = together("a", "b", min_replicas=2)
     commit(desk)
-    desk.vote("a")
-    desk.close("b")  # with this the step counts; the spare is called up, one sum behind
+    desk.leave("b", finished=True)
+    desk.vote("a")  # with this the step counts; the spare is called up, one sum behind
     assert (members(desk), desk.step) == (["a", "s"], 2)
     desk.leave("a", finished=True)
     assert desk.tick().only(Finished) == {}

@@ -267,9 +267,12 @@ def _finish_here(turn: Turn) -> None:
 
 
 def _spares_are_left(turn: Turn) -> bool:
-    """The regular groups have ended their loops at this very step, and spares are left that may not go on alone."""
+    """All regular groups have ended their loops, at this very step, and spares are left that may not go on alone.
+
+    Not if one of them has died, for it may come back: then its place is to be filled still.
+    """
     job = turn.job
-    if job.frontier is None or job.ended != job.frontier.step:
+    if job.frontier is None or job.ended != job.frontier.step or job.places > 0:
         return False
     if job.quorum is not None or job.finished is not None:
         return False
