@@ -25,7 +25,7 @@ from jaxft_coordinator.core.job import (
     SessionId,
     Tick,
 )
-from jaxft_coordinator.core.messages import Alive, GroupMessage, Halted, Heartbeat, Hello
+from jaxft_coordinator.core.messages import Alive, Evicted, GroupMessage, Halted, Heartbeat, Hello
 
 from .clock import Clock
 from .disk import JOB
@@ -152,6 +152,8 @@ class Life:
         self.world.truth.check_told(message)  # pyright: ignore[reportArgumentType]
         if type(message) is Halted:
             self._halt()
+        if type(message) is Evicted and self.world.calm:
+            self.world.evicted_in_calm = True
         if self.term != self.world.disk.term:
             self.world.sometimes.note("two coordinators")
         if session not in self._closed:
