@@ -221,7 +221,8 @@ class World:
         processes = self.processes.values()
         if any(p.dead or p.flips_next or p.leaving or p.stuck_at is not None for p in processes):
             return False
-        if len({p.flipped for p in processes}) > 1:
+        # One that only stands by is not compared, until it is called up.
+        if len({p.flipped for p in processes if p.name not in self.setting.spares}) > 1:
             return False
         frontier = leader.job.frontier
         if frontier is None or frontier.step != len(self.truth.line):
