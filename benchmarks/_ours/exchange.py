@@ -97,9 +97,8 @@ class Member:
         each_bytes = size_bytes if one_trip else 2 * size_bytes // self._members
         spans: list[tuple[float, float]] = []
         cpu_s = 0.0
-        if (
-            not self._bare
-        ):  # kept for all rounds: what is given back to the system now would cost whoever is next
+        # Kept for all rounds: what is given back to the system now would cost whoever is next.
+        if not self._bare:
             self._bare = [np.ones(each_bytes, np.uint8) for _ in range(self._members)]
         out, *into = self._bare
         for _ in range(count):

@@ -186,13 +186,13 @@ def _store(arguments: Arguments) -> Store | None:
         return FileStore(arguments.state)
     if not arguments.etcd:
         return None
-    files = (arguments.etcd_ca, arguments.etcd_cert, arguments.etcd_key)
+    pem = tls.read_pem(ca=arguments.etcd_ca, cert=arguments.etcd_cert, key=arguments.etcd_key)
     password = arguments.etcd_password_file
     return EtcdStore(
         [endpoint.strip() for endpoint in arguments.etcd.split(",")],
         user=arguments.etcd_user or None,
         password=credentials.read_password(password) if password else None,
-        tls=tls.read_pem(ca=files[0], cert=files[1], key=files[2]) if any(files) else None,
+        tls=None if pem == tls.Pem() else pem,
     )
 
 

@@ -332,11 +332,10 @@ def _applied(turn: _Turn, number: Step) -> None:
     turn.update(step=number, vote=None, commit_heard=False, history=history)
     if replica.phase is not Phase.APPLYING:
         return
+    # Relieved by others with this step; if it has been called up again since, that may be for a later one.
     lacks_more = replica.quorum is None or replica.quorum.step > number
     if replica.joined and lacks_more and replica.heal is not None:
-        turn.enter(
-            Phase.FOLLOWING
-        )  # relieved by others with this step, and called up again maybe: it stands by
+        turn.enter(Phase.FOLLOWING)
     elif replica.joined:
         turn.enter(Phase.WORKING)
     else:

@@ -116,8 +116,7 @@ def draw(seed: int) -> Setting:
 def focused(seed: int, kinds: Sequence[str]) -> Setting:
     """The job and the timing of `seed`, with other faults, all of these kinds: for what is too rare else."""
     setting = draw(seed)
-    faults = _faults(random.Random(seed), list(kinds), setting.storm_s)
-    return replace(setting, faults=faults, compares=setting.compares or "flip" in kinds)
+    return replace(setting, faults=_faults(random.Random(seed), list(kinds), setting.storm_s))
 
 
 def _faults(rng: random.Random, kinds: list[str], storm_s: float) -> tuple[Fault, ...]:
