@@ -58,7 +58,7 @@ def test_a_spare_of_the_founding_state_follows_without_fetching_it():
     pin = Pin(heal.heal_id, Step(0), log_only=True)
     assert done.only(Pin) == {"a": pin, "b": pin}
     assert heal.history == desk.job.history
-    assert "[job] s stands by at step 0" in done.reports
+    assert "[job] s stands by at step 0, follows a, b" in done.reports
 
 
 def test_a_spare_that_comes_later_heals_and_then_stands_by():
@@ -186,6 +186,46 @@ def test_it_stands_by_again_when_a_regular_group_is_back():
     commit(desk)
     desk.close("b")
     assert members(desk) == ["a", "s"]
+
+
+def test_it_follows_those_too_that_came_later():
+    # It follows b alone, for a holds the frontier for certain only when its first step is committed.
+    desk = together("a", "b")
+    desk.close("a")
+    healing(desk, "a", incarnation=2)
+    desk.ready("a")
+    desk.commit()
+    first = desk.group("s").heal_id
+    assert first is not None
+    done = desk.commit()
+    assert desk.group("s").heal_id == first, "it has not said yet that it holds this state"
+    done = desk.ready("s")
+    assert done.only(Release) == {"b": Release(first)}
+    heal = done.only(Heal)["s"]
+    assert (heal.step, heal.log_only, [donor.group for donor in heal.donors]) == (desk.step, True, ["a", "b"])
+    assert done.only(Pin) == {name: Pin(heal.heal_id, desk.step, log_only=True) for name in ("a", "b")}
+    # So it gets the last sum even if the one dies that it began with.
+    desk.commit()
+    desk.close("b")
+    assert members(desk) == ["a", "s"]
+
+
+def test_one_that_came_back_under_its_name_is_a_new_donor():
+    desk = together("a", "b", "c")
+    desk.close("a")
+    commit(desk)
+    healing(desk, "a", incarnation=2)
+    desk.ready("a")
+    desk.commit()
+    desk.commit()
+    assert [donor.group for donor in desk.ready("s").only(Heal)["s"].donors] == ["a", "b", "c"]
+
+
+def test_it_keeps_its_donors_as_long_as_no_other_has_come():
+    desk = together("a", "b", "c")
+    first = desk.group("s").heal_id
+    commit(desk)
+    assert desk.group("s").heal_id == first
 
 
 def test_relieved_in_the_middle_of_a_step_it_follows_from_that_step():

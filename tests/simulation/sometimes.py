@@ -35,6 +35,7 @@ RARE: dict[str, str] = {
     "late message": "a message of a stream that its group had given up arrives after the next stream's Hello",
     "below min_replicas": "fewer groups than a step needs are able to go on, and the job waits",
     "stands by": "a group at the frontier follows by the log alone",
+    "new donors": "a spare that follows is given donors that were not there when it began",
     "second process": "a process comes whose name another one bears that still runs",
     "job forgotten": "all groups go before anything was committed, and the job is forgotten",
     "lost for good": "nobody is left who holds any committed state, not even a checkpoint",

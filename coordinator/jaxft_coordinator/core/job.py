@@ -68,7 +68,7 @@ class Group:
     step: Step = Step(0)
     digest: str = ""
     heal_id: HealId | None = None
-    donors: tuple[GroupName, ...] = ()
+    donors: tuple[Holder, ...] = ()
     # Of the state with which it joined; 0: fresh.
     history: HistoryId = HistoryId(0)
     came_s: float = 0.0

@@ -25,7 +25,7 @@ from jaxft_coordinator.core.messages import (
     Waiting,
     Welcome,
 )
-from jaxft_coordinator.core.turn import Turn, as_member
+from jaxft_coordinator.core.turn import Turn, as_member, names_text
 
 MAX_NAME_LENGTH = 200
 # A quorum lists every shard: this many are 200 KB.
@@ -203,16 +203,23 @@ def plan_heals(turn: Turn) -> None:
 
 
 def plan_following(turn: Turn) -> None:
-    """Let every group that stands by, at the frontier, follow the job: donors log the sums for it from here on."""
+    """Let every group that stands by, at the frontier, follow the job: donors log the sums for it from here on.
+
+    A spare that follows already gets new donors when others have become able to be: it stands by for long, and
+    would be cut off by the death of the last of those that it began with, just when it is needed.
+    """
     frontier = turn.job.frontier
     if frontier is None or turn.job.quorum is None:
         return
-    for group in turn.select(lambda group: group.phase is Phase.READY and group.heal_id is None):
+    standing = turn.select(lambda group: group.phase is Phase.READY and (group.heal_id is None or group.spare))
+    for group in standing:
         donors = turn.select(lambda other: quorums.is_member(other) and other.holder in frontier.holders)
-        if group.step != frontier.step or not donors:
+        new = [donor for donor in donors if donor.holder not in group.donors]
+        if group.step != frontier.step or not new:
             continue
-        _begin_heal(turn, group, frontier.step, donors, log_only=True)
-        turn.report(f"{group.name} stands by at step {frontier.step}")
+        follower = turn.release_heal(group)
+        _begin_heal(turn, follower, frontier.step, donors, log_only=True)
+        turn.report(f"{group.name} stands by at step {frontier.step}, follows {names_text(donors)}")
 
 
 def _begin_heal(turn: Turn, group: Group, step: Step, donors: list[Group], *, log_only: bool) -> None:
@@ -221,7 +228,7 @@ def _begin_heal(turn: Turn, group: Group, step: Step, donors: list[Group], *, lo
     turn.update(last_heal_id=heal_id)
     for donor in donors:
         turn.send(donor, Pin(heal_id, step, log_only))
-    turn.put(group, heal_id=heal_id, donors=tuple(donor.name for donor in donors))
+    turn.put(group, heal_id=heal_id, donors=tuple(donor.holder for donor in donors))
     members = tuple(as_member(donor) for donor in donors)
     turn.send(group, Heal(heal_id, step, members, log_only, turn.job.history))
 
@@ -289,7 +296,7 @@ def _stands_at(turn: Turn, group: Group, step: Step | None) -> bool:
 def _needed_names(turn: Turn) -> set[GroupName]:
     """Who must stay: donors of the heals that run, and, if nobody else holds it, the keepers of the frontier."""
     groups = turn.job.groups.values()
-    needed = {donor for group in groups for donor in group.donors}
+    needed = {name for group in groups for name, _ in group.donors}
     holders = turn.holders()
     stayers_hold_it = any(holder.phase is not Phase.LEAVING for holder in holders)
     if not stayers_hold_it and any(group.phase in _WITHOUT_FRONTIER for group in groups):

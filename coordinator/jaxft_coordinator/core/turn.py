@@ -104,7 +104,8 @@ class Turn:
     def distrust(self, name: GroupName, incarnation: Incarnation) -> None:
         """What that group holds is not the job's state, whatever its step says; nor is what it gave to joiners."""
         self._disown((name, incarnation))
-        for fed in self.select(lambda other: name in other.donors and other.phase is not Phase.MEMBER):
+        donor = (name, incarnation)
+        for fed in self.select(lambda other: donor in other.donors and other.phase is not Phase.MEMBER):
             self._disown(fed.holder)
             self.put(self.release_heal(fed), phase=Phase.STALE, history=HistoryId(0))
 
@@ -125,9 +126,9 @@ class Turn:
         """Let the donors of `group` free what they keep for it."""
         if group.heal_id is None:
             return group
-        for name in group.donors:
+        for name, incarnation in group.donors:
             donor = self.job.groups.get(name)
-            if donor is not None:
+            if donor is not None and donor.incarnation == incarnation:
                 self.send(donor, Release(group.heal_id))
         return self.put(group, heal_id=None, donors=())
 
