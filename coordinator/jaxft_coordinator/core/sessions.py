@@ -211,7 +211,9 @@ def plan_following(turn: Turn) -> None:
     frontier = turn.job.frontier
     if frontier is None or turn.job.quorum is None:
         return
-    standing = turn.select(lambda group: group.phase is Phase.READY and (group.heal_id is None or group.spare))
+    standing = turn.select(
+        lambda group: group.phase is Phase.READY and (group.heal_id is None or group.spare)
+    )
     for group in standing:
         donors = turn.select(lambda other: quorums.is_member(other) and other.holder in frontier.holders)
         new = [donor for donor in donors if donor.holder not in group.donors]
