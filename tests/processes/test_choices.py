@@ -48,6 +48,45 @@ def test_a_spare_takes_a_dead_members_shards_in_the_very_same_step(undisturbed: 
         assert report_of(spare, KILLED_AT + 1)["shards"] == [2, 3]
 
 
+def test_a_spare_follows_those_who_came_later(undisturbed: str, tmp_path: Path) -> None:
+    # It begins to follow with group-0 alone, and group-0 dies: it gets what it needs from group-1, in the same step.
+    back, entered, followed = (
+        tmp_path / "group-1-back",
+        tmp_path / "group-1-in",
+        tmp_path / "spare-follows-both",
+    )
+    last_gate = KILLED_AT + 8
+    dies_at = last_gate + 2
+    gates = ("--steps", str(STEPS), "--gate", f"10:{back}", "--gate", f"{KILLED_AT}:{entered}")
+    own = {
+        "group-0": ("--gate", f"{last_gate}:{followed}", "--die", f"compute step {dies_at}"),
+        "group-1": ("--die", "compute step 5"),
+        "spare": ("--spare",),
+    }
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        workers = here.start_together(tuple(own), lambda group: (*gates, *own[group]))
+        here.until_dead(workers["group-1"])
+        tells_all = ("--die", "compute step 99")  # it never comes so far
+        second = here.start("group-1", *gates, "--gate", f"{last_gate}:{followed}", *tells_all)
+        here.until(lambda: second.says("heals to step"), "group-1 to heal")
+        back.touch()
+        first, spare = workers["group-0"], workers["spare"]
+        near = (f"replay step {KILLED_AT - 1}", "compute step")  # it has caught up with the gate, or is in
+        here.until(lambda: any(map(second.says, near)), "group-1 to enter")
+        entered.touch()
+        both = "follows group-0, group-1"  # as in the beginning, and now again
+        here.until(lambda: here.coordinator_log.read_text().count(both) == 2, "the spare to follow both")
+        followed.touch()
+        here.until_dead(first)
+        here.until_finished(second, spare)
+        assert {second.digest, spare.digest} == {undisturbed}
+        kill = report_of(second, dies_at + 1)
+        assert kill["members"] == ["group-1", "spare"]
+        assert kill["shards"] == [2, 3]
+        assert report_of(spare, dies_at + 1)["shards"] == [0, 1]
+
+
 def test_below_min_replicas_the_job_waits_says_for_whom_and_goes_on(undisturbed: str, tmp_path: Path) -> None:
     flags = ("--steps", str(STEPS), "--min-replicas", "2")
     with cluster(tmp_path) as here:
