@@ -44,7 +44,7 @@ mutants: $(STAMP)  ## bugs planted into the protocol's cores, and in how many se
 storm: $(STAMP)  ## the long fault storms
 	$(BIN)/pytest -m storm -n 0 $(ARGS)
 
-bench: $(STAMP)  ## every figure beside TorchFT, into bench-results: about 40 minutes on 2 cores
+bench: $(STAMP)  ## every figure beside TorchFT, into bench-results: 35 to 38 minutes on 2 cores
 	$(BIN)/python -m benchmarks all --json bench-results/all.json
 	$(BIN)/python -m benchmarks.report bench-results/all.json bench-results
 
