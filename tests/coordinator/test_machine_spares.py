@@ -197,7 +197,7 @@ def test_it_follows_those_too_that_came_later():
     desk.commit()
     first = desk.group("s").heal_id
     assert first is not None
-    done = desk.commit()
+    desk.commit()
     assert desk.group("s").heal_id == first, "it has not said yet that it holds this state"
     done = desk.ready("s")
     assert done.only(Release) == {"b": Release(first)}

@@ -154,11 +154,11 @@ class Process(Trainer):
             self._do(effect)
         if replica.phase is not before.phase:
             self._note_phase(before, replica)
-        elif replica.phase is r.Phase.FOLLOWING and replica.heal is not before.heal:
-            self.world.sometimes.note("new donors")
         elif replica.quorum is before.quorum and replica.heal is before.heal:
             if replica.frontier_step == before.frontier_step and replica.failure is before.failure:
                 return
+        if replica.phase is before.phase is r.Phase.FOLLOWING and replica.heal is not before.heal:
+            self.world.sometimes.note("new donors")
         self._look_soon()
 
     def _do(self, effect: r.Effect) -> None:
