@@ -138,8 +138,9 @@ def coordinator_to_proto(message: m.CoordinatorMessage) -> pb.CoordinatorMessage
             return pb.CoordinatorMessage(goodbye=pb.Goodbye())
         case m.Alive():
             return pb.CoordinatorMessage(alive=pb.Alive())
-        case m.Halted(reason):
-            return pb.CoordinatorMessage(halted=pb.Halted(reason=reason))
+        case m.Halted(reason, kind):
+            halted = pb.Halted(reason=reason, kind=pb.Halted.Kind.Name(kind))
+            return pb.CoordinatorMessage(halted=halted)
         case _:
             assert_never(message)
 
@@ -186,11 +187,17 @@ def coordinator_from_proto(message: pb.CoordinatorMessage) -> m.CoordinatorMessa
         case "goodbye":
             return m.Goodbye()
         case "halted":
-            return m.Halted(message.halted.reason)
+            return m.Halted(message.halted.reason, _halt_kind(message.halted.kind))
         case "alive":
             return m.Alive()
         case unknown:
             raise WireError(f"a message of kind {unknown!r} is not part of protocol {m.PROTOCOL_VERSION}")
+
+
+def _halt_kind(number: int) -> m.HaltKind:
+    """A kind that this version does not know stops the job all the same."""
+    known = {kind.value for kind in m.HaltKind}
+    return m.HaltKind(number) if number in known else m.HaltKind.FAILED
 
 
 def _hello(hello: pb.Hello) -> m.Hello:

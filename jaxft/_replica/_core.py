@@ -39,6 +39,7 @@ from jaxft_coordinator.core.messages import (
     Goodbye,
     GroupMessage,
     Halted,
+    HaltKind,
     Heal,
     HealFailed,
     HealId,
@@ -197,8 +198,8 @@ def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
             _evicted(turn, reason, may_return=may_return)
         case Goodbye():
             turn.enter(Phase.LEFT)
-        case Halted(reason):
-            _halted(turn, reason)
+        case Halted(reason, kind):
+            _halted(turn, reason, kind)
         case _ if turn.replica.phase in _DONE:
             pass  # it was said before it was known that this group goes
         case Commit():
@@ -390,16 +391,32 @@ def _heal(turn: _Turn, heal: Heal) -> None:
         turn.enter(Phase.FOLLOWING, heal=heal, quorum=None, frontier_step=heal.step)
 
 
-def _halted(turn: _Turn, reason: str) -> None:
+# What a halt of each kind means to people: the error, and what to do.
+_HALTS = {
+    HaltKind.DIVERGED: (
+        "Diverged",
+        "Memory or a device has corrupted a state, or the groups' programs are not deterministic. Start the groups "
+        "again: they resume from the newest checkpoint; without one, start a new run under another job name.",
+    ),
+    HaltKind.NONFINITE: (
+        "NonFinite",
+        "Nothing of that step has been applied. Look at the learning rate and the data of that step; then start the "
+        'groups again from a checkpoint, or choose nonfinite="skip" or "allow" (docs/guarantees.md).',
+    ),
+    HaltKind.FAILED: (
+        "JobHalted",
+        "Start the groups again: they resume from the newest checkpoint.",
+    ),
+}
+
+
+def _halted(turn: _Turn, reason: str, kind: HaltKind) -> None:
     if turn.replica.phase in _DONE:
         turn.enter(Phase.LEFT)
         return
-    turn.fail(
-        "Diverged",
-        f"the coordinator {turn.replica.identity.coordinator} has stopped the job: {reason}. Memory or a device has "
-        "corrupted a state, or the groups' programs are not deterministic. Start the groups again: they resume from "
-        "the newest checkpoint; without one, start a new run under another job name.",
-    )
+    error, advice = _HALTS[kind]
+    me = turn.replica.identity
+    turn.fail(error, f"the coordinator {me.coordinator} has stopped job {me.job!r}: {reason}. {advice}")
 
 
 def _evicted(turn: _Turn, reason: str, *, may_return: bool) -> None:

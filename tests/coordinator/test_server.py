@@ -26,6 +26,7 @@ from jaxft_coordinator.core.messages import (
     GroupMessage,
     GroupName,
     Halted,
+    HaltKind,
     Heal,
     HealFailed,
     HealId,
@@ -545,6 +546,7 @@ def test_what_a_group_says_survives_the_wire(message: GroupMessage):
         Evicted("why", may_return=True),
         Goodbye(),
         Halted("why"),
+        Halted("why", HaltKind.NONFINITE),
     ],
 )
 def test_what_the_coordinator_says_survives_the_wire(message: CoordinatorMessage):

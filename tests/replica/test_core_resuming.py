@@ -8,6 +8,7 @@ from jaxft_coordinator.core.messages import (
     FrontierMoved,
     Goodbye,
     Halted,
+    HaltKind,
     Heal,
     HealFailed,
     HealId,
@@ -20,6 +21,7 @@ from jaxft_coordinator.core.messages import (
     Vote,
 )
 
+from jaxft import Diverged, JobHalted, NonFinite
 from jaxft._replica._types import (
     Applied,
     Apply,
@@ -264,11 +266,21 @@ def test_a_halted_job_is_an_error_that_says_what_to_do(make):
     assert group.directive.failure.error == "Diverged"
     text = group.directive.failure.text
     assert text.startswith(
-        "the coordinator coordinator:29510 has stopped the job: the groups of job 'job' hold different states 3 "
+        "the coordinator coordinator:29510 has stopped job 'job': the groups of job 'job' hold different states 3 "
         "(a: 1; b: 2). Memory or a device has corrupted a state, or the groups' programs are not deterministic."
     )
     assert "Start the groups again: they resume from the newest checkpoint" in text
     assert group.on(Disconnected("ended")).on(LeaveNow(finished=False)).directive == group.directive
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [(HaltKind.DIVERGED, Diverged), (HaltKind.NONFINITE, NonFinite), (HaltKind.FAILED, JobHalted)],
+)
+def test_each_kind_of_halt_has_an_error(kind: HaltKind, error: type[Exception]):
+    directive = working().hear(Halted("why", kind)).directive
+    assert isinstance(directive, Fail)
+    assert directive.failure.error == error.__name__
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ They mirror `proto/coordinator.proto`, which documents every field. The cores of
 only the shells know of protobuf. "State s" is the state after s committed steps; step s makes state s + 1.
 """
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType
@@ -188,9 +189,18 @@ class Goodbye:
     pass
 
 
+class HaltKind(enum.IntEnum):
+    """Why a job stops for all its groups. The numbers are those of the proto."""
+
+    DIVERGED = 0  # states differ, and no majority says which is right
+    NONFINITE = 1  # a step's means are not finite, and the job's policy is to stop then
+    FAILED = 2  # the job cannot go on for another reason, such as an error of the coordinator on this job
+
+
 @dataclass(frozen=True, slots=True)
 class Halted:
     reason: str
+    kind: HaltKind = HaltKind.DIVERGED
 
 
 @dataclass(frozen=True, slots=True)

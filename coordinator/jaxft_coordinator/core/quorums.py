@@ -30,6 +30,7 @@ from jaxft_coordinator.core.messages import (
     FrontierMoved,
     GroupName,
     Halted,
+    HaltKind,
     NewQuorum,
     QuorumId,
     Step,
@@ -130,28 +131,31 @@ def _compare(turn: Turn, quorum: NewQuorum) -> None:
     given = turn.job.ballot.digests
     odd = digests.odd_ones(given)
     if odd is None:
-        halt(turn, digests.listed(given))
+        diverge(turn, digests.listed(given))
     elif odd:
         retry(turn, quorum, silent=0, odd=odd)
     else:
         commit(turn, quorum)
 
 
-def halt(turn: Turn, differing: str) -> None:
-    """Nobody knows the truth: stop everybody. The job can resume from a checkpoint, as after the loss of all."""
-    frontier = turn.job.frontier
-    assert frontier is not None
-    reason = f"{_differ_text(turn)} ({differing})"
+def halt(turn: Turn, kind: HaltKind, reason: str) -> None:
+    """Stop the job for all its groups. It can resume from a checkpoint, as after the loss of all of them."""
     turn.report(f"halts: {reason}")
     for group in turn.select(lambda group: True):
-        _stop(turn, group, reason)
+        _stop(turn, group, kind, reason)
+    turn.update(quorum=None, ballot=Ballot())
+
+
+def diverge(turn: Turn, differing: str) -> None:
+    """Halt because no majority says whose state is right: what the groups hold counts for nothing from here on."""
+    frontier = turn.job.frontier
+    assert frontier is not None
+    halt(turn, HaltKind.DIVERGED, f"{_differ_text(turn)} ({differing})")
     # One whose stream broke just now has not heard of it, and may come back with what it holds; nor has anybody, if
     # this coordinator dies before it tells them. See `stop_late`.
     distrusted = turn.job.distrusted | frontier.holders
     nobody: frozenset[Holder] = frozenset()
     turn.update(
-        quorum=None,
-        ballot=Ballot(),
         proven={},
         distrusted=distrusted,
         frontier=replace(frontier, holders=nobody, digest=""),
@@ -167,12 +171,13 @@ def stop_late(turn: Turn, group: Group) -> bool:
     if frontier is None or frontier.holders or group.holder not in turn.job.distrusted:
         return False
     turn.report(f"{group.name} is told that the job has halted")
-    _stop(turn, group, f"{_differ_text(turn)} (found before {group.name!r} lost its connection)")
+    reason = f"{_differ_text(turn)} (found before {group.name!r} lost its connection)"
+    _stop(turn, group, HaltKind.DIVERGED, reason)
     return True
 
 
-def _stop(turn: Turn, group: Group, reason: str) -> None:
-    turn.send(group, Halted(reason))
+def _stop(turn: Turn, group: Group, kind: HaltKind, reason: str) -> None:
+    turn.send(group, Halted(reason, kind))
     turn.effects.append(Close(group.session))
     turn.remove(group)
 

@@ -1,4 +1,5 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -300,10 +301,20 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class Halted(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "kind")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DIVERGED: _ClassVar[Halted.Kind]
+        NONFINITE: _ClassVar[Halted.Kind]
+        FAILED: _ClassVar[Halted.Kind]
+    DIVERGED: Halted.Kind
+    NONFINITE: Halted.Kind
+    FAILED: Halted.Kind
     REASON_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    kind: Halted.Kind
+    def __init__(self, reason: _Optional[str] = ..., kind: _Optional[_Union[Halted.Kind, str]] = ...) -> None: ...
 
 class Alive(_message.Message):
     __slots__ = ()
