@@ -53,8 +53,14 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
                     min_replicas=message.min_replicas,
                     history=message.history,
                     spare=message.spare,
+                    members=message.members,
                 )
             )
+        case m.Pinned(heal_id, digest):
+            pinned = pb.Pinned(heal_id=heal_id)
+            if digest is not None:
+                pinned.digest = digest
+            return pb.GroupMessage(pinned=pinned)
         case m.Ready(heal_id, step):
             return pb.GroupMessage(ready=pb.Ready(heal_id=heal_id, step=step))
         case m.HealFailed(heal_id, reason, step, history):
@@ -85,6 +91,10 @@ def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
             return _hello(message.hello)
         case "join":
             return _join(message.join)
+        case "pinned":
+            pinned = message.pinned
+            digest = pinned.digest if pinned.HasField("digest") else None
+            return m.Pinned(m.HealId(pinned.heal_id), digest)
         case "ready":
             ready = message.ready
             return m.Ready(m.HealId(ready.heal_id), m.Step(_count("step", ready.step)))
@@ -128,8 +138,8 @@ def coordinator_to_proto(message: m.CoordinatorMessage) -> pb.CoordinatorMessage
             return pb.CoordinatorMessage(heal=heal)
         case m.FrontierMoved(step):
             return pb.CoordinatorMessage(frontier_moved=pb.FrontierMoved(step=step))
-        case m.Waiting(reason):
-            return pb.CoordinatorMessage(waiting=pb.Waiting(reason=reason))
+        case m.Waiting(reason, held):
+            return pb.CoordinatorMessage(waiting=pb.Waiting(reason=reason, held=held))
         case m.Finished(step):
             return pb.CoordinatorMessage(finished=pb.Finished(step=step))
         case m.Evicted(reason, may_return):
@@ -179,7 +189,7 @@ def coordinator_from_proto(message: pb.CoordinatorMessage) -> m.CoordinatorMessa
         case "frontier_moved":
             return m.FrontierMoved(m.Step(message.frontier_moved.step))
         case "waiting":
-            return m.Waiting(message.waiting.reason)
+            return m.Waiting(message.waiting.reason, message.waiting.held)
         case "finished":
             return m.Finished(m.Step(message.finished.step))
         case "evicted":
@@ -224,6 +234,7 @@ def _join(join: pb.Join) -> m.Join:
         join.min_replicas,
         m.HistoryId(join.history),
         join.spare,
+        join.members,
     )
 
 

@@ -107,7 +107,7 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def serving(*, tick_s: float = 0.05, **options: float) -> AsyncIterator[Server]:
-    server = Server("localhost:0", Options(**options), quorum_tick_s=tick_s)  # pyright: ignore[reportArgumentType]
+    server = Server("localhost:0", Options(**{"founding_wait_s": 0.0, **options}), quorum_tick_s=tick_s)  # pyright: ignore[reportArgumentType]
     await server.start()
     try:
         yield server

@@ -43,6 +43,16 @@ class Join:
     min_replicas: int = 0
     history: HistoryId = HistoryId(0)
     spare: bool = False
+    # How many members the last quorum had that this group has seen; 0 if it has seen none.
+    members: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A donor keeps the state that a heal asked for, and this is its digest; None if it could not be taken."""
+
+    heal_id: HealId
+    digest: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,7 @@ class Leave:
     finished: bool
 
 
-GroupMessage = Hello | Join | Ready | Vote | Heartbeat | HealFailed | Leave
+GroupMessage = Hello | Join | Pinned | Ready | Vote | Heartbeat | HealFailed | Leave
 
 
 # ---- coordinator to group ----
@@ -171,6 +181,7 @@ class FrontierMoved:
 @dataclass(frozen=True, slots=True)
 class Waiting:
     reason: str
+    held: bool = False  # a group that holds the job's state is here
 
 
 @dataclass(frozen=True, slots=True)
