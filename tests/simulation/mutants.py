@@ -276,6 +276,35 @@ def _resumes_while_holders_are_there(resume: Any) -> Any:
     return mutated
 
 
+@mutant(founding, "newer_may_come", "amnesia", "kill", "break")
+def _the_first_to_come_founds_at_once(newer: Any) -> Any:
+    """A coordinator without memory begins with the state of the first group that comes (TorchFT)."""
+    return lambda turn, candidates: False
+
+
+@mutant(founding, "is_newer", "amnesia", "kill", "isolate")
+def _a_newer_state_that_comes_late_is_healed_back(newer: Any) -> Any:
+    """A group that holds a later step of this run than the job is told to heal to the job's."""
+    return lambda job, message: False
+
+
+@mutant(founding, "_truth", "amnesia", "flip", "kill")
+def _the_lowest_name_is_the_truth(truth: Any) -> Any:
+    """Of states at one step that of the lowest name is taken, whatever the others hold."""
+    return lambda best: min(best, key=lambda group: int(group.name.rpartition("-")[2]))
+
+
+@mutant(sessions, "_pin", "flip", "kill", "crash")
+def _donors_are_not_compared(pin: Any) -> Any:
+    """A joiner is told whom to ask before the donors have told their digests."""
+
+    def mutated(turn: Any, joiner: Any, step: Any, donors: Any) -> None:
+        pin(turn, joiner, step, donors)
+        sessions._tell_heal(turn, turn.job.groups[joiner.name], donors)  # pyright: ignore[reportPrivateUsage]
+
+    return mutated
+
+
 # ---- liveness ----
 
 
