@@ -7,6 +7,7 @@ from typing import assert_never
 
 from google.protobuf.message import DecodeError
 
+from jaxft_coordinator import deltas
 from jaxft_coordinator.core import messages as m
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 
@@ -108,15 +109,18 @@ def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
             raise WireError(f"a message of kind {unknown!r} is not part of protocol {m.PROTOCOL_VERSION}")
 
 
-def coordinator_to_proto(message: m.CoordinatorMessage) -> pb.CoordinatorMessage:
+def coordinator_to_proto(
+    message: m.CoordinatorMessage, base: m.NewQuorum | None = None
+) -> pb.CoordinatorMessage:
+    """Return the wire form of a message on a stream that carried the quorum `base` last."""
     match message:
         case m.Commit(quorum_id, step, following):
             commit = pb.Commit(quorum_id=quorum_id, step=step)
             if following is not None:
-                commit.next.CopyFrom(_quorum_to_proto(following))
+                commit.next.CopyFrom(deltas.to_proto(following, base))
             return pb.CoordinatorMessage(commit=commit)
         case m.NewQuorum():
-            return pb.CoordinatorMessage(new_quorum=_quorum_to_proto(message))
+            return pb.CoordinatorMessage(new_quorum=deltas.to_proto(message, base))
         case m.Welcome(interval_ms, frontier_step, frontier_quorum_id, frontier_held, term):
             welcome = pb.Welcome(heartbeat_interval_ms=interval_ms, term=term)
             if frontier_step is not None:
@@ -134,7 +138,7 @@ def coordinator_to_proto(message: m.CoordinatorMessage) -> pb.CoordinatorMessage
             return pb.CoordinatorMessage(release=pb.Release(heal_id=heal_id))
         case m.Heal(heal_id, step, donors, log_only, history):
             heal = pb.Heal(heal_id=heal_id, step=step, log_only=log_only, history=history)
-            heal.donors.extend(_member_to_proto(donor) for donor in donors)
+            heal.donors.extend(deltas.member_to_proto(donor) for donor in donors)
             return pb.CoordinatorMessage(heal=heal)
         case m.FrontierMoved(step):
             return pb.CoordinatorMessage(frontier_moved=pb.FrontierMoved(step=step))
@@ -155,14 +159,31 @@ def coordinator_to_proto(message: m.CoordinatorMessage) -> pb.CoordinatorMessage
             assert_never(message)
 
 
-def coordinator_from_proto(message: pb.CoordinatorMessage) -> m.CoordinatorMessage:
+def coordinator_from_proto(
+    message: pb.CoordinatorMessage, base: m.NewQuorum | None = None
+) -> m.CoordinatorMessage:
+    """Return what the coordinator said on a stream that carried the quorum `base` last. Raises WireError."""
+    try:
+        return _coordinator_from_proto(message, base)
+    except deltas.UnknownBase as error:
+        raise WireError(str(error)) from error
+
+
+def quorum_of(message: m.CoordinatorMessage) -> m.NewQuorum | None:
+    """The quorum that a message carries, if any."""
+    if isinstance(message, m.Commit):
+        return message.next
+    return message if isinstance(message, m.NewQuorum) else None
+
+
+def _coordinator_from_proto(message: pb.CoordinatorMessage, base: m.NewQuorum | None) -> m.CoordinatorMessage:
     match message.WhichOneof("kind"):
         case "commit":
             commit = message.commit
-            following = _quorum_from_proto(commit.next) if commit.HasField("next") else None
+            following = deltas.from_proto(commit.next, base) if commit.HasField("next") else None
             return m.Commit(m.QuorumId(commit.quorum_id), m.Step(commit.step), following)
         case "new_quorum":
-            return _quorum_from_proto(message.new_quorum)
+            return deltas.from_proto(message.new_quorum, base)
         case "welcome":
             welcome = message.welcome
             frontier_step = m.Step(welcome.frontier_step) if welcome.has_frontier else None
@@ -183,7 +204,7 @@ def coordinator_from_proto(message: pb.CoordinatorMessage) -> m.CoordinatorMessa
             return m.Release(m.HealId(message.release.heal_id))
         case "heal":
             heal = message.heal
-            donors = tuple(_member_from_proto(donor) for donor in heal.donors)
+            donors = tuple(deltas.member_from_proto(donor) for donor in heal.donors)
             history = m.HistoryId(heal.history)
             return m.Heal(m.HealId(heal.heal_id), m.Step(heal.step), donors, heal.log_only, history)
         case "frontier_moved":
@@ -262,39 +283,3 @@ def _count(name: str, value: int) -> int:
     if value > MAX_COUNT:
         raise WireError(f"{name} is {value}; nobody counts so far")
     return value
-
-
-def _quorum_to_proto(quorum: m.NewQuorum) -> pb.NewQuorum:
-    return pb.NewQuorum(
-        quorum_id=quorum.quorum_id,
-        step=quorum.step,
-        total_shards=quorum.total_shards,
-        members=[_member_to_proto(member) for member in quorum.members],
-        joined=[pb.Change(group=change.group, reason=change.reason) for change in quorum.joined],
-        left=[pb.Change(group=change.group, reason=change.reason) for change in quorum.left],
-        history=quorum.history,
-    )
-
-
-def _quorum_from_proto(quorum: pb.NewQuorum) -> m.NewQuorum:
-    return m.NewQuorum(
-        m.QuorumId(quorum.quorum_id),
-        m.Step(quorum.step),
-        quorum.total_shards,
-        tuple(_member_from_proto(member) for member in quorum.members),
-        tuple(m.Change(m.GroupName(change.group), change.reason) for change in quorum.joined),
-        tuple(m.Change(m.GroupName(change.group), change.reason) for change in quorum.left),
-        m.HistoryId(quorum.history),
-    )
-
-
-def _member_to_proto(member: m.Member) -> pb.Member:
-    return pb.Member(
-        group=member.group, incarnation=member.incarnation, address=member.address, shards=member.shards
-    )
-
-
-def _member_from_proto(member: pb.Member) -> m.Member:
-    return m.Member(
-        m.GroupName(member.group), m.Incarnation(member.incarnation), member.address, tuple(member.shards)
-    )

@@ -51,6 +51,7 @@ class Life:
             setting.heartbeat_timeout_s,
             self.term,
             setting.founding_wait_s,
+            setting.gather_s_per_member,
         )
         self.job = Job(JOB, self._options)
         if saved is not None:

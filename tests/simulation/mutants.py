@@ -201,6 +201,12 @@ def _a_joiner_one_step_behind(new_quorum: Any) -> Any:
     return mutated
 
 
+@mutant(quorums, "_has_gathered", "kill", "break")
+def _each_loss_makes_a_quorum(has_gathered: Any) -> Any:
+    """A step is tried again at the first of many losses, and at each that follows."""
+    return lambda turn, quorum: True
+
+
 # ---- healing ----
 
 

@@ -69,6 +69,7 @@ class Setting:
     careful: bool  # chaos spares the last group that holds the state
     brings: int  # steps of a checkpoint from before the coordinator's first life
     founding_wait_s: float
+    gather_s_per_member: float  # how long losses are gathered
     storm_s: float
     faults: tuple[Fault, ...]
 
@@ -93,6 +94,7 @@ def draw(seed: int) -> Setting:
     founding_wait_s = rng.choice((0.02, 0.02, 0.2, heartbeat_timeout_s))
     if "amnesia" in kinds:
         founding_wait_s = heartbeat_timeout_s
+    gather_s_per_member = rng.choice((0.0, 0.0, 0.01))
     storm_s = rng.uniform(0.6, 2.5) + founding_wait_s
     compares = rng.random() < 0.6
     if not compares:
@@ -118,6 +120,7 @@ def draw(seed: int) -> Setting:
         careful=rng.random() < 0.4,
         brings=rng.randint(1, 4) if rng.random() < 0.1 else 0,
         founding_wait_s=founding_wait_s,
+        gather_s_per_member=gather_s_per_member,
         storm_s=storm_s,
         faults=_faults(rng, kinds, storm_s),
     )

@@ -11,11 +11,12 @@ from jaxft_coordinator.core.job import (
     Event,
     Frontier,
     Group,
+    GroupSaid,
     Job,
     Phase,
     Saved,
 )
-from jaxft_coordinator.core.messages import Commit, CoordinatorMessage, Heal, NewQuorum, QuorumId, Step
+from jaxft_coordinator.core.messages import Commit, CoordinatorMessage, Heal, NewQuorum, QuorumId, Step, Vote
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -43,6 +44,7 @@ class Truth:
         self.ever: set[tuple[int, QuorumId]] = set()
         self.roots: set[int] = set()
         self.went_back = 0
+        self._lost_since_s: dict[int, float] = {}  # of each coordinator
         self.quorums: dict[QuorumId, NewQuorum] = {}
         self._world = world
         self.same_bits = world.setting.shards != "members"
@@ -138,8 +140,13 @@ class Truth:
 
     def check_turn(self, before: Job, after: Job, event: Event) -> None:
         quorum = after.quorum
+        if not before.ballot.lost:
+            self._lost_since_s[before.options.term] = self._world.now_s
         if quorum is not None and quorum is not before.quorum:
             self._check_quorum(before, after, quorum)
+            voted = isinstance(event, GroupSaid) and isinstance(event.message, Vote)
+            if not voted:  # a vote may be the last that was waited for
+                self._check_gathered(before, after, quorum)
         old, new = before.frontier, after.frontier
         if new is old or new is None:
             return
@@ -194,6 +201,17 @@ class Truth:
             raise Violation("each shard counted once", f"{given} of {quorum.total_shards}")
         if after.frontier is None or quorum.step != after.frontier.step:
             raise Violation("a quorum begins at the frontier", f"quorum from {quorum.step}")
+
+    def _check_gathered(self, before: Job, after: Job, quorum: NewQuorum) -> None:
+        """Losses that belong together cost one quorum, where they are gathered."""
+        old, ballot, setting = before.quorum, before.ballot, self._world.setting
+        if old is None or quorum.step != old.step or ballot.ok or ballot.failed:
+            return
+        least_s = before.options.gather_s(len(old.members)) * (1 - 2 * setting.drift)
+        living = any(_still_takes_part(before.groups.get(member.group), after) for member in old.members)
+        lost_since_s = self._lost_since_s[before.options.term]
+        if living and self._world.now_s - lost_since_s < least_s:
+            raise Violation("losses are gathered", f"quorum {quorum.quorum_id} at the first of them")
 
     def _check_commit(self, before: Job, after: Job, step: Step) -> None:
         """Every member that lives holds the complete sum, computed from one state."""

@@ -38,6 +38,15 @@ class Options:
     # heartbeat.
     founding_wait_s: float | None = None
 
+    # How long losses are gathered before a step is tried again, for each member of the quorum. To tell a thousand
+    # members of a new quorum takes about as long, so gathering costs no time; a small job does not wait.
+    gather_s_per_member: float = 5e-5
+
+    def gather_s(self, members: int) -> float:
+        """How long to wait for further losses after the first, in a quorum of so many members."""
+        wait_s = min(0.05, members * self.gather_s_per_member)
+        return wait_s if wait_s >= 0.005 else 0.0
+
     @property
     def newer_may_come_s(self) -> float:
         return self.heartbeat_timeout_s if self.founding_wait_s is None else self.founding_wait_s
@@ -130,6 +139,8 @@ class Ballot:
     failures: tuple[Failure, ...] = ()
     digests: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     deadline_s: float | None = None
+    # Until when further losses are waited for.
+    gather_until_s: float | None = None
     retries: int = 0
     began_s: float = 0.0
     computed: int = 0

@@ -104,7 +104,9 @@ def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
     match message:
         case Heartbeat():
             progress.computed(turn, turn.put(group, last_heard_s=turn.now_s), message)
-            return False
+            quorum = turn.job.quorum
+            quorums.end_gathering(turn)
+            return turn.job.quorum is not quorum
         case Vote():
             frontier, quorum = turn.job.frontier, turn.job.quorum
             quorums.vote(turn, group, message)
@@ -150,6 +152,7 @@ def _tick(turn: Turn) -> None:
     for group in silent:
         turn.expel(group, f"no heartbeat for {now_s - group.last_heard_s:.1f} s", may_return=True)
     quorums.lose(turn, *(group.name for group in silent))
+    quorums.end_gathering(turn)
     quorums.end_grace(turn, last_tick_s)
     _put_out_the_hung(turn)
     founding.end_reunion(turn)

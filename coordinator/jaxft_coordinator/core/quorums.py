@@ -6,7 +6,8 @@ The rule for counting (`settle`), with "living" = members of the quorum not lost
   member died after its contribution had reached everyone.
 * ... but their states differ   -> the odd ones are evicted and the step is tried again without what they gave, so
   their error reaches nobody. If no majority says who is odd, the job halts: nobody knows the truth.
-* a member is lost and nobody has voted ok yet -> the step is tried again at once under a new quorum.
+* a member is lost and nobody has voted ok yet -> the step is tried again at once under a new quorum; in a job of a
+  hundred groups or more, after some milliseconds in which losses that belong together are gathered.
 * a member is lost after somebody voted ok, or a vote failed -> the exchange is in its last milliseconds: wait for
   the other votes, at most `vote_grace_s`. They may still make a COMMIT, or say who is to blame.
 * all living members have voted -> the step is tried again.
@@ -119,10 +120,32 @@ def settle(turn: Turn) -> None:
         _compare(turn, quorum)
     elif not ballot.lost and not ballot.failed:
         pass
-    elif (ballot.lost and not ballot.ok) or not _silent(quorum, ballot):
+    elif not _silent(quorum, ballot):
         retry(turn, quorum, silent=0)
+    elif ballot.lost and not ballot.ok:
+        if _has_gathered(turn, quorum):
+            retry(turn, quorum, silent=0)
     elif ballot.deadline_s is None:
         turn.update(ballot=changed(ballot, deadline_s=turn.now_s + turn.job.options.vote_grace_s))
+
+
+def _has_gathered(turn: Turn, quorum: NewQuorum) -> bool:
+    """Whether the losses that belong together are known: a rack that loses power is a hundred losses in a row."""
+    ballot = turn.job.ballot
+    wait_s = turn.job.options.gather_s(len(quorum.members))
+    if not wait_s:
+        return True
+    if ballot.gather_until_s is None:
+        turn.update(ballot=changed(ballot, gather_until_s=turn.now_s + wait_s))
+        return False
+    return turn.now_s >= ballot.gather_until_s
+
+
+def end_gathering(turn: Turn) -> None:
+    """Try the step again if losses have been gathered for long enough."""
+    until_s = turn.job.ballot.gather_until_s
+    if until_s is not None and turn.now_s >= until_s:
+        settle(turn)
 
 
 def _compare(turn: Turn, quorum: NewQuorum) -> None:

@@ -225,7 +225,17 @@ class Change(_message.Message):
     def __init__(self, group: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class NewQuorum(_message.Message):
-    __slots__ = ("quorum_id", "step", "total_shards", "members", "joined", "left", "history")
+    __slots__ = ("quorum_id", "step", "total_shards", "members", "joined", "left", "history", "base_quorum_id", "gone", "dealt")
+    class Dealt(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LISTED: _ClassVar[NewQuorum.Dealt]
+        AT_BOUNDARY: _ClassVar[NewQuorum.Dealt]
+        AFTER_LOSS: _ClassVar[NewQuorum.Dealt]
+        ONE_EACH: _ClassVar[NewQuorum.Dealt]
+    LISTED: NewQuorum.Dealt
+    AT_BOUNDARY: NewQuorum.Dealt
+    AFTER_LOSS: NewQuorum.Dealt
+    ONE_EACH: NewQuorum.Dealt
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +243,9 @@ class NewQuorum(_message.Message):
     JOINED_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    BASE_QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    DEALT_FIELD_NUMBER: _ClassVar[int]
     quorum_id: int
     step: int
     total_shards: int
@@ -240,7 +253,10 @@ class NewQuorum(_message.Message):
     joined: _containers.RepeatedCompositeFieldContainer[Change]
     left: _containers.RepeatedCompositeFieldContainer[Change]
     history: int
-    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., total_shards: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., history: _Optional[int] = ...) -> None: ...
+    base_quorum_id: int
+    gone: _containers.RepeatedScalarFieldContainer[str]
+    dealt: NewQuorum.Dealt
+    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., total_shards: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., history: _Optional[int] = ..., base_quorum_id: _Optional[int] = ..., gone: _Optional[_Iterable[str]] = ..., dealt: _Optional[_Union[NewQuorum.Dealt, str]] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("quorum_id", "step", "next")
