@@ -25,7 +25,7 @@ from jaxft_coordinator.core.job import (
     SessionId,
     Tick,
 )
-from jaxft_coordinator.core.messages import Alive, Evicted, GroupMessage, Halted, Heartbeat, Hello
+from jaxft_coordinator.core.messages import Alive, Evicted, GroupMessage, Halted, HealId, Heartbeat, Hello
 
 from .clock import Clock
 from .disk import JOB
@@ -46,9 +46,14 @@ class Life:
         self.term, saved = world.disk.open()
         setting = world.setting
         self._options = Options(
-            min(1, setting.min_replicas), setting.join_timeout_s, setting.heartbeat_timeout_s, self.term
+            min(1, setting.min_replicas),
+            setting.join_timeout_s,
+            setting.heartbeat_timeout_s,
+            self.term,
+            durable=True,
+            heals_from=HealId(self.term << durable.HEALS_PER_LIFE_BITS),
         )
-        self.job = Job(JOB, self._options)
+        self.job = durable.new(JOB, self._options)
         if saved is not None:
             self.job = durable.restored(saved, self._options, self.clock.now_s)
             world.sometimes.note("restored")

@@ -88,6 +88,7 @@ def any_saved(jobs: st.SearchStrategy[str] = texts) -> st.SearchStrategy[Saved]:
         st.dictionaries(names, st.lists(numbers, max_size=3).map(tuple), max_size=3),
         numbers,
         st.none() | steps,
+        st.none() | numbers,
     )
 
 

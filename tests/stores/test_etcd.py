@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -165,22 +166,40 @@ def test_too_big_a_record_is_refused_with_its_size_and_the_next_is_not(etcd: Etc
     run(scenario)
 
 
-def test_foreign_values_are_refused(etcd: Etcd, prefix: str):
+def test_a_job_that_does_not_read_is_kept_as_it_is_and_the_others_begin(etcd: Etcd, prefix: str):
     moved = records.encode(examples.moved(1)).decode()
 
     async def scenario() -> None:
         store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        await written(store, [examples.saved("good", 3)])
         for name, value, says in (
-            ("saved/x", "hello", "not JSON"),
-            ("saved/x", records.encode(examples.saved("y")).decode(), "belongs elsewhere"),
+            ("saved/a/x", "hello", "not JSON"),
+            ("saved/a/x", records.encode(examples.saved("y")).decode(), "belongs elsewhere"),
             ("moved/llama", moved, "nothing is known of it"),
-            ("term", moved, "not who leads"),
+            ("moved/good", "hello", "not JSON"),
         ):
             key = f"{prefix}/{name}"
             etcd.ctl("put", key, value)
-            with pytest.raises(StoreDamaged, match=rf"{key}.* does not read: .*{says}"):
-                await store.open("a:1")
+            opened = await written(store)
+            job = name.partition("/")[2]
+            assert re.search(rf"{key}.* does not read: .*{says}", opened.unreadable[job])
+            assert list(opened.unreadable) == [job]
+            assert list(opened.jobs) == [each for each in ["good"] if each != job]
+            assert etcd.ctl("get", key)["kvs"]
             etcd.ctl("del", key)
+        assert examples.step_of(await written(store), "good") == 3
+
+    run(scenario)
+
+
+def test_a_foreign_term_is_refused(etcd: Etcd, prefix: str):
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        key = f"{prefix}/term"
+        etcd.ctl("put", key, records.encode(examples.moved(1)).decode())
+        with pytest.raises(StoreDamaged, match=rf"{key}.* does not read: .*not who leads"):
+            await store.open("a:1")
+        etcd.ctl("del", key)
         await written(store)  # nobody has kept the lead
 
     run(scenario)
