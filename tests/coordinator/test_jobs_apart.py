@@ -83,7 +83,7 @@ class Desk:
         self._sessions[job, name] = SessionId(len(self.told) + 1000 * len(self._sessions) + 1)
         self.say(job, name, Hello(job, GroupName(name), Incarnation(incarnation), f"{name}:1"))
         if self.jobs.get(job) is not None:
-            self.say(job, name, Join(Step(step), digest, {"shards": "2"}, **join))
+            self.say(job, name, Join(Step(step), digest, **{"settings": {"shards": "2"}, **join}))
 
     def close(self, job: str, name: str) -> None:
         self.jobs.step(job, SessionClosed(self.session(job, name), "its connection closed"))
