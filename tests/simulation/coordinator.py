@@ -25,7 +25,16 @@ from jaxft_coordinator.core.job import (
     SessionId,
     Tick,
 )
-from jaxft_coordinator.core.messages import Alive, Evicted, GroupMessage, Halted, HealId, Heartbeat, Hello
+from jaxft_coordinator.core.messages import (
+    Alive,
+    Evicted,
+    GroupMessage,
+    Halted,
+    Heal,
+    HealId,
+    Heartbeat,
+    Hello,
+)
 
 from .clock import Clock
 from .disk import JOB
@@ -43,15 +52,17 @@ class Life:
         self.world = world
         self.host = host
         self.clock = Clock(world)
-        self.term, saved = world.disk.open()
+        self.number, self.term, saved = world.disk.open()
         setting = world.setting
+        stored = not setting.memoryless
+        life = self.term if stored else int(world.random() * (1 << 31))
         self._options = Options(
             min(1, setting.min_replicas),
             setting.join_timeout_s,
             setting.heartbeat_timeout_s,
             self.term,
-            durable=True,
-            heals_from=HealId(self.term << durable.HEALS_PER_LIFE_BITS),
+            durable=stored,
+            heals_from=HealId(life << durable.HEALS_PER_LIFE_BITS),
         )
         self.job = durable.new(JOB, self._options)
         if saved is not None:
@@ -134,7 +145,7 @@ class Life:
                 if self.world.tracing:
                     self.world.note(f"{self.host}.{self.term}: {effect.text}")
                 continue
-            if type(effect) is Persist:
+            if type(effect) is Persist and self._options.durable:
                 self._writing, self._writes_since_s = effect.record, self.world.now_s
             if self.crash_after is not None:
                 if not self.crash_after:
@@ -143,6 +154,8 @@ class Life:
                     return
                 self.crash_after -= 1
             match effect:
+                case Persist(record) if not self._options.durable:
+                    self.world.disk.append(self.number, record)
                 case Persist(record):
                     held_s = max(0.0, self.disk_held_s - self.world.now_s)
                     delay_s = held_s + self.world.random() * self.world.setting.disk_s
@@ -157,9 +170,11 @@ class Life:
         self.world.truth.check_told(message)  # pyright: ignore[reportArgumentType]
         if type(message) is Halted:
             self._halt()
+        if type(message) is Heal:
+            self.world.truth.check_heal(message, self._streams[session])
         if type(message) is Evicted and self.world.calm:
             self.world.evicted_in_calm = True
-        if self.term != self.world.disk.term:
+        if self.number != self.world.disk.life:
             self.world.sometimes.note("two coordinators")
         if session not in self._closed:
             self._streams[session].down(message)  # pyright: ignore[reportArgumentType]
@@ -185,7 +200,7 @@ class Life:
         """The disk has done with `record`."""
         if self.dead:
             return
-        if not self.world.disk.append(self.term, record):
+        if not self.world.disk.append(self.number, record):
             self.fenced()
             return
         self._wrote = True
@@ -217,7 +232,7 @@ class Life:
         self.dead = True
         note = self.world.sometimes.note
         if self._writing is not None and self.crash_how < 0.4:
-            if self.world.disk.append(self.term, self._writing):
+            if self.world.disk.append(self.number, self._writing):
                 note("crash after durable")
         elif self._writing is not None:
             note("crash before durable")
@@ -251,7 +266,7 @@ class Life:
         if self._stopped_until_s > self.world.now_s:
             self._stopped_until_s = self.world.now_s
             self._wake()
-        if self.term != self.world.disk.term:
+        if self.number != self.world.disk.life:
             self.world.after(self.world.between(0.0, 0.5), self.fenced)
 
     # ---- what the world asks ----
@@ -259,6 +274,12 @@ class Life:
     def needs(self, heal_id: int) -> bool:
         """Whether a group still fetches by this heal, as far as this coordinator knows."""
         return not self.dead and any(group.heal_id == heal_id for group in self.job.groups.values())
+
+    def founders_without_quorum(self) -> list[str]:
+        job = self.job
+        if job.frontier is None or job.quorum is not None or job.last_quorum_id:
+            return []
+        return [group.name for group in job.groups.values() if group.phase is Phase.MEMBER]
 
     def has_all(self, incarnations: set[int], spares: frozenset[str]) -> bool:
         """Whether everybody takes part who can, and the others stand by."""
@@ -272,6 +293,10 @@ class Life:
     def _note_rare(self, before: Job, event: Event) -> None:
         """Count the rare paths that this turn has taken."""
         after, note = self.job, self.world.sometimes.note
+        if after.term > max(before.term, self.term):
+            note("term learned")
+        if len(after.proven) < len(before.proven) and after.proven:
+            note("forgotten")
         if after.quorum is not before.quorum:
             self._note_quorum(before, event)
         if after.blamed is not before.blamed and type(event) is Tick and before.quorum is not None:

@@ -165,7 +165,7 @@ class Process(Trainer):
         match effect:
             case r.Say(message):
                 if self.stream is not None:
-                    if type(message) is Join and self.stream.life.term < self._term:
+                    if type(message) is Join and self.stream.life.job.term < self._term:
                         raise Violation(
                             "nobody follows a replaced coordinator", f"{self.name} in {self._term}"
                         )
@@ -266,7 +266,7 @@ class Process(Trainer):
         # It was told that peers hold the state, so it brought none; then they all died.
         too_fresh = failure.error == "CannotHeal" and not self.replica.history
         # The job was founded anew while those who held it were away, and the coordinator's disk did not know of them.
-        unknown = world.setting.brings or world.disk.has_lied
+        unknown = world.setting.brings or world.disk.has_lied or world.setting.memoryless
         foreign = failure.error == "JoinRefused" and unknown and "another history" in failure.text
         if not second and not too_fresh and not foreign:
             raise Violation("no group is turned away", f"{self.name}: {failure.error}: {failure.text}")
