@@ -30,6 +30,7 @@ from jaxft_coordinator.core.messages import (
     Evicted,
     GroupMessage,
     Halted,
+    HaltKind,
     Heal,
     HealId,
     Heartbeat,
@@ -120,6 +121,9 @@ class Life:
         if type(event) is GroupSaid and event.session not in before.sessions:
             if type(event.message) is not Hello:
                 return  # of a session that the machine has closed; the shell hears of that next
+        if self._fails():
+            self._fail(event)
+            return
         try:
             self.job, effects = machine.step(before, event, self.clock.now_s)
         except machine.IllegalEvent as error:
@@ -132,6 +136,24 @@ class Life:
         if effects:
             self._outbox.extend(effects)
             self._do()
+
+    def _fails(self) -> bool:
+        """Whether the coordinator has an error on this event: once in a seed."""
+        self.world.raises_in -= self.world.setting.raises
+        return self.world.raises_in == 0
+
+    def _fail(self, event: Event) -> None:
+        """As `Jobs` does it: the groups are told, and the job waits for them as its last record has it."""
+        self.world.sometimes.note("turn raised")
+        self.world.raises_in = -1
+        sessions = set(self.job.sessions)
+        if type(event) is GroupSaid:
+            sessions.add(event.session)
+        self.job = durable.begun_again(self.job, self.clock.now_s)
+        halted = Halted("the coordinator failed on this job", HaltKind.FAILED)
+        for session in sorted(sessions):
+            self._outbox += [Send(session, halted), Close(session)]
+        self._do()
 
     # ---- what goes out ----
 
@@ -168,7 +190,7 @@ class Life:
 
     def send(self, session: SessionId, message: object) -> None:
         self.world.truth.check_told(message)  # pyright: ignore[reportArgumentType]
-        if type(message) is Halted:
+        if type(message) is Halted and message.kind is not HaltKind.FAILED:
             self._halt()
         if type(message) is Heal:
             self.world.truth.check_heal(message, self._streams[session])

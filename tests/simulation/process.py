@@ -268,7 +268,8 @@ class Process(Trainer):
         # The job was founded anew while those who held it were away, and the coordinator's disk did not know of them.
         unknown = world.setting.brings or world.disk.has_lied or world.setting.memoryless
         foreign = failure.error == "JoinRefused" and unknown and "another history" in failure.text
-        if not second and not too_fresh and not foreign:
+        stopped = failure.error == "JobHalted" and world.sometimes["turn raised"]
+        if not second and not too_fresh and not foreign and not stopped:
             raise Violation("no group is turned away", f"{self.name}: {failure.error}: {failure.text}")
         if foreign:
             others = self.replica.history

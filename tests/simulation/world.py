@@ -65,6 +65,7 @@ class World:
         self.cables = Cables(self)
         self.hub = Hub(self)
         self.checkpoints: list[Checkpoint] = []
+        self.raises_in = 1 + int(150 * random.Random(seed + (1 << 42)).random())  # events of the job
         self.flips = 0  # bits that have flipped, in any state
         self.hosts: dict[str, Life | None] = dict.fromkeys(HOSTS)
         self.processes: dict[str, Process] = {}  # the newest of each name
