@@ -81,7 +81,7 @@ class Jobs:
         self._journal: Journal | None = None
         self._unreadable: dict[str, str] = {}
         self._looks_s = 0.0
-        # How often the coordinator has failed on a job since groups of it last came without that.
+        # How often the coordinator has failed on each job.
         self.failures: Counter[str] = Counter()
         self._stopped: set[str] = set()  # jobs that have failed, until a group comes
         self.leading = False
