@@ -461,16 +461,6 @@ def _a_clock_that_is_behind_is_believed(turns_away: Any) -> Any:
     return mutated
 
 
-@mutant(terms, "_begin_again")
-def _a_term_is_raised_and_those_who_are_there_are_not_told(begin_again: Any) -> Any:
-    """Groups that were welcomed under a lower term stay, and follow a coordinator below it later."""
-
-    def mutated(turn: Any, message: Any) -> None:
-        turn.update(term=message.term)
-
-    return mutated
-
-
 @mutant(durable, "restored")
 def _heal_ids_restart_at_one(restored: Any) -> Any:
     """After a crash heal ids begin again at one."""
