@@ -45,7 +45,7 @@ from tests.stores import examples
 
 
 class Desk:
-    """Speaks for the groups of many jobs, each in a session of its own."""
+    """Speaks for the groups of many jobs, each in one session."""
 
     def __init__(self, store: Store | None, *, tick_s: float = 0.01, **settings: Any) -> None:
         self.told: list[tuple[SessionId, object]] = []
@@ -138,7 +138,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - nobody tells
+    while not condition():  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.005)
 
 

@@ -171,7 +171,7 @@ def test_a_record_that_is_too_big_holds_up_its_own_job_alone(
             for step in range(1, 4):
                 journal.put("job", moved(step), lambda step=step: told.append(f"commit {step}"))
                 journal.put("big", None, lambda step=step: told.append(f"big waits {step}"))
-                while f"commit {step}" not in told:  # noqa: ASYNC110 - the journal tells nobody else
+                while f"commit {step}" not in told:  # noqa: ASYNC110 - the journal has no event for it
                     await asyncio.sleep(0.001)
         assert told == ["commit 1", "commit 2", "commit 3"]
         assert journal.waits_s("big") > 0

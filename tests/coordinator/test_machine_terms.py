@@ -1,4 +1,4 @@
-"""Terms without a store are learned from the groups; with one, whoever is outdone turns groups away."""
+"""Terms without a store are learned from the groups; with one, a coordinator that was replaced turns groups away."""
 
 import pytest
 from hypothesis import given

@@ -418,7 +418,7 @@ def _a_place_is_given_up_that_was_never_taken(give_up: Any) -> Any:
 
 
 @mutant(bounds, "forget")
-def _whoever_is_here_is_forgotten_too(forget: Any) -> Any:
+def _those_who_are_here_are_forgotten_too(forget: Any) -> Any:
     """A bound on what is remembered of groups that are gone takes in those that are here."""
 
     def mutated(job: Job) -> Job:

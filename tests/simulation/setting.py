@@ -72,7 +72,7 @@ class Setting:
     # Classes that came later, with random numbers of their own: older seeds keep theirs.
     memoryless: bool = False  # the coordinator has no store, and the clocks of its machines differ
     keeps_bytes: int = 1 << 18  # of groups that are gone, in the coordinator's memory
-    one_differs: bool = False  # the last regular group begins with a state of its own, and all must be there
+    one_differs: bool = False  # the last regular group begins with another state, and all must be there
     leaves_early: bool = False  # a founder leaves as finished before the first quorum
     raises: bool = False  # the coordinator fails on an event of the job once
 

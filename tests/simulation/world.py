@@ -264,7 +264,7 @@ class World:
                 self.launch(process.name)
 
     def is_odd(self, name: str) -> bool:
-        """Whether a group begins with a state of its own while the others share one."""
+        """Whether a group begins with another state than the others, which share one."""
         regular = [each for each in self.setting.names if each not in self.setting.spares]
         return self.setting.one_differs and name == regular[-1]
 

@@ -170,7 +170,7 @@ def test_too_big_a_record_is_refused_with_its_size_and_the_next_is_not(etcd: Etc
 
 
 def test_the_longest_record_that_the_core_lets_pass_is_taken(etcd: Etcd, prefix: str):
-    """And many of them at once, each in a request of its own."""
+    """And many of them at once, each in a separate request."""
     size = bounds.MAX_RECORD_BYTES - bounds.saved_bytes(examples.big("job-0", 0))
     longest = [examples.big(f"job-{number}", size) for number in range(5)]
     assert bounds.problem(longest[0]) == ""

@@ -9,12 +9,12 @@ So both are known here, before a record becomes an effect:
 
 Forgetting keeps the truth. Of a group that is gone we may forget, in this order:
 
-1. that it was *proven*. When it comes back with a state of this history it heals once more, or, if nobody holds the
+1. that it was *proven*. When it comes back with a state of this history it heals once more, or, if no group holds the
    frontier, the job resumes from its state by its history, as from a checkpoint: slower, and the same state;
 2. that it is a *holder* of the frontier: the same;
 3. that it is *distrusted*, and then also that it was proven. Of these, incarnations go first in whose place another
    process of that name has come since. Should one of those that are forgotten come back all the same, it heals like
-   any other; only if nobody holds the frontier could the job resume from it.
+   any other; only if no group holds the frontier could the job resume from it.
 
 Groups that are here, and those that take part in the quorum in force, are never forgotten.
 """

@@ -85,7 +85,7 @@ def new(name: str, options: Options) -> Job:
 
 
 def begun_again(job: Job, now_s: float) -> Job:
-    """Return the job as a coordinator would begin with it now that has just started: nobody is there.
+    """Return the job as a coordinator would begin with it now that has just started: no group is there.
 
     This one still knows which ids it has given out.
     """

@@ -112,7 +112,7 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
 
 
 def _remembers_more(before: Job, after: Job) -> bool:
-    """Whether somebody was added to those who are remembered; a commit, at every step, adds nobody."""
+    """Whether a group was added to those that are remembered; a commit, at every step, adds none."""
     if after.proven is not before.proven or after.distrusted is not before.distrusted:
         return True
     old, new = before.frontier, after.frontier

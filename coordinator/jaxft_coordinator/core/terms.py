@@ -2,7 +2,8 @@
 
 Groups follow no coordinator of a lower term than the highest that they have met, and say that one in their Hello.
 
-*With a store* terms grow in the store. Whoever meets a higher one has been replaced and has not noticed yet: it
+*With a store* terms grow in the store. A coordinator that meets a higher one has been
+replaced and has not noticed yet: it
 answers with its own term, the group hangs up and finds the other one.
 
 *Without a store* a term begins with the clock, which may be behind that of the coordinator before. So terms are
@@ -16,7 +17,7 @@ above all that it has met. A later group may bring a higher one:
   one. Where they keep coming for `heartbeat_timeout_s`, there is none: the job begins again under a higher term with
   what its groups bring, as after any restart without a memory.
 
-A job never takes over the term of another job: what a group says of its own term concerns its own job only.
+A job never takes over the term of another job: what a group says of its own term concerns that job only.
 """
 
 from jaxft_coordinator.core.job import Close, Job, Send, SessionId
@@ -40,13 +41,13 @@ def turns_away(turn: Turn, session: SessionId, message: Hello) -> bool:
 
 
 def _is_outdone(turn: Turn) -> bool:
-    """Whether groups of a higher term have kept coming for long enough: nobody leads them."""
+    """Whether groups of a higher term have kept coming for long enough: no coordinator leads them."""
     since_s = _outdone_since_s(turn)
     return turn.now_s - since_s >= turn.job.options.heartbeat_timeout_s
 
 
 def _outdone_since_s(turn: Turn) -> float:
-    """Since when they have come. They dial once a second: after a pause they had found somebody meanwhile."""
+    """Since when they have come. They dial once a second: after a pause they had found another one."""
     first_s, last_s = turn.job.outdone_s or (turn.now_s, turn.now_s)
     return turn.now_s if turn.now_s - last_s > turn.job.options.heartbeat_timeout_s else first_s
 

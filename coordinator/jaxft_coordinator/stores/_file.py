@@ -253,7 +253,7 @@ class _Kept:
         if name in self._records and isinstance(written, Moved):
             self._records[name].append(written)
             return jobs
-        self._records.pop(name, None)  # it says all anew, or that nothing is left
+        self._records.pop(name, None)  # this record says all, or that nothing is left
         self.whys.pop(name, None)
         return durable.fold(jobs, written)
 
