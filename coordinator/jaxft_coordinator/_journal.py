@@ -111,7 +111,8 @@ class Journal:
                 await self._apart_or(jobs, self._try_later, error)
             else:
                 self._mention("", f"all jobs stand still until a decision can be written down: {error}")
-                self._wake_in(RETRY_S)
+                await asyncio.sleep(RETRY_S)  # it concerns all jobs
+                self._more.set()
         else:
             for job, count in counts.items():
                 self._apart.pop(job, None)

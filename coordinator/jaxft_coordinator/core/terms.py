@@ -2,9 +2,8 @@
 
 Groups follow no coordinator of a lower term than the highest that they have met, and say that one in their Hello.
 
-*With a store* terms grow in the store. A coordinator that meets a higher one has been
-replaced and has not noticed yet: it
-answers with its own term, the group hangs up and finds the other one.
+*With a store* terms grow in the store. A coordinator that meets a higher one has been replaced and has not noticed
+yet: it answers with its own term, the group hangs up and finds the other one.
 
 *Without a store* a term begins with the clock, which may be behind that of the coordinator before. So terms are
 learned, for each job by itself: the first group that comes in this life of the coordinator raises the job's term
