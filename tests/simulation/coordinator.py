@@ -138,7 +138,12 @@ class Life:
             self._do()
 
     def _fails(self) -> bool:
-        """Whether the coordinator has an error on this event: once in a seed."""
+        """Whether the coordinator has an error on this event: once in a seed, while the storm lasts.
+
+        Later it could be the end of the job on which it fails, and those who have left do not come back.
+        """
+        if self.world.calm:
+            return False
         self.world.raises_in -= self.world.setting.raises
         return self.world.raises_in == 0
 
