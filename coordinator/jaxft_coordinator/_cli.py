@@ -42,6 +42,8 @@ class Arguments:
     """How often silence is looked for; a death that closes its connection is seen at once."""
     heartbeat_timeout_ms: int = 5_000
     """Silence after which a group is taken for dead."""
+    forget_after_s: int = int(limits.FORGET_AFTER_S)
+    """For how long a job is remembered that has finished, or on which nothing was committed, after its last group."""
     state: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder in which to remember every decision, so that a restart goes on where it stood. It must outlive us."""
     etcd: Annotated[str, tyro.conf.arg(metavar="HOST:PORT,...")] = ""
@@ -116,6 +118,7 @@ async def serve(arguments: Arguments) -> None:
         tls=_pem(arguments),
         store=_store(arguments),
         advertise=arguments.advertise,
+        forget_after_s=arguments.forget_after_s,
     )
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -139,7 +142,13 @@ async def serve(arguments: Arguments) -> None:
 def _problem(arguments: Arguments) -> str:
     if arguments.log_level.upper() not in logging.getLevelNamesMapping():
         return f"--log-level {arguments.log_level!r} is none of DEBUG, INFO, WARNING, ERROR"
-    for name in ("min_replicas", "join_timeout_ms", "quorum_tick_ms", "heartbeat_timeout_ms"):
+    for name in (
+        "min_replicas",
+        "join_timeout_ms",
+        "quorum_tick_ms",
+        "heartbeat_timeout_ms",
+        "forget_after_s",
+    ):
         if getattr(arguments, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}"
     if arguments.state is not None and arguments.etcd:

@@ -2,22 +2,47 @@
 
 One asyncio loop owns every job, so there is no lock. With a store, effects wait until what must survive is written
 (`_journal.py`), and leading ends when another coordinator has taken the store over. Without one the coordinator
-always leads, and forgets everything when it dies: its groups then found their jobs anew on what they hold.
+always leads, and forgets everything when it dies: its groups then found their jobs on what they hold.
+
+Jobs stand apart. Whatever goes wrong in a turn of one of them (an error in the machine, a record that the store
+refuses, a message that cannot be put into bytes) stops that job: its groups are told, and it goes on from its last
+record when they come back. What one session has provoked ends that session.
 """
 
 import asyncio
 import logging
+import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from jaxft_coordinator import limits
 from jaxft_coordinator._journal import Journal
 from jaxft_coordinator.core import durable, machine
-from jaxft_coordinator.core.job import Effect, Event, GroupSaid, Job, Options, Persist, Tick
-from jaxft_coordinator.core.messages import Hello
+from jaxft_coordinator.core.job import (
+    Close,
+    Effect,
+    Event,
+    Forgotten,
+    GroupSaid,
+    Job,
+    Options,
+    Persist,
+    Record,
+    Send,
+    SessionId,
+    Tick,
+)
+from jaxft_coordinator.core.messages import Halted, HaltKind, HealId, Hello
 from jaxft_coordinator.stores import Opened, Store, StoreLost
 
 _log = logging.getLogger("jaxft_coordinator")
+
+# How often old jobs are looked for.
+_FORGET_EVERY_S = 10.0
+# Bits of randomness in the heal ids of a life that remembers nothing of those before it.
+_LIFE_BITS = 31
 
 
 class Jobs:
@@ -27,6 +52,8 @@ class Jobs:
         options: what holds for all jobs.
         store: where to keep what must not be forgotten; None keeps nothing.
         tick_s: how often silence is looked for.
+        forget_after_s: for how long a job is remembered that has finished, or on which nothing was committed, once
+            the last of its groups has gone.
         do: does the effects of a turn, all but `Persist`.
         on_lead: called when this coordinator begins to lead.
         on_stand_down: called with the reason when it leads no more; nothing that is said to it counts from then on.
@@ -38,6 +65,7 @@ class Jobs:
         store: Store | None,
         *,
         tick_s: float,
+        forget_after_s: float = limits.FORGET_AFTER_S,
         do: Callable[[Sequence[Effect]], None],
         on_lead: Callable[[], None],
         on_stand_down: Callable[[str], None],
@@ -45,11 +73,17 @@ class Jobs:
         self._options = options
         self._store = store
         self._tick_s = tick_s
+        self._forget_after_s = forget_after_s
         self._do = do
         self._on_lead = on_lead
         self._on_stand_down = on_stand_down
         self._jobs: dict[str, Job] = {}
         self._journal: Journal | None = None
+        self._unreadable: dict[str, str] = {}
+        self._looks_s = 0.0
+        # How often the coordinator has failed on each job.
+        self.failures: Counter[str] = Counter()
+        self._stopped: set[str] = set()  # jobs that have failed, until a group comes
         self.leading = False
 
     @property
@@ -63,6 +97,19 @@ class Jobs:
     def get(self, name: str) -> Job | None:
         return self._jobs.get(name)
 
+    def refusal(self, name: str) -> str:
+        """Why no group of this job can be taken in; "" if one can."""
+        if why := self._unreadable.get(name):
+            return (
+                f"what the coordinator remembers of job {name!r} does not read ({why}). It is kept as it is, and "
+                "other jobs go on: run the coordinator that has written it, or give the job another name"
+            )
+        if name in self._jobs or len(self._jobs) < limits.MAX_JOBS:
+            return ""
+        if durable.first_to_forget(self._jobs.values()) is not None:
+            return ""
+        return f"this coordinator serves {limits.MAX_JOBS} jobs, no more at a time: start another for job {name!r}"
+
     async def run(self, address: str) -> None:
         """Lead, or wait until that is possible, and begin again when another has taken over; until cancelled.
 
@@ -70,7 +117,8 @@ class Jobs:
             Exception: what the store remembers cannot be read.
         """
         if self._store is None:
-            # Terms grow with the clock, so that they do over lives that remember nothing of each other, too.
+            # The clock, so that terms grow over lives that remember nothing of each other; where it is behind, terms
+            # are learned from the groups (`core/terms.py`).
             self._begin(Opened(int(time.time())))
             await self._tick_forever()
             return
@@ -101,34 +149,144 @@ class Jobs:
         self._jobs.clear()
 
     def step(self, name: str, event: Event) -> None:
-        """Let `event` happen to a job, which begins with its first event.
+        """Let `event` happen to a job, which begins with its first Hello.
 
         Raises:
             IllegalEvent: its sender broke the protocol; the job is untouched.
         """
         if not self.leading:
             return
-        job = self._jobs.get(name) or Job(name, self._options)
-        if isinstance(event, GroupSaid) and not isinstance(event.message, Hello):
-            if event.session not in job.sessions:
-                return  # the job has ended this session, and the group hears of it as soon as that is durable
-        job, effects = machine.step(job, event, time.monotonic())
-        self._jobs[name] = durable.anew(job) if job.empty else job
-        if job.empty and not job.last_quorum_id:
-            del self._jobs[name]
-        if self._journal is None:
-            self._do(effects)
+        greets = isinstance(event, GroupSaid) and isinstance(event.message, Hello)
+        job = self._jobs.get(name)
+        if job is None:
+            if not greets:
+                return
+            job = self._begun(name)
+        elif not greets and not isinstance(event, Tick) and event.session not in job.sessions:
+            return  # the job has ended this session, and the group hears of it as soon as that is durable
+        if greets:
+            self._stopped.discard(name)
+        try:
+            job, effects = machine.step(job, event, time.monotonic())
+        except Exception as error:
+            if isinstance(error, machine.IllegalEvent) and isinstance(event, GroupSaid):
+                raise
+            self._fail(job, event, error)
             return
-        record = effects[0].record if effects and isinstance(effects[0], Persist) else None
-        if effects:
-            self._journal.put(record, lambda: self._do(effects))
+        self._jobs[name] = durable.anew(job) if job.empty else job
+        self._tell(name, effects)
+
+    # ---- jobs begin, fail, and are forgotten ----
 
     def _begin(self, opened: Opened) -> None:
-        self._options = replace(self._options, term=opened.term)
+        stored = self._store is not None
+        life = opened.term if stored else secrets.randbits(_LIFE_BITS)
+        heals_from = HealId(life << durable.HEALS_PER_LIFE_BITS)
+        self._options = replace(self._options, term=opened.term, durable=stored, heals_from=heals_from)
         self._jobs = _restored(opened, self._options)
-        self._journal = None if self._store is None else Journal(self._store)
+        self._unreadable = dict(opened.unreadable)
+        self._journal = None if self._store is None else Journal(self._store, opened.jobs, self._refused)
+        self._stopped.clear()
         self.leading = True
         self._on_lead()
+
+    def _begun(self, name: str) -> Job:
+        """Return a job that was not known, and make room for it."""
+        if len(self._jobs) >= limits.MAX_JOBS:
+            oldest = durable.first_to_forget(self._jobs.values())
+            if oldest is not None:
+                self._forget(oldest, f"{limits.MAX_JOBS} jobs are remembered, and job {name!r} begins")
+        return durable.new(name, self._options)
+
+    def _forget_the_old(self) -> None:
+        unix_s = int(time.time())
+        for job in list(self._jobs.values()):
+            if durable.may_forget(job, unix_s, self._forget_after_s):
+                self._forget(job, f"its last group has gone {unix_s - (job.idle_since or 0)} s ago")
+
+    def _forget(self, job: Job, why: str) -> None:
+        finished = "" if job.finished is None else f"finished at step {job.finished}; "
+        _log.info("[%s] is forgotten: %s%s", job.name, finished, why)
+        del self._jobs[job.name]
+        self.failures.pop(job.name, None)
+        self._stopped.discard(job.name)
+        if self._journal is not None:
+            self._journal.put(job.name, Forgotten(job.name), lambda: None)
+
+    def _fail(self, job: Job, event: Event, error: Exception) -> None:
+        """Stop a job on which the coordinator has failed. `job` is what it was before."""
+        said = (event.session,) if isinstance(event, GroupSaid) else ()
+        self._stop(job, durable.begun_again(job, time.monotonic()), f"on a {_named(event)}", error, *said)
+
+    def _refused(self, name: str, error: Exception) -> None:
+        """The store does not take what a job wants to have remembered: go on from what was durable before it."""
+        job = self._jobs.get(name)
+        if job is None or self._journal is None:
+            return
+        known = self._journal.known.get(name)
+        fresh = durable.new(name, self._options)
+        before = fresh if known is None else durable.restored(known, self._options, time.monotonic())
+        again = replace(before, last_heal_id=job.last_heal_id, term=job.term)
+        self._stop(job, again, "on what its store refuses", error)
+
+    def _stop(self, job: Job, again: Job, where: str, error: Exception, *sessions: SessionId) -> None:
+        """End all sessions of `job`, and these, with a word why; let it rest as `again` until a group comes."""
+        name = job.name
+        self._jobs[name] = replace(again, idle_since=int(time.time()))
+        self.failures[name] += 1
+        self._stopped.add(name)
+        _log.error(
+            "[%s] stops: the coordinator failed %s (failure %d of this job). It goes on from its last record when "
+            "its groups come back",
+            name,
+            where,
+            self.failures[name],
+            exc_info=error,
+        )
+        reason = (
+            f"the coordinator failed {where} ({type(error).__name__}: {error!s:.300}). This is an error of the "
+            "coordinator, whose log has it in full; other jobs go on, and this one goes on from its last decision "
+            "when its groups come back"
+        )
+        halted = Halted(reason, HaltKind.FAILED)
+        ends = tuple(
+            effect
+            for session in {*job.sessions, *sessions}
+            for effect in (Send(session, halted), Close(session))
+        )
+        self._put(name, None, lambda: self._do_last(name, ends))
+
+    # ---- what is told ----
+
+    def _tell(self, name: str, effects: Sequence[Effect]) -> None:
+        if effects:
+            record = effects[0].record if isinstance(effects[0], Persist) else None
+            self._put(name, record, lambda: self._do_all(name, effects))
+
+    def _put(self, name: str, record: Record | None, act: Callable[[], None]) -> None:
+        if self._journal is None:
+            act()
+        else:
+            self._journal.put(name, record, act)
+
+    def _do_all(self, name: str, effects: Sequence[Effect]) -> None:
+        try:
+            self._do(effects)
+        except Exception as error:
+            job = self._jobs.get(name)
+            if job is None:
+                _log.exception("[%s] could not be told of its end", name)
+                return
+            again = durable.begun_again(job, time.monotonic())
+            self._stop(job, again, "to tell what it had decided", error)
+
+    def _do_last(self, name: str, effects: Sequence[Effect]) -> None:
+        try:
+            self._do(effects)
+        except Exception:
+            _log.exception("[%s] could not be told that it stops", name)
+
+    # ---- leading ----
 
     async def _lead(self, store: Store) -> str:
         """Return, when it is so, why this coordinator leads no more."""
@@ -141,7 +299,8 @@ class Jobs:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if lost.done():
                 return lost.result()
-            if isinstance(error := writing.exception(), StoreLost):
+            failed = writing if writing.done() else ticking
+            if isinstance(error := failed.exception(), StoreLost):
                 return str(error)
             assert error is not None
             raise error
@@ -153,26 +312,28 @@ class Jobs:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
-            if self._is_mute:
-                continue
-            for name in list(self._jobs):
-                try:
-                    self.step(name, Tick())
-                except Exception:  # a fault in one job must not end the watch over all
-                    _log.exception("job %r: the coordinator failed on a tick", name)
+            unix_s = int(time.time())
+            for name, job in list(self._jobs.items()):
+                rests = job.idle_since is not None and job.restored_s is None and not job.groups
+                if not (rests or name in self._stopped or self._is_mute(name)):
+                    self.step(name, Tick(unix_s))
+            if time.monotonic() - self._looks_s > _FORGET_EVERY_S:
+                self._looks_s = time.monotonic()
+                self._forget_the_old()
 
-    @property
-    def _is_mute(self) -> bool:
+    def _is_mute(self, name: str) -> bool:
         """Whether groups wait for a word from here: then their silence says nothing, and nobody is judged by it."""
         patience_s = self._options.heartbeat_timeout_s / 5
-        return self._journal is not None and self._journal.stands_still_s > patience_s
+        return self._journal is not None and self._journal.waits_s(name) > patience_s
 
 
 def _restored(opened: Opened, options: Options) -> dict[str, Job]:
-    jobs: Mapping[str, Job] = {
-        name: durable.restored(record, options, time.monotonic()) for name, record in opened.jobs.items()
-    }
+    jobs = {name: durable.restored(record, options, time.monotonic()) for name, record in opened.jobs.items()}
     for job in jobs.values():
         step = None if job.frontier is None else job.frontier.step
         _log.info("[%s] remembered: step %s, quorum %d", job.name, step, job.last_quorum_id)
-    return dict(jobs)
+    return jobs
+
+
+def _named(event: Event) -> str:
+    return type(event.message).__name__ if isinstance(event, GroupSaid) else type(event).__name__

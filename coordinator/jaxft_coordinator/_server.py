@@ -112,6 +112,7 @@ class Server(pb_grpc.CoordinatorServicer):
         store: where to keep what must not be forgotten; None keeps nothing over a restart.
         advertise: `host:port` at which groups reach this coordinator, told by those that stand by; by default this
             machine's name and the port.
+        forget_after_s: for how long a job is remembered that has finished, or on which nothing was committed.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Server(pb_grpc.CoordinatorServicer):
         tls: Pem | None = None,
         store: Store | None = None,
         advertise: str = "",
+        forget_after_s: float = limits.FORGET_AFTER_S,
     ) -> None:
         self.port = 0
         self._bind = bind
@@ -132,6 +134,7 @@ class Server(pb_grpc.CoordinatorServicer):
             options,
             store,
             tick_s=quorum_tick_s,
+            forget_after_s=forget_after_s,
             do=self._do,
             on_lead=self._leads,
             on_stand_down=self._stands_down,
@@ -307,12 +310,12 @@ class Server(pb_grpc.CoordinatorServicer):
         self._jobs.step(session.job, GroupSaid(session.id, hello))
 
     def _no_room(self, hello: Hello) -> str:
-        """Why this coordinator cannot serve one more group, or one more job; "" if it can."""
+        """Why this coordinator cannot serve one more group, or this job; "" if it can."""
         if len(self._sessions) - len(self._door) >= limits.MAX_SESSIONS:
             return f"this coordinator serves {limits.MAX_SESSIONS} groups, and no more: start another for this job"
         job = self._jobs.get(hello.job)
-        if job is None and len(self._jobs) >= limits.MAX_JOBS:
-            return f"this coordinator keeps {limits.MAX_JOBS} jobs, and no more: start another for job {hello.job!r}"
+        if why := self._jobs.refusal(hello.job):
+            return why
         if job is not None and hello.group not in job.groups and len(job.groups) >= limits.MAX_GROUPS_PER_JOB:
             return f"job {hello.job!r} has {limits.MAX_GROUPS_PER_JOB} groups, and can have no more"
         return ""

@@ -11,9 +11,11 @@ K = TypeVar("K")
 # Streams that have not yet proved who they are, and connections that carry no group. Of a group either is for a few
 # milliseconds.
 MAX_STRANGERS = 256
-# Streams of groups, over all jobs; and their jobs.
+# Streams of groups, over all jobs; and jobs that are remembered. Where there is no room, one without groups goes.
 MAX_SESSIONS = 2048
 MAX_JOBS = 1000
+# A job that has finished is remembered for a day once its last group has gone: one that comes late is told its end.
+FORGET_AFTER_S = 86_400.0
 MAX_GROUPS_PER_JOB = 2048
 MAX_NAME_LENGTH = 200
 # A host name has 253 characters at most.

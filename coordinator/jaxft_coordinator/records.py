@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, assert_never, cast
 
+from jaxft_coordinator.core.bounds import MAX_NUMBER
 from jaxft_coordinator.core.job import Forgotten, Frontier, Holder, Moved, Record, Saved
 from jaxft_coordinator.core.messages import GroupName, HistoryId, Incarnation, QuorumId, Step
 
 # Raise it when fields change, and go on reading the older ones: a new coordinator starts on an old one's records.
-FORMAT = 1
-# The widest numbers of the protocol: steps, quorum ids and incarnations are 64 bits.
-_LIMIT = 1 << 64
+FORMAT = 2
+# What does not need a newer format is written in this one, so that an older coordinator can take over as well.
+_OLDEST_FORMAT = 1
 
 T = TypeVar("T")
 _Object = dict[str, Any]
@@ -24,6 +25,15 @@ _Object = dict[str, Any]
 
 class RecordError(ValueError):
     """Bytes that are no record, or a record whose fields cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A record of `job` that does not decode: its bytes, to be kept as they are, and why."""
+
+    job: str
+    data: bytes
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,32 @@ def decode(data: bytes) -> Record | Led:
     return _from_object(_mapping("a record", value))
 
 
+def decode_or_keep(data: bytes) -> Record | Led | Unreadable:
+    """As `decode`, but a record of which only the job can be made out comes back as it is.
+
+    So that one job which a newer coordinator has written, or a faulty one, does not keep all others from beginning.
+
+    Raises:
+        RecordError: nothing in `data` says of which job it is.
+    """
+    try:
+        return decode(data)
+    except RecordError as error:
+        job = _job_in(data)
+        if job is None:
+            raise
+        return Unreadable(job, data, str(error))
+
+
+def _job_in(data: bytes) -> str | None:
+    try:
+        value = json.loads(data.decode(), parse_constant=_no_constant)
+        job = value.get("job") if isinstance(value, dict) and value.get("kind") != "led" else None
+        return None if job is None else _text("job", job)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
 
@@ -69,14 +105,14 @@ def _no_constant(name: str) -> NoReturn:
 def _to_object(record: Record | Led) -> _Object:
     match record:
         case Moved(job, step, quorum_id):
-            return {"v": FORMAT, "kind": "moved", "job": job, "step": step, "quorum_id": quorum_id}
+            return {"v": _OLDEST_FORMAT, "kind": "moved", "job": job, "step": step, "quorum_id": quorum_id}
         case Forgotten(job):
-            return {"v": FORMAT, "kind": "forgotten", "job": job}
+            return {"v": _OLDEST_FORMAT, "kind": "forgotten", "job": job}
         case Led(term, address):
-            return {"v": FORMAT, "kind": "led", "term": term, "address": address}
+            return {"v": _OLDEST_FORMAT, "kind": "led", "term": term, "address": address}
         case Saved():
-            return {
-                "v": FORMAT,
+            value: _Object = {
+                "v": _OLDEST_FORMAT,
                 "kind": "saved",
                 "job": record.job,
                 "last_quorum_id": record.last_quorum_id,
@@ -91,6 +127,8 @@ def _to_object(record: Record | Led) -> _Object:
                 "places": record.places,
                 "finished": record.finished,
             }
+            newer: _Object = {"v": FORMAT, "idle_since": record.idle_since}
+            return value if record.idle_since is None else {**value, **newer}
         case _:
             assert_never(record)
 
@@ -116,21 +154,23 @@ _FIELDS = {
     "forgotten": {"v", "kind", "job"},
     "led": {"v", "kind", "term", "address"},
     "saved": {"v", "kind", "job", "last_quorum_id", "settings", "min_replicas", "history", "frontier"}
-    | {"proven", "distrusted", "members", "held", "places", "finished"},
+    | {"proven", "distrusted", "members", "held", "places", "finished", "idle_since"},
     "frontier": {"step", "quorum_id", "digest", "holders", "fresh"},
 }
 
 
 def _from_object(value: _Object) -> Record | Led:
     version = value.get("v")
-    if type(version) is not int or version != FORMAT:
+    if type(version) is not int or not _OLDEST_FORMAT <= version <= FORMAT:
         raise RecordError(
-            f"a record of format {version!r}, and this coordinator reads format {FORMAT}: was it written by "
-            "a newer jaxft-coordinator? Run that one"
+            f"a record of format {version!r}, and this coordinator reads formats {_OLDEST_FORMAT} to {FORMAT}: was "
+            "it written by a newer jaxft-coordinator? Run that one"
         )
     kind = value.get("kind")
     if kind == "frontier" or not isinstance(kind, str) or kind not in _FIELDS:
         raise RecordError(f"a record's kind is {kind!r:.80}, none of moved, saved, forgotten, led")
+    if kind == "saved" and version == 1:
+        value = {"idle_since": None, **value}
     _check_fields(kind, value)
     if kind == "led":
         return Led(_whole("term", value["term"]), _text("address", value["address"]))
@@ -161,6 +201,7 @@ def _saved(job: str, value: _Object) -> Saved:
         {GroupName(name): shards for name, shards in held.items()},
         _whole("places", value["places"]),
         _or_none(lambda name, got: Step(_whole(name, got)), "finished", value["finished"]),
+        _or_none(_whole, "idle_since", value["idle_since"]),
     )
 
 
@@ -218,7 +259,7 @@ def _mapping(name: str, value: object) -> _Object:
 
 def _whole(name: str, value: object) -> int:
     # bool is an int to Python, and not to us.
-    if type(value) is not int or not 0 <= value < _LIMIT:
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
         _refuse(name, value, "not a whole number of at most 64 bits")
     return value
 

@@ -15,7 +15,7 @@ from jaxft_coordinator.proto import coordinator_pb2 as pb
 MAX_SETTINGS = 100
 MAX_TEXT_LENGTH = 10_000
 MAX_ACCUSED = 10_000
-# Steps and ids are counted on from what a group says, and must still fit into 64 bits for ever.
+# Steps, terms and ids are counted on from what a group says, and must still fit into 64 bits for ever.
 MAX_COUNT = 1 << 62
 
 
@@ -42,6 +42,7 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
                     rank=message.rank,
                     ranks=message.ranks,
                     address=message.address,
+                    term=message.term,
                 )
             )
         case m.Join():
@@ -240,6 +241,7 @@ def _hello(hello: pb.Hello) -> m.Hello:
         hello.rank,
         hello.ranks,
         hello.protocol_version,
+        _count("term", hello.term),
     )
 
 

@@ -252,7 +252,7 @@ def _connected(turn: _Turn) -> None:
     if turn.replica.phase is not Phase.OFFLINE:
         return  # it has left meanwhile
     turn.enter(Phase.GREETING)
-    turn.say(Hello(me.job, me.group, me.incarnation, me.address))
+    turn.say(Hello(me.job, me.group, me.incarnation, me.address, term=turn.replica.term))
 
 
 def _welcome(turn: _Turn, message: Welcome) -> None:

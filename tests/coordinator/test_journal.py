@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from jaxft_coordinator._journal import Journal
-from jaxft_coordinator.core.job import Moved, Record
-from jaxft_coordinator.core.messages import QuorumId, Step
+from jaxft_coordinator.core.job import Record, Saved
+from jaxft_coordinator.records import RecordError
 from jaxft_coordinator.stores import Opened, StoreLost
+
+from tests.stores import examples
 
 
 class HeldStore:
@@ -20,6 +22,8 @@ class HeldStore:
         self.batches: list[list[Record]] = []
         self.gate = asyncio.Event()
         self.fails: list[Exception] = []
+        self.refuses: dict[str, Exception] = {}  # jobs, and with what
+        self.refused: list[str] = []  # jobs, as the journal says
         self.leader = ""
 
     async def open(self, address: str) -> Opened:
@@ -29,6 +33,9 @@ class HeldStore:
         await self.gate.wait()
         if self.fails:
             raise self.fails.pop(0)
+        for record in records:
+            if record.job in self.refuses:
+                raise self.refuses[record.job]
         self.batches.append(list(records))
 
     async def lost(self) -> str:
@@ -39,14 +46,15 @@ class HeldStore:
         pass
 
 
-def moved(step: int) -> Moved:
-    return Moved("job", Step(step), QuorumId(1))
+def moved(step: int, job: str = "job") -> Saved:
+    """The record of a commit, in full."""
+    return examples.saved(job, step)
 
 
 def run(scenario: Callable[[HeldStore, Journal, list[str]], Awaitable[None]]) -> None:
     async def bounded() -> None:
         store = HeldStore()
-        journal = Journal(store)
+        journal = Journal(store, {}, lambda job, error: store.refused.append(job))
         writing = asyncio.create_task(journal.run())
         try:
             async with asyncio.timeout(30.0):
@@ -65,7 +73,7 @@ async def turns() -> None:
 
 def test_an_act_without_a_record_is_done_at_once_if_nothing_waits():
     async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
-        journal.put(None, lambda: told.append("waiting"))
+        journal.put("job", None, lambda: told.append("waiting"))
         assert told == ["waiting"]
 
     run(scenario)
@@ -73,11 +81,11 @@ def test_an_act_without_a_record_is_done_at_once_if_nothing_waits():
 
 def test_acts_wait_for_the_records_before_them_and_keep_their_order():
     async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
-        journal.put(moved(1), lambda: told.append("commit 1"))
-        journal.put(None, lambda: told.append("welcome"))
+        journal.put("job", moved(1), lambda: told.append("commit 1"))
+        journal.put("job", None, lambda: told.append("welcome"))
         await turns()
-        journal.put(None, lambda: told.append("waiting"))
-        journal.put(moved(2), lambda: told.append("commit 2"))
+        journal.put("job", None, lambda: told.append("waiting"))
+        journal.put("job", moved(2), lambda: told.append("commit 2"))
         await turns()
         assert told == []
         store.gate.set()
@@ -89,16 +97,16 @@ def test_acts_wait_for_the_records_before_them_and_keep_their_order():
 
 def test_what_comes_while_one_batch_is_written_goes_into_one_other():
     async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
-        journal.put(moved(1), lambda: None)
+        journal.put("job", moved(1), lambda: None)
         await turns()
         for step in range(2, 12):
-            journal.put(moved(step), lambda: None)
+            journal.put("job", moved(step), lambda: None)
         store.gate.set()
         await journal.flush(10.0)
         assert [len(batch) for batch in store.batches] == [1, 10]
-        assert [record.step for batch in store.batches for record in batch if isinstance(record, Moved)] == [
-            *range(1, 12)
-        ]
+        steps = [record for batch in store.batches for record in batch]
+        assert steps == [moved(step) for step in range(1, 12)]
+        assert journal.known["job"] == moved(11)
 
     run(scenario)
 
@@ -112,7 +120,7 @@ def test_a_full_disk_is_waited_for_and_said(
         store.fails = [OSError(errno.ENOSPC, "No space left on device")] * 3
         store.gate.set()
         with caplog.at_level(logging.ERROR, "jaxft_coordinator"):
-            journal.put(moved(1), lambda: told.append("commit 1"))
+            journal.put("job", moved(1), lambda: told.append("commit 1"))
             await journal.flush(10.0)
         assert told == ["commit 1"]
         (line,) = caplog.messages
@@ -124,11 +132,11 @@ def test_a_full_disk_is_waited_for_and_said(
 
 def test_when_the_lead_is_lost_nothing_that_waits_is_ever_told():
     async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
-        journal = Journal(store)
+        journal = Journal(store, {}, lambda job, error: None)
         writing = asyncio.create_task(journal.run())
         store.fails = [StoreLost("another leads")]
-        journal.put(moved(1), lambda: told.append("commit 1"))
-        journal.put(None, lambda: told.append("welcome"))
+        journal.put("job", moved(1), lambda: told.append("commit 1"))
+        journal.put("job", None, lambda: told.append("welcome"))
         store.gate.set()
         with pytest.raises(StoreLost, match="another leads"):
             await writing
@@ -140,8 +148,68 @@ def test_when_the_lead_is_lost_nothing_that_waits_is_ever_told():
 
 def test_a_flush_does_not_wait_for_ever(tmp_path: Path):
     async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
-        journal.put(moved(1), lambda: told.append("commit 1"))
+        journal.put("job", moved(1), lambda: told.append("commit 1"))
         await journal.flush(0.05)
         assert told == []
+
+    run(scenario)
+
+
+# ---- jobs do not wait for each other ----
+
+
+def test_a_record_that_is_too_big_holds_up_its_own_job_alone(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("jaxft_coordinator._journal.RETRY_S", 0.001)
+
+    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
+        store.gate.set()
+        store.refuses["big"] = OSError(errno.EMSGSIZE, "etcd takes 1.5 MB in one request")
+        with caplog.at_level(logging.ERROR, "jaxft_coordinator"):
+            journal.put("big", moved(1, "big"), lambda: told.append("big 1"))
+            for step in range(1, 4):
+                journal.put("job", moved(step), lambda step=step: told.append(f"commit {step}"))
+                journal.put("big", None, lambda step=step: told.append(f"big waits {step}"))
+                while f"commit {step}" not in told:  # noqa: ASYNC110 - the journal has no event for it
+                    await asyncio.sleep(0.001)
+        assert told == ["commit 1", "commit 2", "commit 3"]
+        assert journal.waits_s("big") > 0
+        assert journal.waits_s("job") == 0
+        (line,) = caplog.messages
+        assert line == "[big] stands still until a decision can be written down: [Errno 90] " + (
+            "etcd takes 1.5 MB in one request"
+        )
+        del store.refuses["big"]
+        await journal.flush(10.0)
+        assert told[3:] == ["big 1", "big waits 1", "big waits 2", "big waits 3"]
+
+    run(scenario)
+
+
+def test_a_record_that_makes_no_sense_is_dropped_with_all_that_its_job_would_have_said():
+    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
+        journal.put("bad", moved(1, "bad"), lambda: told.append("bad 1"))
+        await turns()
+        store.refuses["bad"] = RecordError("places is -1")
+        journal.put("job", moved(1), lambda: told.append("commit 1"))
+        journal.put("bad", None, lambda: told.append("bad 2"))
+        store.gate.set()
+        await journal.flush(10.0)
+        assert told == ["commit 1"]
+        assert store.refused == ["bad"]
+        assert list(journal.known) == ["job"]
+        journal.put("bad", None, lambda: told.append("bad again"))
+        assert told == ["commit 1", "bad again"]
+
+    run(scenario)
+
+
+def test_what_has_no_record_does_not_wait_for_another_job():
+    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
+        journal.put("slow", moved(1, "slow"), lambda: told.append("slow"))
+        await turns()
+        journal.put("job", None, lambda: told.append("welcome"))
+        assert told == ["welcome"]
 
     run(scenario)

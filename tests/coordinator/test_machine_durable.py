@@ -41,7 +41,8 @@ class Log:
         desk.do = log  # pyright: ignore[reportAttributeAccessIssue]
 
     def restart(self, *, term: int = 5) -> Desk:
-        options = Options(min_replicas=1, term=term)
+        heals_from = HealId(term << durable.HEALS_PER_LIFE_BITS)
+        options = Options(min_replicas=1, term=term, durable=True, heals_from=heals_from)
         return Desk(durable.restored(self.known["job"], options, 0.0))
 
 

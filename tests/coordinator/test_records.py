@@ -1,6 +1,7 @@
 """What is written down comes back as it was, and nothing else is taken for it."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jaxft_coordinator.core.job import Frontier, Record, Saved
 from jaxft_coordinator.core.messages import QuorumId, Step
-from jaxft_coordinator.records import Led, RecordError, decode, encode
+from jaxft_coordinator.records import Led, RecordError, Unreadable, decode, decode_or_keep, encode
 
 from tests.stores import examples
 
@@ -36,7 +37,7 @@ def test_the_record_of_a_step_is_small():
     assert len(encode(widest)) < 100
 
 
-def test_the_format_of_today_is_read_for_ever():
+def test_what_older_coordinators_have_written_is_read_for_ever():
     """As it stands on disks. If this fails, old records would not be read any more."""
     assert decode(b'{"job":"j","kind":"moved","quorum_id":7,"step":41,"v":1}') == examples.moved(41, "j")
     assert decode(b'{"address":"a:1","kind":"led","term":3,"v":1}') == Led(3, "a:1")
@@ -62,6 +63,22 @@ def test_the_format_of_today_is_read_for_ever():
         Step(9),
     )
     assert decode(text.encode()) == expected
+    newer = text.replace('"job"', '"idle_since":1790000000,"job"').replace('"v":1', '"v":2')
+    assert decode(newer.encode()) == replace(expected, idle_since=1_790_000_000)
+    assert encode(expected) == text.encode(), "an older coordinator reads what it can say"
+    assert encode(replace(expected, idle_since=1_790_000_000)) == newer.encode()
+
+
+def test_of_a_record_that_does_not_decode_the_job_is_known_if_it_says_so():
+    data = encode(examples.saved("j")).replace(b'"places":2', b'"places":-1')
+    kept = decode_or_keep(data)
+    assert isinstance(kept, Unreadable)
+    assert (kept.job, kept.data) == ("j", data)
+    assert "places is -1" in kept.why
+    assert decode_or_keep(encode(examples.saved("j"))) == examples.saved("j")
+    for foreign in (b"hello", b"[1]", b'{"v":3,"kind":"led","job":"j"}', b'{"job":7}', b'{"job":"\\ud800"}'):
+        with pytest.raises(RecordError):
+            decode_or_keep(foreign)
 
 
 # ---- foreign bytes ----
@@ -110,8 +127,8 @@ def test_each_field_is_checked(record: Record | Led, wrong: Any):
         (b"[]", r"a record is \[\], not an object"),
         (b"{}", "format None"),
         (
-            b'{"v":2,"kind":"moved"}',
-            "format 2, and this coordinator reads format 1: .* newer jaxft-coordinator",
+            b'{"v":3,"kind":"moved"}',
+            "format 3, and this coordinator reads formats 1 to 2: .* newer jaxft-coordinator",
         ),
         (b'{"v":true,"kind":"moved"}', "format True"),
         (b'{"v":1,"kind":"frontier"}', "kind is 'frontier'"),

@@ -507,6 +507,7 @@ def test_a_group_that_reads_nothing_is_cut_off():
     "message",
     [
         Hello("job", GroupName("g"), Incarnation(2**63 - 1), "h:1", 0, 1),
+        Hello("job", GroupName("g"), Incarnation(7), "h:1", term=1_790_000_000),
         Join(Step(3), "d", {"shards": "4"}, QuorumId(9), 2),
         Vote(QuorumId(3), Step(2**40), False, (GroupName("x"), GroupName("y")), "why"),
         Vote(QuorumId(3), Step(2), ok=True),

@@ -192,7 +192,7 @@ def test_the_coordinator_serves_a_bounded_number_of_jobs_groups_and_streams(
             assert isinstance(full, Refused)
             assert full.reason == "job 'one' has 2 groups, and can have no more"
             assert isinstance(await greet("a", "two"), Welcome)
-            assert "this coordinator keeps 2 jobs, and no more" in str(await greet("a", "three"))
+            assert "this coordinator serves 2 jobs, no more at a time" in str(await greet("a", "three"))
             assert isinstance(await greet("b", "two"), Welcome)
             assert "this coordinator serves 4 groups, and no more" in str(await greet("b", "one"))
 

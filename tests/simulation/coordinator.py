@@ -25,7 +25,17 @@ from jaxft_coordinator.core.job import (
     SessionId,
     Tick,
 )
-from jaxft_coordinator.core.messages import Alive, Evicted, GroupMessage, Halted, Heartbeat, Hello
+from jaxft_coordinator.core.messages import (
+    Alive,
+    Evicted,
+    GroupMessage,
+    Halted,
+    HaltKind,
+    Heal,
+    HealId,
+    Heartbeat,
+    Hello,
+)
 
 from .clock import Clock
 from .disk import JOB
@@ -43,17 +53,21 @@ class Life:
         self.world = world
         self.host = host
         self.clock = Clock(world)
-        self.term, saved = world.disk.open()
+        self.number, self.term, saved = world.disk.open()
         setting = world.setting
+        stored = not setting.memoryless
+        life = self.term if stored else int(world.random() * (1 << 31))
         self._options = Options(
             min(1, setting.min_replicas),
             setting.join_timeout_s,
             setting.heartbeat_timeout_s,
             self.term,
-            setting.founding_wait_s,
-            setting.gather_s_per_member,
+            durable=stored,
+            heals_from=HealId(life << durable.HEALS_PER_LIFE_BITS),
+            founding_wait_s=setting.founding_wait_s,
+            gather_s_per_member=setting.gather_s_per_member,
         )
-        self.job = Job(JOB, self._options)
+        self.job = durable.new(JOB, self._options)
         if saved is not None:
             self.job = durable.restored(saved, self._options, self.clock.now_s)
             world.sometimes.note("restored")
@@ -109,6 +123,9 @@ class Life:
         if type(event) is GroupSaid and event.session not in before.sessions:
             if type(event.message) is not Hello:
                 return  # of a session that the machine has closed; the shell hears of that next
+        if self._fails():
+            self._fail(event)
+            return
         try:
             self.job, effects = machine.step(before, event, self.clock.now_s)
         except machine.IllegalEvent as error:
@@ -122,6 +139,29 @@ class Life:
             self._outbox.extend(effects)
             self._do()
 
+    def _fails(self) -> bool:
+        """Whether the coordinator has an error on this event: once in a seed, while the storm lasts.
+
+        Later it could be the end of the job on which it fails, and those who have left do not come back.
+        """
+        if self.world.calm:
+            return False
+        self.world.raises_in -= self.world.setting.raises
+        return self.world.raises_in == 0
+
+    def _fail(self, event: Event) -> None:
+        """As `Jobs` does it: the groups are told, and the job waits for them as its last record has it."""
+        self.world.sometimes.note("turn raised")
+        self.world.raises_in = -1
+        sessions = set(self.job.sessions)
+        if type(event) is GroupSaid:
+            sessions.add(event.session)
+        self.job = durable.begun_again(self.job, self.clock.now_s)
+        halted = Halted("the coordinator failed on this job", HaltKind.FAILED)
+        for session in sorted(sessions):
+            self._outbox += [Send(session, halted), Close(session)]
+        self._do()
+
     # ---- what goes out ----
 
     def _do(self) -> None:
@@ -134,7 +174,7 @@ class Life:
                 if self.world.tracing:
                     self.world.note(f"{self.host}.{self.term}: {effect.text}")
                 continue
-            if type(effect) is Persist:
+            if type(effect) is Persist and self._options.durable:
                 self._writing, self._writes_since_s = effect.record, self.world.now_s
             if self.crash_after is not None:
                 if not self.crash_after:
@@ -143,6 +183,8 @@ class Life:
                     return
                 self.crash_after -= 1
             match effect:
+                case Persist(record) if not self._options.durable:
+                    self.world.disk.append(self.number, record)
                 case Persist(record):
                     held_s = max(0.0, self.disk_held_s - self.world.now_s)
                     delay_s = held_s + self.world.random() * self.world.setting.disk_s
@@ -155,11 +197,13 @@ class Life:
 
     def send(self, session: SessionId, message: object) -> None:
         self.world.truth.check_told(message)  # pyright: ignore[reportArgumentType]
-        if type(message) is Halted:
+        if type(message) is Halted and message.kind is not HaltKind.FAILED:
             self._halt()
+        if type(message) is Heal:
+            self.world.truth.check_heal(message, self._streams[session])
         if type(message) is Evicted and self.world.calm:
             self.world.evicted_in_calm = True
-        if self.term != self.world.disk.term:
+        if self.number != self.world.disk.life:
             self.world.sometimes.note("two coordinators")
         if session not in self._closed:
             self._streams[session].down(message)  # pyright: ignore[reportArgumentType]
@@ -185,7 +229,7 @@ class Life:
         """The disk has done with `record`."""
         if self.dead:
             return
-        if not self.world.disk.append(self.term, record):
+        if not self.world.disk.append(self.number, record):
             self.fenced()
             return
         self._wrote = True
@@ -217,7 +261,7 @@ class Life:
         self.dead = True
         note = self.world.sometimes.note
         if self._writing is not None and self.crash_how < 0.4:
-            if self.world.disk.append(self.term, self._writing):
+            if self.world.disk.append(self.number, self._writing):
                 note("crash after durable")
         elif self._writing is not None:
             note("crash before durable")
@@ -251,7 +295,7 @@ class Life:
         if self._stopped_until_s > self.world.now_s:
             self._stopped_until_s = self.world.now_s
             self._wake()
-        if self.term != self.world.disk.term:
+        if self.number != self.world.disk.life:
             self.world.after(self.world.between(0.0, 0.5), self.fenced)
 
     # ---- what the world asks ----
@@ -259,6 +303,12 @@ class Life:
     def needs(self, heal_id: int) -> bool:
         """Whether a group still fetches by this heal, as far as this coordinator knows."""
         return not self.dead and any(group.heal_id == heal_id for group in self.job.groups.values())
+
+    def founders_without_quorum(self) -> list[str]:
+        job = self.job
+        if job.frontier is None or job.quorum is not None or job.last_quorum_id:
+            return []
+        return [group.name for group in job.groups.values() if group.phase is Phase.MEMBER]
 
     def has_all(self, incarnations: set[int], spares: frozenset[str]) -> bool:
         """Whether everybody takes part who can, and the others stand by."""
@@ -272,6 +322,10 @@ class Life:
     def _note_rare(self, before: Job, event: Event) -> None:
         """Count the rare paths that this turn has taken."""
         after, note = self.job, self.world.sometimes.note
+        if after.term > max(before.term, self.term):
+            note("term learned")
+        if len(after.proven) < len(before.proven) and after.proven:
+            note("forgotten")
         if after.quorum is not before.quorum:
             self._note_quorum(before, event)
         if after.blamed is not before.blamed and type(event) is Tick and before.quorum is not None:

@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from jaxft_coordinator.core import durable
+from jaxft_coordinator import records
+from jaxft_coordinator.core import bounds, durable
 from jaxft_coordinator.core.job import Record, Saved
+
+from .truth import Violation
 
 if TYPE_CHECKING:
     from .world import World
@@ -14,7 +17,7 @@ JOB = "job"
 
 class Disk:
     def __init__(self, world: "World") -> None:
-        self.term = 0
+        self.life = 0
         self.has_lied = False
         self.is_new = False
         self._world = world
@@ -25,15 +28,23 @@ class Disk:
     def saved(self) -> Saved | None:
         return self._known.get(JOB)
 
-    def open(self) -> tuple[int, Saved | None]:
-        """Lead from now on: no coordinator of a lower term can append any more."""
-        self.term += 1
-        return self.term, self.saved
+    def open(self) -> tuple[int, int, Saved | None]:
+        """Lead from now on: no earlier life can append any more. Return which life it is, its term, and the job.
 
-    def append(self, term: int, record: Record) -> bool:
-        """Make `record` durable; return False if another term has begun."""
-        if term != self.term:
+        Without a store a life begins with a clock that may be behind, and with nothing.
+        """
+        self.life += 1
+        if not self._world.setting.memoryless:
+            return self.life, self.life, self.saved
+        self.lose_all()
+        return self.life, 1000 + int(1000 * self._world.random()), None
+
+    def append(self, life: int, record: Record) -> bool:
+        """Make `record` durable; return False if another life has begun."""
+        if life != self.life:
             return False
+        if why := bounds.problem(record) or _differs(record):
+            raise Violation("what is decided can be written down", why)
         self._before, before = self._known, self.saved
         self._known = durable.fold(self._known, record)
         self._world.truth.durable(before, self.saved)
@@ -46,7 +57,7 @@ class Disk:
         self.is_new = True
         self._known = self._before = {}
         self._world.sometimes.note("amnesia")
-        self._world.truth.amnesia()
+        self._world.truth.forgets_all()
 
     def lose_the_last(self) -> None:
         """The disk had lied: what was said to be durable is not there."""
@@ -56,3 +67,8 @@ class Disk:
         self._known = self._before
         self._world.sometimes.note("lying disk")
         self._world.truth.forgets(self.saved)
+
+
+def _differs(record: Record) -> str:
+    data = records.encode(record)
+    return "" if records.decode(data) == record else f"{record} is read as {records.decode(data)}"

@@ -207,7 +207,7 @@ def _slow_disk(world: "World", fault: Fault) -> str:
 def _lie(world: "World", fault: Fault) -> str:
     """The machine of the coordinator loses power, and its disk had only said that it had written."""
     leader = world.leader
-    if leader is None or world.disk.term != leader.term:
+    if leader is None or world.disk.life != leader.number:
         return ""
     leader.crash_how = 0.5
     leader.die()
@@ -223,7 +223,7 @@ def _lie(world: "World", fault: Fault) -> str:
 def _lose_memory(world: "World", fault: Fault) -> str:
     """A coordinator without a store is replaced, or one whose store is gone."""
     leader = world.leader
-    if leader is None or world.disk.term != leader.term:
+    if leader is None:
         return ""
     leader.crash_how = fault.how
     leader.die()

@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxft_coordinator.core import (
     assign,
+    bounds,
     digests,
     durable,
     founding,
@@ -24,6 +25,7 @@ from jaxft_coordinator.core import (
     progress,
     quorums,
     sessions,
+    terms,
     turn,
 )
 from jaxft_coordinator.core.job import Group, Job, Persist, Phase
@@ -435,6 +437,69 @@ def _founders_that_do_not_come_back_are_waited_for(join: Any) -> Any:
             turn.update(first_join_s=first_join_s)
 
     return mutated
+
+
+# ---- one job must not stop the others, nor itself for good ----
+
+
+@mutant(sessions, "_give_up_place")
+def _a_place_is_given_up_that_was_never_taken(give_up: Any) -> Any:
+    """Each group that leaves as finished counts as one that has taken part: places become -1."""
+
+    def mutated(turn: Any, group: Group) -> None:
+        turn.update(places=turn.job.places - 1, ended=turn.job.frontier.step)
+
+    return mutated
+
+
+@mutant(bounds, "forget")
+def _those_who_are_here_are_forgotten_too(forget: Any) -> Any:
+    """A bound on what is remembered of groups that are gone takes in those that are here."""
+
+    def mutated(job: Job) -> Job:
+        kept = forget(job)
+        if kept is job or kept.frontier is None:
+            return kept
+        return replace(kept, proven={}, frontier=replace(kept.frontier, holders=frozenset()))
+
+    return mutated
+
+
+@mutant(bounds, "forget", "kill", "crash", "leave")
+def _to_forget_a_group_forgets_the_history(forget: Any) -> Any:
+    """With a group that is forgotten goes the history that its state belongs to."""
+
+    def mutated(job: Job) -> Job:
+        kept = forget(job)
+        return kept if kept is job else replace(kept, history=HistoryId(kept.history + 1))
+
+    return mutated
+
+
+@mutant(durable, "begun_again")
+def _after_an_error_a_job_begins_from_nothing(begun_again: Any) -> Any:
+    """A job on which the coordinator has failed forgets its last record."""
+    return lambda job, now_s: durable.new(job.name, job.options)
+
+
+# ---- terms and ids of several lives ----
+
+
+@mutant(terms, "turns_away", "coordinator", "break")
+def _a_clock_that_is_behind_is_believed(turns_away: Any) -> Any:
+    """A coordinator without a store has the term that its clock tells, whatever its groups have met."""
+
+    def mutated(turn: Any, session: Any, message: Any) -> bool:
+        turn.update(term=turn.job.options.term)
+        return False
+
+    return mutated
+
+
+@mutant(durable, "restored")
+def _heal_ids_restart_at_one(restored: Any) -> Any:
+    """After a crash heal ids begin again at one."""
+    return lambda saved, options, now_s: replace(restored(saved, options, now_s), last_heal_id=HealId(0))
 
 
 # ---- the table ----

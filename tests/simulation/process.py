@@ -171,7 +171,7 @@ class Process(Trainer):
         match effect:
             case r.Say(message):
                 if self.stream is not None:
-                    if type(message) is Join and self.stream.life.term < self._term:
+                    if type(message) is Join and self.stream.life.job.term < self._term:
                         raise Violation(
                             "nobody follows a replaced coordinator", f"{self.name} in {self._term}"
                         )
@@ -275,7 +275,8 @@ class Process(Trainer):
         too_late = world.disk.is_new and self._away_s > 0.85 * world.setting.founding_wait_s
         unknown = world.setting.brings or world.disk.has_lied or too_late
         foreign = failure.error == "JoinRefused" and unknown and "another history" in failure.text
-        if not second and not too_fresh and not foreign:
+        stopped = failure.error == "JobHalted" and world.sometimes["turn raised"]
+        if not second and not too_fresh and not foreign and not stopped:
             raise Violation("no group is turned away", f"{self.name}: {failure.error}: {failure.text}")
         if foreign:
             others = self.replica.history

@@ -72,6 +72,12 @@ class Setting:
     gather_s_per_member: float  # how long losses are gathered
     storm_s: float
     faults: tuple[Fault, ...]
+    # Classes that came later, with random numbers of their own: older seeds keep theirs.
+    memoryless: bool = False  # the coordinator has no store, and the clocks of its machines differ
+    keeps_bytes: int = 1 << 18  # of groups that are gone, in the coordinator's memory
+    one_differs: bool = False  # the last regular group begins with another state, and all must be there
+    leaves_early: bool = False  # a founder leaves as finished before the first quorum
+    raises: bool = False  # the coordinator fails on an event of the job once
 
 
 def draw(seed: int) -> Setting:
@@ -99,7 +105,7 @@ def draw(seed: int) -> Setting:
     compares = rng.random() < 0.6
     if not compares:
         kinds = [kind for kind in kinds if kind != "flip"]
-    return Setting(
+    setting = Setting(
         names=names,
         spares=spares,
         min_replicas=min(regular, rng.choice((0, 1, 1, 2, 3, groups))),
@@ -124,6 +130,31 @@ def draw(seed: int) -> Setting:
         storm_s=storm_s,
         faults=_faults(rng, kinds, storm_s),
     )
+    return _widened(seed, setting, regular)
+
+
+def _widened(seed: int, setting: Setting, regular: int) -> Setting:
+    rng = random.Random(seed + (1 << 41))
+    kinds = {fault.kind for fault in setting.faults}
+    if rng.random() < 0.3 and "flip" not in kinds:
+        # To forget who was found to be corrupt is the price of a bound: elsewhere it must cost nothing but time.
+        setting = replace(setting, keeps_bytes=rng.choice((0, 100, 200)))
+    if rng.random() < 0.1 and regular >= 3:
+        early = rng.random() < 0.7
+        setting = replace(
+            setting, one_differs=True, differ=False, min_replicas=regular, leaves_early=early, brings=0
+        )
+    if rng.random() < 0.1:
+        # Nothing fences a coordinator without a store, so there is one at a time.
+        alone = tuple(fault for fault in setting.faults if fault.kind not in ("takeover", "lie"))
+        setting = replace(
+            setting,
+            memoryless=True,
+            founding_wait_s=setting.heartbeat_timeout_s,
+            faults=alone,
+            brings=0,
+        )
+    return replace(setting, raises=rng.random() < 0.05)
 
 
 def focused(seed: int, kinds: Sequence[str]) -> Setting:

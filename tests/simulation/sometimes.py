@@ -40,6 +40,10 @@ RARE: dict[str, str] = {
     "new donors": "a spare that follows is given donors that were not there when it began",
     "second process": "a process comes whose name another one bears that still runs",
     "job forgotten": "all groups go before anything was committed, and the job is forgotten",
+    "term learned": "a coordinator whose clock is behind takes a higher term than its groups have met",
+    "forgotten": "what the coordinator remembers of groups that are gone is beyond its bound",
+    "founder left early": "one of several founders leaves as finished before the first quorum",
+    "turn raised": "the coordinator has an error on an event of the job, and goes on with its last record",
     "lost for good": "nobody is left who holds any committed state, not even a checkpoint",
 }
 

@@ -54,7 +54,7 @@ class Trainer:
         self.spare = name in world.setting.spares
         self.dead = self.over = self.leaving = False
         # What it holds: a first state, and for each step the quorum whose sum was applied.
-        self.root = incarnation if world.setting.differ else 0
+        self.root = incarnation if world.setting.differ or world.is_odd(name) else 0
         self.history: list[QuorumId] = []
         self.flipped = 0  # names a flipped bit in the state
         self.flipped_at = 0  # since which state

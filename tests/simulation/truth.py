@@ -46,6 +46,7 @@ class Truth:
         self.went_back = 0
         self._lost_since_s: dict[int, float] = {}  # of each coordinator
         self.quorums: dict[QuorumId, NewQuorum] = {}
+        self._heals: dict[int, object] = {}
         self._world = world
         self.same_bits = world.setting.shards != "members"
 
@@ -131,8 +132,8 @@ class Truth:
         last = 0 if saved is None else saved.last_quorum_id
         self.quorums = {number: quorum for number, quorum in self.quorums.items() if number <= last}
 
-    def amnesia(self) -> None:
-        """A coordinator begins without the memory of the one before it: ids that no group has seen may come again."""
+    def forgets_all(self) -> None:
+        """A coordinator without a store has died: its groups hold what is left."""
         self.went_back += 1
         self.quorums = {}
 
@@ -184,7 +185,7 @@ class Truth:
         """A coordinator founds a job only if nothing was ever committed, as far as can be known."""
         saved = self._world.disk.saved
         known = None if saved is None else saved.frontier
-        if known is not None and not known.fresh and self._world.leader_term == after.options.term:
+        if known is not None and not known.fresh and self._world.leads(after.options.term):
             raise Violation("the frontier never goes back", f"founded though step {known.step} was committed")
 
     def _check_quorum(self, before: Job, after: Job, quorum: NewQuorum) -> None:
@@ -255,6 +256,11 @@ class Truth:
                     self._check_donor(self._world.incarnations[donor.incarnation], message.step)
             case _:
                 pass
+
+    def check_heal(self, heal: Heal, joiner: object) -> None:
+        """An id names one heal of one group, over all lives of the coordinator."""
+        if self._heals.setdefault(heal.heal_id, joiner) is not joiner:
+            raise Violation("heal ids are given out once", f"heal {heal.heal_id} is given to another group")
 
     def _check_told_quorum(self, quorum: NewQuorum) -> None:
         saved = self._world.disk.saved

@@ -14,7 +14,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from jaxft_coordinator.core import bounds
 from jaxft_coordinator.core.job import Holder
+
+from jaxft._replica._types import Phase
 
 from .coordinator import Life
 from .disk import Disk
@@ -30,6 +33,7 @@ from .truth import Truth, Violation
 CALM_LIMIT_S = 90.0
 HOSTS = ("c0", "c1")
 STEPS_IN_CALM = 2
+JOINING = Phase.JOINING
 
 
 class World:
@@ -61,6 +65,7 @@ class World:
         self.cables = Cables(self)
         self.hub = Hub(self)
         self.checkpoints: list[Checkpoint] = []
+        self.raises_in = 1 + int(150 * random.Random(seed + (1 << 42)).random())  # events of the job
         self.flips = 0  # bits that have flipped, in any state
         self.hosts: dict[str, Life | None] = dict.fromkeys(HOSTS)
         self.processes: dict[str, Process] = {}  # the newest of each name
@@ -70,6 +75,14 @@ class World:
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def run(self) -> None:
+        """Run to the good end; see `_run`."""
+        usual, bounds.MAX_GONE_BYTES = bounds.MAX_GONE_BYTES, self.setting.keeps_bytes
+        try:
+            self._run()
+        finally:
+            bounds.MAX_GONE_BYTES = usual
+
+    def _run(self) -> None:
         """Run to the good end.
 
         Raises:
@@ -77,6 +90,8 @@ class World:
             AssertionError: one of the cores found itself in a state that it believed impossible.
         """
         setting = self.setting
+        if setting.leaves_early:
+            self.after(0.02, self._leave_early)
         if setting.brings:
             self.checkpoints.append(Checkpoint.from_before(setting.brings))
         self.lead(HOSTS[0])
@@ -129,13 +144,13 @@ class World:
     def leader(self) -> Life | None:
         """The coordinator of the newest term, if it runs."""
         for life in self.hosts.values():
-            if life is not None and not life.dead and life.term == self.disk.term:
+            if life is not None and not life.dead and life.number == self.disk.life:
                 return life
         return None
 
-    @property
-    def leader_term(self) -> int:
-        return self.disk.term
+    def leads(self, term: int) -> bool:
+        """Whether the coordinator of this term is the newest."""
+        return self.leader is not None and self.leader.term == term
 
     @property
     def leader_host(self) -> str:
@@ -247,6 +262,25 @@ class World:
             if went_on or (alone and self.now_s - self._calm_since_s > 10.0):
                 process.kill()
                 self.launch(process.name)
+
+    def is_odd(self, name: str) -> bool:
+        """Whether a group begins with another state than the others, which share one."""
+        regular = [each for each in self.setting.names if each not in self.setting.spares]
+        return self.setting.one_differs and name == regular[-1]
+
+    def _leave_early(self) -> None:
+        """One of several founders leaves as finished before the first quorum, and comes again."""
+        if self.calm or self.truth.quorums:
+            return
+        leader = self.leader
+        founders = [] if leader is None else leader.founders_without_quorum()
+        process = self.processes.get(founders[-1]) if len(founders) > 1 else None
+        if process is None or process.dead or process.replica.phase is not JOINING:
+            self.after(0.02, self._leave_early)
+            return
+        self.sometimes.note("founder left early")
+        process.leave(finished=True)
+        self.after(0.3, self.launch, process.name)
 
     def ended(self) -> None:
         """A process has come to its end."""

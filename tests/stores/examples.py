@@ -54,9 +54,12 @@ def folded(batches: Sequence[Sequence[Record]]) -> dict[str, Saved]:
 
 def step_of(opened: Opened, job: str = "llama") -> int:
     """The step that is remembered of `job`."""
-    frontier = opened.jobs[job].frontier
-    assert frontier is not None
-    return frontier.step
+    return frontier_of(opened.jobs[job])
+
+
+def frontier_of(known: Saved) -> int:
+    assert known.frontier is not None
+    return known.frontier.step
 
 
 # ---- any ----
@@ -88,6 +91,7 @@ def any_saved(jobs: st.SearchStrategy[str] = texts) -> st.SearchStrategy[Saved]:
         st.dictionaries(names, st.lists(numbers, max_size=3).map(tuple), max_size=3),
         numbers,
         st.none() | steps,
+        st.none() | numbers,
     )
 
 

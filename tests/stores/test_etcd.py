@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jaxft_coordinator import records
+from jaxft_coordinator import _journal, records
+from jaxft_coordinator.core import bounds
 from jaxft_coordinator.core.job import Forgotten, Record
+from jaxft_coordinator.core.messages import Welcome
 from jaxft_coordinator.stores import EtcdStore, Opened, StoreDamaged, StoreLost, _store
 from jaxft_coordinator.tls import Pem, read_pem
 
+from tests.coordinator.test_jobs_apart import leading
 from tests.stores import examples, processes
 from tests.stores.etcd_server import Etcd, etcd_in, free_ports
 from tests.stores.proxy import proxy_to
@@ -165,22 +169,86 @@ def test_too_big_a_record_is_refused_with_its_size_and_the_next_is_not(etcd: Etc
     run(scenario)
 
 
-def test_foreign_values_are_refused(etcd: Etcd, prefix: str):
+def test_the_longest_record_that_the_core_lets_pass_is_taken(etcd: Etcd, prefix: str):
+    """And many of them at once, each in a separate request."""
+    size = bounds.MAX_RECORD_BYTES - bounds.saved_bytes(examples.big("job-0", 0))
+    longest = [examples.big(f"job-{number}", size) for number in range(5)]
+    assert bounds.problem(longest[0]) == ""
+    assert bounds.problem(examples.big("job-0", size + 1)) != ""
+
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        await written(store, [*longest, examples.saved()])
+        assert sorted((await written(store)).jobs) == [*(f"job-{number}" for number in range(5)), "llama"]
+        await written(store, [Forgotten(f"job-{number}") for number in range(5)])
+
+    run(scenario)
+
+
+def test_one_job_that_etcd_does_not_take_holds_up_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """It was tried again for ever, ahead of every other job's decisions."""
+    monkeypatch.setattr(_journal, "RETRY_S", 0.05)
+    with etcd_in(tmp_path, "--max-request-bytes", "20000") as etcd:
+
+        async def scenario() -> None:
+            store = EtcdStore([etcd.endpoint], ttl_s=LONG_S)
+            async with leading(store) as desk:
+                desk.come("good", "a")
+                await desk.commits("good", "a")
+                desk.come("big", "a" * 200, settings={"shards": "2", "text": "x" * 30_000})
+                for _ in range(10):
+                    await desk.commits("good", "a")
+                assert [type(message) for message in desk.heard("big", "a" * 200)] == [Welcome]
+                await until(lambda: "[big] stands still" in caplog.text)
+                desk.close("big", "a" * 200)
+                for _ in range(3):
+                    await desk.commits("good", "a")
+                caplog.clear()
+                job = desk.jobs.get("good")
+                assert job is not None
+                assert job.frontier is not None
+                assert desk.jobs._journal is not None
+                assert examples.frontier_of(desk.jobs._journal.known["good"]) == job.frontier.step == 14
+
+        run(scenario)
+
+
+def test_a_job_that_does_not_read_is_kept_as_it_is_and_the_others_begin(etcd: Etcd, prefix: str):
     moved = records.encode(examples.moved(1)).decode()
 
     async def scenario() -> None:
         store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        await written(store, [examples.saved("good", 3)])
         for name, value, says in (
-            ("saved/x", "hello", "not JSON"),
-            ("saved/x", records.encode(examples.saved("y")).decode(), "belongs elsewhere"),
+            ("saved/a/x", "hello", "not JSON"),
+            ("saved/a/x", records.encode(examples.saved("y")).decode(), "belongs elsewhere"),
             ("moved/llama", moved, "nothing is known of it"),
-            ("term", moved, "not who leads"),
+            ("moved/good", "hello", "not JSON"),
         ):
             key = f"{prefix}/{name}"
             etcd.ctl("put", key, value)
-            with pytest.raises(StoreDamaged, match=rf"{key}.* does not read: .*{says}"):
-                await store.open("a:1")
+            opened = await written(store)
+            job = name.partition("/")[2]
+            assert re.search(rf"{key}.* does not read: .*{says}", opened.unreadable[job])
+            assert list(opened.unreadable) == [job]
+            assert list(opened.jobs) == [each for each in ["good"] if each != job]
+            assert etcd.ctl("get", key)["kvs"]
             etcd.ctl("del", key)
+        assert examples.step_of(await written(store), "good") == 3
+
+    run(scenario)
+
+
+def test_a_foreign_term_is_refused(etcd: Etcd, prefix: str):
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        key = f"{prefix}/term"
+        etcd.ctl("put", key, records.encode(examples.moved(1)).decode())
+        with pytest.raises(StoreDamaged, match=rf"{key}.* does not read: .*not who leads"):
+            await store.open("a:1")
+        etcd.ctl("del", key)
         await written(store)  # nobody has kept the lead
 
     run(scenario)

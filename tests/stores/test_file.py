@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from jaxft_coordinator import records
 from jaxft_coordinator.core.job import Forgotten, Record
 from jaxft_coordinator.stores import FileStore, Opened, StoreDamaged, StoreLost, _store
-from jaxft_coordinator.stores._logfile import HEADER_BYTES, frame, header
+from jaxft_coordinator.stores._logfile import HEADER_BYTES, frame, header, read
 
 from tests.stores import examples
 
@@ -116,6 +117,27 @@ def test_a_record_that_moves_what_nobody_knows_is_damage(tmp_path: Path):
     async def scenario() -> None:
         with pytest.raises(StoreDamaged, match=f"damaged at byte {HEADER_BYTES}: .* nothing is known"):
             await FileStore(tmp_path).open("a:1")
+
+    run(scenario)
+
+
+def test_a_job_that_does_not_read_is_kept_as_it_is_and_the_others_begin(tmp_path: Path):
+    bad = records.Unreadable("bad", b'{"v":9,"kind":"saved","job":"bad","what":"is this"}', "")
+    ours = [examples.saved("bad"), examples.saved(), bad, examples.moved(1, "bad"), examples.moved(1)]
+    (tmp_path / "log").write_bytes(header(HEADER_BYTES) + b"".join(frame([each]) for each in ours))
+
+    async def scenario() -> None:
+        for _ in range(2):  # the log is rewritten at each start
+            opened = await written(tmp_path, [examples.saved("other")])
+            assert examples.step_of(opened) == 1
+            assert "bad" not in opened.jobs
+            assert "format 9" in opened.unreadable["bad"]
+            found = [each for _, each in read(tmp_path / "log") if getattr(each, "job", "") == "bad"]
+            assert [getattr(each, "data", each) for each in found] == [ours[0], bad.data, ours[3]]
+        data = (tmp_path / "log").read_bytes()
+        (tmp_path / "log").write_bytes(data + frame([Forgotten("bad")]))
+        assert (await written(tmp_path)).unreadable == {}
+        assert bad.data not in (tmp_path / "log").read_bytes()
 
     run(scenario)
 

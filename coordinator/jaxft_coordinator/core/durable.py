@@ -6,7 +6,7 @@ holders, which incarnations are proven, which quorum ids were given out. Session
 remembered: after a restart the groups dial anew and say where they stand.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from jaxft_coordinator.core.job import (
@@ -18,19 +18,21 @@ from jaxft_coordinator.core.job import (
     Options,
     Record,
     Saved,
+    changed,
 )
-from jaxft_coordinator.core.messages import HealId, NewQuorum
+from jaxft_coordinator.core.messages import NewQuorum
 
 # Heal ids of one life of the coordinator are never those of another: a joiner tells its heals apart by them.
-_HEALS_PER_TERM_BITS = 32
+HEALS_PER_LIFE_BITS = 32
 
 
 def record_of(before: Job, after: Job) -> Record | None:
     """Return what must be written down of a turn, or None if nothing that must be remembered has changed."""
     if after.empty:
-        if before.empty:
-            return None
-        return saved(anew(after)) if after.last_quorum_id else Forgotten(after.name)
+        if not after.last_quorum_id:
+            return None if before.empty else Forgotten(after.name)
+        ids = saved(anew(after))
+        return None if before.empty and ids == saved(anew(before)) else ids
     now = saved(after)
     then = saved(before)
     if now == then:
@@ -57,6 +59,7 @@ def saved(job: Job) -> Saved:
         job.held,
         job.places,
         job.finished,
+        job.idle_since,
     )
 
 
@@ -66,7 +69,53 @@ def anew(job: Job) -> Job:
     Ids go on growing. A group that lost its connection may still hold its vote in a quorum of the first founding, and
     must not take the commit of a later one for its own.
     """
-    return Job(job.name, job.options, last_quorum_id=job.last_quorum_id, last_heal_id=job.last_heal_id)
+    return Job(
+        job.name,
+        job.options,
+        last_quorum_id=job.last_quorum_id,
+        last_heal_id=job.last_heal_id,
+        term=job.term,
+        idle_since=job.idle_since,
+    )
+
+
+def new(name: str, options: Options) -> Job:
+    """Return a job of which nothing is known."""
+    return Job(name, options, last_heal_id=options.heals_from)
+
+
+def begun_again(job: Job, now_s: float) -> Job:
+    """Return the job as a coordinator would begin with it now that has just started: no group is there.
+
+    This one still knows which ids it has given out.
+    """
+    known = restored(saved(job), job.options, now_s)
+    return changed(known, last_heal_id=job.last_heal_id, term=job.term)
+
+
+def may_forget(job: Job, unix_s: int, after_s: float) -> bool:
+    """Whether a job need not be remembered any longer: it has finished, or nothing was committed, a while ago."""
+    if job.groups or job.idle_since is None or unix_s - job.idle_since < after_s:
+        return False
+    return job.finished is not None or _holds_nothing(job)
+
+
+def first_to_forget(jobs: Iterable[Job]) -> Job | None:
+    """Return the job that is missed least, if a coordinator has to forget one; None if all are in use.
+
+    One on which nothing was committed rather than a finished one, and that rather than one that was given up; of each
+    kind the one that was left first.
+    """
+    idle = [job for job in jobs if not job.groups and (job.idle_since is not None or job.empty)]
+    return min(
+        idle,
+        key=lambda job: (not _holds_nothing(job), job.finished is None, job.idle_since or 0),
+        default=None,
+    )
+
+
+def _holds_nothing(job: Job) -> bool:
+    return job.frontier is None or job.frontier.fresh
 
 
 def fold(known: Mapping[str, Saved], record: Record) -> dict[str, Saved]:
@@ -102,9 +151,10 @@ def restored(record: Saved, options: Options, now_s: float) -> Job:
         held=record.held,
         places=record.places,
         last_quorum_id=record.last_quorum_id,
-        last_heal_id=HealId(options.term << _HEALS_PER_TERM_BITS),
+        last_heal_id=options.heals_from,
         finished=record.finished,
         restored_s=now_s,
+        idle_since=record.idle_since,
     )
 
 

@@ -32,8 +32,12 @@ class Options:
     min_replicas: int = 1
     join_timeout_s: float = 60.0
     heartbeat_timeout_s: float = 5.0
-    # Which life of the coordinator this is: more than in every life before.
+    # Which life of the coordinator this is: more than in every life before, where a store remembers those.
     term: int = 0
+    # Decisions are kept in a store, which also fences a coordinator that was replaced.
+    durable: bool = False
+    # Heal ids of this life begin behind this one: no other life has any of them.
+    heals_from: HealId = HealId(0)
     # How long a job that begins or resumes waits for groups that may bring a newer state; None: as long as for a
     # heartbeat.
     founding_wait_s: float | None = None
@@ -190,6 +194,12 @@ class Job:
     blamed: Mapping[GroupName, tuple[int, float]] = field(default_factory=dict[GroupName, tuple[int, float]])
     # When a coordinator that remembers this job began with it; None once a quorum has been formed since.
     restored_s: float | None = None
+    # Under which term its groups are welcomed; 0 before the first (`terms.py`).
+    term: int = 0
+    # Since when groups of a higher term have come in a row, and when the last one came.
+    outdone_s: tuple[float, float] | None = None
+    # Since when no group has been here, in seconds of Unix time, so that it outlives the coordinator.
+    idle_since: int | None = None
 
     @property
     def total_shards(self) -> int | None:
@@ -243,6 +253,7 @@ class Saved:
     held: Mapping[GroupName, tuple[int, ...]]
     places: int
     finished: Step | None
+    idle_since: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +295,9 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    pass
+    """Time has passed. `unix_s` is the time of day: it decides nothing but when a job was left."""
+
+    unix_s: int = 0
 
 
 Event = GroupSaid | SessionClosed | Tick

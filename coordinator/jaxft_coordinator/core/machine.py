@@ -28,7 +28,8 @@ What holds after every event:
 4. A quorum has at least `min_replicas` members when it is formed.
 5. In a quorum each shard has exactly one owner; when a step is tried again, owners that live keep theirs.
 6. What must survive the coordinator stands before the effects that tell of it, as a `Persist` (`durable.py`).
-7. The stream to each group is ordered. So a Pin of state s, sent while the frontier is s, arrives before the
+7. A record that becomes an effect can be written down and read again (`bounds.py`).
+8. The stream to each group is ordered. So a Pin of state s, sent while the frontier is s, arrives before the
    Commit that would overwrite state s; nothing waits for a joiner.
 
 Deliberately not here: sockets, clocks (time comes as an argument), files, groups of several ranks.
@@ -36,7 +37,7 @@ Deliberately not here: sockets, clocks (time comes as an argument), files, group
 
 from typing import assert_never
 
-from jaxft_coordinator.core import durable, founding, progress, quorums, sessions
+from jaxft_coordinator.core import bounds, durable, founding, progress, quorums, sessions
 from jaxft_coordinator.core.job import (
     Effect,
     Event,
@@ -67,11 +68,16 @@ class IllegalEvent(Exception):
     """A group broke the protocol. The job is untouched; the shell ends that group's session."""
 
 
+class Unwritable(IllegalEvent):
+    """What would follow from this event could not be written down. The job is untouched."""
+
+
 def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]:
     """Return the job after `event` at time `now_s` (monotonic seconds), and what must be done.
 
     Raises:
-        IllegalEvent: if the event's sender may not send it now.
+        IllegalEvent: if the event's sender may not send it now; or, as `Unwritable`, if what would follow from it
+            could not be written down.
     """
     turn = Turn(job, now_s)
     match event:
@@ -87,16 +93,31 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
             if group is None:
                 return job, ()
             sessions.closed(turn, group, reason)
-        case Tick():
+        case Tick(unix_s):
             _tick(turn)
+            _note_idle(turn, unix_s)
         case _:
             assert_never(event)
     _advance(turn)
     if isinstance(event, Tick):
         # Not at each event: a thousand groups that come would change the text a thousand times.
         quorums.explain(turn)
+    if _remembers_more(job, turn.job):
+        turn.job = bounds.forget(turn.job)
     record = durable.record_of(job, turn.job)
-    return turn.job, (*(() if record is None else (Persist(record),)), *turn.effects)
+    if record is None:
+        return turn.job, tuple(turn.effects)
+    if problem := bounds.problem(record):
+        raise Unwritable(f"what job {job.name!r} would have to remember cannot be written down: {problem}")
+    return turn.job, (Persist(record), *turn.effects)
+
+
+def _remembers_more(before: Job, after: Job) -> bool:
+    """Whether a group was added to those that are remembered; a commit, at every step, adds none."""
+    if after.proven is not before.proven or after.distrusted is not before.distrusted:
+        return True
+    old, new = before.frontier, after.frontier
+    return old is not None and new is not None and new is not old and new.step == old.step
 
 
 def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
@@ -156,6 +177,12 @@ def _tick(turn: Turn) -> None:
     quorums.end_grace(turn, last_tick_s)
     _put_out_the_hung(turn)
     founding.end_reunion(turn)
+
+
+def _note_idle(turn: Turn, unix_s: int) -> None:
+    job = turn.job
+    if not job.groups and job.restored_s is None and job.idle_since is None:
+        turn.update(idle_since=unix_s)
 
 
 def _put_out_the_hung(turn: Turn) -> None:

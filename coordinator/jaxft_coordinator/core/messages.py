@@ -32,6 +32,7 @@ class Hello:
     rank: int = 0
     ranks: int = 1
     protocol_version: int = PROTOCOL_VERSION
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from jaxft_coordinator.core import digests, founding, halting, quorums
+from jaxft_coordinator.core import bounds, digests, founding, halting, quorums, terms
 from jaxft_coordinator.core.job import Close, Group, Holder, Phase, Send, SessionId
 from jaxft_coordinator.core.messages import (
     PROTOCOL_VERSION,
@@ -46,6 +46,10 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
     if problem:
         turn.effects += [Send(session, Refused(problem)), Close(session)]
         return
+    if terms.turns_away(turn, session, message):
+        return
+    if turn.job.idle_since is not None:
+        turn.update(idle_since=None)
     known = turn.job.groups.get(message.group)
     if known is not None and known.incarnation == message.incarnation:
         turn.effects.append(Close(known.session))  # its other end is gone, though nobody has told this one
@@ -55,7 +59,7 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
     group = Group(message.group, message.incarnation, session, message.address, turn.now_s, came_s=turn.now_s)
     turn.add(group)
     frontier = turn.job.frontier
-    interval_ms, term = turn.job.options.heartbeat_interval_ms, turn.job.options.term
+    interval_ms, term = turn.job.options.heartbeat_interval_ms, turn.job.term
     if frontier is None:
         turn.send(group, Welcome(interval_ms, term=term))
     else:
@@ -82,8 +86,9 @@ def join(turn: Turn, group: Group, message: Join) -> None:
         founding.give_way(turn)
         job = turn.job
     brought = replace(group, step=message.step, history=message.history)
-    if foreign := founding.foreign_state(job, brought):
-        refuse(turn, group, foreign)
+    problem = founding.foreign_state(job, brought) or bounds.join_problem(job, group.name, message.settings)
+    if problem:
+        refuse(turn, group, problem)
         return
     if halting.stop_late(turn, group):
         return
@@ -166,9 +171,7 @@ def leave(turn: Turn, group: Group, message: Leave) -> None:
     if group.phase is Phase.MEMBER:
         turn.note_left(left.name, "it left")
     if message.finished and not group.spare and group.phase is Phase.MEMBER:
-        frontier = turn.job.frontier
-        assert frontier is not None
-        turn.update(places=turn.job.places - 1, ended=frontier.step)  # nobody needs to take its place
+        _give_up_place(turn, group)
     last = not turn.select(quorums.is_member)
     if last and message.finished and left in turn.holders():
         _finish_here(turn)
@@ -176,6 +179,18 @@ def leave(turn: Turn, group: Group, message: Leave) -> None:
     # Those who finish come in a crowd: the next tick makes one quorum without them all.
     if not message.finished:
         quorums.settle(turn)
+
+
+def _give_up_place(turn: Turn, group: Group) -> None:
+    """No spare needs to take the place of a group that has finished; once each, and only where it had one.
+
+    A founder that leaves before the first quorum has taken none.
+    """
+    assert turn.job.frontier is not None
+    turn.update(ended=turn.job.frontier.step)
+    if group.name in turn.job.held:
+        held = {name: shards for name, shards in turn.job.held.items() if name != group.name}
+        turn.update(places=turn.job.places - 1, held=held)
 
 
 def closed(turn: Turn, group: Group, reason: str) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 from jaxft_coordinator import records
 from jaxft_coordinator.core import durable
 from jaxft_coordinator.core.job import Record, Saved
-from jaxft_coordinator.stores._etcd_keys import folded, led_in, parts, size
+from jaxft_coordinator.stores._etcd_keys import jobs_in, led_in, parts, size
 from jaxft_coordinator.stores._etcd_link import EtcdFailed, Link, client_library, parsed
 from jaxft_coordinator.stores._store import Opened, StoreDamaged, StoreLost, Wait, too_big
 from jaxft_coordinator.tls import Pem
@@ -196,11 +196,9 @@ class EtcdStore:
             return None
         _, _, _, leader, saved, moved = answers
         self._created = leader[0][1].create_revision
-        jobs: dict[str, Saved] = {}
-        for _, entry in (*saved, *moved):
-            jobs = folded(jobs, entry)
+        jobs, unreadable = jobs_in([entry for _, entry in (*saved, *moved)], self._key("").decode())
         self._jobs = jobs
-        return Opened(self._led.term, jobs)
+        return Opened(self._led.term, jobs, unreadable)
 
     async def _until_leader_goes(self) -> None:
         """Return when the leader's key is deleted, or it is time to look again."""

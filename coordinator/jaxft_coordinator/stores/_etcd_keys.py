@@ -65,19 +65,30 @@ def led_in(entry: Any) -> records.Led:
     return led
 
 
-def folded(jobs: Mapping[str, Saved], entry: Any) -> dict[str, Saved]:
-    """Return what is remembered after one more key.
+def jobs_in(entries: Sequence[Any], prefix: str) -> tuple[dict[str, Saved], dict[str, str]]:
+    """Return what is remembered of each job, and of which jobs it does not read, and why.
 
-    Raises:
-        StoreDamaged: it holds no record of the job that it is named after, or one that makes no sense.
+    Args:
+        entries: keys and values of all jobs, each `Saved` before its `Moved`.
+        prefix: that of all keys.
     """
-    try:
-        record = records.decode(entry.value)
-        if isinstance(record, records.Led) or not entry.key.endswith(f"/{record.job}".encode()):
-            raise ValueError(f"it says {record!r:.80}, which belongs elsewhere")
-        return durable.fold(jobs, record)
-    except ValueError as error:
-        raise _damage(entry.key, str(error)) from error
+    jobs: dict[str, Saved] = {}
+    unreadable: dict[str, str] = {}
+    for entry in entries:
+        name = entry.key.decode(errors="replace").removeprefix(prefix).partition("/")[2]
+        try:
+            jobs = _folded(jobs, entry, name)
+        except ValueError as error:
+            jobs.pop(name, None)
+            unreadable.setdefault(name, str(_damage(entry.key, str(error))))
+    return jobs, unreadable
+
+
+def _folded(jobs: dict[str, Saved], entry: Any, name: str) -> dict[str, Saved]:
+    record = records.decode(entry.value)
+    if isinstance(record, records.Led) or record.job != name:
+        raise ValueError(f"it says {record!r:.80}, which belongs elsewhere")
+    return durable.fold(jobs, record)
 
 
 def _damage(key: bytes, what: str) -> StoreDamaged:

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from jaxft_coordinator import records
 from jaxft_coordinator.core import durable
-from jaxft_coordinator.core.job import Record, Saved
+from jaxft_coordinator.core.job import Moved, Record, Saved
 from jaxft_coordinator.stores import _logfile
 from jaxft_coordinator.stores._store import Opened, StoreLost, Wait, saying
 
@@ -54,6 +54,7 @@ class FileStore:
         self._log: _logfile.Log | None = None
         self._led = records.Led(0, "")
         self._jobs: dict[str, Saved] = {}
+        self._kept = _Kept()
         self._leader = ""
         self._lost = asyncio.Event()
         self._lose("it has not opened its store yet")
@@ -144,18 +145,19 @@ class FileStore:
         """Read the log, and rewrite it under a new term: that also cuts off what a crash has torn."""
         term = 0
         jobs: dict[str, Saved] = {}
+        kept = _Kept()
         with contextlib.suppress(FileNotFoundError):
             for offset, written in _logfile.read(self._log_path):
                 if isinstance(written, records.Led):
                     term = max(term, written.term)
                     continue
                 try:
-                    jobs = durable.fold(jobs, written)
+                    jobs = kept.folded(jobs, written)
                 except ValueError as error:
                     raise _logfile.damage(self._log_path, offset, str(error)) from error
         # The clock, so that a coordinator whose folder was emptied is still later than those before it.
         self._led = records.Led(max(term + 1, int(time.time())), address)
-        self._jobs = jobs
+        self._jobs, self._kept = jobs, kept
         with _teaching(f"cannot write to {self._folder}"):
             self._rewrite()
             assert self._log is not None
@@ -164,7 +166,7 @@ class FileStore:
         with contextlib.suppress(OSError):  # it is for people
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, records.encode(self._led), 0)
-        return Opened(self._led.term, jobs)
+        return Opened(self._led.term, jobs, kept.whys)
 
     def _let_go(self) -> None:
         if self._log is not None:
@@ -209,7 +211,7 @@ class FileStore:
         _log.debug("%s rewritten: %d bytes, now %d", self._log_path, before_bytes, self._log.end)
 
     def _rewrite(self) -> None:
-        log = _logfile.Log.write_new(self._log_path, [self._led, *self._jobs.values()])
+        log = _logfile.Log.write_new(self._log_path, [self._led, *self._jobs.values(), *self._kept.all])
         if self._log is not None:
             self._log.close()
         self._log = log
@@ -223,6 +225,37 @@ class FileStore:
     @property
     def _log_path(self) -> Path:
         return self._folder / "log"
+
+
+class _Kept:
+    """Records of jobs that do not read, with all that follows on them: kept as they are, in their order."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, list[Record | records.Unreadable]] = {}
+        self.whys: dict[str, str] = {}
+
+    @property
+    def all(self) -> list[Record | records.Unreadable]:
+        return [record for kept in self._records.values() for record in kept]
+
+    def folded(self, jobs: dict[str, Saved], written: Record | records.Unreadable) -> dict[str, Saved]:
+        """Return `jobs` after one more record, if its job reads; else keep it.
+
+        Raises:
+            ValueError: a record makes no sense after those before it.
+        """
+        name = written.job
+        if isinstance(written, records.Unreadable):
+            before = jobs.get(name)
+            self._records.setdefault(name, [] if before is None else [before]).append(written)
+            self.whys[name] = written.why
+            return {other: saved for other, saved in jobs.items() if other != name}
+        if name in self._records and isinstance(written, Moved):
+            self._records[name].append(written)
+            return jobs
+        self._records.pop(name, None)  # this record says all, or that nothing is left
+        self.whys.pop(name, None)
+        return durable.fold(jobs, written)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ MAX_PAYLOAD_BYTES = 64 << 20
 # A log is compacted at 8 MiB; one that could not be for lack of space still has to be readable.
 MAX_LOG_BYTES = 1 << 30
 
-Written = Record | records.Led
+Written = Record | records.Led | records.Unreadable
 
 
 def header(length: int) -> bytes:
@@ -54,17 +54,22 @@ def frame(written: Sequence[Written]) -> bytes:
         OSError: they are longer than a frame may be.
         RecordError: one of them cannot be written down.
     """
-    payload = b"\n".join(records.encode(record) for record in written)
+    payload = b"\n".join(map(_line, written))
     if len(payload) > MAX_PAYLOAD_BYTES:
         limit = f"a log takes {MAX_PAYLOAD_BYTES} at once"
         raise too_big(len(payload), limit, "Are there so many groups? Stop those that nobody needs")
     return MARK + _LENGTH_AND_CRC.pack(len(payload), _crc(payload)) + payload
 
 
+def _line(written: Written) -> bytes:
+    return written.data if isinstance(written, records.Unreadable) else records.encode(written)
+
+
 def read(path: Path) -> list[tuple[int, Written]]:
     """Return every record of the log at `path`, in order, each with the offset of its frame in bytes.
 
-    An end that a crash has torn is left out, with a warning. Nothing is written.
+    An end that a crash has torn is left out, with a warning. A whole record of a job that does not decode comes back
+    as it is. Nothing is written.
 
     Raises:
         StoreDamaged: it holds something that does not read, and that no crash can have torn; or it is no such log.
@@ -81,7 +86,7 @@ def read(path: Path) -> list[tuple[int, Written]]:
     end = HEADER_BYTES
     for offset, payload in _frames(data):
         try:
-            found += [(offset, records.decode(line)) for line in payload.split(b"\n")]
+            found += [(offset, records.decode_or_keep(line)) for line in payload.split(b"\n")]
         except records.RecordError as error:
             raise damage(path, offset, str(error)) from error
         end = offset + FRAME_BYTES + len(payload)

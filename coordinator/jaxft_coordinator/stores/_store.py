@@ -34,6 +34,8 @@ class Opened:
 
     term: int
     jobs: Mapping[str, Saved] = field(default_factory=dict[str, Saved])
+    # Jobs whose records are there and do not read, and why. The store keeps those as they are.
+    unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Store(Protocol):

@@ -1,0 +1,85 @@
+"""A real group over real lives of a coordinator without a store, whose clocks are not each other's."""
+
+import asyncio
+import time
+
+import pytest
+from jaxft_coordinator._server import Server
+from jaxft_coordinator.core.job import Options
+from jaxft_coordinator.core.messages import GroupName, Hello, Incarnation, Step, Welcome
+
+from jaxft._replica import _core as core
+from jaxft._replica import _types as r
+from jaxft._replica._session import Session
+
+
+class NoPins:
+    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None: ...
+
+    def release(self, heal_id: int) -> None: ...
+
+
+IDENTITY = r.Identity("job", GroupName("a"), Incarnation(7), "a:1", "c:1")
+
+
+def test_a_group_says_which_term_is_the_highest_that_it_has_met():
+    replica = r.Replica(IDENTITY, 10.0)
+    told: list[int] = []
+    for event in (
+        r.Connected(),
+        r.Heard(Welcome(1000, term=9)),
+        r.Disconnected("gone"),
+        r.Connected(),
+        r.Heard(Welcome(1000, term=4)),
+        r.Disconnected("of a lower term"),
+        r.Connected(),
+    ):
+        replica, effects = core.step(replica, event, 1.0)
+        told += [e.message.term for e in effects if isinstance(e, r.Say) and isinstance(e.message, Hello)]
+    assert told == [0, 9, 9]
+
+
+def test_a_clock_that_is_years_behind_keeps_nobody_away(monkeypatch: pytest.MonkeyPatch):
+    terms: list[int] = []
+
+    async def life(port: int, unix_s: float, session: Session | None) -> tuple[int, Session]:
+        monkeypatch.setattr("jaxft_coordinator._jobs.time", _Clock(unix_s))
+        server = Server(f"localhost:{port}", Options(join_timeout_s=60.0, founding_wait_s=0.0))
+        await server.start()
+        if session is None:
+            identity = r.Identity("job", GroupName("a"), Incarnation(7), "a:1", f"localhost:{server.port}")
+            session = Session(identity, NoPins(), failure_timeout_s=60.0)
+            await asyncio.to_thread(session.start)
+            session.post(r.Prepared(Step(0), "d", {"shards": "1"}))
+        async with asyncio.timeout(50.0):
+            while (job := server._jobs.get("job")) is None or not job.groups:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        terms.append(job.term)
+        await server.stop(0.1)
+        return server.port, session
+
+    async def scenario() -> None:
+        port, session = await life(0, 2_000_000_000, None)
+        try:
+            for unix_s in (1_000_000, 2_000_000_001, 0, 2_100_000_000):
+                await life(port, unix_s, session)
+            assert session.failed is None
+        finally:
+            await asyncio.to_thread(session.close)
+
+    asyncio.run(scenario())
+    # Learned at once, also where a clock has not moved; and believed where it is ahead.
+    assert terms == [2_000_000_000, 2_000_000_001, 2_000_000_002, 2_000_000_003, 2_100_000_000]
+
+
+class _Clock:
+    """A time of day that is wrong; all else of the module `time` is as it is."""
+
+    def __init__(self, unix_s: float) -> None:
+        self._unix_s = unix_s
+
+    def time(self) -> float:
+        return self._unix_s
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(time, name)
