@@ -1,5 +1,6 @@
 """`Manager`: a group's membership of a job."""
 
+import contextlib
 import logging
 import secrets
 import socket
@@ -269,7 +270,13 @@ class Manager:
                 f"group {self._group!r} is not in its job: call the step inside `with jaxft.Manager(...) as "
                 "manager:`"
             )
-        return self._runner.run(programs, layout, state, batch, shards)
+        assert self._session is not None
+        with self._session.in_step(True):
+            return self._runner.run(programs, layout, state, batch, shards)
+
+    def _compiling(self) -> contextlib.AbstractContextManager[None]:
+        """While this lasts the job does not take this group for one that hangs."""
+        return contextlib.nullcontext() if self._session is None else self._session.in_step(False)
 
     def _close(self) -> None:
         if self._runner is not None:

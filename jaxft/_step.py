@@ -1,5 +1,6 @@
 """The step as users call it: `fault_tolerant`, `from_functions`, and the callable that they return."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ class _Manager(Protocol):
     def _run(
         self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None
     ) -> tuple[Any, Any]: ...
+
+    def _compiling(self) -> contextlib.AbstractContextManager[None]: ...
 
 
 def fault_tolerant(
@@ -223,7 +226,8 @@ class Step:
         signature = (key, state_types, _types(batch))
         programs = self._programs.get(signature)
         if programs is None:
-            built = self._build(state, batch, static, static_kw, self._shared)
+            with contextlib.nullcontext() if self._manager is None else self._manager._compiling():
+                built = self._build(state, batch, static, static_kw, self._shared)
             _check_repeatable(built, self._reference.setdefault(state_types, built))
             siblings = functools.partial(self._find, static, static_kw, key)
             programs = self._programs[signature] = dataclasses.replace(built, siblings=siblings)

@@ -102,7 +102,7 @@ def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
     """Handle `message`; return whether anything else may follow from it at once."""
     match message:
         case Heartbeat():
-            progress.computed(turn, turn.put(group, last_heard_s=turn.now_s), message)
+            progress.heard(turn, group, message)
             return False
         case Vote():
             frontier, quorum = turn.job.frontier, turn.job.quorum
@@ -148,19 +148,23 @@ def _tick(turn: Turn) -> None:
         turn.expel(group, f"no heartbeat for {now_s - group.last_heard_s:.1f} s", may_return=True)
     quorums.lose(turn, *(group.name for group in silent))
     quorums.end_grace(turn, last_tick_s)
-    _put_out_the_hung(turn)
+    _go_on_without_the_late(turn)
     founding.end_reunion(turn)
 
 
-def _put_out_the_hung(turn: Turn) -> None:
-    hung = progress.hung(turn)
-    if not hung:
+def _go_on_without_the_late(turn: Turn) -> None:
+    late = progress.late(turn)
+    if turn.job.quorum is not None:
+        turn.wait_for(progress.waits_for(turn, late))
+    out = [each for each in late if not each.needed]
+    if not out:
         return
     turn.update(hung=turn.job.hung + 1)
-    for group, reason in hung:
-        turn.expel(group, reason, may_return=True)
-        progress.blame(turn, group.name)
-    quorums.lose(turn, *(group.name for group, _ in hung))
+    for each in out:
+        turn.expel(each.group, each.reason, may_return=True, aside=each.away)
+        if not each.away:
+            progress.blame(turn, each.group.name)
+    quorums.lose(turn, *(each.group.name for each in out))
 
 
 def _speaker(job: Job, session: SessionId) -> Group:

@@ -66,6 +66,8 @@ class Heartbeat:
 
     computed_quorum_id: QuorumId = QuorumId(0)
     computed_step: Step = Step(0)
+    away: bool = False
+    moves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +181,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
+    """The group is out. `aside`: it was only away, did nothing wrong, and comes back with its next call."""
+
     reason: str
     may_return: bool
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +196,14 @@ class Goodbye:
 @dataclass(frozen=True, slots=True)
 class Halted:
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllComputed:
+    """All members have computed their shards of this attempt: from now on time counts in its exchange."""
+
+    quorum_id: QuorumId
+    step: Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,4 +226,5 @@ CoordinatorMessage = (
     | Goodbye
     | Halted
     | Alive
+    | AllComputed
 )

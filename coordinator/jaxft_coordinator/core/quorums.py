@@ -10,7 +10,7 @@ The rule for counting (`settle`), with "living" = members of the quorum not lost
 * a member is lost after somebody voted ok, or a vote failed -> the exchange is in its last milliseconds: wait for
   the other votes, at most `vote_grace_s`. They may still make a COMMIT, or say who is to blame.
 * all living members have voted -> the step is tried again.
-* the grace is over -> those who are accused and silent are evicted, and the step is tried again.
+* the grace is over -> those who have computed, are accused and are silent are evicted, and the step is tried again.
 * the same members have failed the same step once already -> the most accused goes (of two that accuse each other:
   the later by name), so that a dead link between two healthy groups costs one of them its place and not the job
   its progress.
@@ -238,7 +238,9 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
     ballot = turn.job.ballot
     failures = ballot.failures
     accused = Counter(name for failure in failures for name in set(failure.accused))
-    out = [m.group for i, m in enumerate(quorum.members) if silent >> i & 1 and accused[m.group]]
+    # One that still computes has no exchange to speak of; whether it hangs is for progress.py to say.
+    mute = silent & ballot.computed
+    out = [m.group for i, m in enumerate(quorum.members) if mute >> i & 1 and accused[m.group]]
     retries = 0 if out or odd or ballot.lost else ballot.retries + 1
     if retries > RETRIES_WITH_SAME_MEMBERS:
         out = [_most_accused(quorum, failures, accused)]

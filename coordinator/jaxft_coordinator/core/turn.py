@@ -58,10 +58,13 @@ class Turn:
             sessions={session: name for session, name in job.sessions.items() if session != group.session},
         )
 
-    def expel(self, group: Group, reason: str, *, may_return: bool) -> None:
-        """Tell `group` that it is out and end its session. The quorum is the caller's to mend."""
-        self.report(f"evicts {group.name}: {reason}")
-        self.send(group, Evicted(reason, may_return))
+    def expel(self, group: Group, reason: str, *, may_return: bool, aside: bool = False) -> None:
+        """Tell `group` that it is out and end its session. The quorum is the caller's to mend.
+
+        `aside`: it was only away, and comes back when it likes.
+        """
+        self.report(f"{'goes on without' if aside else 'evicts'} {group.name}: {reason}")
+        self.send(group, Evicted(reason, may_return, aside))
         self.effects.append(Close(group.session))
         self.forget(group, reason)
 
