@@ -30,9 +30,7 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
                 vote.digest = digest
             return pb.GroupMessage(vote=vote)
         case m.Heartbeat(quorum_id, step, away, moves):
-            heartbeat = pb.Heartbeat(
-                computed_quorum_id=quorum_id, computed_step=step, away=away, moves=moves
-            )
+            heartbeat = pb.Heartbeat(computed_quorum_id=quorum_id, computed_step=step, away=away, moves=moves)
             return pb.GroupMessage(heartbeat=heartbeat)
         case m.Hello():
             return pb.GroupMessage(

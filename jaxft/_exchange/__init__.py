@@ -9,4 +9,15 @@ from jaxft._exchange._patience import Patience
 from jaxft._exchange._tree import Node, cover
 from jaxft._wire import Abort
 
-__all__ = ["Abort", "Layout", "LeafSpec", "Links", "Node", "Partials", "Patience", "Peer", "cover", "exchange"]
+__all__ = [
+    "Abort",
+    "Layout",
+    "LeafSpec",
+    "Links",
+    "Node",
+    "Partials",
+    "Patience",
+    "Peer",
+    "cover",
+    "exchange",
+]

@@ -76,9 +76,7 @@ class Links:
         hello = Hello("exchange", job, me, members[number].incarnation, quorum_id)
         listener.forget(quorum_id - 1)
         try:
-            socks = connect_mesh(
-                listener, hello, me=number, members=members, abort=abort, patience=patience
-            )
+            socks = connect_mesh(listener, hello, me=number, members=members, abort=abort, patience=patience)
         except BaseException:
             listener.forget(quorum_id)  # members that still wait for us learn it at once
             raise

@@ -64,7 +64,7 @@ class Patience:
         return max(0.0, min(LOOK_S, self.timeout_s - self.still_s))
 
     def until(self, wait: Callable[[float], T]) -> T:
-        """Call `wait(deadline_s)` again and again, until it returns. Raises its TimeoutError once patience is over."""
+        """Call `wait(deadline_s)` until it returns. Raises its TimeoutError once patience is over."""
         while True:
             try:
                 return wait(time.monotonic() + self.look_s)

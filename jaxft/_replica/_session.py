@@ -152,7 +152,7 @@ class Session:
 
     @contextlib.contextmanager
     def in_step(self, now: bool) -> Iterator[None]:
-        """Let heartbeats say, for the length of the context, that the training thread is in a step, or that it is not.
+        """Let heartbeats say, for the length of the context, whether the training thread is in a step.
 
         Outside of steps it may take any time, and is waited for as docs/guarantees.md says.
         """

@@ -105,7 +105,9 @@ def main() -> None:
         "--murder", default="", help="PID:TEXT: kill -9 that process when the library says so"
     )
     parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or start:FILE: wait for FILE")
-    parser.add_argument("--pause", default="", help="STEP:FILE: after that step, wait for FILE between two calls")
+    parser.add_argument(
+        "--pause", default="", help="STEP:FILE: after that step, wait for FILE between two calls"
+    )
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--failure-timeout-s", type=float, default=30.0)
