@@ -30,8 +30,8 @@ from .truth import Truth, Violation
 CALM_LIMIT_S = 90.0
 HOSTS = ("c0", "c1")
 STEPS_IN_CALM = 2
-# How many times as long a shard takes at a slow group.
-SLOW = 20.0
+# How many times as long a shard takes at a slow group. One shard takes less than two heartbeat timeouts.
+SLOW = 10.0
 
 
 class World:

@@ -7,7 +7,8 @@ exchange moved); and whether it is *away*: between two calls of the step, or com
 The job waits for members that are behind: that have not computed while others have, or have not voted while others
 hold the whole sum. How long is its *patience*:
 
-* A member that is in the step and does not get on for that long hangs. It is evicted, and blamed.
+* A member that is in the step and does not get on for that long hangs. It is evicted, and blamed. In its first step
+  it is given `join_timeout_s` at least.
 * A member that is away is waited for at least `join_timeout_s`, counted from when the first of the others waits. Then
   the job goes on without it. It is stood aside and not blamed: it comes back with its next call, as a joiner.
 * If the job cannot go on without those that are away, because fewer than `min_replicas` would be left, it waits for
@@ -17,7 +18,7 @@ If no member is ahead, nobody is late: all of them may be in a long step, or eva
 ready to take part counts as one that waits, for it could go on alone.
 
 Patience derives from what was measured: several times what steps took of late, and never less than two heartbeat
-timeouts. Time during which a member was away is not part of a step. The longest step of a while is left out, so one
+timeouts. Time during which a member was away is not part of a step. The longest step of many is left out, so one
 stall does not make the job patient for long; two are taken for what steps are like. Until this coordinator has
 measured a step, patience is very long.
 
@@ -51,6 +52,8 @@ MOST_DOUBLINGS = 10
 UNMEASURED_PATIENCE = 10
 # So many steps are remembered. A step that is slow now and then, say when a file ends, comes twice in as many.
 REMEMBERED_STEPS = 128
+# With so many of them the longest is left out: one stall says nothing.
+ENOUGH_STEPS = 8
 # In units of the heartbeat timeout: the longest time that a group is held back, and the quiet that clears its name.
 MOST_HELD_BACK = 12
 CLEARED_AFTER = 24
@@ -75,10 +78,11 @@ def patience_s(job: Job) -> float | None:
 
 
 def slow_step_s(job: Job) -> float | None:
-    """What a slow step takes, by the last ones: the second longest. None if none was measured."""
+    """What a slow step takes, by the last ones. None if none was measured."""
     if not job.recent_s:
         return None
-    return sorted(job.recent_s)[-2:][0]
+    ordered = sorted(job.recent_s)
+    return ordered[-2] if len(ordered) >= ENOUGH_STEPS else ordered[-1]
 
 
 def measure(turn: Turn) -> None:
@@ -137,16 +141,17 @@ def late(turn: Turn) -> list[Late]:
     living = _living(job.quorum, ballot)
     voted = ballot.ok | ballot.failed
     joiner_s = _waiting_joiner_s(turn)
+    computing = living & ~(ballot.computed | voted)
     nobody_ahead_s = None if ballot.computed else joiner_s
     # Who has computed waits for the exchange, which has deadlines of its own; one that is alone waits for nobody.
     # Several that are all behind are in a long step, rather than that all of them hang.
     alone = living.bit_count() == 1
     for_joiner = patience if alone else max(patience, longest)
     waits = (
-        (living & ~(ballot.computed | voted), ballot.ahead_s, patience, "computed its shards"),
+        (computing, ballot.ahead_s, patience, "computed its shards"),
         (living & ~voted, ballot.voted_s, patience, "voted"),
-        (living & ~(ballot.computed | voted), nobody_ahead_s, for_joiner, "computed its shards"),
-        (living & ~voted, joiner_s, for_joiner, "voted"),
+        (computing, nobody_ahead_s, for_joiner, "computed its shards"),
+        (0 if computing else living & ~voted, joiner_s, for_joiner, "voted"),
     )
     for behind, since_s, most_s, lacks in waits:
         if behind and since_s is not None and turn.now_s - since_s > most_s:
@@ -205,6 +210,7 @@ def _judged(turn: Turn, group: Group, since_s: float, most_s: float, lacks: str)
             f"step {job.frontier.step} for {waited_s:.0f} s; its next call of the step brings it back"
         )
         return Late(group, text, away=True, needed=False)
+    most_s = max(most_s, job.options.join_timeout_s) if _is_new(job, group) else most_s
     if turn.now_s - max(since_s, group.moved_s) <= most_s:
         return None
     slow_s = slow_step_s(job)
@@ -214,6 +220,14 @@ def _judged(turn: Turn, group: Group, since_s: float, most_s: float, lacks: str)
         f"{waited_s:.1f} s{slow}"
     )
     return Late(group, text, away=False, needed=False)
+
+
+def _is_new(job: Job, group: Group) -> bool:
+    """Whether it is in its first step here, which may load and tune what later ones have."""
+    quorum, frontier = job.quorum, job.frontier
+    if quorum is None or frontier is None or quorum.step != frontier.step:
+        return False
+    return any(change.group == group.name for change in quorum.joined)
 
 
 def _spared(turn: Turn, found: list[Late], living: int) -> list[Late]:

@@ -129,12 +129,22 @@ def _compare(turn: Turn, quorum: NewQuorum) -> None:
     """All living members hold the sum: it counts if all who gave to it, and said so, computed from one state."""
     given = turn.job.ballot.digests
     odd = digests.odd_ones(given)
+    unknown = _without_fingerprint(turn, quorum)
     if odd is None:
         halt(turn, digests.listed(given))
-    elif odd:
-        retry(turn, quorum, silent=0, odd=odd)
+    elif odd or unknown:
+        retry(turn, quorum, silent=0, odd=(*odd, *unknown))
     else:
         commit(turn, quorum)
+
+
+def _without_fingerprint(turn: Turn, quorum: NewQuorum) -> tuple[GroupName, ...]:
+    """Who does not say from which state it computed, in the first step of a quorum, where the others do."""
+    ballot, frontier = turn.job.ballot, turn.job.frontier
+    if not ballot.digests or frontier is None or quorum.step != frontier.step:
+        return ()
+    voted = (member.group for place, member in enumerate(quorum.members) if ballot.ok >> place & 1)
+    return tuple(name for name in voted if name not in ballot.digests)
 
 
 def halt(turn: Turn, differing: str) -> None:
@@ -258,6 +268,8 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
         group = turn.job.groups.get(member.group)
         if group is not None and group.incarnation == member.incarnation:  # it may have gone since it voted
             reason = f"its state is not the majority's: {digests.listed(ballot.digests)}"
+            if member.group not in ballot.digests:
+                reason = "it gave no fingerprint of its state in the first step of a quorum, where all are compared"
             turn.expel(group, reason, may_return=True)
     assert turn.job.frontier is not None
     members = _candidates(turn)
