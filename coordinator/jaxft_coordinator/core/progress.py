@@ -34,7 +34,8 @@ or have accused it and it is silent, and it goes. Before that moment no exchange
 may be waiting for one that computes. A death shows all the while: its stream ends, or its heartbeats stop.
 
 A group that was put out again and again, because its peers accused it or because it hung, is let in again later each
-time, so that one bad link costs the job little of its speed.
+time, so that one bad link costs the job little of its speed. While nothing is committed that is several times the
+patience, so that two that hang cannot take each other's place for ever.
 """
 
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ ENOUGH_STEPS = 8
 # In units of the heartbeat timeout: the longest time that a group is held back, and the quiet that clears its name.
 MOST_HELD_BACK = 12
 CLEARED_AFTER = 24
+# In units of patience, likewise, while nothing is committed: else groups that hang could take turns for ever.
+HELD_BACK_WHILE_STANDING = 4
+CLEARED_WHILE_STANDING = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ def late(turn: Turn) -> list[Late]:
     job, ballot = turn.job, turn.job.ballot
     if job.quorum is None or job.frontier is None:
         return []
-    longest = UNMEASURED_PATIENCE * job.options.join_timeout_s * _growth(job)
+    longest = _unmeasured_s(job)
     patience = patience_s(job) or longest
     living = _living(job.quorum, ballot)
     voted = ballot.ok | ballot.failed
@@ -180,7 +184,8 @@ def blame(turn: Turn, name: GroupName) -> None:
     """Remember that a group was put out because it disturbed the others."""
     job = turn.job
     count, last_s = job.blamed.get(name, (0, 0.0))
-    cleared = turn.now_s - last_s > CLEARED_AFTER * job.options.heartbeat_timeout_s
+    cleared_s = max(CLEARED_AFTER * job.options.heartbeat_timeout_s, _standing_s(job, CLEARED_WHILE_STANDING))
+    cleared = turn.now_s - last_s > cleared_s
     turn.update(blamed={**job.blamed, name: (1 if cleared else count + 1, turn.now_s)})
 
 
@@ -189,8 +194,8 @@ def held_back(turn: Turn, group: Group) -> bool:
     count, last_s = turn.job.blamed.get(group.name, (0, 0.0))
     if count < 2 or group.phase is Phase.MEMBER:
         return False
-    timeout_s = turn.job.options.heartbeat_timeout_s
-    return turn.now_s - last_s < timeout_s * min(2.0 ** (count - 2), MOST_HELD_BACK)
+    held_s = turn.job.options.heartbeat_timeout_s * min(2.0 ** (count - 2), MOST_HELD_BACK)
+    return turn.now_s - last_s < max(held_s, _standing_s(turn.job, HELD_BACK_WHILE_STANDING))
 
 
 def fresh_ballot(turn: Turn, retries: int = 0) -> Ballot:
@@ -237,6 +242,15 @@ def _spared(turn: Turn, found: list[Late], living: int) -> list[Late]:
         return found
     kept = [Late(each.group, each.reason, away=True, needed=True) for each in away]
     return [*(each for each in found if not each.away), *kept]
+
+
+def _standing_s(job: Job, patiences: int) -> float:
+    """So many times the patience of a job in which somebody was put out since the last commit; else 0."""
+    return patiences * (patience_s(job) or _unmeasured_s(job)) if job.hung else 0.0
+
+
+def _unmeasured_s(job: Job) -> float:
+    return UNMEASURED_PATIENCE * job.options.join_timeout_s * _growth(job)
 
 
 def _growth(job: Job) -> float:
