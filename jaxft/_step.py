@@ -75,7 +75,8 @@ def fault_tolerant(
             same bits as a job of any number of groups.
         shards: into how many equal slices the job divides the batch of a step. The members of a quorum share
             them out, and the mean is over all of them, whoever is there. Needs a batch function. None: one for
-            each group that takes part, so that a lost group's batch is lost.
+            each group that takes part, so that a lost group's batch is lost. A batch function is then asked for
+            shard i by the group at place i of the quorum, so that each of the batches 0 to n-1 counts once.
         static_argnums: positions of further arguments of `train_step` that are part of the program, as in
             `jax.jit`. They must be hashable; the first two arguments cannot be static.
         static_argnames: the same by name.
