@@ -15,7 +15,9 @@ from jaxft._errors import (
     Evicted,
     JaxftError,
     JobFinished,
+    JobHalted,
     JoinRefused,
+    NonFinite,
     StepError,
 )
 from jaxft._manager import Manager
@@ -36,8 +38,10 @@ __all__ = [
     "HealReport",
     "JaxftError",
     "JobFinished",
+    "JobHalted",
     "JoinRefused",
     "Manager",
+    "NonFinite",
     "StepError",
     "StepReport",
     "__version__",

@@ -37,6 +37,14 @@ class Diverged(JaxftError):
     """The groups' states differ, and no majority says which is right: nobody knows the truth any more."""
 
 
+class NonFinite(JaxftError):
+    """The means of a step are not finite, with `nonfinite="raise"`. Nothing of that step was applied."""
+
+
+class JobHalted(JaxftError):
+    """The coordinator has stopped the job for all its groups; the text says why."""
+
+
 class JobFinished(JaxftError):
     """The job has reached its end and every group that holds its state has left."""
 

@@ -259,7 +259,9 @@ class Manager:
             self._runner.save_last()
         self._session.post(LeaveNow(finished=kind is None))
         # After an exception nobody is kept waiting here: joiners find other donors.
-        self._session.wait_until_left(self._failure_timeout_s if kind is None else 1.0)
+        patience_s = self._failure_timeout_s if kind is None else 1.0
+        if self._runner is not None:
+            self._runner.serve_until_left(patience_s)
         if self._checkpoints is not None:
             self._checkpoints.finish(self._failure_timeout_s)
         self._close()

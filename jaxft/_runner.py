@@ -36,6 +36,7 @@ from jaxft._replica._types import (
     Applied,
     Apply,
     Attempt,
+    Digested,
     ExchangeBroke,
     Exchanged,
     Fail,
@@ -47,6 +48,7 @@ from jaxft._replica._types import (
     Prepared,
     Replay,
     Replayed,
+    TakeDigest,
 )
 from jaxft._report import HealReport, StepReport
 from jaxft._state_digest import PendingDigest, StateDigest, period_steps
@@ -157,6 +159,8 @@ class Runner:
                     continue  # applied already; the stream broke before the session's thread heard of it
                 case Apply(_, step):
                     return self._apply(programs, state, step)
+                case TakeDigest(step):
+                    self._say_digest(step, state)
                 case HealFrom():
                     healed = self._heal(directive, programs, state)
                     if healed is not None:
@@ -184,6 +188,14 @@ class Runner:
         self.step, self.history = step, history
         self._work = _Work(step)
         self.report = StepReport(step=step)
+
+    def serve_until_left(self, timeout_s: float) -> None:
+        """Take digests of the last state for joiners, until this group has left the job."""
+        deadline_s = time.monotonic() + timeout_s
+        told: Step | None = None
+        while (step := self._session.wait_until_left(deadline_s, told)) is not None:
+            self._say_digest(step, self._state)
+            told = step
 
     def save_last(self) -> None:
         """Save the state in which this group's loop ended, if it is this group's turn."""
@@ -224,7 +236,7 @@ class Runner:
         self._prepared = (settings, shards)
         leaves = jax.tree.leaves(state)
         self._store.publish(self.step, leaves)
-        digest = f"{self._state_digest.start(leaves).result():016x}"
+        digest = self._state_digest.start(leaves).result()
         history, least = HistoryId(self.history), self._min_replicas or 0
         self._session.post(Prepared(Step(self.step), digest, settings, least, history, self._spare))
 
@@ -291,6 +303,15 @@ class Runner:
         due = self.step == quorum.step or self.step % self._digest_period(state) == 0
         if due and self._digest is None:
             self._digest = self._state_digest.start(jax.tree.leaves(state))
+
+    def _say_digest(self, step: int, state: Any) -> None:
+        """Tell the digest of the state that this group holds, for joiners or to come back after a lost connection."""
+        if step != self.step:
+            return  # the job has moved on before the session's thread has heard of it
+        leaves = jax.tree.leaves(state)
+        gone = not leaves or any(leaf.is_deleted() for leaf in leaves)
+        digest = None if gone else self._state_digest.start(leaves).result()
+        self._session.post(Digested(Step(step), digest))
 
     def _digest_period(self, state: Any) -> int:
         if self._digest_every is None:
@@ -397,6 +418,8 @@ class Runner:
     ) -> tuple[Any, Any]:
         """Turn state `step` into the next; the one place where a state is donated."""
         self._store.log(step, means)
+        if self._session.wants_digest(Step(step)):
+            self._say_digest(step, state)  # the last moment at which it can be taken
         self._store.before_donation()
         self._digest = None
         state, metrics = programs.apply(state, means, local)

@@ -54,8 +54,14 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
                     min_replicas=message.min_replicas,
                     history=message.history,
                     spare=message.spare,
+                    members=message.members,
                 )
             )
+        case m.Pinned(heal_id, digest):
+            pinned = pb.Pinned(heal_id=heal_id)
+            if digest is not None:
+                pinned.digest = digest
+            return pb.GroupMessage(pinned=pinned)
         case m.Ready(heal_id, step):
             return pb.GroupMessage(ready=pb.Ready(heal_id=heal_id, step=step))
         case m.HealFailed(heal_id, reason, step, history):
@@ -85,6 +91,10 @@ def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
             return _hello(message.hello)
         case "join":
             return _join(message.join)
+        case "pinned":
+            pinned = message.pinned
+            digest = pinned.digest if pinned.HasField("digest") else None
+            return m.Pinned(m.HealId(pinned.heal_id), digest)
         case "ready":
             ready = message.ready
             return m.Ready(m.HealId(ready.heal_id), m.Step(_count("step", ready.step)))
@@ -128,8 +138,8 @@ def coordinator_to_proto(message: m.CoordinatorMessage) -> pb.CoordinatorMessage
             return pb.CoordinatorMessage(heal=heal)
         case m.FrontierMoved(step):
             return pb.CoordinatorMessage(frontier_moved=pb.FrontierMoved(step=step))
-        case m.Waiting(reason):
-            return pb.CoordinatorMessage(waiting=pb.Waiting(reason=reason))
+        case m.Waiting(reason, held):
+            return pb.CoordinatorMessage(waiting=pb.Waiting(reason=reason, held=held))
         case m.Finished(step):
             return pb.CoordinatorMessage(finished=pb.Finished(step=step))
         case m.Evicted(reason, may_return, aside):
@@ -141,8 +151,9 @@ def coordinator_to_proto(message: m.CoordinatorMessage) -> pb.CoordinatorMessage
             return pb.CoordinatorMessage(alive=pb.Alive())
         case m.AllComputed(quorum_id, step):
             return pb.CoordinatorMessage(all_computed=pb.AllComputed(quorum_id=quorum_id, step=step))
-        case m.Halted(reason):
-            return pb.CoordinatorMessage(halted=pb.Halted(reason=reason))
+        case m.Halted(reason, kind):
+            halted = pb.Halted(reason=reason, kind=pb.Halted.Kind.Name(kind))
+            return pb.CoordinatorMessage(halted=halted)
         case _:
             assert_never(message)
 
@@ -181,7 +192,7 @@ def coordinator_from_proto(message: pb.CoordinatorMessage) -> m.CoordinatorMessa
         case "frontier_moved":
             return m.FrontierMoved(m.Step(message.frontier_moved.step))
         case "waiting":
-            return m.Waiting(message.waiting.reason)
+            return m.Waiting(message.waiting.reason, message.waiting.held)
         case "finished":
             return m.Finished(m.Step(message.finished.step))
         case "evicted":
@@ -189,7 +200,7 @@ def coordinator_from_proto(message: pb.CoordinatorMessage) -> m.CoordinatorMessa
         case "goodbye":
             return m.Goodbye()
         case "halted":
-            return m.Halted(message.halted.reason)
+            return m.Halted(message.halted.reason, _halt_kind(message.halted.kind))
         case "alive":
             return m.Alive()
         case "all_computed":
@@ -206,6 +217,12 @@ def _heartbeat(heartbeat: pb.Heartbeat) -> m.Heartbeat:
         heartbeat.away,
         heartbeat.moves,
     )
+
+
+def _halt_kind(number: int) -> m.HaltKind:
+    """A kind that this version does not know stops the job all the same."""
+    known = {kind.value for kind in m.HaltKind}
+    return m.HaltKind(number) if number in known else m.HaltKind.FAILED
 
 
 def _hello(hello: pb.Hello) -> m.Hello:
@@ -232,6 +249,7 @@ def _join(join: pb.Join) -> m.Join:
         join.min_replicas,
         m.HistoryId(join.history),
         join.spare,
+        join.members,
     )
 
 

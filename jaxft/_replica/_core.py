@@ -26,6 +26,7 @@ What holds after every event:
 Deliberately not here: sockets, clocks (time comes as an argument), threads, arrays.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -40,6 +41,7 @@ from jaxft_coordinator.core.messages import (
     Goodbye,
     GroupMessage,
     Halted,
+    HaltKind,
     Heal,
     HealFailed,
     HealId,
@@ -49,6 +51,7 @@ from jaxft_coordinator.core.messages import (
     Leave,
     NewQuorum,
     Pin,
+    Pinned,
     QuorumId,
     Ready,
     Refused,
@@ -66,6 +69,7 @@ from jaxft._replica._types import (
     Attempt,
     Connected,
     Dial,
+    Digested,
     Directive,
     Disconnected,
     Effect,
@@ -91,6 +95,7 @@ from jaxft._replica._types import (
     Replayed,
     Replica,
     Say,
+    TakeDigest,
     Tick,
     Wait,
 )
@@ -125,10 +130,14 @@ def step(replica: Replica, event: Event, now_s: float) -> tuple[Replica, tuple[E
             _prepared(turn, event)
         case Exchanged(quorum_id, number, digest):
             _cast(turn, Vote(quorum_id, number, ok=True, digest=digest))
+            if digest is not None:
+                _digested(turn, number, digest)
         case ExchangeBroke(quorum_id, number, accused, reason):
             _cast(turn, Vote(quorum_id, number, ok=False, accused=accused, reason=reason))
         case Applied(number):
             _applied(turn, number)
+        case Digested(number, digest):
+            _digested(turn, number, digest)
         case Healed(heal_id, number) | Replayed(heal_id, number):
             _caught_up_to(turn, heal_id, number)
         case HealBroke(heal_id, reason):
@@ -158,7 +167,17 @@ def directive(replica: Replica) -> Directive:
             return Over(replica.step if replica.finished is None else replica.finished)
         case _:
             pass
+    if _needs_digest(replica):
+        return TakeDigest(replica.step)
     return Wait(_whom(replica))
+
+
+def _needs_digest(replica: Replica) -> bool:
+    """Whether the coordinator waits for the digest of the state that this group holds: as a donor, or to join."""
+    if replica.step in replica.digests_due.values():
+        return True
+    ready = replica.phase is Phase.PRESENT and not replica.busy
+    return ready and replica.prepared is not None and not replica.digest_taken
 
 
 class _Turn:
@@ -193,15 +212,19 @@ def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
         case Pin(heal_id, number, log_only):
             turn.update(pins=turn.replica.pins | {heal_id})
             turn.effects.append(PinState(heal_id, number, log_only))
+            if not log_only:
+                turn.update(digests_due={**turn.replica.digests_due, heal_id: number})
+                _answer_pins(turn)
         case Release(heal_id):
             turn.update(pins=turn.replica.pins - {heal_id})
+            turn.update(digests_due=_without(turn.replica.digests_due, heal_id))
             turn.effects.append(ReleasePin(heal_id))
         case Evicted(reason, may_return, aside):
             _evicted(turn, reason, may_return=may_return, aside=aside)
         case Goodbye():
             turn.enter(Phase.LEFT)
-        case Halted(reason):
-            _halted(turn, reason)
+        case Halted(reason, kind):
+            _halted(turn, reason, kind)
         case _ if turn.replica.phase in _DONE:
             pass  # it was said before it was known that this group goes
         case Commit():
@@ -216,8 +239,10 @@ def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
             _heal(turn, message)
         case FrontierMoved(number):
             turn.update(frontier_step=number)
-        case Waiting(reason):
-            turn.update(waiting=reason)
+        case Waiting(reason, held):
+            if turn.replica.frontier_held and not held:
+                turn.update(since_s=turn.now_s)  # only now is there nobody to heal from
+            turn.update(waiting=reason, frontier_held=held)
             turn.note(f"waiting: {reason}")
         case Finished(number):
             turn.enter(Phase.FINISHED, finished=number)
@@ -265,24 +290,27 @@ def _join_or_wait(turn: _Turn) -> None:
     if prepared is None or replica.busy:
         turn.enter(Phase.PRESENT)
         return
-    # The digest was taken of the first state; a state that has moved on is known by its incarnation.
-    digest = prepared.digest if prepared.step == replica.step else ""
+    if not replica.digest_taken:
+        turn.enter(Phase.PRESENT)
+        return  # `directive` asks for it
     turn.enter(Phase.JOINING, joined=True, vote=None)
     turn.say(
         Join(
             replica.step,
-            digest,
+            "" if replica.digest is None else f"{replica.digest:016x}",
             prepared.settings,
             replica.last_quorum_id,
             prepared.min_replicas,
             replica.history,
             prepared.spare,
+            replica.last_members,
         )
     )
 
 
 def _prepared(turn: _Turn, prepared: Prepared) -> None:
     turn.update(prepared=prepared, step=prepared.step, history=prepared.history)
+    turn.update(digest=prepared.digest, digest_taken=True)
     if turn.replica.phase is Phase.PRESENT:
         _join_or_wait(turn)
 
@@ -299,6 +327,7 @@ def _new_quorum(turn: _Turn, quorum: NewQuorum) -> None:
     turn.update(
         quorum=quorum,
         last_quorum_id=quorum.quorum_id,
+        last_members=len(quorum.members),
         frontier_step=quorum.step,
         job_history=quorum.history,
     )
@@ -332,7 +361,7 @@ def _commit(turn: _Turn, commit: Commit) -> None:
 def _applied(turn: _Turn, number: Step) -> None:
     replica = turn.replica
     history = replica.job_history or replica.history
-    turn.update(step=number, vote=None, commit_heard=False, history=history)
+    turn.update(step=number, digest=None, digest_taken=False, vote=None, commit_heard=False, history=history)
     if replica.phase is not Phase.APPLYING:
         return
     # Relieved by others with this step; if it has been called up again since, that may be for a later one.
@@ -345,13 +374,35 @@ def _applied(turn: _Turn, number: Step) -> None:
         _join_or_wait(turn)
 
 
+def _digested(turn: _Turn, number: Step, digest: int | None) -> None:
+    """The training thread knows the digest of state `number`, or knows that it cannot be taken."""
+    replica = turn.replica
+    if number == replica.step:
+        turn.update(digest=digest, digest_taken=True)
+    due = [heal_id for heal_id, of in replica.digests_due.items() if of == number]
+    turn.update(digests_due={heal_id: of for heal_id, of in replica.digests_due.items() if of != number})
+    for heal_id in sorted(due):
+        turn.say(Pinned(heal_id, digest))
+    if turn.replica.phase is Phase.PRESENT:
+        _join_or_wait(turn)
+
+
+def _answer_pins(turn: _Turn) -> None:
+    """Say at once what is known already."""
+    replica = turn.replica
+    if replica.digest_taken and replica.step in replica.digests_due.values():
+        _digested(turn, replica.step, replica.digest)
+
+
+def _without(due: Mapping[HealId, Step], heal_id: HealId) -> dict[HealId, Step]:
+    return {other: number for other, number in due.items() if other != heal_id}
+
+
 def _caught_up_to(turn: _Turn, heal_id: HealId, number: Step) -> None:
     """The training thread holds state `number`, through heal `heal_id`."""
-    prepared = turn.replica.prepared
-    assert prepared is not None
-    # Its digest was of the state that this one has replaced, though they may have the same number.
+    assert turn.replica.prepared is not None
     history = turn.replica.job_history or turn.replica.history
-    turn.update(step=number, prepared=replace(prepared, digest=""), history=history)
+    turn.update(step=number, digest=None, digest_taken=False, history=history)
     _no_longer_busy(turn)
     replica = turn.replica
     if replica.heal is None or replica.heal.heal_id != heal_id or replica.phase not in _CATCHES_UP:
@@ -385,6 +436,8 @@ def _heal_broke(turn: _Turn, heal_id: HealId, reason: str) -> None:
 
 def _heal(turn: _Turn, heal: Heal) -> None:
     turn.update(job_history=heal.history)
+    if heal.step < turn.replica.step and heal.history == turn.replica.history:
+        turn.note(_back_line(turn.replica.step, heal.step), warning=True)
     if not heal.log_only:
         turn.enter(Phase.HEALING, heal=heal, quorum=None, frontier_step=heal.step)
     elif turn.replica.phase is Phase.APPLYING:
@@ -393,16 +446,32 @@ def _heal(turn: _Turn, heal: Heal) -> None:
         turn.enter(Phase.FOLLOWING, heal=heal, quorum=None, frontier_step=heal.step)
 
 
-def _halted(turn: _Turn, reason: str) -> None:
+# What a halt of each kind means to people: the error, and what to do.
+_HALTS = {
+    HaltKind.DIVERGED: (
+        "Diverged",
+        "Memory or a device has corrupted a state, or the groups' programs are not deterministic. Start the groups "
+        "again: they resume from the newest checkpoint; without one, start a new run under another job name.",
+    ),
+    HaltKind.NONFINITE: (
+        "NonFinite",
+        "Nothing of that step has been applied. Look at the learning rate and the data of that step; then start the "
+        'groups again from a checkpoint, or choose nonfinite="skip" or "allow" (docs/guarantees.md).',
+    ),
+    HaltKind.FAILED: (
+        "JobHalted",
+        "Start the groups again: they resume from the newest checkpoint.",
+    ),
+}
+
+
+def _halted(turn: _Turn, reason: str, kind: HaltKind) -> None:
     if turn.replica.phase in _DONE:
         turn.enter(Phase.LEFT)
         return
-    turn.fail(
-        "Diverged",
-        f"the coordinator {turn.replica.identity.coordinator} has stopped the job: {reason}. Memory or a device has "
-        "corrupted a state, or the groups' programs are not deterministic. Start the groups again: they resume from "
-        "the newest checkpoint; without one, start a new run under another job name.",
-    )
+    error, advice = _HALTS[kind]
+    me = turn.replica.identity
+    turn.fail(error, f"the coordinator {me.coordinator} has stopped job {me.job!r}: {reason}. {advice}")
 
 
 def _evicted(turn: _Turn, reason: str, *, may_return: bool, aside: bool) -> None:
@@ -441,7 +510,7 @@ def _refused(turn: _Turn, message: Refused) -> None:
 def _disconnected(turn: _Turn, reason: str, *, busy: bool) -> None:
     replica = turn.replica
     turn.effects += [ReleasePin(heal_id) for heal_id in sorted(replica.pins)]
-    turn.update(pins=frozenset())
+    turn.update(pins=frozenset(), digests_due={})
     if replica.phase in _DONE:
         if replica.phase in (Phase.LEAVING, Phase.FINISHED):
             turn.enter(Phase.LEFT)
@@ -520,8 +589,8 @@ def _check_deadlines(turn: _Turn) -> None:
         turn.effects.append(HangUp(f"no answer to our greeting for {waited_s:.1f} s"))
     behind = replica.frontier_step is not None and replica.step != replica.frontier_step
     # With a state of the job's history it can be part of a resumption, and may wait for the others to come.
-    fresh = not replica.history
-    if replica.phase is Phase.JOINING and behind and fresh and waited_s > timeout_s:
+    alone = not replica.history and not replica.frontier_held
+    if replica.phase is Phase.JOINING and behind and alone and waited_s > timeout_s:
         turn.fail(
             "CannotHeal",
             f"group {me.group!r} holds step {replica.step} of job {me.job!r}, whose last committed step is "
@@ -553,6 +622,13 @@ def _whom(replica: Replica) -> str:
             return "joiners that still fetch this group's state"
         case _:
             return "the coordinator's next word"
+
+
+def _back_line(held: Step, step: Step) -> str:
+    return (
+        f"this group goes back from step {held} to step {step}: the job resumed from an older state while this group "
+        f"was away; {done_again(held - step)}"
+    )
 
 
 def _resume_line(frontier: Step, resumed: Step) -> str:

@@ -45,6 +45,7 @@ from jaxft._replica._types import (
     Replay,
     Replica,
     Say,
+    TakeDigest,
     Tick,
     Wait,
 )
@@ -166,9 +167,26 @@ class Session:
         """The training thread has got on with its step."""
         self.progress += 1
 
-    def wait_until_left(self, timeout_s: float) -> None:
+    def wait_until_left(self, deadline_s: float, told: Step | None) -> Step | None:
+        """Wait until this group has left, or the deadline; return a step whose digest is wanted before that.
+
+        Not for step `told`: its digest is on its way to the session's thread.
+        """
+
+        def wanted() -> Step | None:
+            directive = self._directive
+            return directive.step if isinstance(directive, TakeDigest) and directive.step != told else None
+
+        def over() -> bool:
+            return self._replica.phase in (Phase.LEFT, Phase.FAILED) or wanted() is not None
+
         with self._changed:
-            self._changed.wait_for(lambda: self._replica.phase in (Phase.LEFT, Phase.FAILED), timeout_s)
+            self._changed.wait_for(over, max(0.0, deadline_s - time.monotonic()))
+            return wanted()
+
+    def wants_digest(self, step: Step) -> bool:
+        """Whether a joiner waits for the digest of state `step`, which is about to be overwritten."""
+        return step in self._replica.digests_due.values()
 
     @property
     def all_computed(self) -> tuple[QuorumId, Step]:
@@ -367,6 +385,8 @@ def _key(directive: Directive) -> tuple[object, ...]:
             return ("replay", heal.heal_id)
         case Apply(quorum_id, step):
             return ("apply", quorum_id, step)
+        case TakeDigest(step):
+            return ("digest", step)
         case Wait() | Over() | Fail():
             return ("none",)
         case _:

@@ -69,7 +69,7 @@ class Prepared:
     """
 
     step: Step
-    digest: str
+    digest: int | None  # of that state; None if it cannot be taken
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     min_replicas: int = 0
     history: HistoryId = HistoryId(0)
@@ -98,6 +98,14 @@ class Applied:
     """The training thread holds state `step` now."""
 
     step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Digested:
+    """State `step`, which this group holds, has this digest; None if it could not be taken."""
+
+    step: Step
+    digest: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +183,7 @@ Event = (
     | Exchanged
     | ExchangeBroke
     | Applied
+    | Digested
     | Healed
     | Replayed
     | HealBroke
@@ -274,6 +283,13 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeDigest:
+    """Take the digest of state `step`: the coordinator compares states before it lets one be the job's."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
     """The job finished at state `step`."""
 
@@ -285,7 +301,7 @@ class Fail:
     failure: Failure
 
 
-Directive = Wait | HealFrom | Replay | Attempt | Apply | Over | Fail
+Directive = Wait | TakeDigest | HealFrom | Replay | Attempt | Apply | Over | Fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,12 +322,18 @@ class Replica:
     commit_heard: bool = False  # the step of `vote` counts, and is not applied yet
     heal: Heal | None = None
     pins: frozenset[HealId] = frozenset()
+    # Of which state the coordinator awaits the digest, for which heals.
+    digests_due: Mapping[HealId, Step] = field(default_factory=dict[HealId, Step])
+    # Of the state that this group holds, once it has been taken; None if it cannot be.
+    digest: int | None = None
+    digest_taken: bool = False
     frontier_step: Step | None = None
     frontier_held: bool = False  # a live group held the frontier when this one was welcomed
     last_quorum_id: QuorumId = QuorumId(0)
     # Of which attempt this group was told that all members have computed their shards.
     all_computed: tuple[QuorumId, Step] = (QuorumId(0), Step(0))
     progress: int = 0  # of the training thread, when the last heartbeat was sent
+    last_members: int = 0  # of that quorum
     heartbeat_interval_s: float = 1.0
     next_heartbeat_s: float = 0.0
     heard_s: float = 0.0  # when the coordinator last said something

@@ -33,6 +33,8 @@ from jaxft_coordinator.core.messages import (
     Join,
     Leave,
     NewQuorum,
+    Pin,
+    Pinned,
     QuorumId,
     Ready,
     Step,
@@ -79,14 +81,27 @@ class Desk:
     now_s: float = 0.0
     sessions: dict[str, SessionId] = field(default_factory=dict)
     names: dict[SessionId, str] = field(default_factory=dict)
+    # Donors tell the digest of a pinned state as soon as they are asked for it.
+    tells_digests: bool = True
 
     @classmethod
     def open(cls, name: str = "job", **options: float) -> "Desk":
+        options = {"founding_wait_s": 0.0, **options}
         return cls(Job(name, Options(**options)))  # pyright: ignore[reportArgumentType]
 
     def do(self, event: Event) -> Done:
         self.job, effects = machine.step(self.job, event, self.now_s)
-        return Done(effects, dict(self.names))
+        done = Done(effects, dict(self.names))
+        if not self.tells_digests:
+            return done
+        for effect in effects:
+            match effect:
+                case Send(session, Pin(heal_id, _, log_only=False)) if session in self.job.sessions:
+                    more = self.do(GroupSaid(session, Pinned(heal_id, 7)))
+                    done = Done((*done.effects, *more.effects), done.names)
+                case _:
+                    pass
+        return done
 
     def say(self, name: str, message: GroupMessage) -> Done:
         return self.do(GroupSaid(self.sessions[name], message))
@@ -133,6 +148,12 @@ class Desk:
         """Let each of these say with a heartbeat that it has computed; return what the last one led to."""
         heartbeat = Heartbeat(self.quorum.quorum_id, self.step, moves=moves)
         return [self.say(name, heartbeat) for name in names][-1]
+
+    def pinned(self, donor: str, joiner: str, digest: int | None = 7) -> Done:
+        """Let a donor tell the digest of the state that it keeps for `joiner`."""
+        heal_id = self.group(joiner).heal_id
+        assert heal_id is not None
+        return self.say(donor, Pinned(heal_id, digest))
 
     def ready(self, name: str, step: int | None = None) -> Done:
         heal_id = self.group(name).heal_id

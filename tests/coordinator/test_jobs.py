@@ -30,7 +30,7 @@ class Desk:
         self.leads = asyncio.Event()
         self._more = asyncio.Event()
         self.jobs = Jobs(
-            Options(**{"min_replicas": 1, **options}),  # pyright: ignore[reportArgumentType]
+            Options(**{"min_replicas": 1, "founding_wait_s": 0.0, **options}),  # pyright: ignore[reportArgumentType]
             store,
             tick_s=tick_s,
             do=self._do,

@@ -1,13 +1,14 @@
 """How a job begins: presence, the first state, settings, min_replicas, the join timeout."""
 
 import pytest
-from jaxft_coordinator.core.job import Close, GroupSaid, Phase, SessionClosed, SessionId
+from jaxft_coordinator.core.job import Close, GroupSaid, Options, Phase, SessionClosed, SessionId
 from jaxft_coordinator.core.machine import IllegalEvent
 from jaxft_coordinator.core.messages import (
     Difference,
     Heal,
     Heartbeat,
     Hello,
+    HistoryId,
     NewQuorum,
     Pin,
     Refused,
@@ -17,6 +18,8 @@ from jaxft_coordinator.core.messages import (
 )
 
 from .helpers import Desk, members, running, shards
+
+HISTORY = HistoryId(77)
 
 # ---- presence ----
 
@@ -118,11 +121,20 @@ def test_the_highest_step_is_the_truth_and_the_others_heal_from_it():
     }
 
 
-def test_of_equal_steps_with_unequal_digests_the_lowest_name_is_the_truth():
+def test_of_fresh_states_the_commonest_is_the_truth():
     desk = _present("group-10", "group-2", "group-11")
     desk.join("group-10", digest="x")
     desk.join("group-2", digest="y")
     done = desk.join("group-11", digest="x")
+    assert members(desk) == ["group-10", "group-11"]
+    assert sorted(done.only(Heal)) == ["group-2"]
+
+
+def test_of_fresh_states_that_are_equally_common_that_of_the_lowest_name():
+    desk = _present("group-10", "group-2", "group-11")
+    desk.join("group-10", digest="x")
+    desk.join("group-2", digest="y")
+    done = desk.join("group-11", digest="z")
     assert members(desk) == ["group-2"]
     assert sorted(done.only(Heal)) == ["group-10", "group-11"]
 
@@ -172,6 +184,108 @@ def test_one_that_holds_the_frontier_follows_the_log_and_enters_at_the_boundary(
     assert done.only(Pin) == {"a": Pin(heal.heal_id, Step(0), True), "b": Pin(heal.heal_id, Step(0), True)}
     desk.commit()
     assert members(desk) == ["a", "b", "late"]
+
+
+# ---- waiting for those who may bring a newer state ----
+
+
+def unsettled(**options: float) -> Desk:
+    """A job that its coordinator hears of for the first time."""
+    return Desk.open(**{"founding_wait_s": 5.0, **options})
+
+
+def test_a_first_group_founds_once_others_have_had_the_time_to_come():
+    desk = unsettled()
+    desk.come("a")
+    assert desk.job.quorum is None
+    desk.wait(4.9)
+    assert desk.job.quorum is None
+    desk.wait(0.2)
+    assert members(desk) == ["a"]
+
+
+def test_the_time_in_which_it_compiles_counts():
+    desk = unsettled()
+    desk.hello("a")
+    desk.wait(5.1)
+    desk.join("a")
+    assert members(desk) == ["a"]
+
+
+def test_it_says_for_what_it_waits():
+    desk = unsettled()
+    desk.come("a")
+    reason = desk.tick().only(Waiting)["a"].reason
+    assert reason.endswith("(a); groups that may bring a newer state are given a moment to come")
+
+
+def test_by_default_it_waits_for_a_heartbeat_timeout():
+    assert Options(heartbeat_timeout_s=3.0).newer_may_come_s == 3.0
+
+
+def test_a_laggard_that_comes_first_does_not_take_the_job_back():
+    # The coordinator has lost its memory. The laggard's last quorum had three members, as that of the others.
+    desk = unsettled()
+    desk.come("laggard", step=40, digest="40", history=HISTORY, members=3)
+    desk.come("b", step=5000, digest="5000", history=HISTORY, members=3)
+    assert desk.job.quorum is None
+    desk.come("c", step=5000, digest="5000", history=HISTORY, members=3)
+    assert (desk.step, members(desk)) == (5000, ["b", "c"])
+    assert desk.group("laggard").phase is Phase.HEALING
+
+
+def test_a_laggard_alone_is_not_the_truth_until_the_others_had_their_time():
+    desk = unsettled()
+    desk.come("laggard", step=40, digest="40", history=HISTORY, members=3)
+    desk.wait(4.8)
+    assert desk.job.quorum is None
+    desk.wait(0.4)
+    assert desk.step == 40
+
+
+def test_where_all_have_come_back_nobody_waits():
+    desk = unsettled()
+    desk.come("a", step=7, digest="x", history=HISTORY, members=2)
+    desk.come("b", step=7, digest="x", history=HISTORY, members=2)
+    assert (desk.step, members(desk)) == (7, ["a", "b"])
+
+
+def test_each_newer_state_gives_its_peers_the_time_to_come():
+    desk = unsettled()
+    desk.come("a", step=6, digest="x", history=HISTORY, members=3)
+    desk.wait(4.0)
+    desk.come("b", step=7, digest="y", history=HISTORY, members=3)
+    desk.wait(4.0)
+    assert desk.job.quorum is None
+    desk.wait(1.2)
+    assert (desk.step, members(desk)) == (7, ["b"])
+
+
+def test_a_fresh_group_that_comes_first_does_not_lose_those_with_a_checkpoint():
+    desk = unsettled()
+    desk.come("fresh")
+    desk.wait(2.0)
+    desk.come("b", step=100, digest="x", history=HISTORY)
+    desk.wait(5.2)
+    assert (desk.step, members(desk)) == (100, ["b"])
+    assert desk.group("fresh").phase is Phase.HEALING
+
+
+def test_after_the_loss_of_memory_the_majority_of_states_is_the_truth():
+    desk = unsettled()
+    for name, digest in (("group-0", "odd"), ("group-1", "x"), ("group-2", "x"), ("group-3", "x")):
+        done = desk.come(name, step=5000, digest=digest, history=HISTORY, members=4)
+    assert members(desk) == ["group-1", "group-2", "group-3"]
+    assert done.only(Heal).keys() == {"group-0"}
+
+
+def test_one_of_another_history_is_refused_instead_of_overwritten():
+    desk = unsettled()
+    desk.come("other", step=50, digest="y", history=0xABC, members=1)
+    desk.come("a", step=100, digest="x", history=HISTORY, members=1)
+    desk.wait(5.2)
+    assert members(desk) == ["a"]
+    assert "other" not in desk.job.groups
 
 
 # ---- waiting for the others ----

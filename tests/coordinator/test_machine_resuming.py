@@ -4,6 +4,8 @@ from jaxft_coordinator.core.job import Phase
 from jaxft_coordinator.core.messages import (
     Evicted,
     Finished,
+    Halted,
+    HaltKind,
     Heal,
     HealFailed,
     HistoryId,
@@ -177,9 +179,37 @@ def test_the_highest_step_is_gone_on_from():
     assert {donor.group for heal in heals.values() for donor in heal.donors} == {"e"}
 
 
-def test_of_equal_steps_the_lowest_name():
+def test_of_equal_steps_the_majority():
+    desk = orphaned("a")
+    for name, digest in (("group-0", "x"), ("group-1", "y"), ("group-2", "y"), ("group-3", "y")):
+        bring(desk, name, step=2, digest=digest)
+    done = desk.wait(6.0)
+    assert members(desk) == ["group-1", "group-2", "group-3"]
+    assert [name for each in done for name in each.only(Heal)] == ["group-0"]
+
+
+def test_without_a_majority_the_job_says_so_and_stops():
     desk = orphaned("a")
     bring(desk, "group-10", step=2, digest="x")
+    bring(desk, "group-2", step=2, digest="y")
+    bring(desk, "older", step=1, digest="z")
+    halted = {name: message for done in desk.wait(6.0) for name, message in done.only(Halted).items()}
+    assert sorted(halted) == ["group-10", "group-2", "older"]
+    assert halted["older"].kind is HaltKind.DIVERGED
+    text = halted["older"].reason
+    assert "the groups of job 'job' bring different states 2, and no majority says which is right" in text
+    assert "(group-2: y; group-10: x). Start only the groups whose state you trust" in text
+    assert (desk.job.groups, desk.job.quorum) == ({}, None)
+    # Started with the state that is trusted alone, it goes on.
+    bring(desk, "group-2", step=2, digest="y", incarnation=77)
+    desk.wait(6.0)
+    assert members(desk) == ["group-2"]
+
+
+def test_a_group_whose_digest_is_unknown_has_no_say():
+    desk = orphaned("a")
+    bring(desk, "group-0", step=2, digest="")
+    bring(desk, "group-1", step=2, digest="")
     bring(desk, "group-2", step=2, digest="y")
     desk.wait(6.0)
     assert members(desk) == ["group-2"]
@@ -229,8 +259,8 @@ def test_what_it_had_healed_to_is_not_the_state_whose_digest_it_joined_with():
     bring(desk, "z", step=5, digest="x")
     desk.heal_failed("late", step=5)
     done = desk.wait(6.0)
-    assert members(desk) == ["late"]
-    assert [name for each in done for name in each.only(Heal)] == ["z"]
+    assert members(desk) == ["z"]
+    assert [name for each in done for name in each.only(Heal)] == ["late"]
 
 
 def test_a_heal_that_failed_before_it_brought_anything_makes_no_candidate():
@@ -302,16 +332,65 @@ def test_no_founding_gives_way_to_the_first_state_of_another():
     assert members(desk) == ["a"]
 
 
-def test_a_step_beyond_the_jobs_is_refused_without_its_history_and_heals_back_with_it():
+def test_a_step_beyond_the_jobs_is_refused_without_its_history():
     desk = resumed_at(1)
     (refused,) = desk.come("strange", step=3).to("strange")
     assert isinstance(refused, Refused)
     assert "holds step 3, but job 'job' is only at step 1" in refused.reason
-    heal = desk.come("a", step=3, digest="", history=desk.job.history).only(Heal)["a"]
-    assert (heal.step, heal.log_only) == (1, False)
-    desk.ready("a")
+
+
+# ---- a newer state of this very run comes later ----
+
+
+def test_the_job_goes_on_from_a_newer_state_that_comes_late():
+    desk = resumed_at(1)
     desk.commit()
-    assert members(desk) == ["a", "c"]
+    done = desk.come("a", step=3, history=desk.job.history)
+    evicted = done.only(Evicted)["c"]
+    assert evicted.may_return
+    assert "a brings step 3 of this very run, and the coordinator knew only of step 2" in evicted.reason
+    bring(desk, "c", step=2, digest="c's")
+    reports = [text for done in desk.wait(6.0) for text in done.reports]
+    assert (members(desk), desk.step) == (["a"], 3)
+    assert "[job] resumes at step 3 with the state of a: nobody is left who held step 2" in reports
+    assert desk.group("c").phase is Phase.HEALING
+
+
+def test_the_peers_of_the_newer_state_are_waited_for_and_the_majority_decides():
+    desk = resumed_at(1)
+    history = desk.job.history
+    desk.come("a", step=3, digest="odd", history=history)
+    desk.wait(2.0)
+    for name in ("b", "d"):
+        desk.come(name, step=3, digest="sound", history=history)
+    desk.wait(4.0)
+    assert (members(desk), desk.step) == (["b", "d"], 3)
+
+
+def test_a_finished_job_gives_way_to_nothing():
+    desk = resumed_at(1)
+    desk.leave("c", finished=True)
+    desk.hello("stays")
+    assert desk.job.finished == 1
+    desk.come("a", step=3, history=desk.job.history)
+    assert desk.job.finished == 1
+
+
+def test_a_corrupt_state_is_never_newer():
+    desk = running("a", "b", "c")
+    for _ in range(4):
+        desk.commit()
+    desk.votes(a=1, b=2, c=1)
+    desk.close("a")
+    desk.close("c")
+    bring(desk, "d", step=2)
+    desk.wait(6.0)
+    assert (members(desk), desk.step) == (["d"], 2)
+    (refused,) = desk.come("b", step=4, digest="", history=HistoryId(0)).to("b")
+    assert isinstance(refused, Refused)
+    done = desk.come("b", step=4, digest="", history=desk.job.history)
+    assert (members(desk), desk.step) == (["d"], 2)
+    assert done.only(Heal)["b"].step == 2
 
 
 def test_a_sleeper_whose_step_happens_to_be_that_of_the_job_heals():

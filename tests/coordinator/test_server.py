@@ -27,6 +27,7 @@ from jaxft_coordinator.core.messages import (
     GroupMessage,
     GroupName,
     Halted,
+    HaltKind,
     Heal,
     HealFailed,
     HealId,
@@ -107,7 +108,7 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def serving(*, tick_s: float = 0.05, **options: float) -> AsyncIterator[Server]:
-    server = Server("localhost:0", Options(**options), quorum_tick_s=tick_s)  # pyright: ignore[reportArgumentType]
+    server = Server("localhost:0", Options(**{"founding_wait_s": 0.0, **options}), quorum_tick_s=tick_s)  # pyright: ignore[reportArgumentType]
     await server.start()
     try:
         yield server
@@ -550,6 +551,7 @@ def test_what_a_group_says_survives_the_wire(message: GroupMessage):
         AllComputed(QuorumId(2**62), Step(7)),
         Goodbye(),
         Halted("why"),
+        Halted("why", HaltKind.NONFINITE),
     ],
 )
 def test_what_the_coordinator_says_survives_the_wire(message: CoordinatorMessage):

@@ -27,6 +27,7 @@ from jaxft_coordinator.core.messages import (
     Member,
     NewQuorum,
     Pin,
+    Pinned,
     QuorumId,
     Ready,
     Refused,
@@ -44,6 +45,7 @@ from jaxft._replica._types import (
     Attempt,
     Connected,
     Dial,
+    Digested,
     Directive,
     Disconnected,
     Effect,
@@ -68,12 +70,14 @@ from jaxft._replica._types import (
     Replayed,
     Replica,
     Say,
+    TakeDigest,
     Tick,
     Wait,
 )
 
 ME = Identity("job", GroupName("a"), Incarnation(7), "a:1", "coordinator:29510")
 SETTINGS = {"shards": "4"}
+DIGEST = "00000000000000d1"
 DONORS = (Member(GroupName("b"), Incarnation(1), "b:1"),)
 
 
@@ -84,9 +88,16 @@ class Group:
     replica: Replica = field(default_factory=lambda: Replica(ME, 60.0, offline_since_s=0.0))
     now_s: float = 0.0
     effects: tuple[Effect, ...] = ()
+    # The training thread takes the digest of its state as soon as it is asked for it.
+    takes_digests: bool = True
 
     def on(self, event: Event) -> "Group":
         self.replica, self.effects = _core.step(self.replica, event, self.now_s)
+        wanted = _core.directive(self.replica)
+        if self.takes_digests and isinstance(wanted, TakeDigest):
+            before = self.effects
+            self.on(Digested(wanted.step, 0xD1))
+            self.effects = (*before, *self.effects)
         return self
 
     def hear(self, *messages: CoordinatorMessage) -> "Group":
@@ -137,7 +148,7 @@ def connected() -> Group:
 
 
 def joining(step: int = 0) -> Group:
-    return connected().hear(welcome()).on(Prepared(Step(step), "digest", SETTINGS, 2))
+    return connected().hear(welcome()).on(Prepared(Step(step), 0xD1, SETTINGS, 2))
 
 
 def working(quorum_id: int = 1, step: int = 0) -> Group:
@@ -188,16 +199,16 @@ def test_it_is_present_while_the_programs_compile():
 def test_it_joins_when_both_programs_are_compiled():
     group = joining(step=4)
     assert group.phase is Phase.JOINING
-    assert group.said == [Join(Step(4), "digest", SETTINGS, QuorumId(0), 2)]
+    assert group.said == [Join(Step(4), DIGEST, SETTINGS, QuorumId(0), 2)]
 
 
 @pytest.mark.parametrize("early", [Group, connected])
 def test_programs_that_were_compiled_before_the_welcome_join_with_it(early):
-    group = early().on(Prepared(Step(0), "digest", SETTINGS))
+    group = early().on(Prepared(Step(0), 0xD1, SETTINGS))
     assert group.said == []
     if group.phase is Phase.OFFLINE:
         group.on(Connected())
-    assert group.hear(welcome()).said == [Join(Step(0), "digest", SETTINGS)]
+    assert group.hear(welcome()).said == [Join(Step(0), DIGEST, SETTINGS)]
 
 
 def test_a_refusal_is_an_error_that_lists_what_differs():
@@ -396,11 +407,12 @@ def test_what_it_joined_with_is_not_what_it_holds_after_a_heal():
     # Healed to the step that it came with: the number is the same, the state is the founders'.
     group = joining().hear(heal(5, 0)).on(Healed(HealId(5), Step(0)))
     group.on(Disconnected("")).on(Connected()).hear(welcome(0))
-    assert group.said == [Join(Step(0), "", SETTINGS, QuorumId(0), 2)]
+    assert group.said == [Join(Step(0), DIGEST, SETTINGS, QuorumId(0), 2, members=0)]
 
 
 def test_donors_pin_and_release():
-    assert working().hear(Pin(HealId(2), Step(0))).effects == (PinState(HealId(2), Step(0)),)
+    pinned = working().hear(Pin(HealId(2), Step(0))).effects
+    assert pinned == (PinState(HealId(2), Step(0)), Say(Pinned(HealId(2), 0xD1)))
     group = working().hear(Pin(HealId(2), Step(0)), Release(HealId(2)))
     assert group.effects == (ReleasePin(HealId(2)),)
     assert group.replica.pins == frozenset()
@@ -409,7 +421,7 @@ def test_donors_pin_and_release():
 @pytest.mark.parametrize("group", [applying(), following(), working().on(LeaveNow(finished=True))])
 def test_a_pin_is_taken_in_any_phase(group: Group):
     before = group.phase
-    assert group.hear(Pin(HealId(2), Step(3))).effects == (PinState(HealId(2), Step(3)),)
+    assert group.hear(Pin(HealId(2), Step(3))).effects[:1] == (PinState(HealId(2), Step(3)),)
     assert group.phase is before
 
 
@@ -446,20 +458,20 @@ def test_a_lost_stream_is_mentioned_once():
 
 def test_it_comes_back_with_the_step_it_holds_and_the_highest_quorum_it_has_seen():
     group = applying().on(Applied(Step(1))).on(Disconnected("")).on(Connected()).hear(welcome(1, 1))
-    assert group.said == [Join(Step(1), "", SETTINGS, QuorumId(1), 2)]
+    assert group.said == [Join(Step(1), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
     assert group.phase is Phase.JOINING
 
 
 def test_the_digest_is_said_again_while_its_first_state_has_not_moved():
     group = working().on(Disconnected("")).on(Connected()).hear(welcome(0))
-    assert group.said == [Join(Step(0), "digest", SETTINGS, QuorumId(1), 2)]
+    assert group.said == [Join(Step(0), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
 
 
 def test_a_commit_that_it_missed_is_told_by_welcome():
     group = voted().on(Disconnected("")).on(Connected()).hear(welcome(1, 1))
     assert group.directive == Apply(QuorumId(1), Step(0))
     assert group.said == []
-    assert group.on(Applied(Step(1))).said == [Join(Step(1), "", SETTINGS, QuorumId(1), 2)]
+    assert group.on(Applied(Step(1))).said == [Join(Step(1), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
 
 
 @pytest.mark.parametrize("frontier", [welcome(0), welcome(1, 2), welcome(2, 1), welcome()])
@@ -486,7 +498,7 @@ def test_a_commit_that_it_heard_is_applied_before_it_joins_again(frontier: Welco
 
 def test_an_application_that_ends_while_it_is_offline_counts():
     group = applying().on(Disconnected("")).on(Applied(Step(1))).on(Connected()).hear(welcome(1, 1))
-    assert group.said == [Join(Step(1), "", SETTINGS, QuorumId(1), 2)]
+    assert group.said == [Join(Step(1), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
 
 
 def test_heals_do_not_outlive_the_stream_at_the_joiner():
@@ -598,7 +610,7 @@ def test_the_time_without_a_coordinator_counts_from_the_loss():
 
 
 def test_a_state_that_nobody_holds_is_an_error_in_the_end():
-    group = connected().hear(welcome(9, 4)).on(Prepared(Step(2), "digest", SETTINGS))
+    group = connected().hear(welcome(9, 4)).on(Prepared(Step(2), 0xD1, SETTINGS))
     group.hear(Waiting("step 9 needs 1 groups that hold it, and 0 do (nobody)"))
     group.now_s = 60.1
     group.on(Tick())
@@ -609,7 +621,7 @@ def test_a_state_that_nobody_holds_is_an_error_in_the_end():
 
 
 def test_waiting_for_other_groups_is_never_an_error():
-    group = connected().hear(welcome(9, 4)).on(Prepared(Step(9), "digest", SETTINGS))
+    group = connected().hear(welcome(9, 4)).on(Prepared(Step(9), 0xD1, SETTINGS))
     group.now_s = 10_000.0
     assert group.on(Tick()).phase is Phase.JOINING
 

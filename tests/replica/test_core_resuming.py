@@ -8,6 +8,7 @@ from jaxft_coordinator.core.messages import (
     FrontierMoved,
     Goodbye,
     Halted,
+    HaltKind,
     Heal,
     HealFailed,
     HealId,
@@ -20,6 +21,7 @@ from jaxft_coordinator.core.messages import (
     Vote,
 )
 
+from jaxft import Diverged, JobHalted, NonFinite
 from jaxft._replica._types import (
     Applied,
     Apply,
@@ -133,7 +135,7 @@ def test_a_member_that_was_a_joiner_once_works_on_after_a_commit():
 
 
 def test_a_spare_says_for_what_it_waits():
-    group = connected().hear(welcome()).on(Prepared(Step(0), "digest", SETTINGS, 2, spare=True))
+    group = connected().hear(welcome()).on(Prepared(Step(0), 0xD1, SETTINGS, 2, spare=True))
     (join,) = group.said
     assert isinstance(join, Join)
     assert join.spare
@@ -204,14 +206,14 @@ def test_a_fresh_state_has_no_history_until_a_step_is_committed_on_it():
 
 
 def test_a_checkpoints_history_is_said():
-    group = connected().hear(welcome(9, 4)).on(Prepared(Step(8), "digest", SETTINGS, history=SAVED))
+    group = connected().hear(welcome(9, 4)).on(Prepared(Step(8), 0xD1, SETTINGS, history=SAVED))
     assert [join.history for join in group.said if isinstance(join, Join)] == [SAVED]
     assert returning(group, 9).history == SAVED
 
 
 @pytest.mark.parametrize("log_only", [True, False])
 def test_a_healed_state_is_of_the_jobs_history(log_only: bool):
-    group = connected().hear(welcome()).on(Prepared(Step(0), "digest", SETTINGS, history=SAVED))
+    group = connected().hear(welcome()).on(Prepared(Step(0), 0xD1, SETTINGS, history=SAVED))
     group.hear(replace(standing_by(5, 0), log_only=log_only))
     assert group.replica.history == SAVED  # until it has healed
     end = Replayed(HealId(5), Step(1)) if log_only else Healed(HealId(5), Step(0))
@@ -230,7 +232,7 @@ def test_a_next_quorum_that_comes_with_the_commit_tells_the_history_too():
 
 
 def test_a_job_that_goes_on_from_an_older_state_is_mentioned():
-    group = connected().hear(welcome(25, 9)).on(Prepared(Step(20), "digest", SETTINGS, history=SAVED))
+    group = connected().hear(welcome(25, 9)).on(Prepared(Step(20), 0xD1, SETTINGS, history=SAVED))
     group.hear(quorum(10, 20))
     assert group.directive == Attempt(quorum(10, 20), Step(20))
     assert group.notes[0] == (
@@ -239,7 +241,7 @@ def test_a_job_that_goes_on_from_an_older_state_is_mentioned():
 
 
 def test_a_spare_of_the_state_from_which_the_job_goes_on_follows_from_there():
-    group = connected().hear(welcome(25, 9)).on(Prepared(Step(20), "digest", SETTINGS, spare=True))
+    group = connected().hear(welcome(25, 9)).on(Prepared(Step(20), 0xD1, SETTINGS, spare=True))
     assert group.hear(standing_by(8, 20)).directive == Wait("the commit of step 20, as a spare")
 
 
@@ -249,7 +251,7 @@ def test_any_other_quorum_is_not_mentioned_so():
 
 
 def test_one_that_is_ahead_of_a_job_that_has_gone_back_heals_back():
-    group = connected().hear(welcome(25, 9)).on(Prepared(Step(23), "digest", SETTINGS, history=HISTORY))
+    group = connected().hear(welcome(25, 9)).on(Prepared(Step(23), 0xD1, SETTINGS, history=HISTORY))
     back = Heal(HealId(8), Step(20), DONORS, history=HISTORY)
     assert group.hear(back).directive == HealFrom(back)
     group.on(Healed(HealId(8), Step(20)))
@@ -264,11 +266,21 @@ def test_a_halted_job_is_an_error_that_says_what_to_do(make):
     assert group.directive.failure.error == "Diverged"
     text = group.directive.failure.text
     assert text.startswith(
-        "the coordinator coordinator:29510 has stopped the job: the groups of job 'job' hold different states 3 "
+        "the coordinator coordinator:29510 has stopped job 'job': the groups of job 'job' hold different states 3 "
         "(a: 1; b: 2). Memory or a device has corrupted a state, or the groups' programs are not deterministic."
     )
     assert "Start the groups again: they resume from the newest checkpoint" in text
     assert group.on(Disconnected("ended")).on(LeaveNow(finished=False)).directive == group.directive
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [(HaltKind.DIVERGED, Diverged), (HaltKind.NONFINITE, NonFinite), (HaltKind.FAILED, JobHalted)],
+)
+def test_each_kind_of_halt_has_an_error(kind: HaltKind, error: type[Exception]):
+    directive = working().hear(Halted("why", kind)).directive
+    assert isinstance(directive, Fail)
+    assert directive.failure.error == error.__name__
 
 
 @pytest.mark.parametrize(
@@ -289,6 +301,6 @@ def test_the_fingerprint_of_its_state_goes_with_the_vote(digest: int | None):
 
 def test_one_with_a_state_of_the_jobs_history_waits_for_others_to_resume_with():
     group = connected().hear(welcome(9, 4))
-    group.on(Prepared(Step(2), "digest", SETTINGS, history=HISTORY))
+    group.on(Prepared(Step(2), 0xD1, SETTINGS, history=HISTORY))
     group.now_s = 10_000.0
     assert isinstance(group.on(Tick()).directive, Wait)

@@ -123,7 +123,7 @@ async def commit(a: Group, b: Group, quorum: NewQuorum, step: int) -> None:
 @contextlib.asynccontextmanager
 async def serving(**options: Any) -> AsyncIterator[Server]:
     """A coordinator in this loop; it judges no silence, however slow the machine is."""
-    server = Server("localhost:0", Options(heartbeat_timeout_s=3600.0), **options)
+    server = Server("localhost:0", Options(heartbeat_timeout_s=3600.0, founding_wait_s=0.0), **options)
     await server.start()
     try:
         yield server

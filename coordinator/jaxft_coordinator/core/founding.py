@@ -1,21 +1,34 @@
 """Choosing the state from which a job goes on: its first, or the best that is left when all who held it are gone.
 
-*Founding.* The first state is that of the highest step, then of the lowest name; all who hold it are founders.
+*Which state.* The highest step; a state that was committed before a fresh one of the same step. Those who bring a
+committed state of that step must agree on its digest, or a majority of them must: "the lowest name" is not the
+truth. Without a majority the job halts. Fresh states may differ, since each group draws its own: there the
+commonest one is taken, then the lowest name. All who hold the chosen state are founders.
 
-*Resuming.* Of a job that has committed something, a fresh state never becomes the truth. But when nobody is left who
-holds the frontier, groups that bring a state of the same history (from a checkpoint, or because they took part once)
-may go on from the newest of these. That is the only way in which a frontier goes back. It waits for
+*When.* Not at once: those who hold a newer state may be on their way, and a coordinator that has lost its memory
+cannot know of them. The best state that is here must have been here for `heartbeat_timeout_s`, or as many groups
+of its history must have come as its last quorum had members. Groups that compile are waited for up to
+`join_timeout_s`.
+
+*Resuming.* Of a job that has committed something, a fresh state never becomes the truth. But when no group is left
+that holds the frontier, groups that bring a state of the same history (from a checkpoint, or because they took
+part once) may go on from the newest of these. That is the only way in which a frontier goes back. It waits for
 `heartbeat_timeout_s`, so that a holder that has only lost its connection comes first.
 
-A history is named after the incarnation that founded it. Where the coordinator has lost its memory and a fresh group
-was quicker than those with a history, the fresh founding gives way as long as nothing has been committed on it.
+*Giving way.* A group may still come later with what no group here knew of. A history is named after the
+incarnation that founded it. Where the coordinator has lost its memory and a fresh group was quicker than those
+with a history, the fresh founding gives way as long as nothing has been committed on it. A group that brings a
+higher step of the job's own history is newer than the job: all others are sent to say what they hold, and the job
+resumes from the newest state.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from jaxft_coordinator.core import progress
-from jaxft_coordinator.core.job import Ballot, Frontier, Group, Phase
-from jaxft_coordinator.core.messages import HistoryId, Join, QuorumId, Step
+from jaxft_coordinator.core import digests, halting, progress
+from jaxft_coordinator.core.job import Ballot, Frontier, Group, Holder, Job, Phase
+from jaxft_coordinator.core.messages import HistoryId, Join, QuorumId
 from jaxft_coordinator.core.names import done_again, natural_key
 from jaxft_coordinator.core.turn import Turn, names_text
 
@@ -41,8 +54,64 @@ def found(turn: Turn) -> None:
     timed_out = turn.now_s - job.first_join_s >= job.options.join_timeout_s
     if len(joined) < job.min_replicas or (not timed_out and turn.select(compiles)):
         return
-    truth, founders = _go_on_from(turn, joined)
-    turn.report(f"founded at step {truth.step} by {names_text(founders)}")
+    if newer_may_come(turn, joined):
+        return
+    founders = _go_on_from(turn, joined)
+    if founders:
+        turn.report(f"founded at step {founders[0].step} by {names_text(founders)}")
+    _refuse_other_histories(turn)
+
+
+def newer_may_come(turn: Turn, candidates: Sequence[Group]) -> bool:
+    """Whether it is too early to begin with the best of these states: its peers, or a newer one, may be coming."""
+    best = _best(candidates)
+    if turn.now_s - min(group.came_s for group in best) >= turn.job.options.newer_may_come_s:
+        return False
+    members = max(group.members for group in best)
+    of_history = [group for group in candidates if group.history == best[0].history]
+    # One that was alone may be a laggard that the others have left behind.
+    return not 1 < members <= len(of_history)
+
+
+def foreign_state(job: Job, group: Group) -> str:
+    """Why the state with which a group joins cannot be of this job; "" if it can."""
+    if job.frontier is None or group.history == job.history:
+        return ""
+    if group.history:
+        return (
+            f"group {group.name!r} brings step {group.step} of another history of job {job.name!r} (history "
+            f"{group.history:016x}; this one is {job.history:016x}): the job was started anew since that state was "
+            "saved. Use the other run's checkpoints under a job name of its own, or start without them"
+        )
+    if group.step > job.frontier.step:
+        return (
+            f"group {group.name!r} holds step {group.step}, but job {job.name!r} is only at step "
+            f"{job.frontier.step}: this looks like another run; give it a job name of its own"
+        )
+    return ""
+
+
+def is_newer(job: Job, message: Join) -> bool:
+    """Whether a group brings a later state of this job than the job itself knows of."""
+    if job.frontier is None or job.finished is not None or not job.frontier.holders:
+        return False
+    return message.history == job.history != 0 and message.step > job.frontier.step
+
+
+def go_back_for_newer(turn: Turn, comer: Group, message: Join) -> None:
+    """Send all who take part to say again what they hold, so that the job resumes from the newest state."""
+    frontier = turn.job.frontier
+    assert frontier is not None
+    text = (
+        f"{comer.name} brings step {message.step} of this very run, and the coordinator knew only of step "
+        f"{frontier.step}: all say again what they hold, and the job goes on from the newest"
+    )
+    turn.report(text)
+    for group in turn.select(lambda group: group.phase in (Phase.MEMBER, Phase.READY, Phase.HEALING)):
+        turn.expel(group, text, may_return=True)
+    none: frozenset[Holder] = frozenset()
+    frontier = replace(frontier, holders=none, digest="")
+    turn.update(quorum=None, ballot=Ballot(), frontier=frontier, proven={}, orphaned_s=turn.now_s)
 
 
 def gives_way_to(turn: Turn, message: Join) -> bool:
@@ -121,10 +190,15 @@ def _resume(turn: Turn, frontier: Frontier) -> None:
     waited_s = turn.now_s - min(group.joined_s for group in of_history)
     if waited_s < job.options.join_timeout_s and turn.select(compiles):
         return  # it may bring a newer one
-    truth, founders = _go_on_from(turn, of_history)
+    if newer_may_come(turn, of_history):
+        return
+    founders = _go_on_from(turn, of_history)
+    if not founders:
+        return
+    again = frontier.step - founders[0].step
     turn.report(
-        f"resumes at step {truth.step} with the state of {names_text(founders)}: nobody is left who held step "
-        f"{frontier.step}; {done_again(frontier.step - truth.step)}"
+        f"resumes at step {founders[0].step} with the state of {names_text(founders)}: nobody is left who held step "
+        f"{frontier.step}" + (f"; {done_again(again)}" if again >= 0 else "")
     )
 
 
@@ -138,10 +212,14 @@ def _ask_anew(turn: Turn, following: Sequence[Group]) -> None:
     turn.update(orphaned_s=turn.now_s)  # they are given as long to come as all were
 
 
-def _go_on_from(turn: Turn, joined: Sequence[Group]) -> tuple[Group, list[Group]]:
-    """Make the best of these states the job's frontier; return whose it is, and all who hold it."""
-    truth = min(joined, key=lambda group: (-group.step, group.history == 0, natural_key(group.name)))
-    founders = [group for group in joined if group is truth or _state(group) == _state(truth)]
+def _go_on_from(turn: Turn, joined: Sequence[Group]) -> list[Group]:
+    """Make the best of these states the job's frontier; return all who hold it, or none if the job had to halt."""
+    best = _best(joined)
+    truth = _truth(best)
+    if truth is None:
+        halting.no_majority(turn, best)
+        return []
+    founders = [group for group in joined if group is truth or _is_alike(group, truth)]
     held = frozenset(group.holder for group in founders)
     history = truth.history or HistoryId(truth.incarnation)
     # Where nothing was ever committed, a state that is known to be of this very founding is as fresh as any. So is a
@@ -159,16 +237,52 @@ def _go_on_from(turn: Turn, joined: Sequence[Group]) -> tuple[Group, list[Group]
     )
     turn.put_all([group for group in founders if not group.spare], phase=Phase.MEMBER)
     turn.put_all([group for group in founders if group.spare], phase=Phase.READY)
-    return truth, founders
+    return founders
 
 
-def _state(group: Group) -> tuple[Step, str]:
-    """What founders must share; a group that computed no digest shares its state with nobody."""
-    return (group.step, group.digest or f"unknown state of {group.name}")
+def _best(candidates: Sequence[Group]) -> list[Group]:
+    """Those of the highest step; of them, those whose state was committed, if there is any."""
+    step = max(group.step for group in candidates)
+    highest = [group for group in candidates if group.step == step]
+    return [group for group in highest if group.history] or highest
+
+
+def _truth(best: Sequence[Group]) -> Group | None:
+    """Whose state it is to be: that of the majority. None if committed states differ without one.
+
+    A group whose digest is unknown has no say, and is not a founder: unless no other is there.
+    """
+    in_order = sorted(best, key=lambda group: natural_key(group.name))
+    known = [group for group in in_order if group.digest]
+    if not known:
+        return in_order[0]
+    if not known[0].history:
+        votes = Counter(group.digest for group in known)
+        return max(known, key=lambda group: votes[group.digest])  # the first in order, of equally many
+    odd = digests.odd_ones({group.name: _said(group) for group in known})
+    if odd is None:
+        return None
+    return next(group for group in known if group.name not in odd)
+
+
+def _said(group: Group) -> str:
+    return f"{group.digest} of history {group.history:016x}"
+
+
+def _is_alike(group: Group, truth: Group) -> bool:
+    """Whether a group holds the chosen state; one whose digest is unknown shares its state with no other."""
+    return bool(truth.digest) and (group.step, group.digest) == (truth.step, truth.digest)
+
+
+def _refuse_other_histories(turn: Turn) -> None:
+    """Those who brought another run's state are told so; healing them would overwrite it without a word."""
+    for group in turn.select(has_joined):
+        if problem := foreign_state(turn.job, group):
+            turn.refuse(group, problem)
 
 
 def _founders_are_gone(turn: Turn) -> bool:
-    """Nothing was ever committed, nobody holds the founding state any more, and somebody else stands at its step."""
+    """Nothing was ever committed, no group holds the founding state any more, and another stands at its step."""
     frontier = turn.job.frontier
     if frontier is None or not (frontier.founding and frontier.fresh):
         return False

@@ -34,6 +34,13 @@ class Options:
     heartbeat_timeout_s: float = 5.0
     # Which life of the coordinator this is: more than in every life before.
     term: int = 0
+    # How long a job that begins or resumes waits for groups that may bring a newer state; None: as long as for a
+    # heartbeat.
+    founding_wait_s: float | None = None
+
+    @property
+    def newer_may_come_s(self) -> float:
+        return self.heartbeat_timeout_s if self.founding_wait_s is None else self.founding_wait_s
 
     @property
     def heartbeat_interval_ms(self) -> int:
@@ -69,6 +76,10 @@ class Group:
     digest: str = ""
     heal_id: HealId | None = None
     donors: tuple[Holder, ...] = ()
+    # Of a heal whose donors take the digest of the state first: which state, and what they have said so far. None
+    # once the joiner has been told whom to ask.
+    pinned_step: Step | None = None
+    pinned: Mapping[Holder, int] = field(default_factory=dict[Holder, int])
     # Of the state with which it joined; 0: fresh.
     history: HistoryId = HistoryId(0)
     came_s: float = 0.0
@@ -81,6 +92,8 @@ class Group:
     # By its heartbeats: its training thread is not in a step; and when it has last got on with one.
     away: bool = False
     moved_s: float = 0.0
+    # Of the last quorum that it had seen when it joined; 0: of none.
+    members: int = 0
 
     @property
     def holder(self) -> Holder:

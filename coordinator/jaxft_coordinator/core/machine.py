@@ -56,6 +56,7 @@ from jaxft_coordinator.core.messages import (
     Hello,
     Join,
     Leave,
+    Pinned,
     Ready,
     Vote,
 )
@@ -112,6 +113,8 @@ def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
             if group.phase is not Phase.PRESENT:
                 raise IllegalEvent(f"group {group.name!r} joined twice")
             sessions.join(turn, group, message)
+        case Pinned():
+            sessions.pinned(turn, group, message)
         case Ready():
             sessions.ready(turn, group, message)
         case HealFailed():

@@ -4,6 +4,7 @@ They mirror `proto/coordinator.proto`, which documents every field. The cores of
 only the shells know of protobuf. "State s" is the state after s committed steps; step s makes state s + 1.
 """
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType
@@ -42,6 +43,16 @@ class Join:
     min_replicas: int = 0
     history: HistoryId = HistoryId(0)
     spare: bool = False
+    # How many members the last quorum had that this group has seen; 0 if it has seen none.
+    members: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A donor keeps the state that a heal asked for, and this is its digest; None if it could not be taken."""
+
+    heal_id: HealId
+    digest: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,7 @@ class Leave:
     finished: bool
 
 
-GroupMessage = Hello | Join | Ready | Vote | Heartbeat | HealFailed | Leave
+GroupMessage = Hello | Join | Pinned | Ready | Vote | Heartbeat | HealFailed | Leave
 
 
 # ---- coordinator to group ----
@@ -172,6 +183,7 @@ class FrontierMoved:
 @dataclass(frozen=True, slots=True)
 class Waiting:
     reason: str
+    held: bool = False  # a group that holds the job's state is here
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +205,18 @@ class Goodbye:
     pass
 
 
+class HaltKind(enum.IntEnum):
+    """Why a job stops for all its groups. The numbers are those of the proto."""
+
+    DIVERGED = 0  # states differ, and no majority says which is right
+    NONFINITE = 1  # a step's means are not finite, and the job's policy is to stop then
+    FAILED = 2  # the job cannot go on for another reason, such as an error of the coordinator on this job
+
+
 @dataclass(frozen=True, slots=True)
 class Halted:
     reason: str
+    kind: HaltKind = HaltKind.DIVERGED
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,15 @@ still, the votes that arrived meanwhile are counted first.
 """
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
 
-from jaxft_coordinator.core import assign, digests, founding, progress
-from jaxft_coordinator.core.job import Ballot, Close, Failure, Frontier, Group, Holder, Phase, changed
+from jaxft_coordinator.core import assign, digests, founding, halting, progress
+from jaxft_coordinator.core.job import Ballot, Failure, Frontier, Group, Holder, Phase, changed
 from jaxft_coordinator.core.messages import (
     Change,
     Commit,
     FrontierMoved,
     GroupName,
-    Halted,
     NewQuorum,
     QuorumId,
     Step,
@@ -65,7 +64,8 @@ def explain(turn: Turn) -> None:
         turn.wait_for(_quorum_text(turn, _candidates(turn)))
     elif job.first_join_s is not None:
         joined, compiling = turn.select(founding.has_joined), turn.select(founding.compiles)
-        turn.wait_for(_founding_text(joined, compiling, job.min_replicas))
+        newer = bool(joined) and founding.newer_may_come(turn, joined)
+        turn.wait_for(_founding_text(joined, compiling, job.min_replicas, newer=newer))
 
 
 def vote(turn: Turn, group: Group, vote: Vote) -> None:
@@ -131,7 +131,7 @@ def _compare(turn: Turn, quorum: NewQuorum) -> None:
     odd = digests.odd_ones(given)
     unknown = _without_fingerprint(turn, quorum)
     if odd is None:
-        halt(turn, digests.listed(given))
+        halting.diverge(turn, digests.listed(given))
     elif odd or unknown:
         retry(turn, quorum, silent=0, odd=(*odd, *unknown))
     else:
@@ -145,54 +145,6 @@ def _without_fingerprint(turn: Turn, quorum: NewQuorum) -> tuple[GroupName, ...]
         return ()
     voted = (member.group for place, member in enumerate(quorum.members) if ballot.ok >> place & 1)
     return tuple(name for name in voted if name not in ballot.digests)
-
-
-def halt(turn: Turn, differing: str) -> None:
-    """Nobody knows the truth: stop everybody. The job can resume from a checkpoint, as after the loss of all."""
-    frontier = turn.job.frontier
-    assert frontier is not None
-    reason = f"{_differ_text(turn)} ({differing})"
-    turn.report(f"halts: {reason}")
-    for group in turn.select(lambda group: True):
-        _stop(turn, group, reason)
-    # One whose stream broke just now has not heard of it, and may come back with what it holds; nor has anybody, if
-    # this coordinator dies before it tells them. See `stop_late`.
-    distrusted = turn.job.distrusted | frontier.holders
-    nobody: frozenset[Holder] = frozenset()
-    turn.update(
-        quorum=None,
-        ballot=Ballot(),
-        proven={},
-        distrusted=distrusted,
-        frontier=replace(frontier, holders=nobody, digest=""),
-    )
-
-
-def stop_late(turn: Turn, group: Group) -> bool:
-    """Stop a group that took part in a job that has halted, and has not heard of it; return whether it is one.
-
-    Else it would wait for somebody who holds the job's state, and all who could bring a checkpoint as well.
-    """
-    frontier = turn.job.frontier
-    if frontier is None or frontier.holders or group.holder not in turn.job.distrusted:
-        return False
-    turn.report(f"{group.name} is told that the job has halted")
-    _stop(turn, group, f"{_differ_text(turn)} (found before {group.name!r} lost its connection)")
-    return True
-
-
-def _stop(turn: Turn, group: Group, reason: str) -> None:
-    turn.send(group, Halted(reason))
-    turn.effects.append(Close(group.session))
-    turn.remove(group)
-
-
-def _differ_text(turn: Turn) -> str:
-    assert turn.job.frontier is not None
-    return (
-        f"the groups of job {turn.job.name!r} hold different states {turn.job.frontier.step}, and no majority says "
-        "which is right"
-    )
 
 
 def end_grace(turn: Turn, last_tick_s: float) -> None:
@@ -262,21 +214,27 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
             turn.expel(group, _why(name, failures), may_return=True)
             progress.blame(turn, name)
     for member in quorum.members:
-        if member.group not in odd:
-            continue
-        turn.distrust(member.group, member.incarnation)
-        group = turn.job.groups.get(member.group)
-        if group is not None and group.incarnation == member.incarnation:  # it may have gone since it voted
-            reason = f"its state is not the majority's: {digests.listed(ballot.digests)}"
-            if member.group not in ballot.digests:
-                reason = "it gave no fingerprint of its state in the first step of a quorum, where all are compared"
-            turn.expel(group, reason, may_return=True)
+        if member.group in odd:
+            put_out_odd(turn, (member.group, member.incarnation), ballot.digests)
     assert turn.job.frontier is not None
     members = _candidates(turn)
     if len(members) < max(1, turn.job.min_replicas):
         return  # `form` goes on when there are enough
     turn.update(ballot=progress.fresh_ballot(turn, retries))
     _install(turn, members, again=True, announce=True)
+
+
+def put_out_odd(turn: Turn, holder: Holder, given: Mapping[GroupName, int]) -> None:
+    """A group's state is not the majority's: what it holds, and what it gave to joiners, counts for nothing."""
+    turn.distrust(*holder)
+    group = turn.job.groups.get(holder[0])
+    if group is not None and group.holder == holder:  # it may have gone since it told its digest
+        reason = f"its state is not the majority's: {digests.listed(given)}"
+        if group.name not in given:
+            reason = (
+                "it gave no fingerprint of its state in the first step of a quorum, where all are compared"
+            )
+        turn.expel(group, reason, may_return=True)
 
 
 def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -> NewQuorum:
@@ -420,10 +378,12 @@ def _quorum_line(quorum: NewQuorum) -> str:
     return f"quorum {quorum.quorum_id} from step {quorum.step}: {members}{details}"
 
 
-def _founding_text(joined: list[Group], compiling: list[Group], min_replicas: int) -> str:
+def _founding_text(joined: list[Group], compiling: list[Group], min_replicas: int, *, newer: bool) -> str:
     still = f"; present but not ready yet: {names_text(compiling)}" if compiling else ""
+    others = "; groups that may bring a newer state are given a moment to come" if newer else ""
     return (
-        f"{len(joined)} of at least {max(1, min_replicas)} groups have joined ({names_text(joined)}){still}"
+        f"{len(joined)} of at least {max(1, min_replicas)} groups have joined "
+        f"({names_text(joined)}){still}{others}"
     )
 
 

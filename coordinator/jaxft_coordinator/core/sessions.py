@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
-from jaxft_coordinator.core import founding, quorums
-from jaxft_coordinator.core.job import Close, Group, Phase, Send, SessionId
+from jaxft_coordinator.core import digests, founding, halting, quorums
+from jaxft_coordinator.core.job import Close, Group, Holder, Phase, Send, SessionId
 from jaxft_coordinator.core.messages import (
     PROTOCOL_VERSION,
     Difference,
     Finished,
+    FrontierMoved,
     Goodbye,
     GroupName,
     Heal,
@@ -15,12 +16,16 @@ from jaxft_coordinator.core.messages import (
     HealId,
     Hello,
     HistoryId,
+    Incarnation,
     Join,
     Leave,
+    Member,
     Pin,
+    Pinned,
     QuorumId,
     Ready,
     Refused,
+    Release,
     Step,
     Waiting,
     Welcome,
@@ -31,6 +36,7 @@ MAX_NAME_LENGTH = 200
 # A quorum lists every shard: this many are 200 KB.
 MAX_SHARDS = 65536
 
+_DONATES = (Phase.MEMBER, Phase.READY, Phase.LEAVING)
 # Phases of groups that need the frontier, or may need it as soon as they have joined.
 _WITHOUT_FRONTIER = (Phase.PRESENT, Phase.STALE, Phase.HEALING, Phase.READY)
 
@@ -75,12 +81,17 @@ def join(turn: Turn, group: Group, message: Join) -> None:
     if founding.gives_way_to(turn, message):
         founding.give_way(turn)
         job = turn.job
-    foreign = _foreign_state(turn, group, message)
-    if foreign:
+    brought = replace(group, step=message.step, history=message.history)
+    if foreign := founding.foreign_state(job, brought):
         refuse(turn, group, foreign)
         return
-    if quorums.stop_late(turn, group):
+    if halting.stop_late(turn, group):
         return
+    if group.holder in job.distrusted:
+        # A state that was found to be corrupt is of no history until it has been healed.
+        message = replace(message, history=HistoryId(0))
+    if founding.is_newer(job, message):
+        founding.go_back_for_newer(turn, group, message)
     turn.update(
         settings=job.settings if job.settings is not None else dict(message.settings),
         min_replicas=job.min_replicas or message.min_replicas or job.options.min_replicas,
@@ -92,9 +103,10 @@ def join(turn: Turn, group: Group, message: Join) -> None:
         group,
         step=message.step,
         digest=message.digest,
-        history=HistoryId(0) if group.holder in job.distrusted else message.history,
+        history=message.history,
         joined_s=turn.now_s,
         spare=message.spare,
+        members=message.members,
         phase=Phase.STALE,
     )
     if _holds_frontier(turn, joined):
@@ -103,7 +115,7 @@ def join(turn: Turn, group: Group, message: Join) -> None:
         spare = job.quorum is not None or job.finished is not None
         turn.put(joined, phase=Phase.READY if spare else Phase.MEMBER)
     if job.waiting:
-        turn.send(group, Waiting(job.waiting))
+        turn.send(group, Waiting(job.waiting, bool(turn.holders())))
 
 
 def ready(turn: Turn, group: Group, message: Ready) -> None:
@@ -179,10 +191,20 @@ def dismiss(turn: Turn, group: Group, reason: str, *, may_return: bool) -> None:
 
 
 def refuse(turn: Turn, group: Group, reason: str, differences: tuple[Difference, ...] = ()) -> None:
-    turn.report(f"refuses {group.name}: {reason}")
-    turn.send(group, Refused(reason, differences))
-    turn.effects.append(Close(group.session))
-    remove(turn, group, "refused")
+    turn.refuse(group, reason, differences)
+    quorums.lose(turn, group.name)
+
+
+def pinned(turn: Turn, donor: Group, message: Pinned) -> None:
+    """A donor has told the digest of the state that it keeps for a heal."""
+    joiner = next((one for one in turn.job.groups.values() if one.heal_id == message.heal_id), None)
+    if joiner is None or joiner.pinned_step is None or donor.holder not in joiner.donors:
+        return  # of a heal that was given up, or that runs already
+    if message.digest is None:
+        turn.send(donor, Release(message.heal_id))
+        turn.put(joiner, donors=tuple(holder for holder in joiner.donors if holder != donor.holder))
+    else:
+        turn.put(joiner, pinned={**joiner.pinned, donor.holder: message.digest})
 
 
 def plan_heals(turn: Turn) -> None:
@@ -190,6 +212,8 @@ def plan_heals(turn: Turn) -> None:
     frontier = turn.job.frontier
     if frontier is None:
         return
+    for joiner in turn.select(lambda group: group.pinned_step is not None):
+        _tell_donors(turn, joiner)
     stale = turn.select(lambda group: group.phase is Phase.STALE and group.heals_again_s <= turn.now_s)
     donors = _donors(turn) if stale else []
     for group in stale:
@@ -197,9 +221,60 @@ def plan_heals(turn: Turn) -> None:
             if turn.job.finished is not None:
                 _tell_finished(turn, group)
             continue
-        _begin_heal(turn, turn.put(group, phase=Phase.HEALING), frontier.step, donors, log_only=False)
-        names = ", ".join(donor.name for donor in donors)
-        turn.report(f"{group.name} heals to step {frontier.step} from {names}")
+        _pin(turn, turn.put(group, phase=Phase.HEALING), frontier.step, donors)
+        turn.report(f"{group.name} heals to step {frontier.step} from {names_text(donors)}")
+
+
+def _pin(turn: Turn, joiner: Group, step: Step, donors: list[Group]) -> None:
+    """Let donors keep state `step`, and ask for its digest: whose is odd must not feed a joiner."""
+    heal_id = _ask_donors(turn, step, donors, log_only=False)
+    holders = tuple(donor.holder for donor in donors)
+    turn.put(joiner, heal_id=heal_id, donors=holders, pinned_step=step, pinned={})
+    turn.send(joiner, Waiting(f"the digest of state {step} at {names_text(donors)}", held=True))
+
+
+def _tell_donors(turn: Turn, joiner: Group) -> None:
+    """Tell a joiner whom to ask, once all its donors that live have told their digests, and a majority agrees."""
+    joiner = turn.job.groups.get(joiner.name, joiner)
+    if joiner.pinned_step is None or joiner.name not in turn.job.groups:
+        return  # what another's donors have told has ended this heal, or the job
+    donors = [donor for donor in _present(turn, joiner.donors) if donor.phase in _DONATES]
+    if not donors:
+        turn.put(turn.release_heal(joiner), phase=Phase.STALE)
+        return
+    if any(donor.holder not in joiner.pinned for donor in donors):
+        return
+    given = {donor.name: joiner.pinned[donor.holder] for donor in donors}
+    odd = digests.odd_ones(given)
+    if odd is None:
+        halting.diverge(turn, digests.listed(given))
+        return
+    for donor in donors:
+        if donor.name in odd:
+            quorums.put_out_odd(turn, donor.holder, given)
+    sound = [donor for donor in donors if donor.name not in odd]
+    _tell_heal(turn, joiner, sound)
+    quorums.lose(turn, *odd)
+
+
+def _tell_heal(turn: Turn, joiner: Group, donors: list[Group]) -> None:
+    step, heal_id, frontier = joiner.pinned_step, joiner.heal_id, turn.job.frontier
+    assert step is not None
+    assert heal_id is not None
+    assert frontier is not None
+    joiner = turn.put(joiner, donors=tuple(donor.holder for donor in donors), pinned_step=None, pinned={})
+    turn.send(joiner, Heal(heal_id, step, _as_members(donors), history=turn.job.history))
+    if frontier.step != step:
+        turn.send(joiner, FrontierMoved(frontier.step))
+
+
+def _present(turn: Turn, holders: tuple[Holder, ...]) -> list[Group]:
+    groups = turn.job.groups
+    return [groups[name] for name, incarnation in holders if _is_here(groups.get(name), incarnation)]
+
+
+def _is_here(group: Group | None, incarnation: Incarnation) -> bool:
+    return group is not None and group.incarnation == incarnation
 
 
 def plan_following(turn: Turn) -> None:
@@ -220,19 +295,27 @@ def plan_following(turn: Turn) -> None:
         if group.step != frontier.step or not new:
             continue
         follower = turn.release_heal(group)
-        _begin_heal(turn, follower, frontier.step, donors, log_only=True)
+        _begin_following(turn, follower, frontier.step, donors)
         turn.report(f"{group.name} stands by at step {frontier.step}, follows {names_text(donors)}")
 
 
-def _begin_heal(turn: Turn, group: Group, step: Step, donors: list[Group], *, log_only: bool) -> None:
-    """Tell donors what to keep for `group`, and then `group` whom to ask."""
+def _begin_following(turn: Turn, group: Group, step: Step, donors: list[Group]) -> None:
+    """Tell donors what to log for `group`, and then `group` whom to ask."""
+    heal_id = _ask_donors(turn, step, donors, log_only=True)
+    turn.put(group, heal_id=heal_id, donors=tuple(donor.holder for donor in donors))
+    turn.send(group, Heal(heal_id, step, _as_members(donors), True, turn.job.history))
+
+
+def _ask_donors(turn: Turn, step: Step, donors: list[Group], *, log_only: bool) -> HealId:
     heal_id = HealId(turn.job.last_heal_id + 1)
     turn.update(last_heal_id=heal_id)
     for donor in donors:
         turn.send(donor, Pin(heal_id, step, log_only))
-    turn.put(group, heal_id=heal_id, donors=tuple(donor.holder for donor in donors))
-    members = tuple(as_member(donor) for donor in donors)
-    turn.send(group, Heal(heal_id, step, members, log_only, turn.job.history))
+    return heal_id
+
+
+def _as_members(donors: list[Group]) -> tuple[Member, ...]:
+    return tuple(as_member(donor) for donor in donors)
 
 
 def _held_now(turn: Turn, group: Group, message: HealFailed) -> dict[str, object]:
@@ -310,25 +393,6 @@ def _tell_finished(turn: Turn, group: Group) -> None:
     assert turn.job.finished is not None
     turn.send(group, Finished(turn.job.finished))
     turn.put(turn.release_heal(group), phase=Phase.LEAVING)
-
-
-def _foreign_state(turn: Turn, group: Group, message: Join) -> str:
-    """Why the state that a group brings cannot be of this job; "" if it can."""
-    job = turn.job
-    if job.frontier is None or message.history == job.history:
-        return ""
-    if message.history:
-        return (
-            f"group {group.name!r} brings step {message.step} of another history of job {job.name!r} (history "
-            f"{message.history:016x}; this one is {job.history:016x}): the job was started anew since that state was "
-            "saved. Use the other run's checkpoints under a job name of its own, or start without them"
-        )
-    if message.step > job.frontier.step:
-        return (
-            f"group {group.name!r} holds step {message.step}, but job {job.name!r} is only at step "
-            f"{job.frontier.step}: this looks like another run; give it a job name of its own"
-        )
-    return ""
 
 
 def _settings_problem(message: Join) -> str:

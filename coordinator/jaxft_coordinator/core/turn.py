@@ -12,11 +12,13 @@ from jaxft_coordinator.core.job import Close, Effect, Group, Holder, Job, Phase,
 from jaxft_coordinator.core.messages import (
     Change,
     CoordinatorMessage,
+    Difference,
     Evicted,
     GroupName,
     HistoryId,
     Incarnation,
     Member,
+    Refused,
     Release,
     Waiting,
 )
@@ -68,6 +70,13 @@ class Turn:
         self.effects.append(Close(group.session))
         self.forget(group, reason)
 
+    def refuse(self, group: Group, reason: str, differences: tuple[Difference, ...] = ()) -> None:
+        """Tell `group` why it cannot take part, and end its session. The quorum is the caller's to mend."""
+        self.report(f"refuses {group.name}: {reason}")
+        self.send(group, Refused(reason, differences))
+        self.effects.append(Close(group.session))
+        self.forget(group, "refused")
+
     def forget(self, group: Group, reason: str) -> None:
         """Take `group` out of the job: whatever it held or was given goes back."""
         self.remove(self.release_heal(group))
@@ -108,7 +117,12 @@ class Turn:
         """What that group holds is not the job's state, whatever its step says; nor is what it gave to joiners."""
         self._disown((name, incarnation))
         donor = (name, incarnation)
-        for fed in self.select(lambda other: donor in other.donors and other.phase is not Phase.MEMBER):
+        fed_by_it = self.select(
+            lambda other: (
+                donor in other.donors and other.pinned_step is None and other.phase is not Phase.MEMBER
+            )
+        )
+        for fed in fed_by_it:
             self._disown(fed.holder)
             self.put(self.release_heal(fed), phase=Phase.STALE, history=HistoryId(0))
 
@@ -133,7 +147,7 @@ class Turn:
             donor = self.job.groups.get(name)
             if donor is not None and donor.incarnation == incarnation:
                 self.send(donor, Release(group.heal_id))
-        return self.put(group, heal_id=None, donors=())
+        return self.put(group, heal_id=None, donors=(), pinned_step=None, pinned={})
 
     def wait_for(self, reason: str) -> None:
         """Tell everyone, once, why the job stands still; "" when it moves."""
@@ -143,9 +157,10 @@ class Turn:
         if not reason:
             return
         self.report(f"waiting: {reason}")
+        waiting = Waiting(reason, bool(self.holders()))
         for group in self.job.groups.values():
             if group.phase is not Phase.LEAVING:
-                self.send(group, Waiting(reason))
+                self.send(group, waiting)
 
 
 def listed(items: Sequence[str], separator: str = ", ") -> str:

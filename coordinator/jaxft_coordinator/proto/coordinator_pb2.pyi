@@ -1,4 +1,5 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -7,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GroupMessage(_message.Message):
-    __slots__ = ("hello", "join", "ready", "vote", "heartbeat", "heal_failed", "leave")
+    __slots__ = ("hello", "join", "ready", "vote", "heartbeat", "heal_failed", "leave", "pinned")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +16,7 @@ class GroupMessage(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     HEAL_FAILED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     join: Join
     ready: Ready
@@ -22,7 +24,8 @@ class GroupMessage(_message.Message):
     heartbeat: Heartbeat
     heal_failed: HealFailed
     leave: Leave
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., heal_failed: _Optional[_Union[HealFailed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    pinned: Pinned
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., heal_failed: _Optional[_Union[HealFailed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., pinned: _Optional[_Union[Pinned, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
     __slots__ = ("welcome", "refused", "new_quorum", "commit", "pin", "release", "heal", "frontier_moved", "waiting", "finished", "evicted", "goodbye", "halted", "challenge", "alive", "all_computed")
@@ -83,7 +86,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., address: _Optional[str] = ..., proof: _Optional[bytes] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("step", "digest", "settings", "last_quorum_id", "min_replicas", "history", "spare")
+    __slots__ = ("step", "digest", "settings", "last_quorum_id", "min_replicas", "history", "spare", "members")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +101,7 @@ class Join(_message.Message):
     MIN_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     SPARE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     step: int
     digest: str
     settings: _containers.ScalarMap[str, str]
@@ -105,7 +109,16 @@ class Join(_message.Message):
     min_replicas: int
     history: int
     spare: bool
-    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., settings: _Optional[_Mapping[str, str]] = ..., last_quorum_id: _Optional[int] = ..., min_replicas: _Optional[int] = ..., history: _Optional[int] = ..., spare: bool = ...) -> None: ...
+    members: int
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., settings: _Optional[_Mapping[str, str]] = ..., last_quorum_id: _Optional[int] = ..., min_replicas: _Optional[int] = ..., history: _Optional[int] = ..., spare: bool = ..., members: _Optional[int] = ...) -> None: ...
+
+class Pinned(_message.Message):
+    __slots__ = ("heal_id", "digest")
+    HEAL_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    heal_id: int
+    digest: int
+    def __init__(self, heal_id: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("heal_id", "step")
@@ -282,10 +295,12 @@ class FrontierMoved(_message.Message):
     def __init__(self, step: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "held")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    held: bool
+    def __init__(self, reason: _Optional[str] = ..., held: bool = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("step",)
@@ -308,10 +323,20 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class Halted(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "kind")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DIVERGED: _ClassVar[Halted.Kind]
+        NONFINITE: _ClassVar[Halted.Kind]
+        FAILED: _ClassVar[Halted.Kind]
+    DIVERGED: Halted.Kind
+    NONFINITE: Halted.Kind
+    FAILED: Halted.Kind
     REASON_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    kind: Halted.Kind
+    def __init__(self, reason: _Optional[str] = ..., kind: _Optional[_Union[Halted.Kind, str]] = ...) -> None: ...
 
 class AllComputed(_message.Message):
     __slots__ = ("quorum_id", "step")
