@@ -94,6 +94,15 @@ def test_a_donor_that_dies_is_waited_for_no_longer():
     assert [donor.group for donor in heal.donors] == ["a", "b"]
 
 
+def test_a_donor_that_comes_back_is_not_waited_for():
+    desk = joined_by("new")
+    desk.pinned("a", "new")
+    desk.pinned("b", "new")
+    # On a new stream: its pins ended with the old one.
+    assert desk.hello("c").only(Heal).keys() == {"new"}
+    assert [name for name, _ in desk.group("new").donors] == ["a", "b"]
+
+
 def test_without_any_donor_left_it_is_given_others():
     desk = joined_by("new", donors=("a",))
     desk.close("a")

@@ -263,6 +263,13 @@ def test_what_it_had_healed_to_is_not_the_state_whose_digest_it_joined_with():
     assert [name for each in done for name in each.only(Heal)] == ["late"]
 
 
+def test_the_digest_with_which_it_joined_is_not_that_of_what_it_has_healed_to():
+    desk = running("a")
+    desk.come("b", digest="its own")
+    desk.ready("b")
+    assert desk.group("b").digest == ""
+
+
 def test_a_heal_that_failed_before_it_brought_anything_makes_no_candidate():
     desk = running("a")
     healing(desk, "late")

@@ -47,7 +47,11 @@ class Life:
         self.term, saved = world.disk.open()
         setting = world.setting
         self._options = Options(
-            min(1, setting.min_replicas), setting.join_timeout_s, setting.heartbeat_timeout_s, self.term
+            min(1, setting.min_replicas),
+            setting.join_timeout_s,
+            setting.heartbeat_timeout_s,
+            self.term,
+            setting.founding_wait_s,
         )
         self.job = Job(JOB, self._options)
         if saved is not None:

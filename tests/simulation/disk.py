@@ -16,6 +16,7 @@ class Disk:
     def __init__(self, world: "World") -> None:
         self.term = 0
         self.has_lied = False
+        self.is_new = False
         self._world = world
         self._known: Mapping[str, Saved] = {}
         self._before: Mapping[str, Saved] = {}  # without the last record
@@ -25,7 +26,7 @@ class Disk:
         return self._known.get(JOB)
 
     def open(self) -> tuple[int, Saved | None]:
-        """Lead from now on: nobody of a lower term can append any more."""
+        """Lead from now on: no coordinator of a lower term can append any more."""
         self.term += 1
         return self.term, self.saved
 
@@ -37,6 +38,15 @@ class Disk:
         self._known = durable.fold(self._known, record)
         self._world.truth.durable(before, self.saved)
         return True
+
+    def lose_all(self) -> None:
+        """There is no store, or its folder is gone."""
+        if not self._known:
+            return
+        self.is_new = True
+        self._known = self._before = {}
+        self._world.sometimes.note("amnesia")
+        self._world.truth.amnesia()
 
     def lose_the_last(self) -> None:
         """The disk had lied: what was said to be durable is not there."""

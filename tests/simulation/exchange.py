@@ -54,6 +54,16 @@ class Hub:
 
     def waits(self, attempt: Attempt, process: "Trainer") -> None:
         """Others still compute: no time counts, and the coordinator finds out if one of them hangs."""
+        self._wait(attempt, process, process.token)
+
+    def _wait(self, attempt: Attempt, process: "Trainer", token: int) -> None:
+        if process.token != token or attempt.complete or process.name in attempt.finished:
+            return
+        if process.replica.all_computed == (attempt.quorum.quorum_id, attempt.step):
+            timeout_s = process.clock.real(self.world.setting.exchange_timeout_s)
+            self.world.after(timeout_s, self.time_out, attempt, process, token)
+        else:
+            self.world.after(MOVES_EVERY_S, self._wait, attempt, process, token)
 
     def leave(self, process: "Trainer") -> None:
         """`process` closes its links, or the kernel does so for it."""
@@ -139,7 +149,7 @@ class Hub:
             process.exchange_broke(attempt.quorum.quorum_id, attempt.step, accused)
 
     def time_out(self, attempt: Attempt, process: "Trainer", token: int) -> None:
-        """What no exchange does any more: its patience with those who compute is over. For a planted bug."""
+        """Its patience with those who have not come is over."""
         if process.token != token or attempt.complete or process.name in attempt.finished:
             return
         missing = [member.group for member in attempt.quorum.members if member.group not in attempt.present]

@@ -226,6 +226,22 @@ def _lie(world: "World", fault: Fault) -> str:
     return f"{leader.host}.{leader.term}"
 
 
+def _lose_memory(world: "World", fault: Fault) -> str:
+    """A coordinator without a store is replaced, or one whose store is gone."""
+    leader = world.leader
+    if leader is None or world.disk.term != leader.term:
+        return ""
+    leader.crash_how = fault.how
+    leader.die()
+    for life in world.hosts.values():
+        if life is not None:
+            life.die()
+    world.disk.lose_all()
+    host = leader.host if fault.other < 0.6 else next(name for name in world.hosts if name != leader.host)
+    world.after(0.05 + 0.8 * fault.amount, world.lead_if_none, host)
+    return f"{leader.host}.{leader.term}"
+
+
 def _must_live(world: "World", victim: "Process") -> bool:
     """Whether a careful storm spares `victim`: the job's state would be lost with it."""
     if not world.setting.careful or not world.truth.line:
@@ -256,4 +272,5 @@ _TO_ALL = {
     "stall": _stall,
     "disk": _slow_disk,
     "lie": _lie,
+    "amnesia": _lose_memory,
 }

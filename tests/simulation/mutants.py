@@ -320,14 +320,14 @@ def _a_group_that_is_needed_is_stood_aside(spared: Any) -> Any:
 # ---- the group's own part ----
 
 
-@mutant(Trainer, "digest", "break", "detour", "kill")
-def _a_vote_loses_its_fingerprint(digest: Any) -> Any:
+@mutant(Trainer, "fingerprint", "break", "detour", "kill")
+def _a_vote_loses_its_fingerprint(fingerprint: Any) -> Any:
     """The fingerprint belongs to work that is dropped when shards have been given away."""
 
     def mutated(self: Trainer, step: Any) -> int | None:
         quorum = self.replica.quorum
         mine = [m.shards for m in quorum.members if m.group == self.name] if quorum is not None else []
-        return digest(self, step) if not mine or self.computed[step] <= set(mine[0]) else None
+        return fingerprint(self, step) if not mine or self.computed[step] <= set(mine[0]) else None
 
     return mutated
 
@@ -340,6 +340,38 @@ def _what_was_computed_for_an_old_place_is_counted(contributes: Any) -> Any:
         if self.world.setting.shards != "members":
             return contributes(self, step, shards)
         return [self.first[step]] if step in self.first else contributes(self, step, shards)
+
+    return mutated
+
+
+# ---- whose state is the truth ----
+
+
+@mutant(founding, "newer_may_come", "amnesia", "kill", "break")
+def _the_first_to_come_founds_at_once(newer: Any) -> Any:
+    """A coordinator without memory begins with the state of the first group that comes (TorchFT)."""
+    return lambda turn, candidates: False
+
+
+@mutant(founding, "is_newer", "amnesia", "kill", "isolate")
+def _a_newer_state_that_comes_late_is_healed_back(newer: Any) -> Any:
+    """A group that holds a later step of this run than the job is told to heal to the job's."""
+    return lambda job, message: False
+
+
+@mutant(founding, "_truth", "amnesia", "flip", "kill")
+def _the_lowest_name_is_the_truth(truth: Any) -> Any:
+    """Of states at one step that of the lowest name is taken, whatever the others hold."""
+    return lambda best: min(best, key=lambda group: int(group.name.rpartition("-")[2]))
+
+
+@mutant(sessions, "_pin", "flip", "kill", "crash")
+def _donors_are_not_compared(pin: Any) -> Any:
+    """A joiner is told whom to ask before the donors have told their digests."""
+
+    def mutated(turn: Any, joiner: Any, step: Any, donors: Any) -> None:
+        pin(turn, joiner, step, donors)
+        sessions._tell_heal(turn, turn.job.groups[joiner.name], donors)  # pyright: ignore[reportPrivateUsage]
 
     return mutated
 

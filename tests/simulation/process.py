@@ -33,6 +33,8 @@ class Process(Trainer):
         self.stream: Stream | None = None
         self._stopped_until_s = 0.0
         self._term = 0  # the highest that it was told
+        self._away_since_s = world.now_s  # until a coordinator has welcomed it
+        self._away_s = 0.0  # how long it was last
         self._inbox: deque[tuple[Stream | None, r.Event]] = deque()
 
     def start(self) -> None:
@@ -134,8 +136,10 @@ class Process(Trainer):
             return
         if type(event) is r.Heard and type(event.message) is Welcome:
             self._term = max(self._term, event.message.term)
+            self._away_s = self.world.now_s - self._away_since_s
         if type(event) is r.Disconnected:
             self.stream = None
+            self._away_since_s = self.world.now_s
             event = r.Disconnected(event.reason, busy=not self._waits)
         self._step(event)
 
@@ -158,6 +162,8 @@ class Process(Trainer):
             self._do(effect)
         if replica.phase is not before.phase:
             self._note_phase(before, replica)
+        elif core.directive(replica) != core.directive(before):
+            pass
         elif replica.quorum is before.quorum and replica.heal is before.heal:
             if replica.frontier_step == before.frontier_step and replica.failure is before.failure:
                 return
@@ -270,7 +276,8 @@ class Process(Trainer):
         # It was told that peers hold the state, so it brought none; then they all died.
         too_fresh = failure.error == "CannotHeal" and not self.replica.history
         # The job was founded anew while those who held it were away, and the coordinator's disk did not know of them.
-        unknown = world.setting.brings or world.disk.has_lied
+        too_late = world.disk.is_new and self._away_s > 0.85 * world.setting.founding_wait_s
+        unknown = world.setting.brings or world.disk.has_lied or too_late
         foreign = failure.error == "JoinRefused" and unknown and "another history" in failure.text
         if not second and not too_fresh and not foreign:
             raise Violation("no group is turned away", f"{self.name}: {failure.error}: {failure.text}")

@@ -27,6 +27,7 @@ WEIGHTS: dict[str, float] = {
     "stall": 1.5,
     "disk": 1,
     "lie": 0.5,
+    "amnesia": 3,
     "double": 0.5,
 }
 
@@ -74,6 +75,7 @@ class Setting:
     starts_s: float  # within which the groups start
     careful: bool  # chaos spares the last group that holds the state
     brings: int  # steps of a checkpoint from before the coordinator's first life
+    founding_wait_s: float
     storm_s: float
     exchange_s: float  # which a slow link needs, at most
     slow: str  # a group whose shards take many times as long; "" if there is none
@@ -98,7 +100,14 @@ def draw(seed: int) -> Setting:
     if shards == "members":
         # What was decided twice has the same bits only if the shards are fixed.
         kinds = [kind for kind in kinds if kind != "lie"]
-    storm_s = rng.uniform(0.6, 2.5)
+    heartbeat_timeout_s = rng.choice((0.5, 1.0, 1.0))
+    if "amnesia" in kinds:
+        # Without a store nothing can be lost from it, and no other coordinator can stand by.
+        kinds = [kind for kind in kinds if kind not in ("lie", "takeover")]
+    founding_wait_s = rng.choice((0.02, 0.02, 0.2, heartbeat_timeout_s))
+    if "amnesia" in kinds:
+        founding_wait_s = heartbeat_timeout_s
+    storm_s = rng.uniform(0.6, 2.5) + founding_wait_s
     compares = rng.random() < 0.6
     if not compares:
         kinds = [kind for kind in kinds if kind != "flip"]
@@ -107,7 +116,7 @@ def draw(seed: int) -> Setting:
         spares=spares,
         min_replicas=min(regular, rng.choice((0, 1, 1, 2, 3, groups))),
         shards=shards,
-        heartbeat_timeout_s=rng.choice((0.5, 1.0, 1.0)),
+        heartbeat_timeout_s=heartbeat_timeout_s,
         join_timeout_s=rng.choice((0.3, 1.0)),
         exchange_timeout_s=rng.uniform(0.4, 2.0),
         keepalive_s=rng.uniform(0.5, 2.5),
@@ -122,6 +131,7 @@ def draw(seed: int) -> Setting:
         starts_s=rng.choice((0.2, 0.2, 1.2)),
         careful=rng.random() < 0.4,
         brings=rng.randint(1, 4) if rng.random() < 0.1 else 0,
+        founding_wait_s=founding_wait_s,
         storm_s=storm_s,
         exchange_s=QUICK_S,
         slow="",
@@ -153,6 +163,8 @@ def _unhurried(setting: Setting, rng: random.Random) -> Setting:
 def focused(seed: int, kinds: Sequence[str]) -> Setting:
     """The job and the timing of `seed`, with other faults, all of these kinds: for what is too rare else."""
     setting = draw(seed)
+    if "amnesia" in kinds:
+        setting = replace(setting, founding_wait_s=setting.heartbeat_timeout_s)
     return replace(setting, faults=_faults(random.Random(seed), list(kinds), setting.storm_s))
 
 

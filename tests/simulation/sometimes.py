@@ -28,6 +28,8 @@ RARE: dict[str, str] = {
     "fenced": "an old coordinator cannot write any more, and ends",
     "two coordinators": "a group was told something by an old coordinator while a new one led",
     "lower term refused": "a group hangs up on a coordinator that was replaced",
+    "amnesia": "a coordinator begins without the memory of the one before it",
+    "goes on from newer": "a group brings a later step of this run than the job knew of",
     "restored": "a coordinator begins with what another has written",
     "silent": "a group is evicted for want of heartbeats",
     "evicted by progress": "a group is evicted because others waited for it too long, though its heart beats",

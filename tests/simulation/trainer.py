@@ -1,5 +1,6 @@
 """A model of a group's training thread: it does what the real core's `directive` says, and tells how that went."""
 
+import zlib
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 FETCH_TIMEOUT_S = 1.0
 APPLY_S = 0.008
+DIGEST_S = 0.004
 FETCH_S = 0.15
 # Of a checkpoint from before the coordinator's first life.
 OLD_ROOT = -1
@@ -55,6 +57,7 @@ class Trainer:
         self.root = incarnation if world.setting.differ else 0
         self.history: list[QuorumId] = []
         self.flipped = 0  # names a flipped bit in the state
+        self.flipped_at = 0  # since which state
         self.flips_next = False
         self.computed: defaultdict[int, set[int]] = defaultdict(set)
         self.first: dict[int, int] = {}  # of each step, the shard that it computed first
@@ -81,6 +84,16 @@ class Trainer:
     @property
     def is_flipped(self) -> bool:
         return not self.dead and (bool(self.flipped) or self.flips_next)
+
+    @property
+    def digest(self) -> int:
+        """Of the state that it holds. The same shards summed in the same order are the same bits."""
+        line = len(self.history) if self.world.truth.same_bits else self.history
+        return zlib.crc32(repr((self.root, line, self.flipped)).encode())
+
+    def flipped_in(self, step: int) -> int:
+        """The flipped bit that its state `step` has, or 0."""
+        return self.flipped if step >= self.flipped_at else 0
 
     # ---- what the session does ----
 
@@ -176,6 +189,9 @@ class Trainer:
                 raise Violation("all end well", f"{self.name} ends, and was not told to")
             self.ends()
             return
+        if isinstance(directive, r.TakeDigest):
+            self._take_digest(directive.step)
+            return
         key = _key(directive)
         if key == self._key or self.leaving or self._has_done(directive):
             return
@@ -205,6 +221,20 @@ class Trainer:
                 self.fails(failure)
             case _:
                 pass
+
+    def _take_digest(self, step: Step) -> None:
+        self._begin(None)
+        self._waits = False
+        self.world.after(self.world.random() * DIGEST_S, self.run, self.token, self._digest_taken, step)
+
+    def _digest_taken(self, step: Step) -> None:
+        self._waits = True
+        self._tell_digest(step)
+        self._look_soon()
+
+    def _tell_digest(self, step: Step) -> None:
+        if step == len(self.history):
+            self.post(r.Digested(step, self.digest))
 
     def _has_done(self, directive: r.Directive) -> bool:
         """Whether the core has not heard yet that this is done: then it still says so."""
@@ -238,7 +268,7 @@ class Trainer:
         if checkpoints and not fresh:
             newest = checkpoints[-1]
             self.root, self.history, saved = newest.root, list(newest.state), newest.history
-        step, digest = Step(len(self.history)), f"state {self.root} {self.history}"
+        step, digest = Step(len(self.history)), self.digest
         settings = {"shards": self.world.setting.shards}
         least, history = self.world.setting.min_replicas, HistoryId(saved)
         self.post(r.Prepared(step, digest, settings, least, history, self.spare))
@@ -272,11 +302,11 @@ class Trainer:
             self.stick()
             return
         self._waits = True
-        self.post(r.Exchanged(quorum_id, step, self.digest(step)))
+        self.post(r.Exchanged(quorum_id, step, self.fingerprint(step)))
 
-    def digest(self, step: Step) -> int | None:
-        """The fingerprint of the state that this step was computed from."""
-        return self.flipped if self.world.setting.compares else None
+    def fingerprint(self, step: Step) -> int | None:
+        """What its vote says of the state that the step was computed from."""
+        return self.digest if self.world.setting.compares else None
 
     def exchange_broke(self, quorum_id: QuorumId, step: Step, accused: str) -> None:
         self._waits = True
@@ -297,6 +327,10 @@ class Trainer:
 
     def _advanced(self, quorum_id: QuorumId, then: r.Event) -> None:
         self._applying, self._waits = False, True
+        if len(self.history) in self.replica.digests_due.values():
+            self._tell_digest(Step(len(self.history)))  # the last moment at which it can be taken
+            if self.dead:
+                return
         self.world.truth.check_applied(self, quorum_id)
         if self.pins:
             self.log[len(self.history)] = quorum_id
@@ -306,6 +340,7 @@ class Trainer:
         if self.flips_next:
             self.world.flips += 1
             self.flipped, self.flips_next = self.world.flips, False
+            self.flipped_at = len(self.history)
         self.post(then)
         if self.pauses_s and type(then) is r.Applied and not self.dead:
             self._go_away()
@@ -338,7 +373,9 @@ class Trainer:
             self._try_again(self._fetch, donors, heal, until_s)
             return
         donor = keepers[int(self.world.random() * len(keepers))]
-        self.root, self.history, self.flipped = donor.root, donor.history[: heal.step], donor.flipped
+        self.world.truth.check_fed(self, heal, donor)
+        self.root, self.history = donor.root, donor.history[: heal.step]
+        self.flipped, self.flipped_at = donor.flipped_in(heal.step), donor.flipped_at
         self.world.truth.check_state(self, heal.step)
         self._fetched(r.Healed(heal.heal_id, heal.step))
 
@@ -385,5 +422,5 @@ def _key(directive: r.Directive) -> object:
             return ("apply", quorum_id, step)
         case r.Over() | r.Fail():
             return ("end",)
-        case r.Wait():
+        case r.Wait() | r.TakeDigest():
             return ("wait",)

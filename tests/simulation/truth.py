@@ -45,7 +45,7 @@ class Truth:
         self.went_back = 0
         self.quorums: dict[QuorumId, NewQuorum] = {}
         self._world = world
-        self._same_bits = world.setting.shards != "members"
+        self.same_bits = world.setting.shards != "members"
 
     # ---- what is written ----
 
@@ -108,7 +108,8 @@ class Truth:
             self._world.sometimes.note("resume")
             if new.step < len(self.line):
                 self._world.sometimes.note("frontier went back")
-                self.went_back += 1
+            # What was decided on the way that is left may still be on its way to a group.
+            self.went_back += 1
             self._check_known(line)
         self.line, self.root = line, founders[0].root
         self.roots.add(self.root)
@@ -128,6 +129,11 @@ class Truth:
         last = 0 if saved is None else saved.last_quorum_id
         self.quorums = {number: quorum for number, quorum in self.quorums.items() if number <= last}
 
+    def amnesia(self) -> None:
+        """A coordinator begins without the memory of the one before it: ids that no group has seen may come again."""
+        self.went_back += 1
+        self.quorums = {}
+
     # ---- what a coordinator concludes ----
 
     def check_turn(self, before: Job, after: Job, event: Event) -> None:
@@ -139,10 +145,15 @@ class Truth:
             return
         if old is None:
             self._check_founding(after)
+            self._check_majority(before, after, new)
             return
         if new.step == old.step + 1 and new.quorum_id:
             self._check_commit(before, after, old.step)
-        elif new.founding and not old.founding:
+        elif new.founding and (new.step, new.holders) != (old.step, old.holders) and new.holders:
+            self._check_majority(before, after, new)
+            if new.step > old.step and old.quorum_id:
+                self._world.sometimes.note("goes on from newer")
+        if new.founding and not old.founding:
             held = {
                 group.holder for group in after.groups.values() if group.phase is not Phase.PRESENT
             } & old.holders
@@ -150,6 +161,17 @@ class Truth:
                 raise Violation(
                     "the frontier never goes back", f"{held} hold step {old.step}, not {new.step}"
                 )
+
+    def _check_majority(self, before: Job, after: Job, new: Frontier) -> None:
+        """The state from which a job begins is not the odd one of those that were brought."""
+        brought = [g for g in before.groups.values() if g.phase is Phase.STALE and g.step == new.step]
+        of_it = [self._world.incarnations[group.incarnation] for group in brought if group.history]
+        sound = sum(not process.flipped_in(new.step) for process in of_it)
+        founders = [self._world.incarnations[incarnation] for _, incarnation in new.holders]
+        if 2 * sound > len(of_it) and any(founder.flipped_in(new.step) for founder in founders):
+            raise Violation(
+                "the majority of states is the truth", f"step {new.step} of {sorted(new.holders)}"
+            )
 
     def _check_founding(self, after: Job) -> None:
         """A coordinator founds a job only if nothing was ever committed, as far as can be known."""
@@ -244,6 +266,18 @@ class Truth:
             f"{process.name} applies step {step} of quorum {quorum_id}, decided: {decided}",
         )
 
+    def check_fed(self, process: "Trainer", heal: Heal, donor: "Trainer") -> None:
+        """A joiner gets a sound state, if it has more than one donor to tell; and never one older than its own."""
+        donors = [self._world.incarnations[member.incarnation] for member in heal.donors]
+        if donor.flipped_in(heal.step) and any(not one.flipped_in(heal.step) for one in donors):
+            raise Violation("a corrupt donor feeds no joiner", f"{donor.name} feeds {process.name}")
+        of_it = process.replica.history == heal.history != 0 and not process.flipped
+        if of_it and len(process.history) > heal.step:
+            raise Violation(
+                "nothing that was applied is lost",
+                f"{process.name} holds step {len(process.history)} of this run, and heals back to {heal.step}",
+            )
+
     def check_state(self, process: "Trainer", step: int) -> None:
         """What `process` holds, as state `step`, is the job's, or was before the job went back."""
         history = process.history
@@ -270,7 +304,7 @@ class Truth:
 
     def _alike(self, one: list[QuorumId], other: list[QuorumId]) -> bool:
         """The same shards summed in the same order are the same bits, whichever quorum did so."""
-        return len(one) == len(other) if self._same_bits else one == other
+        return len(one) == len(other) if self.same_bits else one == other
 
 
 def _still_takes_part(group: Group | None, after: Job) -> bool:

@@ -221,7 +221,7 @@ class Halted:
 
 @dataclass(frozen=True, slots=True)
 class AllComputed:
-    """All members have computed their shards of this attempt: from now on time counts in its exchange."""
+    """All members have computed their shards, or the quorum has ended: from now on time counts in this exchange."""
 
     quorum_id: QuorumId
     step: Step

@@ -31,7 +31,8 @@ or nobody is ahead, and nobody waits. Or all living members have computed: then 
 from that moment each of them counts the time in which no byte moves in its exchange (`jaxft/_exchange/_patience.py`).
 So each gets the sum and votes, or votes that it failed, or hangs before its vote; then others hold the sum and wait,
 or have accused it and it is silent, and it goes. Before that moment no exchange has a deadline: whoever waits there
-may be waiting for one that computes. A death shows all the while: its stream ends, or its heartbeats stop.
+may be waiting for one that computes. A death shows all the while: its stream ends, or its heartbeats stop. Members
+of a quorum that ends without another are told the same (`tell_over`): there is nobody to wait for.
 
 A group that was put out again and again, because its peers accused it or because it hung, is let in again later each
 time, so that one bad link costs the job little of its speed. While nothing is committed that is several times the
@@ -133,6 +134,18 @@ def _tell_if_all_have(turn: Turn, quorum: NewQuorum) -> None:
     told = AllComputed(quorum.quorum_id, quorum.step if turn.job.frontier is None else turn.job.frontier.step)
     for group in _seated(turn, quorum, _living(quorum, ballot)):
         turn.send(group, told)
+
+
+def tell_over(turn: Turn, quorum: NewQuorum) -> None:
+    """A quorum has ended, and there is no other: let its members wait no longer for those who will not come.
+
+    Their training threads are then free for what else is asked of them.
+    """
+    assert turn.job.frontier is not None
+    told = AllComputed(quorum.quorum_id, turn.job.frontier.step)
+    for group in _seated(turn, quorum, (1 << len(quorum.members)) - 1):
+        if group.phase is Phase.MEMBER:
+            turn.send(group, told)
 
 
 def late(turn: Turn) -> list[Late]:

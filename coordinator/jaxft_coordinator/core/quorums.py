@@ -174,16 +174,19 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
     turn.put_all(alone, phase=Phase.STALE)
     members = _candidates(turn)
     staying = {group.name for group in members}
-    following = None
+    following = ended = None
     # One that was lost and is back in time makes the same members; but it must hear that it is one of them.
     if len(members) >= turn.job.min_replicas and (ballot.lost or _differs(turn, quorum, members)):
         following = _install(turn, members, again=False, announce=False)
     elif len(members) < turn.job.min_replicas:
         turn.update(quorum=None)
+        ended = quorum
     step = Step(frontier.step - 1)
     message, last = Commit(quorum.quorum_id, step, following), Commit(quorum.quorum_id, step)
     for group in living:
         turn.send(group, message if group.name in staying else last)
+    if ended is not None:
+        progress.tell_over(turn, ended)
     if following is None:
         return
     told = {group.name for group in living}
@@ -219,6 +222,7 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
     assert turn.job.frontier is not None
     members = _candidates(turn)
     if len(members) < max(1, turn.job.min_replicas):
+        progress.tell_over(turn, quorum)
         return  # `form` goes on when there are enough
     turn.update(ballot=progress.fresh_ballot(turn, retries))
     _install(turn, members, again=True, announce=True)

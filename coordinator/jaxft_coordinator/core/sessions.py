@@ -123,10 +123,16 @@ def ready(turn: Turn, group: Group, message: Ready) -> None:
         return  # of a heal that was given up meanwhile
     # One that has been let in already says so again when it has the sum that it still lacked.
     phase = Phase.MEMBER if group.phase is Phase.MEMBER else Phase.READY
-    history = turn.job.history
-    turn.note_state(
-        turn.put(group, phase=phase, step=message.step, history=history, ready_s=turn.now_s, heals_failed=0)
+    caught_up = turn.put(
+        group,
+        phase=phase,
+        step=message.step,
+        digest="",  # that of its own state, which it has not any more
+        history=turn.job.history,
+        ready_s=turn.now_s,
+        heals_failed=0,
     )
+    turn.note_state(caught_up)
 
 
 def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:

@@ -59,6 +59,9 @@ class Turn:
             groups={name: other for name, other in job.groups.items() if name != group.name},
             sessions={session: name for session, name in job.sessions.items() if session != group.session},
         )
+        # Pins do not outlive a session: if this donor comes back, it will not tell the digest that it was asked for.
+        for joiner in [one for one in self.job.groups.values() if one.pinned_step is not None]:
+            self.put(joiner, donors=tuple(holder for holder in joiner.donors if holder != group.holder))
 
     def expel(self, group: Group, reason: str, *, may_return: bool, aside: bool = False) -> None:
         """Tell `group` that it is out and end its session. The quorum is the caller's to mend.
