@@ -420,3 +420,25 @@ def test_each_time_somebody_is_put_out_without_a_commit_patience_doubles():
     assert progress.patience_s(desk.job) == 8 * PATIENCE_S
     desk.commit()
     assert progress.patience_s(desk.job) == PATIENCE_S
+
+
+def test_when_a_quorum_ends_without_another_its_members_wait_for_nobody():
+    """Those who are put out may keep their links open: nothing else would end the wait."""
+    desk = measured("a", "b", min_replicas=2)
+    desk.computed("a")
+    told = desk.close("b").only(AllComputed)
+    assert told == {"a": AllComputed(QuorumId(1), Step(3))}
+    assert desk.job.quorum is None
+
+
+def test_so_are_they_when_it_ends_with_a_commit():
+    desk = measured("a", "b", "c", min_replicas=3)
+    desk.vote("a")
+    desk.vote("b")
+    desk.vote("c")
+    assert desk.job.quorum is not None
+    desk.vote("a")
+    desk.vote("b")
+    told = desk.close("c").only(AllComputed)
+    assert told == dict.fromkeys("ab", AllComputed(QuorumId(1), Step(5)))
+    assert desk.job.quorum is None

@@ -311,6 +311,12 @@ def _nobody_hears_that_all_have_computed(tell: Any) -> Any:
     return lambda turn, quorum: None
 
 
+@mutant(progress, "tell_over")
+def _nobody_hears_that_a_quorum_has_ended(tell: Any) -> Any:
+    """Members wait in the exchange of a quorum that is no more, and do nothing else that is asked of them."""
+    return lambda turn, quorum: None
+
+
 @mutant(progress, "_spared")
 def _a_group_that_is_needed_is_stood_aside(spared: Any) -> Any:
     """A group that is away loses its place though the job cannot go on without it."""
