@@ -1,5 +1,6 @@
 """`Manager`: a group's membership of a job."""
 
+import contextlib
 import logging
 import secrets
 import socket
@@ -41,6 +42,8 @@ class Manager:
     While it runs:
 
     * A lost peer is not an error. The step is tried again with those who live; `report` says so.
+    * Between two calls of the step this group may take any time. The others wait for a while, then go on without it,
+      and its next call brings it back: docs/guarantees.md has the rule.
     * A lost coordinator is waited for, up to `failure_timeout_s`; what was computed is kept.
     * If this group itself was thought dead, it comes back by itself: it heals from its peers.
 
@@ -52,8 +55,8 @@ class Manager:
         step: the number of committed steps behind the state that the first call of the step will pass; more
             than 0 after a restore from a checkpoint.
         failure_timeout_s: how long any one failure may take before this group gives up: no answer from the
-            coordinator, nobody that holds the job's state, a peer that neither moves nor dies. Every other
-            timeout derives from it.
+            coordinator, nobody that holds the job's state, a peer that has computed and neither moves nor dies.
+            How long a step takes plays no part. Every other timeout derives from it.
         min_replicas: how many groups a step needs; the coordinator's setting by default. Equal in all groups.
         settings: whatever else must be the same in all groups for their batches to be one job's, by name: the
             fingerprint of a corpus, a seed. A group that differs is refused, with what differs.
@@ -271,7 +274,13 @@ class Manager:
                 f"group {self._group!r} is not in its job: call the step inside `with jaxft.Manager(...) as "
                 "manager:`"
             )
-        return self._runner.run(programs, layout, state, batch, shards)
+        assert self._session is not None
+        with self._session.in_step(True):
+            return self._runner.run(programs, layout, state, batch, shards)
+
+    def _compiling(self) -> contextlib.AbstractContextManager[None]:
+        """While this lasts the job does not take this group for one that hangs."""
+        return contextlib.nullcontext() if self._session is None else self._session.in_step(False)
 
     def _close(self) -> None:
         if self._runner is not None:

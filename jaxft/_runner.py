@@ -25,6 +25,7 @@ from jaxft._exchange._exchange import exchange
 from jaxft._exchange._layout import Layout
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
+from jaxft._exchange._patience import Patience
 from jaxft._fingerprint import compared
 from jaxft._heal import HealFailed
 from jaxft._heal._fetch import Fetcher
@@ -58,6 +59,16 @@ _log = logging.getLogger("jaxft")
 BatchFor = Callable[[int, int], Any]
 
 
+@dataclass(frozen=True)
+class _Own:
+    """The batch of a group that brings its own, whatever its place."""
+
+    batch: Any
+
+    def __call__(self, step: int, shard: int) -> Any:
+        return self.batch
+
+
 @dataclass
 class _Work:
     """What this group has computed of one step. It outlives attempts, so nothing is computed twice."""
@@ -65,9 +76,9 @@ class _Work:
     step: int
     contributions: dict[int, list[jax.Array]] = field(default_factory=dict)
     locals: dict[int, Any] = field(default_factory=dict)
+    counted: tuple[int, ...] = ()  # which of them belong to the last attempt
     partials: Partials | None = None
     means: list[np.ndarray] | None = None
-    digest: PendingDigest | None = None
 
 
 class Runner:
@@ -103,6 +114,8 @@ class Runner:
         self._other_meshes = other_meshes
         self._digest_every = digest_every
         self._state_digest = StateDigest()
+        # Of the state that this group holds, whatever becomes of the work that is done from it.
+        self._digest: PendingDigest | None = None
         self._checkpoints = checkpoints
         self._state: Any = None  # the newest, for the last checkpoint
         self._prepared: tuple[Mapping[str, str], int | None] | None = None
@@ -129,7 +142,7 @@ class Runner:
         it replayed, so that its loop may see how far the job has come. A spare returns after each step it follows.
         """
         self._prepare(programs, layout, state, shards)
-        batch_for: BatchFor = batch if callable(batch) else (lambda step, shard: batch)
+        batch_for: BatchFor = batch if callable(batch) else _Own(batch)
         before = self.report
         self.report = StepReport(step=self.step, quorum_id=before.quorum_id, members=before.members)
         metrics: Any = None
@@ -265,6 +278,7 @@ class Runner:
             began_s = time.perf_counter()
             try:
                 self._work.means = self._exchange(layout, quorum, step, abort)
+                self._session.got_on()
             except ExchangeFailed as error:
                 self._drop_links()
                 if not abort.is_set:
@@ -276,8 +290,8 @@ class Runner:
                 self.report = replace(self.report, exchange_s=self.report.exchange_s + took_s)
         _log.debug("vote step %d", step)
         self._voted_s = time.perf_counter()
-        pending = self._work.digest
-        digest = None if pending is None else pending.result()
+        digest = None if self._digest is None else self._digest.result()
+        assert digest is not None or step != quorum.step, "the first step of a quorum is compared"
         self._session.post(Exchanged(quorum.quorum_id, Step(step), digest))
 
     def _start_digest(self, quorum: NewQuorum, state: Any) -> None:
@@ -286,9 +300,9 @@ class Runner:
         Due in the first step of each quorum, so that nobody takes part for one step with a state of its own, and
         every so many steps. All members go by the same rule.
         """
-        due = self._work.step == quorum.step or self._work.step % self._digest_period(state) == 0
-        if due and self._work.digest is None:
-            self._work.digest = self._state_digest.start(jax.tree.leaves(state))
+        due = self.step == quorum.step or self.step % self._digest_period(state) == 0
+        if due and self._digest is None:
+            self._digest = self._state_digest.start(jax.tree.leaves(state))
 
     def _say_digest(self, step: int, state: Any) -> None:
         """Tell the digest of the state that this group holds, for joiners or to come back after a lost connection."""
@@ -325,11 +339,14 @@ class Runner:
             work = self._work = _Work(work.step)
         if work.partials is None or by_members:
             work.partials = Partials(layout, quorum.total_shards)
+        # Where each member has one shard, its number is the member's place, which may change. A batch that the group
+        # brings stays right at any place; one that is made for a place counts for that place alone.
+        own = by_members and isinstance(batch_for, _Own)
+        work.counted = ()
         for shard in _shards_of(quorum, self._me.group):
             if abort.is_set:
                 return False
-            # Where each member brings one shard of its own, its number is the member's place, which may change.
-            key = 0 if by_members else shard
+            key = 0 if own else shard
             if key not in work.locals:
                 _log.debug("compute step %d shard %d", work.step, shard)
                 leaves, work.locals[key] = programs.compute(state, batch_for(work.step, shard))
@@ -340,13 +357,14 @@ class Runner:
                     work.partials.add(shard, leaves)
             if by_members:
                 work.partials.add(shard, work.contributions[key])
+            work.counted = (*work.counted, key)
+            self._session.got_on()
         took_s = time.perf_counter() - began_s
         self.report = replace(self.report, compute_s=self.report.compute_s + took_s)
         return not abort.is_set
 
     def _exchange(self, layout: Layout, quorum: NewQuorum, step: int, abort: Abort) -> list[np.ndarray]:
         _log.debug("exchange step %d", step)
-        deadline_s = time.monotonic() + self._timeout_s
         if self._links is None:
             self._links = Links.open(
                 self._listener,
@@ -355,7 +373,8 @@ class Runner:
                 me=self._me.group,
                 members=[_peer(member) for member in quorum.members],
                 abort=abort,
-                deadline_s=deadline_s,
+                # Shorter than that of the exchange: those who wait for a link end before those who wait for them.
+                patience=self._patience(quorum, step, self._timeout_s / 4),
             )
         assert self._work.partials is not None
         return exchange(
@@ -364,9 +383,12 @@ class Runner:
             step=step,
             partials=self._work.partials,
             total_shards=quorum.total_shards,
-            deadline_s=deadline_s,
-            progress_timeout_s=self._timeout_s / 2,
+            patience=self._patience(quorum, step, self._timeout_s / 2),
         )
+
+    def _patience(self, quorum: NewQuorum, step: int, timeout_s: float) -> Patience:
+        attempt, session = (quorum.quorum_id, step), self._session
+        return Patience(timeout_s, counts=lambda: session.all_computed == attempt, moved=session.got_on)
 
     def _drop_links(self) -> None:
         if self._links is not None:
@@ -380,12 +402,13 @@ class Runner:
         assert work.step == step == self.step
         vote_s = time.perf_counter() - self._voted_s
         began_s = time.perf_counter()
-        local = work.locals[min(work.locals)] if work.locals else None
+        local = work.locals[min(work.counted)] if work.counted else None
         state, metrics = self._advance(programs, state, step, work.means, local)
         self._session.post(Applied(Step(self.step)))
         self._work = _Work(self.step)
         if self._checkpoints is not None and self._checkpoints.due(self.step):
-            self._save(state)
+            with self._session.in_step(False):
+                self._save(state)
         apply_s = time.perf_counter() - began_s
         self.report = replace(self.report, step=self.step, vote_s=vote_s, apply_s=apply_s)
         return state, metrics
@@ -398,6 +421,7 @@ class Runner:
         if self._session.wants_digest(Step(step)):
             self._say_digest(step, state)  # the last moment at which it can be taken
         self._store.before_donation()
+        self._digest = None
         state, metrics = programs.apply(state, means, local)
         leaves = jax.block_until_ready(jax.tree.leaves(state))
         self.step = step + 1
@@ -423,6 +447,7 @@ class Runner:
                 self._session.post(HealBroke(heal.heal_id, str(error)))
                 return None
             self.step = heal.step
+            self._digest = None
             self._work = _Work(self.step)
             self._state = state
             self._store.publish(self.step, jax.tree.leaves(state))

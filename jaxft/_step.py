@@ -1,5 +1,6 @@
 """The step as users call it: `fault_tolerant`, `from_functions`, and the callable that they return."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ class _Manager(Protocol):
     def _run(
         self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None
     ) -> tuple[Any, Any]: ...
+
+    def _compiling(self) -> contextlib.AbstractContextManager[None]: ...
 
 
 def fault_tolerant(
@@ -72,7 +75,8 @@ def fault_tolerant(
             same bits as a job of any number of groups.
         shards: into how many equal slices the job divides the batch of a step. The members of a quorum share
             them out, and the mean is over all of them, whoever is there. Needs a batch function. None: one for
-            each group that takes part, so that a lost group's batch is lost.
+            each group that takes part, so that a lost group's batch is lost. A batch function is then asked for
+            shard i by the group at place i of the quorum, so that each of the batches 0 to n-1 counts once.
         static_argnums: positions of further arguments of `train_step` that are part of the program, as in
             `jax.jit`. They must be hashable; the first two arguments cannot be static.
         static_argnames: the same by name.
@@ -223,7 +227,8 @@ class Step:
         signature = (key, state_types, _types(batch))
         programs = self._programs.get(signature)
         if programs is None:
-            built = self._build(state, batch, static, static_kw, self._shared)
+            with contextlib.nullcontext() if self._manager is None else self._manager._compiling():
+                built = self._build(state, batch, static, static_kw, self._shared)
             _check_repeatable(built, self._reference.setdefault(state_types, built))
             siblings = functools.partial(self._find, static, static_kw, key)
             programs = self._programs[signature] = dataclasses.replace(built, siblings=siblings)

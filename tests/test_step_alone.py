@@ -1,5 +1,6 @@
 """The callable step, without a manager: signatures, static arguments, shards, and what it refuses."""
 
+import contextlib
 import doctest
 import subprocess
 import sys
@@ -294,6 +295,9 @@ class Recorder:
         for each in batches:
             contribution, local = programs.compute(state, each)
         return programs.apply(state, contribution, local)
+
+    def _compiling(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 def test_a_manager_is_given_programs_and_the_rest() -> None:

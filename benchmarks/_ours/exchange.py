@@ -12,7 +12,7 @@ import xxhash
 
 from benchmarks._worker import serve
 from jaxft._dataplane import Abort, Listener
-from jaxft._exchange import Layout, LeafSpec, Links, Partials, Peer
+from jaxft._exchange import Layout, LeafSpec, Links, Partials, Patience, Peer
 from jaxft._exchange._exchange import exchange
 from jaxft._exchange._plan import CHUNK_BYTES, ONE_TRIP_BYTES
 
@@ -45,7 +45,7 @@ class Member:
             me=f"group-{me}",
             members=peers,
             abort=Abort(),
-            deadline_s=time.monotonic() + TIMEOUT_S,
+            patience=Patience(TIMEOUT_S),
         )
         for _, port in ports[:me]:
             self._socks.append(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S))
@@ -80,8 +80,7 @@ class Member:
                 step=self._step,
                 partials=partials,
                 total_shards=self._members,
-                deadline_s=began_s + TIMEOUT_S,
-                progress_timeout_s=TIMEOUT_S,
+                patience=Patience(TIMEOUT_S),
             )
             spans.append((began_s, time.monotonic()))
             cpu_s += time.process_time() - began_cpu_s

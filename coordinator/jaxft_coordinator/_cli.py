@@ -37,7 +37,7 @@ class Arguments:
     min_replicas: int = 1
     """Groups that a quorum needs, for jobs that do not say so themselves."""
     join_timeout_ms: int = 60_000
-    """How long the first quorum of a job waits for groups that are present but still compiling."""
+    """How long the first quorum of a job waits for groups that compile, and a step at least for one that is away."""
     quorum_tick_ms: int = 100
     """How often silence is looked for; a death that closes its connection is seen at once."""
     heartbeat_timeout_ms: int = 5_000

@@ -30,8 +30,9 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
             if digest is not None:
                 vote.digest = digest
             return pb.GroupMessage(vote=vote)
-        case m.Heartbeat(quorum_id, step):
-            return pb.GroupMessage(heartbeat=pb.Heartbeat(computed_quorum_id=quorum_id, computed_step=step))
+        case m.Heartbeat(quorum_id, step, away, moves):
+            heartbeat = pb.Heartbeat(computed_quorum_id=quorum_id, computed_step=step, away=away, moves=moves)
+            return pb.GroupMessage(heartbeat=heartbeat)
         case m.Hello():
             return pb.GroupMessage(
                 hello=pb.Hello(
@@ -87,8 +88,7 @@ def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
         case "vote":
             return _vote(message.vote)
         case "heartbeat":
-            heartbeat = message.heartbeat
-            return m.Heartbeat(m.QuorumId(heartbeat.computed_quorum_id), m.Step(heartbeat.computed_step))
+            return _heartbeat(message.heartbeat)
         case "hello":
             return _hello(message.hello)
         case "join":
@@ -147,12 +147,15 @@ def coordinator_to_proto(
             return pb.CoordinatorMessage(waiting=pb.Waiting(reason=reason, held=held))
         case m.Finished(step):
             return pb.CoordinatorMessage(finished=pb.Finished(step=step))
-        case m.Evicted(reason, may_return):
-            return pb.CoordinatorMessage(evicted=pb.Evicted(reason=reason, may_return=may_return))
+        case m.Evicted(reason, may_return, aside):
+            evicted = pb.Evicted(reason=reason, may_return=may_return, aside=aside)
+            return pb.CoordinatorMessage(evicted=evicted)
         case m.Goodbye():
             return pb.CoordinatorMessage(goodbye=pb.Goodbye())
         case m.Alive():
             return pb.CoordinatorMessage(alive=pb.Alive())
+        case m.AllComputed(quorum_id, step):
+            return pb.CoordinatorMessage(all_computed=pb.AllComputed(quorum_id=quorum_id, step=step))
         case m.Halted(reason, kind):
             halted = pb.Halted(reason=reason, kind=pb.Halted.Kind.Name(kind))
             return pb.CoordinatorMessage(halted=halted)
@@ -215,15 +218,27 @@ def _coordinator_from_proto(message: pb.CoordinatorMessage, base: m.NewQuorum | 
         case "finished":
             return m.Finished(m.Step(message.finished.step))
         case "evicted":
-            return m.Evicted(message.evicted.reason, message.evicted.may_return)
+            return m.Evicted(message.evicted.reason, message.evicted.may_return, message.evicted.aside)
         case "goodbye":
             return m.Goodbye()
         case "halted":
             return m.Halted(message.halted.reason, _halt_kind(message.halted.kind))
         case "alive":
             return m.Alive()
+        case "all_computed":
+            told = message.all_computed
+            return m.AllComputed(m.QuorumId(told.quorum_id), m.Step(told.step))
         case unknown:
             raise WireError(f"a message of kind {unknown!r} is not part of protocol {m.PROTOCOL_VERSION}")
+
+
+def _heartbeat(heartbeat: pb.Heartbeat) -> m.Heartbeat:
+    return m.Heartbeat(
+        m.QuorumId(heartbeat.computed_quorum_id),
+        m.Step(heartbeat.computed_step),
+        heartbeat.away,
+        heartbeat.moves,
+    )
 
 
 def _halt_kind(number: int) -> m.HaltKind:

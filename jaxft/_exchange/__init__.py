@@ -5,7 +5,19 @@ from jaxft._exchange._layout import Layout, LeafSpec
 from jaxft._exchange._links import Links
 from jaxft._exchange._mesh import Peer
 from jaxft._exchange._partials import Partials
+from jaxft._exchange._patience import Patience
 from jaxft._exchange._tree import Node, cover
 from jaxft._wire import Abort
 
-__all__ = ["Abort", "Layout", "LeafSpec", "Links", "Node", "Partials", "Peer", "cover", "exchange"]
+__all__ = [
+    "Abort",
+    "Layout",
+    "LeafSpec",
+    "Links",
+    "Node",
+    "Partials",
+    "Patience",
+    "Peer",
+    "cover",
+    "exchange",
+]

@@ -20,7 +20,10 @@ Invariants:
 
 Who is blamed. An end of file does not tell who died, since the others close in cascade; all who are seen
 failing at that moment are named. When nothing moves, those are named that owe partial sums, which they could
-send without help; failing those, everybody who owes something.
+send without help; failing those, everybody who owes something. One that owes partial sums, and of which nothing comes
+and to which nothing goes, is named also while bytes move to and from others.
+
+There is no limit to the whole: `_patience.py` says when time counts.
 """
 
 import logging
@@ -39,6 +42,7 @@ from jaxft._exchange._links import Links
 from jaxft._exchange._memory import leaves_of
 from jaxft._exchange._owner import Owner
 from jaxft._exchange._partials import Partials
+from jaxft._exchange._patience import LOOK_S, Patience
 from jaxft._exchange._script import Planned, partials_to, results_from
 from jaxft._wire import SLOW_WAIT_S
 
@@ -54,8 +58,7 @@ def exchange(
     step: int,
     partials: Partials,
     total_shards: int,
-    deadline_s: float,
-    progress_timeout_s: float,
+    patience: Patience,
 ) -> list[np.ndarray]:
     """Average or sum the contributions of all members of a quorum.
 
@@ -65,8 +68,7 @@ def exchange(
         step: the step that the contributions are for.
         partials: what this member contributes: exactly its shards of the quorum. It is only read.
         total_shards: the number of all shards of the step.
-        deadline_s: when to give up, on the clock of `time.monotonic()`.
-        progress_timeout_s: how long to wait while no byte moves to or from any peer.
+        patience: for how long no byte may move.
 
     Returns:
         The means and sums, in the order of the leaves, in fresh memory. The bits do not depend on the members.
@@ -87,8 +89,8 @@ def exchange(
             f"The connections of quorum {links.quorum_id} are closed; a new quorum is needed."
         )
     try:
-        run = _Run(links, layout, step, partials)
-        run.until_done(deadline_s=deadline_s, progress_timeout_s=progress_timeout_s)
+        run = _Run(links, layout, step, partials, patience)
+        run.until_done()
     except BaseException:
         links.close()
         raise
@@ -98,7 +100,9 @@ def exchange(
 class _Run:
     """One exchange, from the first byte to the last."""
 
-    def __init__(self, links: Links, layout: Layout, step: int, partials: Partials) -> None:
+    def __init__(
+        self, links: Links, layout: Layout, step: int, partials: Partials, patience: Patience
+    ) -> None:
         plan = links.plan(layout, partials.shards)
         job, layout_tag = tag(links.job), tag(layout.digest)
         stamps = [
@@ -125,25 +129,26 @@ class _Run:
         self._poller = select.poll()
         self._poller.register(links.abort, select.POLLIN)
         self._watched: dict[int, int] = {}  # poll events by descriptor; those that are watched for something
-        self._begun_s = self._moved_s = time.monotonic()
+        self._patience = patience
+        self._begun_s = time.monotonic()
+        self._moved_s = dict.fromkeys(self._channels, self._begun_s)  # when bytes of each have moved last
+        self._checks_s = self._begun_s
         self._slow_s = SLOW_WAIT_S
 
-    def until_done(self, *, deadline_s: float, progress_timeout_s: float) -> None:
+    def until_done(self) -> None:
         while True:
             if self.owner.can_combine:
                 self._combine()
             self._watch()
             if self.owner.done and not self._watched:
                 return
-            timeout_s = 0.0
-            if not self.owner.can_combine:
-                patience_s = self._moved_s + min(progress_timeout_s, self._slow_s)
-                timeout_s = max(0.0, min(deadline_s, patience_s) - time.monotonic())
+            timeout_s = 0.0 if self.owner.can_combine else min(self._patience.look_s, self._slow_s)
             events = self._poller.poll(1000 * timeout_s)
             if self._links.abort.is_set:
                 raise self._failed((), f"was aborted: {self._links.abort.reason}")
-            moved_bytes = sum(self._serve(self._by_fd[fd], event) for fd, event in events)
-            self._check_time(moved_bytes, deadline_s=deadline_s, progress_timeout_s=progress_timeout_s)
+            if sum(self._serve(self._by_fd[fd], event) for fd, event in events):
+                self._patience.moved()
+            self._check_time()
 
     def _outgoing(self, planned: Iterable[Planned]) -> Iterator[Frame]:
         for frame in planned:
@@ -154,8 +159,10 @@ class _Run:
 
     def _combine(self) -> None:
         number = self.owner.combine()
-        for channel in self._channels.values():
-            channel.resume()
+        for peer, channel in self._channels.items():
+            if channel.paused:
+                channel.resume()
+                self._moved_s[peer] = time.monotonic()  # it was we who kept it waiting
             if self._results:
                 frame = self._results[number]
                 channel.push((frame.header, self.owner.result_bytes(frame.chunk)))
@@ -188,22 +195,19 @@ class _Run:
                 moved_bytes += channel.send()
         except OSError as error:
             raise self._lost(number, error.strerror or str(error)) from error
+        if moved_bytes:
+            self._moved_s[number] = time.monotonic()
         return moved_bytes
 
-    def _check_time(self, moved_bytes: int, *, deadline_s: float, progress_timeout_s: float) -> None:
-        now_s = time.monotonic()
-        if moved_bytes:
-            self._moved_s = now_s
+    def _check_time(self) -> None:
+        still_s = self._patience.still_s
+        late = self._owing() if self._patience.is_over else self._silent()
+        if late:
+            still_s = max(still_s, self._patience.timeout_s)
+            raise self._failed(late, f"stood still for {still_s:.1f} s, waiting for {self._names(late)}")
+        if still_s < min(self._slow_s, SLOW_WAIT_S):
             self._slow_s = SLOW_WAIT_S
-        still_s = now_s - self._moved_s
-        if now_s >= deadline_s:
-            raise self._failed(
-                self._owing(), f"missed its deadline, waiting for {self._names(self._owing())}"
-            )
-        if still_s >= progress_timeout_s:
-            names = self._names(self._owing())
-            raise self._failed(self._owing(), f"stood still for {still_s:.1f} s, waiting for {names}")
-        if still_s >= self._slow_s:
+        elif still_s >= self._slow_s:
             self._slow_s = math.inf
             _log.warning(
                 "The exchange of step %d in quorum %d has waited for %s for %.0f s.",
@@ -212,6 +216,21 @@ class _Run:
                 self._names(self._owing()),
                 still_s,
             )
+
+    def _silent(self) -> list[int]:
+        """Those that could send partial sums and do not, while bytes move to and from others."""
+        now_s = time.monotonic()
+        if now_s < self._checks_s:
+            return []
+        self._checks_s = now_s + LOOK_S
+        least_s = now_s - self._patience.timeout_s
+        if self._patience.since_s > least_s:
+            return []
+        return [
+            number
+            for number, channel in self._channels.items()
+            if channel.owes_partials and self._moved_s[number] <= least_s
+        ]
 
     def _owing(self) -> list[int]:
         """Whom this member waits for: those that could go on without help, or else everybody unfinished."""

@@ -12,6 +12,7 @@ import numpy as np
 from jaxft._dataplane import Abort, Hello, Listener
 from jaxft._exchange._layout import Layout
 from jaxft._exchange._mesh import Peer, connect_mesh
+from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import Plan
 from jaxft._exchange._tree import Node
 
@@ -55,7 +56,7 @@ class Links:
         me: str,
         members: Sequence[Peer],
         abort: Abort,
-        deadline_s: float,
+        patience: Patience,
     ) -> "Links":
         """Connect to every other member. Ends all older quorums at this listener.
 
@@ -66,7 +67,7 @@ class Links:
             me: our group's name, one of the members.
             members: all members, in the quorum's order.
             abort: a flag that ends the wait; the exchanges over these links watch it too.
-            deadline_s: when to give up, on the clock of `time.monotonic()`.
+            patience: when to give up.
 
         Raises:
             ExchangeFailed: names those that could not be reached; nobody, if the abort flag was set.
@@ -75,9 +76,7 @@ class Links:
         hello = Hello("exchange", job, me, members[number].incarnation, quorum_id)
         listener.forget(quorum_id - 1)
         try:
-            socks = connect_mesh(
-                listener, hello, me=number, members=members, abort=abort, deadline_s=deadline_s
-            )
+            socks = connect_mesh(listener, hello, me=number, members=members, abort=abort, patience=patience)
         except BaseException:
             listener.forget(quorum_id)  # members that still wait for us learn it at once
             raise

@@ -4,6 +4,7 @@ Of two members the lower in the quorum's order dials. All dials go on at once, a
 is taken: a member that does not answer hides no other, and is the only one that is blamed.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from socket import socket
@@ -12,6 +13,7 @@ from jaxft_coordinator.credentials import DataKey
 
 from jaxft._dataplane import Abort, Hello, Listener
 from jaxft._errors import ExchangeFailed
+from jaxft._exchange._patience import Patience
 from jaxft._hello import Dialling
 from jaxft._wire import Aborted, wait_any
 
@@ -27,7 +29,7 @@ class Peer:
 
 
 def connect_mesh(
-    listener: Listener, hello: Hello, *, me: int, members: Sequence[Peer], abort: Abort, deadline_s: float
+    listener: Listener, hello: Hello, *, me: int, members: Sequence[Peer], abort: Abort, patience: Patience
 ) -> dict[int, socket]:
     """Connect to every other member; returns the sockets by the members' numbers. Raises ExchangeFailed."""
     socks: dict[int, socket] = {}
@@ -36,9 +38,10 @@ def connect_mesh(
         for number in range(me + 1, len(members)):
             dialling[number] = _begin(members[number], hello, listener.key)
         while dialling:
-            for number in _advance(dialling, members, hello, abort=abort, deadline_s=deadline_s):
+            for number in _advance(dialling, members, hello, abort=abort, patience=patience):
+                patience.moved()
                 socks[number] = dialling.pop(number).sock
-        _take_lower(socks, listener, hello, members[:me], abort=abort, deadline_s=deadline_s)
+        _take_lower(socks, listener, hello, members[:me], abort=abort, patience=patience)
     except BaseException:
         for sock in [*socks.values(), *(unfinished.sock for unfinished in dialling.values())]:
             sock.close()
@@ -59,16 +62,19 @@ def _advance(
     hello: Hello,
     *,
     abort: Abort,
-    deadline_s: float,
+    patience: Patience,
 ) -> list[int]:
     """Wait for an answer to any dial; returns those that were accepted by it."""
     sources = {one.sock.fileno(): one.events for one in dialling.values()}
     waited_for = [members[number] for number in dialling]
     what = f"{_names(waited_for)} to accept a connection for quorum {hello.quorum_id}"
     try:
-        ready = wait_any(sources, deadline_s=deadline_s, what=what, abort=abort)
+        ready = patience.until(
+            lambda deadline_s: wait_any(sources, deadline_s=deadline_s, what=what, abort=abort)
+        )
     except TimeoutError as error:
-        raise _failed(hello, str(error), waited_for) from error
+        why = f"Waited {patience.still_s:.1f} s for {what}, in vain."
+        raise _failed(hello, why, waited_for) from error
     except Aborted as error:
         raise _failed(hello, str(error), []) from error
     accepted: list[int] = []
@@ -94,18 +100,21 @@ def _take_lower(
     lower: Sequence[Peer],
     *,
     abort: Abort,
-    deadline_s: float,
+    patience: Patience,
 ) -> None:
     late: list[Peer] = []
     for number, peer in enumerate(lower):
+        take = functools.partial(
+            listener.take,
+            quorum_id=hello.quorum_id,
+            group=peer.group,
+            incarnation=peer.incarnation,
+            abort=abort,
+        )
         try:
-            socks[number] = listener.take(
-                quorum_id=hello.quorum_id,
-                group=peer.group,
-                incarnation=peer.incarnation,
-                deadline_s=deadline_s,
-                abort=abort,
-            )
+            socks[number] = patience.until(lambda deadline_s, take=take: take(deadline_s=deadline_s))
+            if not late:
+                patience.moved()
         except TimeoutError:
             late.append(peer)  # whoever is behind it in the order may be here already
         except ConnectionError as error:

@@ -32,6 +32,7 @@ from typing import Any, assert_never
 
 from jaxft_coordinator.core.messages import (
     Alive,
+    AllComputed,
     Commit,
     CoordinatorMessage,
     Evicted,
@@ -121,8 +122,8 @@ def step(replica: Replica, event: Event, now_s: float) -> tuple[Replica, tuple[E
             _connected(turn)
         case Disconnected(reason, busy):
             _disconnected(turn, reason, busy=busy)
-        case Tick(computed):
-            _tick(turn, computed)
+        case Tick():
+            _tick(turn, event)
         case Idle():
             _no_longer_busy(turn)
         case Prepared():
@@ -206,6 +207,8 @@ def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
     match message:
         case Alive():
             pass
+        case AllComputed(quorum_id, number):
+            turn.update(all_computed=(quorum_id, number))
         case Pin(heal_id, number, log_only):
             turn.update(pins=turn.replica.pins | {heal_id})
             turn.effects.append(PinState(heal_id, number, log_only))
@@ -216,8 +219,8 @@ def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
             turn.update(pins=turn.replica.pins - {heal_id})
             turn.update(digests_due=_without(turn.replica.digests_due, heal_id))
             turn.effects.append(ReleasePin(heal_id))
-        case Evicted(reason, may_return):
-            _evicted(turn, reason, may_return=may_return)
+        case Evicted(reason, may_return, aside):
+            _evicted(turn, reason, may_return=may_return, aside=aside)
         case Goodbye():
             turn.enter(Phase.LEFT)
         case Halted(reason, kind):
@@ -471,9 +474,13 @@ def _halted(turn: _Turn, reason: str, kind: HaltKind) -> None:
     turn.fail(error, f"the coordinator {me.coordinator} has stopped job {me.job!r}: {reason}. {advice}")
 
 
-def _evicted(turn: _Turn, reason: str, *, may_return: bool) -> None:
+def _evicted(turn: _Turn, reason: str, *, may_return: bool, aside: bool) -> None:
     if turn.replica.phase in _DONE:
         turn.enter(Phase.LEFT)
+        return
+    if aside:
+        turn.note(f"the job goes on without this group: {reason}")
+        turn.update(joined=False)  # the stream ends next, as it should
         return
     if may_return:
         turn.note(f"evicted: {reason}; comes back as a joiner", warning=True)
@@ -543,12 +550,12 @@ def _leave(turn: _Turn, *, finished: bool) -> None:
     turn.say(Leave(finished))
 
 
-def _tick(turn: _Turn, computed: tuple[QuorumId, Step]) -> None:
+def _tick(turn: _Turn, tick: Tick) -> None:
     replica = turn.replica
     online = replica.phase not in (Phase.OFFLINE, Phase.GREETING, Phase.LEFT, Phase.FAILED)
     if online and turn.now_s >= replica.next_heartbeat_s:
-        turn.update(next_heartbeat_s=turn.now_s + replica.heartbeat_interval_s)
-        turn.say(Heartbeat(*computed))
+        turn.update(next_heartbeat_s=turn.now_s + replica.heartbeat_interval_s, progress=tick.progress)
+        turn.say(Heartbeat(*tick.computed, tick.away, tick.progress != replica.progress))
     silent_s = turn.now_s - replica.heard_s
     timeout_s = replica.heartbeat_interval_s * HEARTBEATS_UNANSWERED
     # If this process itself stood still, what the coordinator said meanwhile may still have to be read.

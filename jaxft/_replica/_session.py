@@ -97,6 +97,9 @@ class Session:
         self._waits = False  # the training thread waits for a directive
         # Of which quorum and step it has computed its shards last. A heartbeat says it: no message of its own.
         self.computed = (QuorumId(0), Step(0))
+        # Likewise: whether it is outside of any step, and how often it has got on with one.
+        self.away = True
+        self.progress = 0
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._outbox: asyncio.Queue[GroupMessage] | None = None
@@ -148,6 +151,22 @@ class Session:
             with self._changed:
                 self._activity = None
 
+    @contextlib.contextmanager
+    def in_step(self, now: bool) -> Iterator[None]:
+        """Let heartbeats say, for the length of the context, whether the training thread is in a step.
+
+        Outside of steps it may take any time, and is waited for as docs/guarantees.md says.
+        """
+        before, self.away = self.away, not now
+        try:
+            yield
+        finally:
+            self.away = before
+
+    def got_on(self) -> None:
+        """The training thread has got on with its step."""
+        self.progress += 1
+
     def wait_until_left(self, deadline_s: float, told: Step | None) -> Step | None:
         """Wait until this group has left, or the deadline; return a step whose digest is wanted before that.
 
@@ -168,6 +187,11 @@ class Session:
     def wants_digest(self, step: Step) -> bool:
         """Whether a joiner waits for the digest of state `step`, which is about to be overwritten."""
         return step in self._replica.digests_due.values()
+
+    @property
+    def all_computed(self) -> tuple[QuorumId, Step]:
+        """Of which attempt it is known that all members have computed their shards."""
+        return self._replica.all_computed
 
     @property
     def quorum(self) -> NewQuorum | None:
@@ -278,7 +302,7 @@ class Session:
             await asyncio.sleep(TICK_S)
             if self._replica.busy and self._waits:
                 self._handle(Idle())
-            self._handle(Tick(self.computed))
+            self._handle(Tick(self.computed, self.away, self.progress))
 
     async def _connect(self, delay_s: float, address: str) -> None:
         await asyncio.sleep(delay_s)

@@ -165,9 +165,17 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes. `computed`: of which quorum and step the training thread has computed its shards last."""
+    """Time passes, and this is what the training thread does.
+
+    Attributes:
+        computed: of which quorum and step it has computed its shards last.
+        away: it is not in a step: between two calls, or it compiles, or saves a checkpoint.
+        progress: grows whenever it gets on with its step.
+    """
 
     computed: tuple[QuorumId, Step] = (QuorumId(0), Step(0))
+    away: bool = False
+    progress: int = 0
 
 
 Event = (
@@ -322,6 +330,9 @@ class Replica:
     frontier_step: Step | None = None
     frontier_held: bool = False  # a live group held the frontier when this one was welcomed
     last_quorum_id: QuorumId = QuorumId(0)
+    # Of which attempt this group was told that all members have computed their shards.
+    all_computed: tuple[QuorumId, Step] = (QuorumId(0), Step(0))
+    progress: int = 0  # of the training thread, when the last heartbeat was sent
     last_members: int = 0  # of that quorum
     heartbeat_interval_s: float = 1.0
     next_heartbeat_s: float = 0.0

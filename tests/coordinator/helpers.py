@@ -144,6 +144,11 @@ class Desk:
         """Let every member vote ok; return what the last vote led to."""
         return [self.vote(member.group) for member in self.quorum.members][-1]
 
+    def computed(self, *names: str, moves: bool = False) -> Done:
+        """Let each of these say with a heartbeat that it has computed; return what the last one led to."""
+        heartbeat = Heartbeat(self.quorum.quorum_id, self.step, moves=moves)
+        return [self.say(name, heartbeat) for name in names][-1]
+
     def pinned(self, donor: str, joiner: str, digest: int | None = 7) -> Done:
         """Let a donor tell the digest of the state that it keeps for `joiner`."""
         heal_id = self.group(joiner).heal_id
@@ -168,17 +173,29 @@ class Desk:
     def close(self, name: str, reason: str = "its connection closed") -> Done:
         return self.do(SessionClosed(self.sessions[name], reason))
 
-    def tick(self, after_s: float = 0.1, silent: tuple[str, ...] = ()) -> Done:
+    def tick(
+        self,
+        after_s: float = 0.1,
+        silent: tuple[str, ...] = (),
+        away: tuple[str, ...] = (),
+        moving: tuple[str, ...] = (),
+    ) -> Done:
         """Let a tick pass; every group but the `silent` sends a heartbeat just before it."""
         self.now_s += after_s
         for name in self.job.groups:
             if name not in silent:
-                self.say(name, Heartbeat())
+                self.say(name, Heartbeat(away=name in away, moves=name in moving))
         return self.do(Tick())
 
-    def wait(self, seconds: float, silent: tuple[str, ...] = ()) -> list[Done]:
+    def wait(
+        self,
+        seconds: float,
+        silent: tuple[str, ...] = (),
+        away: tuple[str, ...] = (),
+        moving: tuple[str, ...] = (),
+    ) -> list[Done]:
         """Let ticks of 0.1 s pass for `seconds`."""
-        return [self.tick(silent=silent) for _ in range(round(seconds * 10))]
+        return [self.tick(silent=silent, away=away, moving=moving) for _ in range(round(seconds * 10))]
 
     def group(self, name: str) -> Group:
         return self.job.groups[GroupName(name)]

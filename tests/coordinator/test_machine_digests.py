@@ -18,7 +18,19 @@ def test_votes_without_a_digest_are_committed():
 
 
 def test_one_digest_alone_has_nothing_to_differ_from():
-    assert committed(running("a", "b").votes(a=1, b=None)) == ["a", "b"]
+    desk = running("a", "b")
+    desk.votes(a=1, b=1)
+    assert committed(desk.votes(a=1, b=None)) == ["a", "b"]
+
+
+def test_in_the_first_step_of_a_quorum_one_without_a_fingerprint_is_taken_for_odd():
+    """There all are compared: nothing is known of its state."""
+    desk = running("a", "b", "c")
+    evicted = desk.votes(a=1, b=None, c=1).only(Evicted)
+    assert evicted.keys() == {"b"}
+    assert "it gave no fingerprint of its state in the first step of a quorum" in evicted["b"].reason
+    assert members(desk) == ["a", "c"]
+    assert committed(desk.votes(a=1, c=1)) == ["a", "c"]
 
 
 def test_digests_count_for_one_step_only():
@@ -32,7 +44,7 @@ def test_digests_of_an_attempt_that_failed_count_for_nothing():
     desk.vote("a", digest=1)
     desk.fail("b")
     assert tried_again(desk.vote("c", digest=1)) is not None
-    assert committed(desk.votes(a=None, b=2, c=None)) == ["a", "b", "c"]
+    assert committed(desk.votes(a=2, b=2, c=2)) == ["a", "b", "c"]
 
 
 def test_what_a_lost_member_gave_from_another_state_does_not_count():

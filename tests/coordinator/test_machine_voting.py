@@ -185,12 +185,34 @@ def test_a_failed_vote_gives_the_accused_time_to_die():
     assert sorted(shards(again)) == ["a", "c"]
 
 
-def test_who_is_accused_and_silent_is_evicted_when_the_grace_is_over():
+def test_who_has_computed_is_accused_and_silent_is_evicted_when_the_grace_is_over():
     desk = running("a", "b", "c")
+    desk.computed("a", "b", "c")
     desk.fail("a", "b", reason="no bytes for 30 s")
     desk.fail("c", "b", reason="timed out")
     evicted = [done.only(Evicted)["b"] for done in desk.wait(1.3) if done.only(Evicted)]
     assert evicted == [Evicted("a says: no bytes for 30 s; c says: timed out", may_return=True)]
+    assert members(desk) == ["a", "c"]
+
+
+def test_who_still_computes_is_not_put_out_for_its_silence():
+    """Its connection was reset while it computed: the step is tried again with it."""
+    desk = running("a", "b", "c")
+    desk.computed("a", "c")
+    desk.fail("a", "b", reason="connection reset")
+    desk.fail("c", "b", reason="connection reset")
+    (retried,) = [quorum for done in desk.wait(1.3) if (quorum := tried_again(done)) is not None]
+    assert [member.group for member in retried.members] == ["a", "b", "c"]
+    assert desk.job.blamed == {}
+
+
+def test_who_still_computes_goes_when_its_link_keeps_failing():
+    desk = running("a", "b", "c")
+    for _ in range(2):
+        assert members(desk) == ["a", "b", "c"]
+        desk.fail("a", "b", reason="no route to host")
+        desk.fail("c", "b", reason="no route to host")
+        desk.wait(1.3)
     assert members(desk) == ["a", "c"]
 
 
@@ -313,6 +335,7 @@ def test_reasons_for_people_stay_short():
     desk = running(*(f"g-{i}" for i in range(40)))
     for i in range(39):
         desk.fail(f"g-{i}", "g-39", reason="x" * 9000)
+    desk.computed("g-39")
     (evicted,) = [done.only(Evicted)["g-39"] for done in desk.wait(1.3) if done.only(Evicted)]
     assert len(evicted.reason) < 4000
     assert evicted.reason.endswith("; 29 more")

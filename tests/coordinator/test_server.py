@@ -19,6 +19,7 @@ from jaxft_coordinator._server import SERVICE, Server
 from jaxft_coordinator.core import machine
 from jaxft_coordinator.core.job import Options, Tick
 from jaxft_coordinator.core.messages import (
+    AllComputed,
     Commit,
     CoordinatorMessage,
     Evicted,
@@ -516,6 +517,8 @@ def test_a_group_that_reads_nothing_is_cut_off():
         Join(Step(3), "d", {}, history=HistoryId(2**63 - 1), spare=True),
         HealFailed(HealId(4), "no donor answers", Step(6), HistoryId(2**63 - 1)),
         Heartbeat(),
+        Heartbeat(QuorumId(3), Step(2), away=True),
+        Heartbeat(QuorumId(3), Step(2), moves=True),
         Leave(finished=True),
     ],
 )
@@ -545,6 +548,8 @@ def test_what_a_group_says_survives_the_wire(message: GroupMessage):
             history=HistoryId(7),
         ),
         Evicted("why", may_return=True),
+        Evicted("away", may_return=True, aside=True),
+        AllComputed(QuorumId(2**62), Step(7)),
         Goodbye(),
         Halted("why"),
         Halted("why", HaltKind.NONFINITE),

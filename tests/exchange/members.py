@@ -3,7 +3,6 @@
 import itertools
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -12,7 +11,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
-from jaxft._exchange import Abort, Layout, LeafSpec, Links, Node, Partials, Peer, exchange
+from jaxft._exchange import Abort, Layout, LeafSpec, Links, Node, Partials, Patience, Peer, exchange
 
 MIXED = (
     LeafSpec("matrix", (130, 70), "float32"),
@@ -136,16 +135,22 @@ def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     return outcomes
 
 
-def run_exchange(links: Links, partials: Partials, *, step: int = 11, **limits: float) -> list[np.ndarray]:
-    """One member's exchange, with limits that only a hanging test would reach."""
+def run_exchange(
+    links: Links,
+    partials: Partials,
+    *,
+    step: int = 11,
+    progress_timeout_s: float = 30.0,
+    counts: Callable[[], bool] = lambda: True,
+) -> list[np.ndarray]:
+    """One member's exchange, with a patience that only a hanging test would reach."""
     return exchange(
         links,
         layout=partials.layout,
         step=step,
         partials=partials,
         total_shards=partials.shards,
-        deadline_s=time.monotonic() + limits.get("deadline_s", 30.0),
-        progress_timeout_s=limits.get("progress_timeout_s", 30.0),
+        patience=Patience(progress_timeout_s, counts=counts),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxft._dataplane import Abort, Listener
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import Layout, Links, Node, Partials, Peer
+from jaxft._exchange import Layout, Links, Node, Partials, Patience, Peer
 
 from .members import BIG, contribution, peers_of, regions_of, run_exchange
 
@@ -63,7 +63,7 @@ class _Process:
             me=me,
             members=members,
             abort=Abort(),
-            deadline_s=time.monotonic() + ANSWER_WITHIN_S,
+            patience=Patience(ANSWER_WITHIN_S),
         )
 
     def exchange(self, trap: int | None, progress_timeout_s: float) -> str:

@@ -154,23 +154,110 @@ def test_a_peer_that_stands_still(sent: bytes) -> None:
     assert caught.value.peers == ("group-1",)
 
 
-def test_a_deadline_for_the_whole() -> None:
-    def trickle(theirs: socket.socket) -> None:
-        theirs.sendall(first_header())
-        try:
-            while True:
-                theirs.sendall(b"\0")
-                theirs.recv(1 << 16)
-        except OSError:
-            return
+def test_an_exchange_goes_on_while_bytes_move() -> None:
+    """Over a link so slow that the whole takes many times the patience."""
+    held = [partials_of(LAYOUT, 2, [0]), partials_of(LAYOUT, 2, [1])]
 
-    with against() as (links, theirs):
-        thread = threading.Thread(target=trickle, args=(theirs,))
-        thread.start()
-        with pytest.raises(ExchangeFailed, match="missed its deadline, waiting for group 'group-1'"):
-            run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP, deadline_s=0.3)
-        thread.join(timeout=10)
-    assert not thread.is_alive()
+    def slowly(source: socket.socket, target: socket.socket, piece_bytes: int) -> None:
+        while data := source.recv(piece_bytes):
+            time.sleep(0.05)  # the link, not a wait for anything
+            target.sendall(data)
+
+    ours, one = socket.socketpair()
+    other, theirs = socket.socketpair()
+    with one, other:
+        links = [
+            Links(
+                job="job",
+                quorum_id=QUORUM,
+                me=me,
+                members=peers_of([[0], [1]]),
+                socks={1 - me: sock},
+                abort=Abort(),
+            )
+            for me, sock in enumerate((ours, theirs))
+        ]
+        lanes = [
+            threading.Thread(target=slowly, args=(source, target, 50_000), daemon=True)
+            for source, target in ((one, other), (other, one))
+        ]
+        for lane in lanes:
+            lane.start()
+        begun_s = time.monotonic()
+        outcomes = together(
+            [
+                lambda link=link, mine=mine: run_exchange(link, mine, step=STEP, progress_timeout_s=0.4)
+                for link, mine in zip(links, held, strict=True)
+            ]
+        )
+        for means in outcomes:
+            assert_same_bits(means, reference_means(SPECS, 2))
+        assert time.monotonic() - begun_s > 2 * 0.4
+        for link in links:
+            link.close()
+
+
+def test_no_time_counts_while_a_peer_may_be_computing() -> None:
+    held = [partials_of(LAYOUT, 2, [0]), partials_of(LAYOUT, 2, [1])]
+    with mesh([[0], [1]]) as links:
+        looked = threading.Semaphore(0)
+
+        def counts() -> bool:
+            looked.release()
+            return False
+
+        def computes_first() -> list[np.ndarray]:
+            for _ in range(8):  # many times the other's patience
+                assert looked.acquire(timeout=10)
+            return run_exchange(links[1], held[1])
+
+        outcomes = together(
+            [lambda: run_exchange(links[0], held[0], progress_timeout_s=0.01, counts=counts), computes_first]
+        )
+    for means in outcomes:
+        assert_same_bits(means, reference_means(SPECS, 2))
+
+
+def test_time_counts_from_when_all_have_computed_on() -> None:
+    told = threading.Event()
+    with against() as (links, _):
+        timer = threading.Timer(0.3, told.set)
+        timer.start()
+        begun_s = time.monotonic()
+        with pytest.raises(ExchangeFailed, match=r"stood still for 0\.\d s, waiting for group 'group-1'"):
+            run_exchange(
+                links,
+                partials_of(LAYOUT, 2, [0]),
+                step=STEP,
+                progress_timeout_s=0.2,
+                counts=told.is_set,
+            )
+        assert time.monotonic() - begun_s >= 0.5
+        timer.join()
+
+
+def test_one_that_is_silent_is_named_while_another_moves_bytes() -> None:
+    layout = Layout.of(SPECS)
+    with mesh([[0], [1], [2]]) as links:
+        stop = threading.Event()
+
+        def trickle() -> None:
+            plan = links[1].plan(layout, 3)
+            stamp = Stamp(sender=1, job=tag("job"), quorum_id=QUORUM, step=STEP, layout=tag(layout.digest))
+            frame = next(iter(partials_to(0, stamp=stamp, plan=plan, layout=layout)))
+            links[1].socks[0].sendall(frame.header)
+            while not stop.wait(0.02):
+                links[1].socks[0].sendall(b"\0")
+
+        def fail() -> list[np.ndarray]:
+            try:
+                return run_exchange(links[0], partials_of(layout, 3, [0]), step=STEP, progress_timeout_s=0.3)
+            finally:
+                stop.set()
+
+        outcome, _ = together([fail, trickle])
+    assert isinstance(outcome, ExchangeFailed)
+    assert outcome.peers == ("group-2",)
 
 
 def test_only_those_that_owe_partial_sums_are_blamed_for_a_standstill() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from jaxft._dataplane import Abort, Hello, Listener, dial
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import Layout, Links, Peer
+from jaxft._exchange import Layout, Links, Patience, Peer
 
 from .members import (
     MIXED,
@@ -47,6 +47,7 @@ def open_links(
     wait_s: float = 20.0,
     abort: Abort | None = None,
     quorum_id: int = 1,
+    patience: Patience | None = None,
 ) -> Links:
     return Links.open(
         listener,
@@ -55,7 +56,7 @@ def open_links(
         me=members[me].group,
         members=members,
         abort=abort or Abort(),
-        deadline_s=time.monotonic() + wait_s,
+        patience=patience or Patience(wait_s),
     )
 
 
@@ -125,6 +126,32 @@ def test_a_peer_that_never_dials() -> None:
         ) as caught:
             open_links(made[1], members, 1, wait_s=0.1)
         assert caught.value.peers == ("group-0",)
+
+
+def test_who_still_computes_is_waited_for() -> None:
+    looked = threading.Semaphore(0)
+
+    def counts() -> bool:
+        looked.release()
+        return False
+
+    with listeners(2) as made:
+        members = members_of(made, [[0], [1]])
+
+        def computes_first() -> Links:
+            for _ in range(4):  # many times the other's patience
+                assert looked.acquire(timeout=10)
+            return open_links(made[0], members, 0)
+
+        outcomes = together(
+            [
+                computes_first,
+                lambda: open_links(made[1], members, 1, patience=Patience(0.01, counts=counts)),
+            ]
+        )
+        for one in outcomes:
+            assert isinstance(one, Links), one
+            one.close()
 
 
 def test_a_silent_peer_hides_no_other() -> None:

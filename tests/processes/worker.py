@@ -20,6 +20,7 @@ import numpy as np
 import jaxft
 
 GATE_TIMEOUT_S = 60.0
+PAUSE_TIMEOUT_S = 600.0
 
 
 def init(width: int) -> dict[str, Any]:
@@ -83,11 +84,11 @@ class KillAt(logging.Handler):
             os.kill(self.pid, signal.SIGKILL)
 
 
-def wait_for(path: Path) -> None:
-    deadline_s = time.monotonic() + GATE_TIMEOUT_S
+def wait_for(path: Path, timeout_s: float = GATE_TIMEOUT_S) -> None:
+    deadline_s = time.monotonic() + timeout_s
     while not path.exists():
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"gate {path} did not open in {GATE_TIMEOUT_S:.0f} s")
+            raise TimeoutError(f"gate {path} did not open in {timeout_s:.0f} s")
         time.sleep(0.005)
 
 
@@ -104,6 +105,9 @@ def main() -> None:
         "--murder", default="", help="PID:TEXT: kill -9 that process when the library says so"
     )
     parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or start:FILE: wait for FILE")
+    parser.add_argument(
+        "--pause", default="", help="STEP:FILE: after that step, wait for FILE between two calls"
+    )
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--failure-timeout-s", type=float, default=30.0)
@@ -164,6 +168,7 @@ def main() -> None:
             checkpoints=arguments.checkpoints
             and jaxft.Checkpoints(arguments.checkpoints, every_steps=arguments.checkpoint_every),
         )
+        pause_step, _, pause_path = arguments.pause.partition(":")
         flip_leaf, _, flip_step = arguments.flip.partition(":")
         with manager:
             if "start" in gates:
@@ -187,6 +192,10 @@ def main() -> None:
                     members=report.members,
                     healed=None if report.heal is None else report.heal.replayed_steps,
                 )
+                if pause_path and manager.step >= int(pause_step):
+                    write(event="paused", step=manager.step)
+                    wait_for(Path(pause_path), PAUSE_TIMEOUT_S)
+                    pause_path = ""
                 if flip_leaf and manager.step == int(flip_step):
                     state = flipped(state, flip_leaf)
                     flip_leaf = ""

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from jaxft_coordinator.core.messages import (
+    Alive,
+    AllComputed,
     Change,
     Commit,
     CoordinatorMessage,
@@ -56,6 +58,7 @@ from jaxft._replica._types import (
     HealFrom,
     Heard,
     Identity,
+    Idle,
     LeaveNow,
     Note,
     Over,
@@ -539,6 +542,42 @@ def test_heartbeats_go_out_at_the_interval_that_welcome_named(group: Group):
     group.now_s = 1.0
     assert group.on(Tick()).said == [Heartbeat()]
     assert group.on(Tick()).said == []
+
+
+def test_heartbeats_say_what_the_training_thread_does():
+    group = working()
+    said: list[GroupMessage] = []
+    for second, (away, progress) in enumerate([(True, 0), (False, 3), (False, 3), (False, 4)], start=1):
+        group.now_s = float(second)
+        group.hear(Alive())
+        said += group.on(Tick((QuorumId(1), Step(0)), away, progress)).said
+    assert said == [
+        Heartbeat(QuorumId(1), Step(0), away=True),
+        Heartbeat(QuorumId(1), Step(0), moves=True),
+        Heartbeat(QuorumId(1), Step(0)),
+        Heartbeat(QuorumId(1), Step(0), moves=True),
+    ]
+
+
+def test_a_group_is_told_when_all_members_have_computed():
+    group = working().hear(AllComputed(QuorumId(1), Step(0)))
+    assert group.replica.all_computed == (QuorumId(1), Step(0))
+    assert isinstance(group.directive, Attempt)
+
+
+def test_one_that_is_stood_aside_is_not_frightened():
+    group = working().hear(Evicted("it is away from training", may_return=True, aside=True))
+    (note,) = [effect for effect in group.effects if isinstance(effect, Note)]
+    assert (note.text, note.warning) == (
+        "the job goes on without this group: it is away from training",
+        False,
+    )
+    group.on(Disconnected("the coordinator ended the session", busy=True))
+    assert group.notes == []
+    assert [effect for effect in group.effects if isinstance(effect, Dial)]
+    group.on(Connected()).hear(Welcome(1000, Step(5), QuorumId(2)))
+    assert group.phase is Phase.PRESENT, "it takes part again when its training thread calls the next step"
+    assert group.on(Idle()).phase is Phase.JOINING
 
 
 @pytest.mark.parametrize("group", [Group(), connected(), failed(), finished().hear(Goodbye())])

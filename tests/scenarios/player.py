@@ -118,6 +118,9 @@ class Player:
     def _computed(self, group: str) -> Iterator[Done]:
         yield self.desk.say(group, Heartbeat(self.desk.quorum.quorum_id, self.desk.step))
 
+    def _away(self, seconds: str, *groups: str) -> Iterator[Done]:
+        yield from self.desk.wait(float(seconds), away=groups)
+
     def _ready(self, group: str, **named: Any) -> Iterator[Done]:
         yield self.desk.ready(group, **named)
 

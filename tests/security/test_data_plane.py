@@ -15,6 +15,7 @@ from jaxft import _dataplane
 from jaxft._dataplane import Abort, Hello, Listener, dial
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._links import Links, Peer
+from jaxft._exchange._patience import Patience
 from jaxft._hello import MAX_REASON_BYTES, RESPONSE_BYTES, accepted, challenge, refused
 from tests.security.strangers import assert_ended, raw_hello
 
@@ -102,7 +103,7 @@ def test_a_mesh_with_a_key_is_made_and_one_without_it_is_not_let_in() -> None:
                 me=members[i].group,
                 members=of,
                 abort=Abort(),
-                deadline_s=soon(),
+                patience=Patience(5.0),
             )
 
         made: list[Links] = []

@@ -20,6 +20,7 @@ from jaxft_coordinator.core.messages import NewQuorum, Welcome
 from jaxft import _dataplane
 from jaxft._dataplane import Abort, Listener
 from jaxft._exchange._links import Links, Peer
+from jaxft._exchange._patience import Patience
 from tests.processes.harness import Cluster, cluster
 from tests.security.groups import KEY, PATIENCE_S, SECRET, Group, commit, pair, run, until
 from tests.security.strangers import crowd, raw_hello, streams
@@ -169,7 +170,7 @@ def meet(listeners: list[Listener], members: list[Peer], quorum_id: int) -> None
                 me=members[me].group,
                 members=members,
                 abort=Abort(),
-                deadline_s=time.monotonic() + PATIENCE_S,
+                patience=Patience(PATIENCE_S),
             )
         )
 

@@ -35,6 +35,7 @@ from jaxft_coordinator.core.messages import (
     HealId,
     Heartbeat,
     Hello,
+    Vote,
 )
 
 from .clock import Clock
@@ -43,6 +44,7 @@ from .stream import Stream
 from .truth import Violation
 
 if TYPE_CHECKING:
+    from .process import Process
     from .world import World
 
 TICK_S = 0.1
@@ -106,7 +108,17 @@ class Life:
         elif stream.id not in self._closed:
             if type(message) is Heartbeat:
                 stream.down(Alive())
+            if type(message) is Vote and message.ok:
+                self._check_compared(message)
             self._handle(GroupSaid(stream.id, message))
+
+    def _check_compared(self, vote: Vote) -> None:
+        """In the first step of a quorum all say from which state they have computed."""
+        quorum = self.job.quorum
+        if not self.world.setting.compares or quorum is None:
+            return
+        if (quorum.quorum_id, quorum.step) == (vote.quorum_id, vote.step) and vote.digest is None:
+            raise Violation("the first step of a quorum is compared", f"{vote} has no fingerprint")
 
     def _tick(self) -> None:
         if self.dead:
@@ -135,6 +147,8 @@ class Life:
             self._note_rare(before, event)
             if self.job.empty:
                 self.job = durable.anew(self.job)
+        if self.world.setting.harmless and self.job.quorum is None:
+            self._check_needed(effects)
         if effects:
             self._outbox.extend(effects)
             self._do()
@@ -201,12 +215,28 @@ class Life:
             self._halt()
         if type(message) is Heal:
             self.world.truth.check_heal(message, self._streams[session])
+        if type(message) is Evicted and self.world.setting.harmless:
+            self._check_harmless(self._streams[session].process, message)
         if type(message) is Evicted and self.world.calm:
             self.world.evicted_in_calm = True
         if self.number != self.world.disk.life:
             self.world.sometimes.note("two coordinators")
         if session not in self._closed:
             self._streams[session].down(message)  # pyright: ignore[reportArgumentType]
+
+    def _check_needed(self, effects: tuple[Effect, ...]) -> None:
+        """A group that is away keeps its place where the job cannot go on without it."""
+        for effect in effects:
+            if type(effect) is Send and type(effect.message) is Evicted and effect.message.aside:
+                raise Violation("no healthy group is put out", f"needed: {effect.message.reason}")
+
+    def _check_harmless(self, process: "Process", message: Evicted) -> None:
+        """Nobody is put out who only took its time; one that is away for long may be stood aside."""
+        # What is known of it is one heartbeat old, and what is said to it is on its way.
+        since_s = self.world.now_s - self._options.heartbeat_timeout_s
+        if not message.aside or not (process.away or process.away_until_s > since_s):
+            raise Violation("no healthy group is put out", f"{process.name}: {message.reason}")
+        self.world.sometimes.note("stood aside")
 
     def _halt(self) -> None:
         # Those whose states differ may have died since they told of it.
@@ -328,6 +358,8 @@ class Life:
             note("forgotten")
         if after.quorum is not before.quorum:
             self._note_quorum(before, event)
+        if after.ballot.told and not before.ballot.told:
+            note("all computed")
         if after.blamed is not before.blamed and type(event) is Tick and before.quorum is not None:
             if before.ballot.deadline_s is None:
                 note("evicted by progress")

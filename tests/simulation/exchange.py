@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING
 
 from jaxft_coordinator.core.messages import NewQuorum, QuorumId, Step
 
+from .setting import QUICK_S
 from .truth import Violation
 
 if TYPE_CHECKING:
     from .trainer import Trainer
     from .world import World
 
-EXCHANGE_S = 0.006
+# How often a slow exchange is seen to move, and a stalled one looks whether time counts.
+MOVES_EVERY_S = 0.1
 
 
 @dataclass(eq=False, slots=True)
@@ -48,13 +50,20 @@ class Hub:
         elif attempt.complete:
             self._exchange(attempt)
         else:
-            self.world.after(
-                process.clock.real(self.world.setting.exchange_timeout_s),
-                self._time_out,
-                attempt,
-                process,
-                process.token,
-            )
+            self.waits(attempt, process)
+
+    def waits(self, attempt: Attempt, process: "Trainer") -> None:
+        """Others still compute: no time counts, and the coordinator finds out if one of them hangs."""
+        self._wait(attempt, process, process.token)
+
+    def _wait(self, attempt: Attempt, process: "Trainer", token: int) -> None:
+        if process.token != token or attempt.complete or process.name in attempt.finished:
+            return
+        if process.replica.all_computed == (attempt.quorum.quorum_id, attempt.step):
+            timeout_s = process.clock.real(self.world.setting.exchange_timeout_s)
+            self.world.after(timeout_s, self.time_out, attempt, process, token)
+        else:
+            self.world.after(MOVES_EVERY_S, self._wait, attempt, process, token)
 
     def leave(self, process: "Trainer") -> None:
         """`process` closes its links, or the kernel does so for it."""
@@ -72,12 +81,33 @@ class Hub:
             deaf_to = [source for source in present if cables.between and cables.link_is_cut(source, name)]
             if deaf_to:
                 # The cable may have been cut without a word.
-                stall_s = world.setting.exchange_timeout_s * (world.random() < 0.5)
-                world.after(each.clock.real(stall_s), self._fail, attempt, each, deaf_to[0])
+                if world.random() < 0.5:
+                    self._stall(attempt, each, each.token, deaf_to[0])
+                else:
+                    self._fail(attempt, each, deaf_to[0])
             else:
-                world.after(world.random() * EXCHANGE_S, each.run, each.token, self._finish, attempt, each)
+                self._move(attempt, each, each.token, world.now_s + world.exchange_s * world.random())
         if world.setting.flaky and not world.calm and world.random() < world.setting.flaky:
-            world.after(world.random() * EXCHANGE_S, self._hiccup, attempt)
+            world.after(world.random() * QUICK_S, self._hiccup, attempt)
+
+    def _move(self, attempt: Attempt, process: "Trainer", token: int, until_s: float) -> None:
+        """Bytes move, for as long as the link needs."""
+        process.progress += 1
+        left_s = until_s - self.world.now_s
+        if left_s <= MOVES_EVERY_S:
+            self.world.after(max(0.0, left_s), process.run, token, self._finish, attempt, process)
+        else:
+            self.world.after(MOVES_EVERY_S, process.run, token, self._move, attempt, process, token, until_s)
+
+    def _stall(self, attempt: Attempt, process: "Trainer", token: int, deaf_to: str) -> None:
+        """Nothing comes from one peer. Time counts from when all are known to have computed."""
+        if process.token != token or process.name in attempt.finished:
+            return
+        if process.replica.all_computed == (attempt.quorum.quorum_id, attempt.step):
+            stall_s = process.clock.real(self.world.setting.exchange_timeout_s)
+            self.world.after(stall_s, self._fail, attempt, process, deaf_to)
+        else:
+            self.world.after(MOVES_EVERY_S, self._stall, attempt, process, token, deaf_to)
 
     def _break(self, attempt: Attempt, name: str) -> None:
         if attempt.broken_by:
@@ -118,7 +148,8 @@ class Hub:
             self._break(attempt, process.name)
             process.exchange_broke(attempt.quorum.quorum_id, attempt.step, accused)
 
-    def _time_out(self, attempt: Attempt, process: "Trainer", token: int) -> None:
+    def time_out(self, attempt: Attempt, process: "Trainer", token: int) -> None:
+        """Its patience with those who have not come is over."""
         if process.token != token or attempt.complete or process.name in attempt.finished:
             return
         missing = [member.group for member in attempt.quorum.members if member.group not in attempt.present]
@@ -147,8 +178,10 @@ class Hub:
             if process.incarnation != member.incarnation:
                 raise Violation("each shard counted once", f"{member.group} is another process")
             self.world.truth.check_state(process, attempt.step)
-            if not process.computed[attempt.step].issuperset(member.shards):
-                raise Violation("each shard counted once", f"{member.group} has not computed {member.shards}")
-            given += member.shards
+            contributed = process.contributes(attempt.step, member.shards)
+            if set(contributed) != set(member.shards):
+                text = f"{member.group} gives {contributed} for {member.shards}"
+                raise Violation("each shard counted once", text)
+            given += contributed
         if sorted(given) != list(range(attempt.quorum.total_shards)):
             raise Violation("each shard counted once", f"{given}")

@@ -58,6 +58,12 @@ def _hang(world: "World", fault: Fault, victim: "Process") -> str:
     return f"{victim.name} for {0.1 + 4.0 * fault.amount**2:.2f} s"
 
 
+def _pause(world: "World", fault: Fault, victim: "Process") -> str:
+    """What is no fault: the user evaluates, or saves, or thinks."""
+    victim.pause(0.1 + 4.0 * fault.amount)
+    return f"{victim.name} for {0.1 + 4.0 * fault.amount:.2f} s after its next step"
+
+
 def _stop(world: "World", fault: Fault, victim: "Process") -> str:
     victim.stop(0.1 + 2.5 * fault.amount)
     return f"{victim.name} for {0.1 + 2.5 * fault.amount:.2f} s"
@@ -249,6 +255,7 @@ _TO_ONE = {
     "leave": _leave,
     "break": _break,
     "hang": _hang,
+    "pause": _pause,
     "stop": _stop,
     "stuck": _stick,
     "flip": _flip,

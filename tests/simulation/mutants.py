@@ -36,6 +36,8 @@ from jaxft._replica import _types as r
 
 from .campaign import Finding, run_seeds
 from .coordinator import Life
+from .exchange import Hub
+from .trainer import Trainer
 
 SEEDS = 1500
 
@@ -284,6 +286,81 @@ def _resumes_while_holders_are_there(resume: Any) -> Any:
     return mutated
 
 
+# ---- long steps, slow links, pauses ----
+
+
+@mutant(Hub, "waits")
+def _an_exchange_waits_no_longer_than_its_timeout(waits: Any) -> Any:
+    """The deadline of an exchange runs from a member's own start, though others still compute."""
+
+    def mutated(self: Hub, attempt: Any, process: Any) -> None:
+        waits(self, attempt, process)
+        timeout_s = process.clock.real(self.world.setting.exchange_timeout_s)
+        self.world.after(timeout_s, self.time_out, attempt, process, process.token)
+
+    return mutated
+
+
+@mutant(progress, "heard")
+def _a_pause_between_two_steps_is_taken_for_a_hang(heard: Any) -> Any:
+    """A group that evaluates is put out and blamed, as one whose step hangs."""
+    return lambda turn, group, message: heard(turn, group, replace(message, away=False))
+
+
+@mutant(progress, "heard")
+def _bytes_that_move_do_not_count(heard: Any) -> Any:
+    """A group over whose slow link the sum still comes is put out when others hold it."""
+    return lambda turn, group, message: heard(turn, group, replace(message, moves=False))
+
+
+@mutant(progress, "_tell_if_all_have", "link")
+def _nobody_hears_that_all_have_computed(tell: Any) -> Any:
+    """Time never begins to count in an exchange, so a link that carries nothing is never found out."""
+    return lambda turn, quorum: None
+
+
+@mutant(progress, "tell_over")
+def _nobody_hears_that_a_quorum_has_ended(tell: Any) -> Any:
+    """Members wait in the exchange of a quorum that is no more, and do nothing else that is asked of them."""
+    return lambda turn, quorum: None
+
+
+@mutant(progress, "_spared")
+def _a_group_that_is_needed_is_stood_aside(spared: Any) -> Any:
+    """A group that is away loses its place though the job cannot go on without it."""
+    return lambda turn, found, living: found
+
+
+# ---- the group's own part ----
+
+
+@mutant(Trainer, "fingerprint", "break", "detour", "kill")
+def _a_vote_loses_its_fingerprint(fingerprint: Any) -> Any:
+    """The fingerprint belongs to work that is dropped when shards have been given away."""
+
+    def mutated(self: Trainer, step: Any) -> int | None:
+        quorum = self.replica.quorum
+        mine = [m.shards for m in quorum.members if m.group == self.name] if quorum is not None else []
+        return fingerprint(self, step) if not mine or self.computed[step] <= set(mine[0]) else None
+
+    return mutated
+
+
+@mutant(Trainer, "contributes", "kill", "crash")
+def _what_was_computed_for_an_old_place_is_counted(contributes: Any) -> Any:
+    """Where each member has one shard, a survivor gives what it has computed for its old place at a new one."""
+
+    def mutated(self: Trainer, step: Any, shards: Any) -> list[int]:
+        if self.world.setting.shards != "members":
+            return contributes(self, step, shards)
+        return [self.first[step]] if step in self.first else contributes(self, step, shards)
+
+    return mutated
+
+
+# ---- whose state is the truth ----
+
+
 @mutant(founding, "newer_may_come", "amnesia", "kill", "break")
 def _the_first_to_come_founds_at_once(newer: Any) -> Any:
     """A coordinator without memory begins with the state of the first group that comes (TorchFT)."""
@@ -316,7 +393,7 @@ def _donors_are_not_compared(pin: Any) -> Any:
 # ---- liveness ----
 
 
-@mutant(progress, "hung")
+@mutant(progress, "late")
 def _a_heartbeat_is_taken_for_progress(hung: Any) -> Any:
     """A group whose training hangs stays in the quorum as long as its heart beats (TorchFT)."""
     return lambda turn: []

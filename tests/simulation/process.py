@@ -60,6 +60,8 @@ class Process(Trainer):
             return False
         if now_s < self._stopped_until_s or now_s < self._stands_until_s or self.crash_after is not None:
             return False
+        if now_s < self.away_until_s:
+            return False
         if replica.phase not in _TAKES_PART or replica.vote != other.replica.vote:
             return False
         return len(self.history) + (replica.phase is r.Phase.APPLYING) >= len(self.world.truth.line)
@@ -93,6 +95,8 @@ class Process(Trainer):
         """Calm begins."""
         self.crash_after = None
         self.sticks_next = False
+        self.pauses_s = 0.0
+        self.away_until_s = min(self.away_until_s, self.world.now_s)
         if self.stuck_at is None:
             self._stands_until_s = min(self._stands_until_s, self.world.now_s)
         if self._stopped_until_s > self.world.now_s:
@@ -241,7 +245,7 @@ class Process(Trainer):
         if world.now_s >= self._stopped_until_s:
             if self.replica.busy and self._waits:
                 self.post(r.Idle())
-            self.post(r.Tick(self._computed))
+            self.post(r.Tick(self._computed, self.away, self.progress))
 
     def _release(self, heal_id: int) -> None:
         if self.stream is not None and self.stream.life.needs(heal_id):

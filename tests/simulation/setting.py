@@ -31,7 +31,14 @@ WEIGHTS: dict[str, float] = {
     "double": 0.5,
 }
 
+# What a healthy group may do at any time: nobody is put out for it.
+HARMLESS = "pause"
+
 MOST_SHARDS = 6
+
+
+# What an exchange takes at most, where no link is slow.
+QUICK_S = 0.006
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,8 @@ class Setting:
     founding_wait_s: float
     gather_s_per_member: float  # how long losses are gathered
     storm_s: float
+    exchange_s: float  # which a slow link needs, at most
+    slow: str  # a group whose shards take many times as long; "" if there is none
     faults: tuple[Fault, ...]
     # Classes that came later, with random numbers of their own: older seeds keep theirs.
     memoryless: bool = False  # the coordinator has no store, and the clocks of its machines differ
@@ -78,6 +87,16 @@ class Setting:
     one_differs: bool = False  # the last regular group begins with another state, and all must be there
     leaves_early: bool = False  # a founder leaves as finished before the first quorum
     raises: bool = False  # the coordinator fails on an event of the job once
+
+    @property
+    def harmless(self) -> bool:
+        """Nothing goes wrong: groups only take their time."""
+        return (
+            not self.flaky
+            and not self.brings
+            and not self.raises
+            and all(fault.kind == HARMLESS for fault in self.faults)
+        )
 
 
 def draw(seed: int) -> Setting:
@@ -128,8 +147,11 @@ def draw(seed: int) -> Setting:
         founding_wait_s=founding_wait_s,
         gather_s_per_member=gather_s_per_member,
         storm_s=storm_s,
+        exchange_s=QUICK_S,
+        slow="",
         faults=_faults(rng, kinds, storm_s),
     )
+    setting = _unhurried(setting, random.Random(seed + (1 << 42)))
     return _widened(seed, setting, regular)
 
 
@@ -157,6 +179,26 @@ def _widened(seed: int, setting: Setting, regular: int) -> Setting:
     return replace(setting, raises=rng.random() < 0.05)
 
 
+def _unhurried(setting: Setting, rng: random.Random) -> Setting:
+    """Let some groups take their time, beside the faults or, in some seeds, in place of all of them.
+
+    With numbers apart, so that all else is as it was drawn before there was this.
+    """
+    if rng.random() < 0.6:
+        return setting
+    slow = rng.choice(setting.names) if rng.random() < 0.3 else ""
+    exchange_s = rng.choice((QUICK_S, QUICK_S, 3.0))
+    pauses = _faults(rng, [HARMLESS], setting.storm_s) if rng.random() < 0.6 else ()
+    before = setting.faults
+    if rng.random() < 0.4:
+        longer_s = setting.storm_s + 4.0  # for a long pause to be seen
+        drift = min(setting.drift, 0.02)
+        setting = replace(setting, flaky=0.0, brings=0, drift=drift, storm_s=longer_s)
+        before = ()
+    numbered = [replace(fault, index=len(before) + i) for i, fault in enumerate(pauses)]
+    return replace(setting, slow=slow, exchange_s=exchange_s, faults=(*before, *numbered))
+
+
 def focused(seed: int, kinds: Sequence[str]) -> Setting:
     """The job and the timing of `seed`, with other faults, all of these kinds: for what is too rare else."""
     setting = draw(seed)
@@ -171,7 +213,7 @@ def _faults(rng: random.Random, kinds: list[str], storm_s: float) -> tuple[Fault
     number = min(25, 1 + int(rng.expovariate(1 / 6)))
     # Some seeds are of one kind above all: what is rare must be frequent somewhere.
     focus = rng.choice(kinds) if rng.random() < 0.3 else ""
-    weights = [WEIGHTS[kind] * (1 if kind != focus else 10) for kind in kinds]
+    weights = [WEIGHTS.get(kind, 1.0) * (1 if kind != focus else 10) for kind in kinds]
     faults: list[Fault] = []
     at_s = 0.0
     for index, kind in enumerate(rng.choices(kinds, weights, k=number)):

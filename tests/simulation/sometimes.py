@@ -33,6 +33,8 @@ RARE: dict[str, str] = {
     "restored": "a coordinator begins with what another has written",
     "silent": "a group is evicted for want of heartbeats",
     "evicted by progress": "a group is evicted because others waited for it too long, though its heart beats",
+    "stood aside": "a group that is away for longer than the job waits is left out, without blame",
+    "all computed": "an attempt lasts so long that its members are told that all have computed",
     "held back": "a group that was put out several times has to wait before it takes part again",
     "late message": "a message of a stream that its group had given up arrives after the next stream's Hello",
     "below min_replicas": "fewer groups than a step needs are able to go on, and the job waits",

@@ -60,6 +60,7 @@ class Trainer:
         self.flipped_at = 0  # since which state
         self.flips_next = False
         self.computed: defaultdict[int, set[int]] = defaultdict(set)
+        self.first: dict[int, int] = {}  # of each step, the shard that it computed first
         self.sums: set[tuple[QuorumId, Step]] = set()
         self.pins: dict[int, Step] = {}
         self.log: dict[int, QuorumId] = {}
@@ -75,6 +76,10 @@ class Trainer:
         self._looks = False
         self._fetches: Heal | None = None  # the heal for which something is being fetched or replayed
         self._computed = _COMPUTED_NOTHING
+        self.progress = 0  # grows whenever it gets on with its step
+        self.away = True  # between two calls of the step
+        self.away_until_s = 0.0
+        self.pauses_s = 0.0  # for so long after the next step
 
     @property
     def is_flipped(self) -> bool:
@@ -114,6 +119,27 @@ class Trainer:
         self.sticks_next = False
         self.stuck_at = len(self.world.truth.line)
         self._stands_until_s = float("inf")
+
+    def pause(self, seconds: float) -> None:
+        """Evaluate between two calls of the step, once the next one has ended."""
+        self.pauses_s = max(self.pauses_s, seconds)
+
+    def _go_away(self) -> None:
+        self.away, self._waits = True, False
+        self.away_until_s = self.world.now_s + self.pauses_s
+        self.pauses_s = 0.0
+        if self.world.tracing:
+            self.world.note(f"{self.name}#{self.incarnation} is away")
+        self._come_back_in_time()
+
+    def _come_back_in_time(self) -> None:
+        if self.world.now_s < self.away_until_s:
+            self.world.after(
+                min(0.2, self.away_until_s - self.world.now_s), self._run, self._come_back_in_time
+            )
+            return
+        self.away, self._waits = False, True
+        self._look_soon()
 
     # ---- what is to be done ----
 
@@ -155,7 +181,7 @@ class Trainer:
     def _look(self) -> None:
         """Read what is to be done, and do it if it is something else than before."""
         self._looks = False
-        if self._applying:
+        if self._applying or self.world.now_s < self.away_until_s:
             return
         directive = core.directive(self.replica)
         if self.replica.phase is r.Phase.LEFT:
@@ -233,6 +259,7 @@ class Trainer:
     def _prepare(self) -> None:
         """Begin with a fresh state, or with the newest checkpoint."""
         self._waits = True
+        self.away = False
         checkpoints = self.world.checkpoints
         fresh = self.replica.frontier_held and self.world.random() < 0.5
         if checkpoints and checkpoints[-1].old and not self.world.calm:
@@ -251,7 +278,7 @@ class Trainer:
         mine = next(member.shards for member in quorum.members if member.group == self.name)
         for shard in mine:
             if shard not in computed:
-                delay_s = self.world.random() * self.world.setting.shard_s * self.world.slowness
+                delay_s = self.world.random() * self.world.shard_s(self.name)
                 self.world.after(delay_s, self.run, self.token, self._compute_one, quorum, step, shard)
                 return
         self._computed = (quorum.quorum_id, step)
@@ -261,7 +288,13 @@ class Trainer:
         if shard in self.computed[step]:
             raise Violation("each shard counted once", f"{self.name} computes shard {shard} of {step} twice")
         self.computed[step].add(shard)
+        self.first.setdefault(step, shard)
+        self.progress += 1
         self._compute(quorum, step)
+
+    def contributes(self, step: Step, shards: tuple[int, ...]) -> list[int]:
+        """The batches that it gives for these shards: those that it has computed."""
+        return [shard for shard in shards if shard in self.computed[step]]
 
     def exchanged(self, quorum_id: QuorumId, step: Step) -> None:
         self.sums.add((quorum_id, step))
@@ -269,7 +302,11 @@ class Trainer:
             self.stick()
             return
         self._waits = True
-        self.post(r.Exchanged(quorum_id, step, self.digest if self.world.setting.compares else None))
+        self.post(r.Exchanged(quorum_id, step, self.fingerprint(step)))
+
+    def fingerprint(self, step: Step) -> int | None:
+        """What its vote says of the state that the step was computed from."""
+        return self.digest if self.world.setting.compares else None
 
     def exchange_broke(self, quorum_id: QuorumId, step: Step, accused: str) -> None:
         self._waits = True
@@ -305,7 +342,10 @@ class Trainer:
             self.flipped, self.flips_next = self.world.flips, False
             self.flipped_at = len(self.history)
         self.post(then)
-        self._look_soon()
+        if self.pauses_s and type(then) is r.Applied and not self.dead:
+            self._go_away()
+        else:
+            self._look_soon()
 
     def _save(self) -> None:
         """One group saves for all: the first of the quorum."""

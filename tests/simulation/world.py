@@ -24,7 +24,7 @@ from .disk import Disk
 from .exchange import Hub
 from .faults import inflict
 from .process import Process
-from .setting import MOST_SHARDS, Fault, Setting, draw
+from .setting import MOST_SHARDS, QUICK_S, Fault, Setting, draw
 from .sometimes import Sometimes
 from .stream import Cables
 from .trainer import OLD_ROOT, Checkpoint
@@ -34,6 +34,8 @@ CALM_LIMIT_S = 90.0
 HOSTS = ("c0", "c1")
 STEPS_IN_CALM = 2
 JOINING = Phase.JOINING
+# How many times as long a shard takes at a slow group. One shard takes less than two heartbeat timeouts.
+SLOW = 10.0
 
 
 class World:
@@ -133,6 +135,16 @@ class World:
             return 1.0
         most = self.setting.exchange_timeout_s / (MOST_SHARDS * self.setting.shard_s)
         return max(1.0, min(most, self.now_s - self._calm_since_s - 1.0))
+
+    def shard_s(self, name: str) -> float:
+        """How long a group takes for one shard, at most."""
+        slow = SLOW if name == self.setting.slow and not self.calm else 1.0
+        return self.setting.shard_s * self.slowness * slow
+
+    @property
+    def exchange_s(self) -> float:
+        """How long an exchange takes, at most."""
+        return QUICK_S if self.calm else self.setting.exchange_s
 
     def note(self, text: str) -> None:
         """Write a line into the trace. Callers ask `tracing` first, so that no text is made in vain."""

@@ -102,6 +102,9 @@ class Group:
     heals_failed: int = 0
     heals_again_s: float = 0.0
     spare: bool = False
+    # By its heartbeats: its training thread is not in a step; and when it has last got on with one.
+    away: bool = False
+    moved_s: float = 0.0
     # Of the last quorum that it had seen when it joined; 0: of none.
     members: int = 0
 
@@ -151,6 +154,9 @@ class Ballot:
     # Since when the first member has waited: with its shards computed; with its vote cast.
     ahead_s: float | None = None
     voted_s: float | None = None
+    # When a member was last known to be away; and whether the members were told that all have computed.
+    away_s: float = 0.0
+    told: bool = False
 
 
 @dataclass(frozen=True)  # without slots: see `changed`
@@ -186,9 +192,9 @@ class Job:
     # At which step a regular group, having taken part, has ended its loop last.
     ended: Step | None = None
     last_tick_s: float | None = None
-    # The slowest step of late, from the begin of its last attempt to its commit; None if none was measured.
-    slowest_s: float | None = None
-    # How often since the last commit members were put out because they hung.
+    # How long the last steps took, each from the begin of its last attempt to its commit: see progress.py.
+    recent_s: tuple[float, ...] = ()
+    # How often since the last commit members were put out because others waited for them.
     hung: int = 0
     # Groups that were put out because they disturbed others: how often, and when last.
     blamed: Mapping[GroupName, tuple[int, float]] = field(default_factory=dict[GroupName, tuple[int, float]])

@@ -124,7 +124,7 @@ def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
     """Handle `message`; return whether anything else may follow from it at once."""
     match message:
         case Heartbeat():
-            progress.computed(turn, turn.put(group, last_heard_s=turn.now_s), message)
+            progress.heard(turn, group, message)
             quorum = turn.job.quorum
             quorums.end_gathering(turn)
             return turn.job.quorum is not quorum
@@ -175,7 +175,7 @@ def _tick(turn: Turn) -> None:
     quorums.lose(turn, *(group.name for group in silent))
     quorums.end_gathering(turn)
     quorums.end_grace(turn, last_tick_s)
-    _put_out_the_hung(turn)
+    _go_on_without_the_late(turn)
     founding.end_reunion(turn)
 
 
@@ -185,15 +185,19 @@ def _note_idle(turn: Turn, unix_s: int) -> None:
         turn.update(idle_since=unix_s)
 
 
-def _put_out_the_hung(turn: Turn) -> None:
-    hung = progress.hung(turn)
-    if not hung:
+def _go_on_without_the_late(turn: Turn) -> None:
+    late = progress.late(turn)
+    if turn.job.quorum is not None:
+        turn.wait_for(progress.waits_for(turn, late))
+    out = [each for each in late if not each.needed]
+    if not out:
         return
     turn.update(hung=turn.job.hung + 1)
-    for group, reason in hung:
-        turn.expel(group, reason, may_return=True)
-        progress.blame(turn, group.name)
-    quorums.lose(turn, *(group.name for group, _ in hung))
+    for each in out:
+        turn.expel(each.group, each.reason, may_return=True, aside=each.away)
+        if not each.away:
+            progress.blame(turn, each.group.name)
+    quorums.lose(turn, *(each.group.name for each in out))
 
 
 def _speaker(job: Job, session: SessionId) -> Group:

@@ -78,6 +78,8 @@ class Heartbeat:
 
     computed_quorum_id: QuorumId = QuorumId(0)
     computed_step: Step = Step(0)
+    away: bool = False
+    moves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +194,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
+    """The group is out. `aside`: it was only away, did nothing wrong, and comes back with its next call."""
+
     reason: str
     may_return: bool
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +221,14 @@ class Halted:
 
 
 @dataclass(frozen=True, slots=True)
+class AllComputed:
+    """All members have computed their shards, or the quorum has ended: from now on time counts in this exchange."""
+
+    quorum_id: QuorumId
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
 class Alive:
     """Answers a heartbeat. The shell says it, at once: it tells of no decision, and waits for none."""
 
@@ -235,4 +248,5 @@ CoordinatorMessage = (
     | Goodbye
     | Halted
     | Alive
+    | AllComputed
 )

@@ -11,7 +11,7 @@ The rule for counting (`settle`), with "living" = members of the quorum not lost
 * a member is lost after somebody voted ok, or a vote failed -> the exchange is in its last milliseconds: wait for
   the other votes, at most `vote_grace_s`. They may still make a COMMIT, or say who is to blame.
 * all living members have voted -> the step is tried again.
-* the grace is over -> those who are accused and silent are evicted, and the step is tried again.
+* the grace is over -> those who have computed, are accused and are silent are evicted, and the step is tried again.
 * the same members have failed the same step once already -> the most accused goes (of two that accuse each other:
   the later by name), so that a dead link between two healthy groups costs one of them its place and not the job
   its progress.
@@ -152,12 +152,22 @@ def _compare(turn: Turn, quorum: NewQuorum) -> None:
     """All living members hold the sum: it counts if all who gave to it, and said so, computed from one state."""
     given = turn.job.ballot.digests
     odd = digests.odd_ones(given)
+    unknown = _without_fingerprint(turn, quorum)
     if odd is None:
         halting.diverge(turn, digests.listed(given))
-    elif odd:
-        retry(turn, quorum, silent=0, odd=odd)
+    elif odd or unknown:
+        retry(turn, quorum, silent=0, odd=(*odd, *unknown))
     else:
         commit(turn, quorum)
+
+
+def _without_fingerprint(turn: Turn, quorum: NewQuorum) -> tuple[GroupName, ...]:
+    """Who does not say from which state it computed, in the first step of a quorum, where the others do."""
+    ballot, frontier = turn.job.ballot, turn.job.frontier
+    if not ballot.digests or frontier is None or quorum.step != frontier.step:
+        return ()
+    voted = (member.group for place, member in enumerate(quorum.members) if ballot.ok >> place & 1)
+    return tuple(name for name in voted if name not in ballot.digests)
 
 
 def end_grace(turn: Turn, last_tick_s: float) -> None:
@@ -187,16 +197,19 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
     turn.put_all(alone, phase=Phase.STALE)
     members = _candidates(turn)
     staying = {group.name for group in members}
-    following = None
+    following = ended = None
     # One that was lost and is back in time makes the same members; but it must hear that it is one of them.
     if len(members) >= turn.job.min_replicas and (ballot.lost or _differs(turn, quorum, members)):
         following = _install(turn, members, again=False, announce=False)
     elif len(members) < turn.job.min_replicas:
         turn.update(quorum=None)
+        ended = quorum
     step = Step(frontier.step - 1)
     message, last = Commit(quorum.quorum_id, step, following), Commit(quorum.quorum_id, step)
     for group in living:
         turn.send(group, message if group.name in staying else last)
+    if ended is not None:
+        progress.tell_over(turn, ended)
     if following is None:
         return
     told = {group.name for group in living}
@@ -213,7 +226,9 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
     ballot = turn.job.ballot
     failures = ballot.failures
     accused = Counter(name for failure in failures for name in set(failure.accused))
-    out = [m.group for i, m in enumerate(quorum.members) if silent >> i & 1 and accused[m.group]]
+    # One that still computes has no exchange to speak of; whether it hangs is for progress.py to say.
+    mute = silent & ballot.computed
+    out = [m.group for i, m in enumerate(quorum.members) if mute >> i & 1 and accused[m.group]]
     retries = 0 if out or odd or ballot.lost else ballot.retries + 1
     if retries > RETRIES_WITH_SAME_MEMBERS:
         out = [_most_accused(quorum, failures, accused)]
@@ -230,6 +245,7 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
     assert turn.job.frontier is not None
     members = _candidates(turn)
     if len(members) < max(1, turn.job.min_replicas):
+        progress.tell_over(turn, quorum)
         return  # `form` goes on when there are enough
     turn.update(ballot=progress.fresh_ballot(turn, retries))
     _install(turn, members, again=True, announce=True)
@@ -241,6 +257,10 @@ def put_out_odd(turn: Turn, holder: Holder, given: Mapping[GroupName, int]) -> N
     group = turn.job.groups.get(holder[0])
     if group is not None and group.holder == holder:  # it may have gone since it told its digest
         reason = f"its state is not the majority's: {digests.listed(given)}"
+        if group.name not in given:
+            reason = (
+                "it gave no fingerprint of its state in the first step of a quorum, where all are compared"
+            )
         turn.expel(group, reason, may_return=True)
 
 

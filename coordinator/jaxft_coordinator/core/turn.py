@@ -63,10 +63,13 @@ class Turn:
         for joiner in [one for one in self.job.groups.values() if one.pinned_step is not None]:
             self.put(joiner, donors=tuple(holder for holder in joiner.donors if holder != group.holder))
 
-    def expel(self, group: Group, reason: str, *, may_return: bool) -> None:
-        """Tell `group` that it is out and end its session. The quorum is the caller's to mend."""
-        self.report(f"evicts {group.name}: {reason}")
-        self.send(group, Evicted(reason, may_return))
+    def expel(self, group: Group, reason: str, *, may_return: bool, aside: bool = False) -> None:
+        """Tell `group` that it is out and end its session. The quorum is the caller's to mend.
+
+        `aside`: it was only away, and comes back when it likes.
+        """
+        self.report(f"{'goes on without' if aside else 'evicts'} {group.name}: {reason}")
+        self.send(group, Evicted(reason, may_return, aside))
         self.effects.append(Close(group.session))
         self.forget(group, reason)
 

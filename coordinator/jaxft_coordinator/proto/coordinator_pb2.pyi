@@ -28,7 +28,7 @@ class GroupMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., heal_failed: _Optional[_Union[HealFailed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., pinned: _Optional[_Union[Pinned, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "new_quorum", "commit", "pin", "release", "heal", "frontier_moved", "waiting", "finished", "evicted", "goodbye", "halted", "challenge", "alive")
+    __slots__ = ("welcome", "refused", "new_quorum", "commit", "pin", "release", "heal", "frontier_moved", "waiting", "finished", "evicted", "goodbye", "halted", "challenge", "alive", "all_computed")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     NEW_QUORUM_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class CoordinatorMessage(_message.Message):
     HALTED_FIELD_NUMBER: _ClassVar[int]
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
+    ALL_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     new_quorum: NewQuorum
@@ -59,7 +60,8 @@ class CoordinatorMessage(_message.Message):
     halted: Halted
     challenge: Challenge
     alive: Alive
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., new_quorum: _Optional[_Union[NewQuorum, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., frontier_moved: _Optional[_Union[FrontierMoved, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
+    all_computed: AllComputed
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., new_quorum: _Optional[_Union[NewQuorum, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., frontier_moved: _Optional[_Union[FrontierMoved, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., all_computed: _Optional[_Union[AllComputed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "job", "group", "incarnation", "rank", "ranks", "address", "proof", "nonce", "term")
@@ -145,12 +147,16 @@ class Vote(_message.Message):
     def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., ok: bool = ..., accused: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("computed_quorum_id", "computed_step")
+    __slots__ = ("computed_quorum_id", "computed_step", "away", "moves")
     COMPUTED_QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_STEP_FIELD_NUMBER: _ClassVar[int]
+    AWAY_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     computed_quorum_id: int
     computed_step: int
-    def __init__(self, computed_quorum_id: _Optional[int] = ..., computed_step: _Optional[int] = ...) -> None: ...
+    away: bool
+    moves: bool
+    def __init__(self, computed_quorum_id: _Optional[int] = ..., computed_step: _Optional[int] = ..., away: bool = ..., moves: bool = ...) -> None: ...
 
 class HealFailed(_message.Message):
     __slots__ = ("heal_id", "reason", "step", "history")
@@ -321,12 +327,14 @@ class Finished(_message.Message):
     def __init__(self, step: _Optional[int] = ...) -> None: ...
 
 class Evicted(_message.Message):
-    __slots__ = ("reason", "may_return")
+    __slots__ = ("reason", "may_return", "aside")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MAY_RETURN_FIELD_NUMBER: _ClassVar[int]
+    ASIDE_FIELD_NUMBER: _ClassVar[int]
     reason: str
     may_return: bool
-    def __init__(self, reason: _Optional[str] = ..., may_return: bool = ...) -> None: ...
+    aside: bool
+    def __init__(self, reason: _Optional[str] = ..., may_return: bool = ..., aside: bool = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ()
@@ -347,6 +355,14 @@ class Halted(_message.Message):
     reason: str
     kind: Halted.Kind
     def __init__(self, reason: _Optional[str] = ..., kind: _Optional[_Union[Halted.Kind, str]] = ...) -> None: ...
+
+class AllComputed(_message.Message):
+    __slots__ = ("quorum_id", "step")
+    QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    quorum_id: int
+    step: int
+    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Alive(_message.Message):
     __slots__ = ()
