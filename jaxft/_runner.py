@@ -126,6 +126,7 @@ class Runner:
         A group that had to heal returns as soon as it stands at the frontier, with the metrics of the last step
         it replayed, so that its loop may see how far the job has come. A spare returns after each step it follows.
         """
+        state = programs.owned(state)
         self._prepare(programs, layout, state, shards)
         batch_for: BatchFor = batch if callable(batch) else (lambda step, shard: batch)
         before = self.report
