@@ -220,7 +220,7 @@ def _join(table: np.ndarray) -> np.ndarray:
     rows, columns = np.indices(table.shape, np.uint32)
     row, column = (np.uint32(_scramble(3 + 2 * dimension + 2) | 1) for dimension in (0, 1))
     places = np.uint32(_scramble(3)) + rows * row + columns * column
-    return np.sum(_mix_host(_mix_host(table) ^ places), axis=0, dtype=np.uint32)
+    return np.asarray(np.sum(_mix_host(_mix_host(table) ^ places), axis=0, dtype=np.uint32))
 
 
 def _mix_host(x: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ _WIDE = {"int4": "int32", "uint4": "int32", "int2": "int32", "bool": "int32"}
 
 
 def memory_kinds() -> list[str]:
-    """The memories in which jit computes; with `unpinned_host` it ends the process if the array is donated (0.10.2)."""
+    """The memories that jit takes; of `unpinned_host` donating an array ends the process, also under plain jit."""
     kinds = [memory.kind for memory in jax.devices()[0].addressable_memories()]
     return [kind for kind in kinds if kind != "unpinned_host"]
 
