@@ -18,6 +18,7 @@ from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._exchange._layout import Layout
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
+from jaxft._nonfinite import Policy
 from jaxft._programs import Programs
 from jaxft._replica._session import Session
 from jaxft._replica._types import Identity, LeaveNow
@@ -79,6 +80,7 @@ class Manager:
         ConfigurationError: for an argument that cannot be right; on entering, if `token` or `tls` cannot be used.
         CoordinatorUnreachable: on entering, if the coordinator does not answer within `failure_timeout_s`.
         Diverged: from a step, if the groups' states differ and no majority says which is right.
+        NonFinite: from a step, in all groups, if its means are not finite and the step is `nonfinite="raise"`.
         JoinRefused: on entering, if the coordinator asks for a token and this group has not the job's; from the
             first step, if this group's program or settings differ from the job's.
 
@@ -262,14 +264,20 @@ class Manager:
         self._close()
 
     def _run(
-        self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None
+        self,
+        programs: Programs,
+        layout: Layout,
+        state: Any,
+        batch: Any,
+        shards: int | None,
+        nonfinite: Policy,
     ) -> tuple[Any, Any]:
         if self._runner is None:
             raise ConfigurationError(
                 f"group {self._group!r} is not in its job: call the step inside `with jaxft.Manager(...) as "
                 "manager:`"
             )
-        return self._runner.run(programs, layout, state, batch, shards)
+        return self._runner.run(programs, layout, state, batch, shards, nonfinite)
 
     def _close(self) -> None:
         if self._runner is not None:

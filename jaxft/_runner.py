@@ -29,6 +29,7 @@ from jaxft._fingerprint import compared
 from jaxft._heal import HealFailed
 from jaxft._heal._fetch import Fetcher
 from jaxft._heal._store import StateStore
+from jaxft._nonfinite import Policy, compared_policy, find
 from jaxft._programs import Programs
 from jaxft._replica._session import Session
 from jaxft._replica._types import (
@@ -65,6 +66,7 @@ class _Work:
     locals: dict[int, Any] = field(default_factory=dict)
     partials: Partials | None = None
     means: list[np.ndarray] | None = None
+    nonfinite: str = ""  # which of the means is not
     digest: PendingDigest | None = None
 
 
@@ -102,6 +104,8 @@ class Runner:
         self._digest_every = digest_every
         self._state_digest = StateDigest()
         self._checkpoints = checkpoints
+        self._nonfinite: Policy = "allow"
+        self._warned = False  # of means that are not finite
         self._state: Any = None  # the newest, for the last checkpoint
         self._prepared: tuple[Mapping[str, str], int | None] | None = None
         self._work = _Work(step)
@@ -119,7 +123,13 @@ class Runner:
         return self._prepared is not None
 
     def run(
-        self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None
+        self,
+        programs: Programs,
+        layout: Layout,
+        state: Any,
+        batch: Any,
+        shards: int | None,
+        nonfinite: Policy,
     ) -> tuple[Any, Any]:
         """Take part until at least one more step is committed; return the state after it, and its metrics.
 
@@ -127,6 +137,7 @@ class Runner:
         it replayed, so that its loop may see how far the job has come. A spare returns after each step it follows.
         """
         state = programs.owned(state)
+        self._nonfinite = nonfinite
         self._prepare(programs, layout, state, shards)
         batch_for: BatchFor = batch if callable(batch) else (lambda step, shard: batch)
         before = self.report
@@ -203,6 +214,7 @@ class Runner:
             **self._settings,
             "layout": layout.digest,
             "shards": "members" if shards is None else str(shards),
+            "nonfinite": compared_policy(self._nonfinite),
             "jaxft": __version__,
             "digest_every": str(self._digest_period(state)),
         }
@@ -219,7 +231,7 @@ class Runner:
     def _check_same(self, settings: Mapping[str, str]) -> None:
         """A group's first step defines its part in the job; another shape of batch may follow, no other state."""
         assert self._prepared is not None
-        for name in ("state", "contribution", "shards"):
+        for name in ("state", "contribution", "shards", "nonfinite"):
             if settings.get(name) != self._prepared[0].get(name):
                 raise ConfigurationError(
                     f"this step differs from the one that group {self._me.group!r} joined job {self._me.job!r} "
@@ -267,7 +279,9 @@ class Runner:
         self._voted_s = time.perf_counter()
         pending = self._work.digest
         digest = None if pending is None else pending.result()
-        self._session.post(Exchanged(quorum.quorum_id, Step(step), digest))
+        self._work.nonfinite = self._look_at(programs, self._work.means, step)
+        stop = self._work.nonfinite if self._nonfinite == "raise" else ""
+        self._session.post(Exchanged(quorum.quorum_id, Step(step), digest, stop))
 
     def _start_digest(self, quorum: NewQuorum, state: Any) -> None:
         """Take the fingerprint of the state that this step computes from, where the coordinator compares them.
@@ -361,7 +375,8 @@ class Runner:
         vote_s = time.perf_counter() - self._voted_s
         began_s = time.perf_counter()
         local = work.locals[min(work.locals)] if work.locals else None
-        state, metrics = self._advance(programs, state, step, work.means, local)
+        skip = self._nonfinite == "skip" and bool(work.nonfinite)
+        state, metrics = self._advance(programs, state, step, work.means, local, skip=skip)
         self._session.post(Applied(Step(self.step)))
         self._work = _Work(self.step)
         if self._checkpoints is not None and self._checkpoints.due(self.step):
@@ -371,17 +386,34 @@ class Runner:
         return state, metrics
 
     def _advance(
-        self, programs: Programs, state: Any, step: int, means: list[np.ndarray], local: Any
+        self, programs: Programs, state: Any, step: int, means: list[np.ndarray], local: Any, *, skip: bool
     ) -> tuple[Any, Any]:
-        """Turn state `step` into the next; the one place where a state is donated."""
+        """Turn state `step` into the next, unless it is skipped; the one place where a state is donated."""
         self._store.log(step, means)
-        self._store.before_donation()
-        state, metrics = programs.apply(state, means, local)
-        leaves = jax.block_until_ready(jax.tree.leaves(state))
+        if skip:
+            leaves, metrics = jax.tree.leaves(state), programs.blank_metrics()
+        else:
+            self._store.before_donation()
+            state, metrics = programs.apply(state, means, local)
+            leaves = jax.block_until_ready(jax.tree.leaves(state))
         self.step = step + 1
         self._state = state
         self._store.publish(self.step, leaves)
         return state, metrics
+
+    def _look_at(self, programs: Programs, means: list[np.ndarray], step: int) -> str:
+        """Which of the means is not finite, if the policy has this looked for: the same word in every group."""
+        found = find(programs.contribution, means, self._nonfinite)
+        self.report = replace(self.report, nonfinite=found)
+        if found and self._nonfinite == "skip":
+            _log.warning("[jaxft %s] step %d changes nothing: %s", self._me.group, step, found)
+        elif found and not self._warned:
+            self._warned = True
+            _log.warning(
+                '[jaxft %s] the means of step %d are not finite: %s (nonfinite="%s"; this is said once)',
+                *(self._me.group, step, found, self._nonfinite),
+            )
+        return found
 
     # ---- healing ----
 
@@ -422,7 +454,8 @@ class Runner:
             except HealFailed as error:
                 self._session.post(HealBroke(directive.heal.heal_id, str(error)))
                 return None
-            state, metrics = self._advance(programs, state, step, means, None)
+            skip = bool(self._look_at(programs, means, step)) and self._nonfinite == "skip"
+            state, metrics = self._advance(programs, state, step, means, None, skip=skip)
             self._work = _Work(self.step)
             self._session.post(Replayed(directive.heal.heal_id, Step(self.step)))
         self.report = replace(self.report, step=self.step)

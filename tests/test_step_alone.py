@@ -288,7 +288,10 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[tuple[Programs, Layout, int | None]] = []
 
-    def _run(self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None) -> Any:
+    def _run(
+        self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None, nonfinite: str
+    ) -> Any:
+        assert nonfinite == "warn"
         self.calls.append((programs, layout, shards))
         batches = [batch(self.step, 1), batch(self.step, 0)] if callable(batch) else [batch, batch]
         for each in batches:

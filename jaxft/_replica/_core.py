@@ -123,8 +123,8 @@ def step(replica: Replica, event: Event, now_s: float) -> tuple[Replica, tuple[E
             _no_longer_busy(turn)
         case Prepared():
             _prepared(turn, event)
-        case Exchanged(quorum_id, number, digest):
-            _cast(turn, Vote(quorum_id, number, ok=True, digest=digest))
+        case Exchanged(quorum_id, number, digest, nonfinite):
+            _cast(turn, Vote(quorum_id, number, ok=True, digest=digest, nonfinite=nonfinite))
         case ExchangeBroke(quorum_id, number, accused, reason):
             _cast(turn, Vote(quorum_id, number, ok=False, accused=accused, reason=reason))
         case Applied(number):

@@ -78,11 +78,15 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """This group holds the sum of `step`, and computed from the state with that fingerprint, if it was due."""
+    """This group holds the sum of `step`, and computed from the state with that fingerprint, if it was due.
+
+    `nonfinite` says which of the means is not finite, where the job is to stop then.
+    """
 
     quorum_id: QuorumId
     step: Step
     digest: int | None = None
+    nonfinite: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def end(worker: Worker) -> dict[str, Any]:
 @pytest.mark.parametrize("state", STATES)
 def test_a_group_is_killed_and_heals_and_then_all_resume(state: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
-        here.start_coordinator("--heartbeat-timeout-ms", "2000", "--min-replicas", "2")
+        here.start_coordinator("--min-replicas", "2")
         alone = start(here, "alone", state, alone=True)
         gate = tmp_path / "gate"
         flags = ("--checkpoints", str(tmp_path / "saved"), "--gate", str(gate))
@@ -61,7 +61,7 @@ def test_a_group_is_killed_and_heals_and_then_all_resume(state: str, tmp_path: P
 @pytest.mark.parametrize("state", STATES)
 def test_all_die_and_resume(state: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
-        here.start_coordinator("--heartbeat-timeout-ms", "2000", "--min-replicas", "2")
+        here.start_coordinator("--min-replicas", "2")
         alone = start(here, "alone", state, alone=True)
         saved, gate = tmp_path / "saved", tmp_path / "gate"
         flags = ("--checkpoints", str(saved), "--gate", str(gate))

@@ -117,6 +117,8 @@ def main() -> None:
     parser.add_argument("--digest-every", type=int)
     parser.add_argument("--checkpoints", type=Path)
     parser.add_argument("--checkpoint-every", type=int, default=10)
+    parser.add_argument("--nonfinite", default="warn")
+    parser.add_argument("--poison", default="", help="STEP:SHARD: that shard's batch is not finite")
     parser.add_argument(
         "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
     )
@@ -136,7 +138,8 @@ def main() -> None:
             wait_for(gates[str(step)])
         if arguments.pace and not arguments.hurry.is_file():
             time.sleep(arguments.pace)
-        return make_batch(step, shard)
+        x, y = make_batch(step, shard)
+        return (x * np.float32(np.inf), y) if f"{step}:{shard}" == arguments.poison else (x, y)
 
     with arguments.events.open("a", buffering=1) as events:
 
@@ -145,9 +148,15 @@ def main() -> None:
 
         state = init(arguments.width)
         if not arguments.coordinator:
-            step = jaxft.fault_tolerant(train_step, None, shards=arguments.shards or None, static_argnums=2)
+            step = jaxft.fault_tolerant(
+                train_step,
+                None,
+                shards=arguments.shards or None,
+                nonfinite=arguments.nonfinite,
+                static_argnums=2,
+            )
             while step.step < arguments.steps:
-                state, _ = step(state, make_batch, arguments.rate)
+                state, _ = step(state, batch_for, arguments.rate)
             write(event="finished", step=step.step, digest=jaxft.digest(state))
             return
         manager = jaxft.Manager(
@@ -169,7 +178,11 @@ def main() -> None:
             if "start" in gates:
                 wait_for(gates["start"])
             step = jaxft.fault_tolerant(
-                train_step, manager, shards=arguments.shards or None, static_argnums=2
+                train_step,
+                manager,
+                shards=arguments.shards or None,
+                nonfinite=arguments.nonfinite,
+                static_argnums=2,
             )
             if arguments.checkpoints:
                 state = manager.restore(state)
@@ -180,11 +193,12 @@ def main() -> None:
                 write(
                     event="step",
                     step=report.step,
-                    loss=float(metrics["loss"]),
+                    loss=float(metrics["loss"]) if np.isfinite(metrics["loss"]) else None,
                     attempts=report.attempts,
                     shards=report.shards,
                     quorum_id=report.quorum_id,
                     members=report.members,
+                    nonfinite=report.nonfinite,
                     healed=None if report.heal is None else report.heal.replayed_steps,
                 )
                 if flip_leaf and manager.step == int(flip_step):

@@ -25,7 +25,7 @@ from jaxft_coordinator.core.job import (
     SessionId,
     Tick,
 )
-from jaxft_coordinator.core.messages import Alive, Evicted, GroupMessage, Halted, Heartbeat, Hello
+from jaxft_coordinator.core.messages import Alive, Evicted, GroupMessage, Halted, HaltKind, Heartbeat, Hello
 
 from .clock import Clock
 from .disk import JOB
@@ -151,7 +151,7 @@ class Life:
     def send(self, session: SessionId, message: object) -> None:
         self.world.truth.check_told(message)  # pyright: ignore[reportArgumentType]
         if type(message) is Halted:
-            self._halt()
+            self._halt(message)
         if type(message) is Evicted and self.world.calm:
             self.world.evicted_in_calm = True
         if self.term != self.world.disk.term:
@@ -159,7 +159,16 @@ class Life:
         if session not in self._closed:
             self._streams[session].down(message)  # pyright: ignore[reportArgumentType]
 
-    def _halt(self) -> None:
+    def _halt(self, message: Halted) -> None:
+        if message.kind is HaltKind.NONFINITE:
+            # (One that was replaced may stand at an earlier step.)
+            step = int(message.reason.split()[4])
+            setting = self.world.setting
+            if setting.nonfinite != "raise" or setting.bad_shard(step) is None:
+                raise Violation("no halt without a reason", f"{message.reason}: {self.world.standing()}")
+            self.world.sometimes.note("halt at means that are not finite")
+            self.world.halted = self.world.over = True
+            return
         # Those whose states differ may have died since they told of it.
         told = any(
             attempt.tainted and attempt.step >= len(self.world.truth.line) - 1

@@ -69,6 +69,13 @@ class Setting:
     brings: int  # steps of a checkpoint from before the coordinator's first life
     storm_s: float
     faults: tuple[Fault, ...]
+    nonfinite: str  # what the job does with means that are not finite
+    poisoned: frozenset[int]  # steps of which one shard makes them so
+
+    def bad_shard(self, step: int) -> int | None:
+        """The shard that makes the means of this step not finite, if there is one."""
+        total = MOST_SHARDS if self.shards == "members" else int(self.shards)
+        return step % total if step in self.poisoned else None
 
 
 def draw(seed: int) -> Setting:
@@ -86,6 +93,11 @@ def draw(seed: int) -> Setting:
         kinds = [kind for kind in kinds if kind != "lie"]
     storm_s = rng.uniform(0.6, 2.5)
     compares = rng.random() < 0.6
+    # Numbers of its own: so that what else a seed stands for stays as it was.
+    other = random.Random(seed + (1 << 41))
+    nonfinite = other.choices(("allow", "skip", "raise"), (6, 3, 1))[0]
+    least = other.randint(1, 30) if nonfinite == "raise" else 0
+    poisoned = frozenset(step for step in range(least, 200) if other.random() < 0.3)
     if not compares:
         kinds = [kind for kind in kinds if kind != "flip"]
     return Setting(
@@ -110,6 +122,8 @@ def draw(seed: int) -> Setting:
         brings=rng.randint(1, 4) if rng.random() < 0.1 else 0,
         storm_s=storm_s,
         faults=_faults(rng, kinds, storm_s),
+        nonfinite=nonfinite,
+        poisoned=poisoned,
     )
 
 

@@ -31,13 +31,13 @@ class Checkpoint:
     state: tuple[QuorumId, ...]
     history: HistoryId
     root: int = 0
+    skipped: frozenset[int] = frozenset()
     old: bool = False  # from before the coordinator's first life
 
     @staticmethod
     def from_before(steps: int) -> "Checkpoint":
-        return Checkpoint(
-            tuple(QuorumId(-1 - step) for step in range(steps)), _OLD_HISTORY, OLD_ROOT, old=True
-        )
+        state = tuple(QuorumId(-1 - step) for step in range(steps))
+        return Checkpoint(state, _OLD_HISTORY, OLD_ROOT, old=True)
 
 
 class Trainer:
@@ -54,6 +54,9 @@ class Trainer:
         # What it holds: a first state, and for each step the quorum whose sum was applied.
         self.root = incarnation if world.setting.differ else 0
         self.history: list[QuorumId] = []
+        self.skipped: frozenset[int] = (
+            frozenset()
+        )  # steps that have changed nothing, for their means are not finite
         self.flipped = 0  # names a flipped bit in the state
         self.flips_next = False
         self.computed: defaultdict[int, set[int]] = defaultdict(set)
@@ -211,6 +214,7 @@ class Trainer:
         if checkpoints and not fresh:
             newest = checkpoints[-1]
             self.root, self.history, saved = newest.root, list(newest.state), newest.history
+            self.skipped = newest.skipped
         step, digest = Step(len(self.history)), f"state {self.root} {self.history}"
         settings = {"shards": self.world.setting.shards}
         least, history = self.world.setting.min_replicas, HistoryId(saved)
@@ -239,7 +243,13 @@ class Trainer:
             self.stick()
             return
         self._waits = True
-        self.post(r.Exchanged(quorum_id, step, self.flipped if self.world.setting.compares else None))
+        stop = self.world.setting.nonfinite == "raise" and self._finds_nonfinite(step, replayed=False)
+        digest = self.flipped if self.world.setting.compares else None
+        self.post(r.Exchanged(quorum_id, step, digest, "w is nan" if stop else ""))
+
+    def _finds_nonfinite(self, step: int, *, replayed: bool) -> bool:
+        """Whether the means of a step are not finite: all who hold them see the same."""
+        return self.world.setting.bad_shard(step) is not None
 
     def exchange_broke(self, quorum_id: QuorumId, step: Step, accused: str) -> None:
         self._waits = True
@@ -263,6 +273,7 @@ class Trainer:
         self.world.truth.check_applied(self, quorum_id)
         if self.pins:
             self.log[len(self.history)] = quorum_id
+        self._skip_or_apply(len(self.history), replayed=isinstance(then, r.Replayed))
         self.history.append(quorum_id)
         self._fetches = None
         self._save()
@@ -271,6 +282,11 @@ class Trainer:
             self.flipped, self.flips_next = self.world.flips, False
         self.post(then)
         self._look_soon()
+
+    def _skip_or_apply(self, step: int, *, replayed: bool) -> None:
+        if self.world.setting.nonfinite == "skip" and self._finds_nonfinite(step, replayed=replayed):
+            self.skipped |= {step}
+            self.world.sometimes.note("skipped step replayed" if replayed else "skipped step")
 
     def _save(self) -> None:
         """One group saves for all: the first of the quorum."""
@@ -281,7 +297,8 @@ class Trainer:
         if step % self.world.setting.saves_every:
             return
         if not checkpoints or checkpoints[-1].old or step > len(checkpoints[-1].state):
-            checkpoints.append(Checkpoint(tuple(self.history), self.replica.job_history, self.root))
+            saved = Checkpoint(tuple(self.history), self.replica.job_history, self.root, self.skipped)
+            checkpoints.append(saved)
 
     def _fetch(self, heal: Heal, until_s: float) -> None:
         donors = self._donors(heal)
@@ -299,6 +316,7 @@ class Trainer:
             return
         donor = keepers[int(self.world.random() * len(keepers))]
         self.root, self.history, self.flipped = donor.root, donor.history[: heal.step], donor.flipped
+        self.skipped = frozenset(step for step in donor.skipped if step < heal.step)
         self.world.truth.check_state(self, heal.step)
         self._fetched(r.Healed(heal.heal_id, heal.step))
 

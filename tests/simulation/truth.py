@@ -79,6 +79,9 @@ class Truth:
         elif new.step == old.step + 1 and new.quorum_id:
             if len(self.line) != old.step:
                 raise Violation("one outcome per step", f"step {old.step} is decided at {len(self.line)}")
+            setting = self._world.setting
+            if setting.nonfinite == "raise" and setting.bad_shard(old.step) is not None:
+                raise Violation("a step that is not finite ends the job", f"step {old.step} counts")
             self.line.append(new.quorum_id)
             self.ever.add((old.step, new.quorum_id))
             if self._world.tracing:
@@ -247,6 +250,7 @@ class Truth:
     def check_state(self, process: "Trainer", step: int) -> None:
         """What `process` holds, as state `step`, is the job's, or was before the job went back."""
         history = process.history
+        self._check_skipped(process)
         line = self.line[:step]
         if len(history) == step and history == line and process.root == self.root:
             return
@@ -257,6 +261,20 @@ class Truth:
             "equal frontier means equal state",
             f"{process.name} holds {process.root} {history} as state {step}, not {self.root} {line}",
         )
+
+    def _check_skipped(self, process: "Trainer") -> None:
+        """A step changes nothing in any group or in all of them."""
+        setting = self._world.setting
+        if setting.nonfinite != "skip":
+            return
+        # (What was done before the coordinator's first life has the numbers of no quorum.)
+        done = [step for step, quorum_id in enumerate(process.history) if quorum_id > 0]
+        bad = {step for step in done if setting.bad_shard(step) is not None}
+        if process.skipped != bad:
+            raise Violation(
+                "equal frontier means equal state",
+                f"{process.name} has skipped {sorted(process.skipped)}, and not {sorted(bad)}",
+            )
 
     def check_alike(self, processes: "Collection[Trainer]") -> None:
         """Those who exchange, or end together, hold one state."""

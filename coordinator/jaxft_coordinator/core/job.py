@@ -116,6 +116,7 @@ class Ballot:
     lost: int = 0
     failures: tuple[Failure, ...] = ()
     digests: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
+    nonfinite: str = ""  # which of the means is not finite, as the first to find it says
     deadline_s: float | None = None
     retries: int = 0
     began_s: float = 0.0
