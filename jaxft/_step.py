@@ -15,12 +15,11 @@ from jaxft._halves import Local, OtherTypes, Programs
 from jaxft._leaves import refuse_tracers
 from jaxft._nonfinite import Policy, checked_policy, find
 from jaxft._placement import placed
-from jaxft._programs import Shared, cut_programs, programs_from_functions
+from jaxft._programs import Shared, cut_only, cut_programs, joined, program_settings
 from jaxft._statics import Statics
 
 _log = logging.getLogger("jaxft")
 
-Build = Callable[[Any, Any, tuple[Any, ...], dict[str, Any], Shared], Programs]
 # How the static arguments of a call are told apart.
 StaticKey = tuple[Any, ...]
 
@@ -102,13 +101,7 @@ def fault_tolerant(
     """
     statics = Statics.of(train_step, static_argnums, static_argnames)
 
-    def build(
-        state: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Shared
-    ) -> Programs:
-        statics.check(args, kwargs)
-        return cut_programs(train_step, state, batch, args, kwargs, shared=shared)
-
-    return Step(build, manager, shards, nonfinite)
+    return Step(train_step, statics, manager, shards, nonfinite)
 
 
 def from_functions(
@@ -147,22 +140,24 @@ def from_functions(
         A `Step`: call it as `state, metrics = step(state, batch)`.
     """
 
-    def build(
-        state: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Shared
-    ) -> Programs:
-        Statics.none().check(args, kwargs)
-        return programs_from_functions(grad_fn, update_fn, state, batch, shared=shared)
-
-    return Step(build, manager, shards, nonfinite)
+    return Step(joined(grad_fn, update_fn), Statics.none(), manager, shards, nonfinite)
 
 
 class Step:
     """A fault-tolerant train step; made by `jaxft.fault_tolerant` and `jaxft.from_functions`."""
 
-    def __init__(self, build: Build, manager: _Manager | None, shards: int | None, nonfinite: Policy) -> None:
+    def __init__(
+        self,
+        train_step: Callable[..., Any],
+        statics: Statics,
+        manager: _Manager | None,
+        shards: int | None,
+        nonfinite: Policy,
+    ) -> None:
         if shards is not None and shards < 1:
             raise ConfigurationError(f"shards is {shards}; a job divides its batch into at least one.")
-        self._build = build
+        self._train_step = train_step
+        self._statics = statics
         self._manager = manager
         self._shards = shards
         self._nonfinite: Policy = checked_policy(nonfinite)
@@ -209,7 +204,8 @@ class Step:
         programs = self._current.get(key)
         if programs is None:
             example = batch(self._manager.step, 0) if callable(batch) else batch
-            programs = self._current[key] = self._find(static, static_kw, key, state, example)
+            found = self._find(static, static_kw, key, state, example)
+            programs = self._current[key] = self._comparable(found, static, static_kw, state, batch, example)
         return self._manager._run(programs, programs.layout, state, batch, self._shards, self._nonfinite)
 
     def _run_alone(
@@ -251,6 +247,30 @@ class Step:
             return programs.traced.state_tree.unflatten(leaves), programs.blank_metrics()
         return programs.apply_leaves(leaves, means, local)
 
+    def _comparable(
+        self,
+        programs: Programs,
+        static: tuple[Any, ...],
+        static_kw: dict[str, Any],
+        state: Any,
+        batch: Any,
+        example: Any,
+    ) -> Programs:
+        """The programs with a fingerprint that does not depend on when this group came.
+
+        The shape of a batch may vary from step to step, and `compute` with it. So all groups compare the programs for
+        the batch of step 0 and shard 0, whichever step they come at. Where each group brings a batch of its own there
+        is none that all have, and what is compared is what they do with the means.
+        """
+        if not callable(batch):
+            settings = program_settings([programs.cut.apply])
+        elif _types(first := batch(0, 0)) == _types(example):
+            return programs
+        else:
+            parts = cut_only(self._train_step, state, first, static, static_kw)
+            settings = program_settings([parts.compute, parts.apply])
+        return dataclasses.replace(programs, fingerprint={**programs.fingerprint, **settings})
+
     def _find(
         self, static: tuple[Any, ...], static_kw: dict[str, Any], key: StaticKey, state: Any, batch: Any
     ) -> Programs:
@@ -260,7 +280,8 @@ class Step:
         signature = (key, state_types, _types(batch))
         programs = self._programs.get(signature)
         if programs is None:
-            built = self._build(state, batch, static, static_kw, self._shared)
+            self._statics.check(static, static_kw)
+            built = cut_programs(self._train_step, state, batch, static, static_kw, shared=self._shared)
             _check_repeatable(built, self._reference.setdefault(state_types, built))
             siblings = functools.partial(self._find, static, static_kw, key)
             programs = self._programs[signature] = dataclasses.replace(built, siblings=siblings)

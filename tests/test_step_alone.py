@@ -311,7 +311,7 @@ def test_a_manager_is_given_programs_and_the_rest() -> None:
 
     for _ in range(2):
         state, _ = step(state, batch_for)
-    assert asked == [(5, 0)] + 2 * [(5, 1), (5, 0)], "an example is asked for once"
+    assert asked == [(5, 0), (0, 0)] + 2 * [(5, 1), (5, 0)], "examples are asked for once"
     programs, layout, shards = manager.calls[0]
     assert manager.calls[1][0] is programs
     assert layout == Layout.of(programs.contribution)

@@ -55,9 +55,9 @@ def train_step(state: dict[str, Any], batch: Any, rate: float) -> tuple[dict[str
     return {"params": params, "mu": mu, "nu": nu, "count": count}, {"loss": loss, "local": local}
 
 
-def make_batch(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
+def make_batch(step: int, shard: int, rows: int = 8) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng([step, shard])
-    x = rng.standard_normal((8, 16), dtype=np.float32)
+    x = rng.standard_normal((rows, 16), dtype=np.float32)
     return x, np.tanh(x[:, :4] * 2)
 
 
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path)
     parser.add_argument("--checkpoint-every", type=int, default=10)
     parser.add_argument("--nonfinite", default="warn")
+    parser.add_argument("--vary", action="store_true", help="batches of another shape at each step")
     parser.add_argument("--poison", default="", help="STEP:SHARD: that shard's batch is not finite")
     parser.add_argument(
         "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
@@ -138,7 +139,7 @@ def main() -> None:
             wait_for(gates[str(step)])
         if arguments.pace and not arguments.hurry.is_file():
             time.sleep(arguments.pace)
-        x, y = make_batch(step, shard)
+        x, y = make_batch(step, shard, 8 + 4 * (step % 3) if arguments.vary else 8)
         return (x * np.float32(np.inf), y) if f"{step}:{shard}" == arguments.poison else (x, y)
 
     with arguments.events.open("a", buffering=1) as events:
