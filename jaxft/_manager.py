@@ -3,7 +3,7 @@
 import logging
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -56,8 +56,9 @@ class Manager:
             coordinator, nobody that holds the job's state, a peer that neither moves nor dies. Every other
             timeout derives from it.
         min_replicas: how many groups a step needs; the coordinator's setting by default. Equal in all groups.
-        settings: whatever else must be the same in all groups for their batches to be one job's, by name: the
-            fingerprint of a corpus, a seed. A group that differs is refused, with what differs.
+        settings: whatever else must be the same in all groups, and over all restarts, for this to be one run, by
+            name: the fingerprint of a corpus, a seed, the learning rate. A group that differs is refused, with what
+            differs; so is a checkpoint that was saved with others.
         checkpoints: where the job's state is saved every so many steps, by one group for all; for when all groups
             die at once. Call `restore` before the first step.
         spare: this group takes part only in the place of one that is lost. Until then it follows: it holds the
@@ -212,7 +213,7 @@ class Manager:
         )
         return self
 
-    def restore(self, state: Any) -> Any:
+    def restore(self, state: Any, *, changed: Collection[str] = ()) -> Any:
         """Return the state of the job's newest checkpoint, and set `step` to its step; or `state` itself.
 
         To be called before the first step. If groups that hold the job's state are there, no file is read: this
@@ -221,10 +222,14 @@ class Manager:
 
         Args:
             state: a state of the wanted structure, shapes, dtypes and shardings, such as the initial one.
+            changed: settings of this Manager that were changed on purpose since the checkpoint was saved, by name;
+                "shards", if the step now has another number of them; "job", to go on from another job's. Anything
+                else that differs is refused.
 
         Raises:
             ConfigurationError: the Manager has no `checkpoints` or is not entered, the first step has been taken,
-                or the checkpoint is of another job or another model.
+                or the checkpoint is of another job, another model or other settings: what differs is said. The
+                number of shards is compared in the first step.
             CannotRestore: there are checkpoints, and all are damaged.
         """
         if self._runner is None or self._session is None or self._runner.started:
@@ -237,7 +242,7 @@ class Manager:
         if held:
             _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._group)
             return state
-        found = self._checkpoints.restore(state, job=self._job)
+        found = self._checkpoints.restore(state, job=self._job, settings=self._settings, changed=changed)
         if found is None:
             _log.info(
                 "[jaxft %s] there is no checkpoint: begins with the state that it was given", self._group
@@ -246,7 +251,7 @@ class Manager:
         behind = 0 if frontier_step is None else frontier_step - found.step
         again = f"; the job had committed {frontier_step}: {done_again(behind)}" if behind > 0 else ""
         _log.info("[jaxft %s] restored step %d from %s%s", self._group, found.step, found.folder, again)
-        self._runner.restored(found.step, found.history)
+        self._runner.restored(found, changed)
         return found.state
 
     def __exit__(

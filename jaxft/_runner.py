@@ -8,8 +8,9 @@ Each phase is announced on the logger at DEBUG ("compute step 3 shard 1", "excha
 """
 
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,8 +19,10 @@ import numpy as np
 from jaxft_coordinator.core.messages import GroupName, Heal, HistoryId, NewQuorum, Step
 
 from jaxft import _errors
-from jaxft._checkpoints import Checkpoints
+from jaxft._checkpoints import Checkpoints, Restored
+from jaxft._checkpoints._settings import LATER, differences, refusal
 from jaxft._dataplane import Abort, Listener
+from jaxft._environment import nondeterminism, xla_flags
 from jaxft._errors import ConfigurationError, ExchangeFailed, JaxftError, JobFinished
 from jaxft._exchange._exchange import exchange
 from jaxft._exchange._layout import Layout
@@ -107,6 +110,8 @@ class Runner:
         self._nonfinite: Policy = "allow"
         self._warned = False  # of means that are not finite
         self._state: Any = None  # the newest, for the last checkpoint
+        self._restored: Restored | None = None
+        self._changed: Collection[str] = ()
         self._prepared: tuple[Mapping[str, str], int | None] | None = None
         self._work = _Work(step)
         self._links: Links | None = None
@@ -178,11 +183,21 @@ class Runner:
 
     # ---- checkpoints ----
 
-    def restored(self, step: int, history: int) -> None:
+    def restored(self, found: Restored, changed: Collection[str]) -> None:
         """The state of the first call comes from a checkpoint."""
-        self.step, self.history = step, history
-        self._work = _Work(step)
-        self.report = StepReport(step=step)
+        self.step, self.history = found.step, found.history
+        self._work = _Work(self.step)
+        self.report = StepReport(step=self.step)
+        self._restored, self._changed = found, changed
+
+    def _check_restored(self, present: Mapping[str, str]) -> None:
+        """Compare what is known of the step with what the checkpoint was saved with. Raises ConfigurationError."""
+        if self._restored is None or self._restored.settings is None:
+            return
+        saved = {name: value for name, value in self._restored.settings.items() if name in LATER}
+        now = {name: present[name] for name in saved}
+        if differing := differences(saved, now, self._changed):
+            raise ConfigurationError(refusal(str(self._restored.folder), differing, self.step))
 
     def save_last(self) -> None:
         """Save the state in which this group's loop ended, if it is this group's turn."""
@@ -198,7 +213,11 @@ class Runner:
         if self._checkpoints is None or self.report.members[:1] != (self._me.group,):
             return
         history = self._session.history
-        self._checkpoints.save(self.step, state, job=self._me.job, history=history)
+        assert self._prepared is not None
+        kept = {name: value for name, value in self._prepared[0].items() if name in LATER} | dict(
+            self._settings
+        )
+        self._checkpoints.save(self.step, state, job=self._me.job, history=history, settings=kept)
 
     def close(self) -> None:
         if self._links is not None:
@@ -221,6 +240,9 @@ class Runner:
         if self._prepared is not None:
             self._check_same(settings)
             return
+        self._check_restored(settings)
+        if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):
+            _log.warning("[jaxft %s] %s", self._me.group, text)
         self._prepared = (settings, shards)
         leaves = jax.tree.leaves(state)
         self._store.publish(self.step, leaves)
