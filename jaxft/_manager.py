@@ -217,8 +217,9 @@ class Manager:
         """Return the state of the job's newest checkpoint, and set `step` to its step; or `state` itself.
 
         To be called before the first step. If groups that hold the job's state are there, no file is read: this
-        group heals from them. If there is no checkpoint, training begins with `state`. After all groups have died,
-        the job goes on from the newest checkpoint that any of them brings; a fresh state never replaces it.
+        group heals from them. When all begin again at once, two read, and the others heal from these. If there is no
+        checkpoint, training begins with `state`. After all groups have died, the job goes on from the newest
+        checkpoint that any of them brings; a fresh state never replaces it.
 
         Args:
             state: a state of the wanted structure, shapes, dtypes and shardings, such as the initial one.
@@ -242,6 +243,19 @@ class Manager:
         if held:
             _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._group)
             return state
+        # Only of a job that the coordinator remembers: else fresh states could found it before a restored one comes.
+        if not frontier_step:
+            return self._restored(state, changed, frontier_step)
+        with self._checkpoints.reading(self._failure_timeout_s) as mine:
+            if mine:
+                return self._restored(state, changed, frontier_step)
+        _log.info("[jaxft %s] reads no checkpoint: others have, and it heals from them", self._group)
+        self._runner.heals_only()
+        return state
+
+    def _restored(self, state: Any, changed: Collection[str], frontier_step: int | None) -> Any:
+        assert self._checkpoints is not None
+        assert self._runner is not None
         found = self._checkpoints.restore(state, job=self._job, settings=self._settings, changed=changed)
         if found is None:
             _log.info(

@@ -112,6 +112,7 @@ class Runner:
         self._state: Any = None  # the newest, for the last checkpoint
         self._restored: Restored | None = None
         self._changed: Collection[str] = ()
+        self._heals_only = False
         self._prepared: tuple[Mapping[str, str], int | None] | None = None
         self._work = _Work(step)
         self._links: Links | None = None
@@ -190,6 +191,10 @@ class Runner:
         self.report = StepReport(step=self.step)
         self._restored, self._changed = found, changed
 
+    def heals_only(self) -> None:
+        """The state of the first call is a fresh one of a job that has a checkpoint, which others have read."""
+        self._heals_only = True
+
     def _check_restored(self, present: Mapping[str, str]) -> None:
         """Compare what is known of the step with what the checkpoint was saved with. Raises ConfigurationError."""
         if self._restored is None or self._restored.settings is None:
@@ -248,7 +253,9 @@ class Runner:
         self._store.publish(self.step, leaves)
         digest = f"{self._state_digest.start(leaves).result():016x}"
         history, least = HistoryId(self.history), self._min_replicas or 0
-        self._session.post(Prepared(Step(self.step), digest, settings, least, history, self._spare))
+        self._session.post(
+            Prepared(Step(self.step), digest, settings, least, history, self._spare, self._heals_only)
+        )
 
     def _check_same(self, settings: Mapping[str, str]) -> None:
         """A group's first step defines its part in the job; another shape of batch may follow, no other state."""

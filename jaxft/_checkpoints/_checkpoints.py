@@ -1,5 +1,6 @@
 """`Checkpoints`: the newest complete state on disk, written beside the training."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 from jaxft._checkpoints import _folder, _orbax
 from jaxft._checkpoints._host import HostCopy, key_impls, placed, template, with_keys
 from jaxft._checkpoints._manifest import Damaged, Manifest, difference, leaves_of
+from jaxft._checkpoints._readers import turn
 from jaxft._checkpoints._settings import LATER, differences, refusal
 from jaxft._checkpoints._writer import write
 from jaxft._digest import digest
@@ -90,6 +92,14 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The steps that have a complete checkpoint, ascending. Whether one is damaged shows when it is read."""
         return _folder.steps(self._folder)
+
+    def reading(self, timeout_s: float) -> contextlib.AbstractContextManager[bool]:
+        """Yield whether this process should read a checkpoint, or leave that to others that do so right now.
+
+        Args:
+            timeout_s: how long to wait for those others; then it should.
+        """
+        return turn(self._folder, timeout_s=timeout_s) if self.steps() else contextlib.nullcontext(True)
 
     def restore(
         self,

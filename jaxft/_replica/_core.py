@@ -263,6 +263,14 @@ def _join_or_wait(turn: _Turn) -> None:
     if prepared is None or replica.busy:
         turn.enter(Phase.PRESENT)
         return
+    if prepared.heals_only and not replica.frontier_step:
+        me = replica.identity
+        turn.fail(
+            "CannotHeal",
+            f"group {me.group!r} of job {me.job!r} has left it to other groups to read the checkpoint, and the "
+            "coordinator no longer knows the job. Start this group again: it then reads the checkpoint itself.",
+        )
+        return
     # The digest was taken of the first state; a state that has moved on is known by its incarnation.
     digest = prepared.digest if prepared.step == replica.step else ""
     turn.enter(Phase.JOINING, joined=True, vote=None)
@@ -349,7 +357,7 @@ def _caught_up_to(turn: _Turn, heal_id: HealId, number: Step) -> None:
     assert prepared is not None
     # Its digest was of the state that this one has replaced, though they may have the same number.
     history = turn.replica.job_history or turn.replica.history
-    turn.update(step=number, prepared=replace(prepared, digest=""), history=history)
+    turn.update(step=number, prepared=replace(prepared, digest="", heals_only=False), history=history)
     _no_longer_busy(turn)
     replica = turn.replica
     if replica.heal is None or replica.heal.heal_id != heal_id or replica.phase not in _CATCHES_UP:

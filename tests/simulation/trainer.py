@@ -211,14 +211,23 @@ class Trainer:
         if checkpoints and checkpoints[-1].old and not self.world.calm:
             fresh = fresh or self.world.random() < 0.5
         saved = 0
-        if checkpoints and not fresh:
+        heals_only = bool(checkpoints) and not fresh and self._others_read()
+        if checkpoints and not fresh and not heals_only:
             newest = checkpoints[-1]
             self.root, self.history, saved = newest.root, list(newest.state), newest.history
             self.skipped = newest.skipped
         step, digest = Step(len(self.history)), f"state {self.root} {self.history}"
         settings = {"shards": self.world.setting.shards}
         least, history = self.world.setting.min_replicas, HistoryId(saved)
-        self.post(r.Prepared(step, digest, settings, least, history, self.spare))
+        self.post(r.Prepared(step, digest, settings, least, history, self.spare, heals_only))
+
+    def _others_read(self) -> bool:
+        """Whether this one leaves it to others to read the checkpoint: of a job that goes on, while others do."""
+        newest = self.world.checkpoints[-1]
+        others = self.world.processes.values()
+        read = [other for other in others if not other.dead and other.replica.history == newest.history]
+        # Without a draw of numbers, so that what else a seed stands for stays as it was.
+        return bool(read) and bool(self.replica.frontier_step) and self.incarnation % 2 == 0
 
     def _compute(self, quorum: NewQuorum, step: Step) -> None:
         computed = self.computed[step]
