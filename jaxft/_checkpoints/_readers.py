@@ -8,12 +8,15 @@ is done in time, or if the disk has no locks: to read once too often costs time 
 
 import contextlib
 import fcntl
+import logging
 import os
 import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+_log = logging.getLogger("jaxft")
 
 # One is enough; the other is for the death of the first before it has given the state to anybody.
 READERS = 2
@@ -60,6 +63,7 @@ def _slot(folder: Path, deadline_s: float, readers: int) -> _Slot | None:
             return _Slot(descriptor, done_by_others=False)
         if before is None:
             before = [_mark(file) for file in files]
+            _log.info("waits for others, who read a checkpoint in %s", folder)
         if time.monotonic() >= deadline_s:
             return None
         time.sleep(_POLL_S)

@@ -408,8 +408,8 @@ _HALTS = {
     ),
     HaltKind.NONFINITE: (
         "NonFinite",
-        "Nothing of that step has been applied. Look at the learning rate and the data of that step; then start the "
-        'groups again from a checkpoint, or choose nonfinite="skip" or "allow" (docs/guarantees.md).',
+        "Nothing of that step has been applied. Look at the learning rate and the data of that step; then go on from "
+        'a checkpoint under another job name, with other settings or with nonfinite="skip" (docs/guarantees.md).',
     ),
     HaltKind.FAILED: (
         "JobHalted",
