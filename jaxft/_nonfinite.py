@@ -5,10 +5,10 @@ that is not finite makes every sum that it enters not finite, and all groups hol
 joiner that replays the step. So all decide alike without a word to each other. Only a halt needs one: see
 `Vote.nonfinite`.
 
-The look is one pass over memory (20 to 60 GB/s on a core, where an exchange on a loopback moves 1 GB/s): the product
-of a block with zeros is NaN if and only if something in it is not finite. It costs 1 to 4 % of an exchange, so it is
-not done unasked: by default only the beginning of each leaf is looked at, for a warning. A backward pass spreads its
-first NaN over nearly all that it makes.
+The look is one pass over memory: the product of a block with zeros is NaN if and only if something in it is not
+finite. Measured on one core: 0.1 ms for 4 MB of float32 and 12 ms for 256 MB, where an exchange of two groups over
+loopback takes 4.5 and 166 ms. That is 2 to 7 %, so it is not done unasked: by default only the beginning of each leaf
+is looked at, for a warning (1.3 us a leaf). A backward pass spreads its first NaN over nearly all that it makes.
 """
 
 from collections.abc import Callable, Sequence

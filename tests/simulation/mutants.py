@@ -303,19 +303,6 @@ def _resumes_while_holders_are_there(resume: Any) -> Any:
     return mutated
 
 
-@mutant(replica, "_join_or_wait", "wipe", "coordinator", "kill")
-def _one_that_left_the_reading_to_others_founds_the_job(join_or_wait: Any) -> Any:
-    """A fresh group of a job that has a checkpoint, which others have read, joins whatever the coordinator knows."""
-
-    def mutated(turn: Any) -> None:
-        prepared = turn.replica.prepared
-        if prepared is not None and prepared.heals_only:
-            turn.update(prepared=replace(prepared, heals_only=False))
-        join_or_wait(turn)
-
-    return mutated
-
-
 # ---- liveness ----
 
 
