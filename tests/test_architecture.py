@@ -66,7 +66,7 @@ def test_importing_jaxft_is_light():
 def test_the_public_surface_is_small_and_documented():
     import jaxft
 
-    assert len(jaxft.__all__) <= 22
+    assert len(jaxft.__all__) <= 24
     for name in jaxft.__all__:
         assert name == "__version__" or getattr(jaxft, name).__doc__, f"{name} has no docstring"
 
