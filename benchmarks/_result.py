@@ -138,7 +138,9 @@ def write(results: Iterable[Result], path: Path) -> None:
     """One result is written as one object, several as a list of them."""
     found = [result.to_json() for result in results]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(found[0] if len(found) == 1 else found, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
 
 
 def show(result: Result, console: Console | None = None) -> None:

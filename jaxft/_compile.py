@@ -1,10 +1,11 @@
 """Compiles the parts of a cut step ahead of time."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Sharding
 
 from jaxft._cut import Cut
@@ -13,16 +14,38 @@ from jaxft._part import Part
 
 Spec = jax.ShapeDtypeStruct
 # Compiled `apply` programs by what they were compiled from: steps on batches of several shapes share one.
-Applies = dict[Hashable, jax.stages.Compiled]
+Applies = dict[Hashable, "Program"]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A compiled part, over the flat leaves that it reads."""
+
+    compiled: jax.stages.Compiled
+    call: Callable[..., list[jax.Array]]
+
+    def __call__(self, *inputs: Any) -> list[jax.Array]:
+        """Run it. Raises ValueError or TypeError if the inputs are not of the types that it was compiled for."""
+        return self.call(*inputs)
+
+    @property
+    def output_shardings(self) -> Any:
+        return self.compiled.output_shardings
+
+    def cost_analysis(self) -> Any:
+        return self.compiled.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        return self.compiled.memory_analysis()
 
 
 @dataclass(frozen=True)
 class Executables:
     """The compiled parts of a cut, each over the flat leaves that its part reads."""
 
-    compute: jax.stages.Compiled
-    apply: jax.stages.Compiled
-    report: jax.stages.Compiled | None
+    compute: Program
+    apply: Program
+    report: Program | None
     apply_key: Hashable  # equal keys, the same apply program
 
     @property
@@ -55,8 +78,11 @@ def compile_cut(
     """
     compute = _compile("compute", cut.compute, cut.compute.inputs(state, batch=batch), pins)
     # Where nothing was placed on purpose nothing is pinned, so that results stay free to move, as under jit.
-    placed = any(spec.sharding is not None for spec in (*state, *batch))
-    made = _output_specs(cut.compute, compute.output_shardings if placed else None)
+    devices = max((_devices(spec.sharding) for spec in (*state, *batch)), default=0)
+    # What a `compute` that reads nothing of the state makes on one device is free to move to where the state lies.
+    made = _output_specs(
+        cut.compute, [one if _devices(one) == devices else None for one in compute.output_shardings]
+    )
     means, rest = made[: len(cut.contributions)], made[len(cut.contributions) + len(cut.direct) :]
     inputs = cut.apply.inputs(state, means=means)
     apply_key = _key(cut, inputs, state)
@@ -70,26 +96,60 @@ def compile_cut(
     return Executables(compute=compute, apply=applies[apply_key], report=report, apply_key=apply_key)
 
 
+def _devices(sharding: Sharding | None) -> int:
+    return 0 if sharding is None else len(sharding.device_set)
+
+
 def _compile(
     name: str,
     part: Part,
     inputs: Sequence[Spec],
     out_shardings: Sequence[Sharding | None],
     donated: Sequence[int] = (),
-) -> jax.stages.Compiled:
+) -> Program:
     function = part.function()
     function.__name__ = name  # shown by profilers
     shardings = [*out_shardings, *[None] * (len(part.output_avals) - len(out_shardings))]
     # Unused leaves are among the inputs only to be donated: their memory serves the new ones.
     program = jax.jit(function, donate_argnums=tuple(donated), out_shardings=shardings, keep_unused=True)
-    return program.trace(*inputs).lower().compile()
+    compiled = program.trace(*inputs).lower().compile()
+    if any(_is_packed(spec) for spec in inputs):
+        return Program(compiled, _checked(program, inputs))
+    return Program(compiled, compiled)
 
 
-def _output_specs(part: Part, shardings: Any) -> list[Spec]:
+def _is_packed(spec: Spec) -> bool:
+    """Whether XLA packs several elements into a byte: int4 and its kin."""
+    kinds = ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.finfo))
+    return any(jnp.issubdtype(spec.dtype, kind) and info(spec.dtype).bits < 8 for kind, info in kinds)
+
+
+def _checked(program: Callable[..., Any], inputs: Sequence[Spec]) -> Callable[..., list[jax.Array]]:
+    """A jitted program that refuses inputs of other types, as compiled ones do.
+
+    A compiled program refuses packed arrays that were placed on purpose: it wants them packed, and on the CPU they
+    say that they are not (JAX 0.10 to 0.12). Called through `jax.jit`, the same program takes them.
+    """
+
+    def call(*given: Any) -> list[jax.Array]:
+        for number, (array, spec) in enumerate(zip(given, inputs, strict=True)):
+            if (array.shape, array.dtype) != (spec.shape, spec.dtype) or not _lies(array, spec.sharding):
+                raise ValueError(f"Input {number} is {array.dtype}{list(array.shape)}, which is not {spec}.")
+        return program(*given)
+
+    return call
+
+
+def _lies(array: Any, wanted: Sharding | None) -> bool:
+    committed = isinstance(array, jax.Array) and array.committed
+    return wanted is None or not committed or array.sharding.is_equivalent_to(wanted, array.ndim)
+
+
+def _output_specs(part: Part, shardings: Sequence[Sharding | None]) -> list[Spec]:
     avals = part.output_avals
     return [
         Spec(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
-        for aval, sharding in zip(avals, shardings or [None] * len(avals), strict=True)
+        for aval, sharding in zip(avals, shardings, strict=True)
     ]
 
 

@@ -8,11 +8,9 @@ the source lies. Left out on purpose: source lines and the bodies of Python call
 import dataclasses
 import enum
 import hashlib
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 import jax
@@ -49,19 +47,6 @@ def part_digest(part: Part, *, meshes: bool = True) -> str:
     return _hash("\n".join(text))
 
 
-def environment(devices: Sequence[Any]) -> dict[str, str]:
-    """What the bits of a result depend on besides the program."""
-    platform = devices[0].platform
-    # XLA's CPU backend divides its work by the number of cores that the process may use; so do its roundings.
-    cores = str(len(os.sched_getaffinity(0))) if platform == "cpu" else "-"
-    return {
-        "jax": f"{jax.__version__}/{metadata.version('jaxlib')}",
-        "backend": platform,
-        "cores": cores,
-        "devices": f"{len(devices)} x {devices[0].device_kind}",
-    }
-
-
 def compared(fingerprint: Mapping[str, str], *, other_meshes: bool) -> dict[str, str]:
     """What of a program's fingerprint must be equal in all groups, if they may have different meshes or not."""
     chosen = dict(fingerprint)
@@ -75,11 +60,7 @@ def compared(fingerprint: Mapping[str, str], *, other_meshes: bool) -> dict[str,
 
 def program_digest(parts: Sequence[Part], *, meshes: bool = True) -> str:
     """A digest of several programs; for `meshes` see `part_digest`."""
-    settings = [
-        f"{name}={getattr(jax.config, name)}"
-        for name in ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision")
-    ]
-    return _hash("\n".join([*settings, *(part_digest(part, meshes=meshes) for part in parts)]))
+    return _hash("\n".join(part_digest(part, meshes=meshes) for part in parts))
 
 
 def leaves_digest(labels: Sequence[str], types: Sequence[Any]) -> str:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxft._compat import PyTreeDef
-from jaxft._compile import Executables
+from jaxft._compile import Executables, Program
 from jaxft._cut import Cut
 from jaxft._errors import ConfigurationError
 from jaxft._exchange._layout import Layout, LeafSpec
@@ -104,6 +104,13 @@ class Programs:
             )
         return own(leaves, tree)
 
+    def owned(self, state: Any) -> Any:
+        """The state with numbers and numpy arrays, which a first state may hold, made arrays of the job's own."""
+        leaves, tree = jax.tree.flatten(state)
+        if all(isinstance(leaf, jax.Array) for leaf in leaves):
+            return state
+        return tree.unflatten(own(leaves, tree))
+
     def compute_leaves(self, state: Sequence[jax.Array], batch: Any) -> tuple[list[jax.Array], Local]:
         """`compute`, for a state that was flattened before."""
         leaves, tree = jax.tree.flatten(batch)
@@ -167,7 +174,7 @@ class Programs:
         metrics.update(zip(cut.reported, self._call(report, inputs), strict=True))
         return metrics
 
-    def _call(self, program: jax.stages.Compiled, inputs: Sequence[Any]) -> list[jax.Array]:
+    def _call(self, program: Program, inputs: Sequence[Any]) -> list[jax.Array]:
         try:
             return program(*inputs)
         except (TypeError, ValueError) as error:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._exchange._layout import Layout
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
+from jaxft._nonfinite import Policy
 from jaxft._programs import Programs
 from jaxft._replica._session import Session
 from jaxft._replica._types import Identity, LeaveNow
@@ -58,8 +59,9 @@ class Manager:
             coordinator, nobody that holds the job's state, a peer that has computed and neither moves nor dies.
             How long a step takes plays no part. Every other timeout derives from it.
         min_replicas: how many groups a step needs; the coordinator's setting by default. Equal in all groups.
-        settings: whatever else must be the same in all groups for their batches to be one job's, by name: the
-            fingerprint of a corpus, a seed. A group that differs is refused, with what differs.
+        settings: whatever else must be the same in all groups, and over all restarts, for this to be one run, by
+            name: the fingerprint of a corpus, a seed, the learning rate. A group that differs is refused, with what
+            differs; so is a checkpoint that was saved with others.
         checkpoints: where the job's state is saved every so many steps, by one group for all; for when all groups
             die at once. Call `restore` before the first step.
         spare: this group takes part only in the place of one that is lost. Until then it follows: it holds the
@@ -82,6 +84,7 @@ class Manager:
         ConfigurationError: for an argument that cannot be right; on entering, if `token` or `tls` cannot be used.
         CoordinatorUnreachable: on entering, if the coordinator does not answer within `failure_timeout_s`.
         Diverged: from a step, if the groups' states differ and no majority says which is right.
+        NonFinite: from a step, in all groups, if its means are not finite and the step is `nonfinite="raise"`.
         JoinRefused: on entering, if the coordinator asks for a token and this group has not the job's; from the
             first step, if this group's program or settings differ from the job's.
 
@@ -213,19 +216,24 @@ class Manager:
         )
         return self
 
-    def restore(self, state: Any) -> Any:
+    def restore(self, state: Any, *, changed: Collection[str] = ()) -> Any:
         """Return the state of the job's newest checkpoint, and set `step` to its step; or `state` itself.
 
         To be called before the first step. If groups that hold the job's state are there, no file is read: this
-        group heals from them. If there is no checkpoint, training begins with `state`. After all groups have died,
-        the job goes on from the newest checkpoint that any of them brings; a fresh state never replaces it.
+        group heals from them. When all begin again at once, two read, and the others heal from these. If there is no
+        checkpoint, training begins with `state`. After all groups have died, the job goes on from the newest
+        checkpoint that any of them brings; a fresh state never replaces it.
 
         Args:
             state: a state of the wanted structure, shapes, dtypes and shardings, such as the initial one.
+            changed: settings of this Manager that were changed on purpose since the checkpoint was saved, by name;
+                "shards", if the step now has another number of them; "job", to go on from another job's. Anything
+                else that differs is refused.
 
         Raises:
             ConfigurationError: the Manager has no `checkpoints` or is not entered, the first step has been taken,
-                or the checkpoint is of another job or another model.
+                or the checkpoint is of another job, another model or other settings: what differs is said. The
+                number of shards is compared in the first step.
             CannotRestore: there are checkpoints, and all are damaged.
         """
         if self._runner is None or self._session is None or self._runner.started:
@@ -238,7 +246,20 @@ class Manager:
         if held:
             _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._group)
             return state
-        found = self._checkpoints.restore(state, job=self._job)
+        # Only of a job that the coordinator remembers: else fresh states could found it before a restored one comes.
+        if not frontier_step:
+            return self._restored(state, changed, frontier_step)
+        with self._checkpoints.reading(self._failure_timeout_s) as mine:
+            if mine:
+                return self._restored(state, changed, frontier_step)
+        _log.info("[jaxft %s] reads no checkpoint: others have, and it heals from them", self._group)
+        self._runner.heals_only()
+        return state
+
+    def _restored(self, state: Any, changed: Collection[str], frontier_step: int | None) -> Any:
+        assert self._checkpoints is not None
+        assert self._runner is not None
+        found = self._checkpoints.restore(state, job=self._job, settings=self._settings, changed=changed)
         if found is None:
             _log.info(
                 "[jaxft %s] there is no checkpoint: begins with the state that it was given", self._group
@@ -247,7 +268,7 @@ class Manager:
         behind = 0 if frontier_step is None else frontier_step - found.step
         again = f"; the job had committed {frontier_step}: {done_again(behind)}" if behind > 0 else ""
         _log.info("[jaxft %s] restored step %d from %s%s", self._group, found.step, found.folder, again)
-        self._runner.restored(found.step, found.history)
+        self._runner.restored(found, changed)
         return found.state
 
     def __exit__(
@@ -267,7 +288,13 @@ class Manager:
         self._close()
 
     def _run(
-        self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None
+        self,
+        programs: Programs,
+        layout: Layout,
+        state: Any,
+        batch: Any,
+        shards: int | None,
+        nonfinite: Policy,
     ) -> tuple[Any, Any]:
         if self._runner is None:
             raise ConfigurationError(
@@ -276,7 +303,7 @@ class Manager:
             )
         assert self._session is not None
         with self._session.in_step(True):
-            return self._runner.run(programs, layout, state, batch, shards)
+            return self._runner.run(programs, layout, state, batch, shards, nonfinite)
 
     def _compiling(self) -> contextlib.AbstractContextManager[None]:
         """While this lasts the job does not take this group for one that hangs."""

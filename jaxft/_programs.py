@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
-from jaxft import _fingerprint
+from jaxft import _environment, _fingerprint
 from jaxft._compat import PyTreeDef
 from jaxft._compile import Applies, Executables, Spec, compile_cut
 from jaxft._cut import Cut, cut
@@ -15,10 +15,20 @@ from jaxft._exchange._layout import LeafSpec
 from jaxft._halves import Local, OtherTypes, Programs, batch_key
 from jaxft._leaves import Separate, labels, own, refuse_tracers
 from jaxft._marker import path_names, pmean
+from jaxft._part import Part
 from jaxft._placement import pins, placed, specs
-from jaxft._trace import trace_step
+from jaxft._trace import Traced, trace_step
 
-__all__ = ["Local", "OtherTypes", "Programs", "Shared", "cut_programs", "programs_from_functions"]
+__all__ = [
+    "Local",
+    "OtherTypes",
+    "Programs",
+    "Shared",
+    "cut_only",
+    "cut_programs",
+    "joined",
+    "program_settings",
+]
 
 
 @dataclass(frozen=True)
@@ -61,14 +71,9 @@ def cut_programs(
     batch_leaves, batch_tree = jax.tree.flatten(batch)
     refuse_tracers(batch_leaves)
     state_specs, batch_specs = specs(leaves, batch_leaves)
-    traced = trace_step(
+    traced, parts = _trace_and_cut(
         train_step, (state_specs, state_tree), (batch_specs, batch_tree), static_args, static_kwargs or {}
     )
-
-    def may_forward(old: int, new: int) -> bool:
-        return state_specs[old].sharding == state_specs[new].sharding
-
-    parts = cut(traced.jaxpr, labels(state_tree), labels(batch_tree), may_forward)
     kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
     pinned = shared.pins.get(kind) or pins(parts.contributions, state_specs, _paths(state_tree))
     executables = compile_cut(parts, state_specs, batch_specs, pinned, shared.applies)
@@ -91,16 +96,36 @@ def cut_programs(
     )
 
 
-def programs_from_functions(
-    grad_fn: Callable[[Any, Any], tuple[Any, Any]],
-    update_fn: Callable[[Any, Any, Any], tuple[Any, Any]],
+def cut_only(
+    train_step: Callable[..., Any],
     state: Any,
     batch: Any,
-    *,
-    shared: Shared | None = None,
-) -> Programs:
-    """The programs of a step that its author has cut: see `jaxft.from_functions`."""
-    return cut_programs(joined(grad_fn, update_fn), state, batch, shared=shared)
+    static_args: tuple[Any, ...] = (),
+    static_kwargs: Mapping[str, Any] | None = None,
+) -> Cut:
+    """Trace and cut a step as `cut_programs` does, and compile nothing."""
+    (leaves, state_tree), (batch_leaves, batch_tree) = jax.tree.flatten(state), jax.tree.flatten(batch)
+    state_specs, batch_specs = specs(own(leaves, state_tree), batch_leaves)
+    _, parts = _trace_and_cut(
+        train_step, (state_specs, state_tree), (batch_specs, batch_tree), static_args, static_kwargs or {}
+    )
+    return parts
+
+
+def _trace_and_cut(
+    train_step: Callable[..., Any],
+    state: tuple[Sequence[Spec], PyTreeDef],
+    batch: tuple[Sequence[Spec], PyTreeDef],
+    static_args: tuple[Any, ...],
+    static_kwargs: Mapping[str, Any],
+) -> tuple[Traced, Cut]:
+    state_specs, state_tree = state
+    traced = trace_step(train_step, state, batch, static_args, static_kwargs)
+
+    def may_forward(old: int, new: int) -> bool:
+        return state_specs[old].sharding == state_specs[new].sharding
+
+    return traced, cut(traced.jaxpr, labels(state_tree), labels(batch[1]), may_forward)
 
 
 def joined(
@@ -114,6 +139,14 @@ def joined(
         return update_fn(state, pmean(contribution), local)
 
     return train_step
+
+
+def program_settings(parts: Sequence[Part]) -> dict[str, str]:
+    """What of a fingerprint depends on the programs."""
+    return {
+        "program": _fingerprint.program_digest(parts),
+        "program on any mesh": _fingerprint.program_digest(parts, meshes=False),
+    }
 
 
 def _paths(tree: PyTreeDef) -> list[tuple[str, ...]]:
@@ -144,10 +177,9 @@ def _describe(
     some = widest.device_set if widest is not None else leaves[0].sharding.device_set if leaves else set()
     devices = sorted(some, key=lambda device: device.id) or jax.devices()[:1]
     return {
-        "program": _fingerprint.program_digest([parts.compute, parts.apply]),
-        "program on any mesh": _fingerprint.program_digest([parts.compute, parts.apply], meshes=False),
+        **program_settings([parts.compute, parts.apply]),
         "state": _fingerprint.leaves_digest(state_labels, state_specs),
         "sharding": _fingerprint.shardings_digest(state_specs),
         "contribution": _fingerprint.leaves_digest([one.path for one in contribution], contribution),
-        **_fingerprint.environment(devices),
+        **_environment.environment(devices),
     }

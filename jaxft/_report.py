@@ -40,6 +40,8 @@ class StepReport:
         joined: groups that came into the quorum since the last report.
         left: groups that went, with the reason.
         heal: set if this group had to fetch the job's state first.
+        nonfinite: which of the step's means was not finite, as far as the step's `nonfinite` has this looked for.
+            With "skip" such a step has changed nothing.
     """
 
     step: int = 0
@@ -54,3 +56,4 @@ class StepReport:
     joined: tuple[str, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
     heal: HealReport | None = None
+    nonfinite: str = ""

@@ -8,8 +8,9 @@ Each phase is announced on the logger at DEBUG ("compute step 3 shard 1", "excha
 """
 
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,8 +19,10 @@ import numpy as np
 from jaxft_coordinator.core.messages import GroupName, Heal, HistoryId, NewQuorum, Step
 
 from jaxft import _errors
-from jaxft._checkpoints import Checkpoints
+from jaxft._checkpoints import Checkpoints, Restored
+from jaxft._checkpoints._settings import LATER, differences, refusal
 from jaxft._dataplane import Abort, Listener
+from jaxft._environment import nondeterminism, xla_flags
 from jaxft._errors import ConfigurationError, ExchangeFailed, JaxftError, JobFinished
 from jaxft._exchange._exchange import exchange
 from jaxft._exchange._layout import Layout
@@ -30,6 +33,7 @@ from jaxft._fingerprint import compared
 from jaxft._heal import HealFailed
 from jaxft._heal._fetch import Fetcher
 from jaxft._heal._store import StateStore
+from jaxft._nonfinite import Policy, compared_policy, find
 from jaxft._programs import Programs
 from jaxft._replica._session import Session
 from jaxft._replica._types import (
@@ -79,6 +83,7 @@ class _Work:
     counted: tuple[int, ...] = ()  # which of them belong to the last attempt
     partials: Partials | None = None
     means: list[np.ndarray] | None = None
+    nonfinite: str = ""  # which of the means is not
 
 
 class Runner:
@@ -117,7 +122,12 @@ class Runner:
         # Of the state that this group holds, whatever becomes of the work that is done from it.
         self._digest: PendingDigest | None = None
         self._checkpoints = checkpoints
+        self._nonfinite: Policy = "allow"
+        self._warned = False  # of means that are not finite
         self._state: Any = None  # the newest, for the last checkpoint
+        self._restored: Restored | None = None
+        self._changed: Collection[str] = ()
+        self._heals_only = False
         self._prepared: tuple[Mapping[str, str], int | None] | None = None
         self._work = _Work(step)
         self._links: Links | None = None
@@ -134,13 +144,21 @@ class Runner:
         return self._prepared is not None
 
     def run(
-        self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None
+        self,
+        programs: Programs,
+        layout: Layout,
+        state: Any,
+        batch: Any,
+        shards: int | None,
+        nonfinite: Policy,
     ) -> tuple[Any, Any]:
         """Take part until at least one more step is committed; return the state after it, and its metrics.
 
         A group that had to heal returns as soon as it stands at the frontier, with the metrics of the last step
         it replayed, so that its loop may see how far the job has come. A spare returns after each step it follows.
         """
+        state = programs.owned(state)
+        self._nonfinite = nonfinite
         self._prepare(programs, layout, state, shards)
         batch_for: BatchFor = batch if callable(batch) else _Own(batch)
         before = self.report
@@ -183,11 +201,25 @@ class Runner:
 
     # ---- checkpoints ----
 
-    def restored(self, step: int, history: int) -> None:
+    def restored(self, found: Restored, changed: Collection[str]) -> None:
         """The state of the first call comes from a checkpoint."""
-        self.step, self.history = step, history
-        self._work = _Work(step)
-        self.report = StepReport(step=step)
+        self.step, self.history = found.step, found.history
+        self._work = _Work(self.step)
+        self.report = StepReport(step=self.step)
+        self._restored, self._changed = found, changed
+
+    def heals_only(self) -> None:
+        """The state of the first call is a fresh one of a job that has a checkpoint, which others have read."""
+        self._heals_only = True
+
+    def _check_restored(self, present: Mapping[str, str]) -> None:
+        """Compare what is known of the step with what the checkpoint was saved with. Raises ConfigurationError."""
+        if self._restored is None or self._restored.settings is None:
+            return
+        saved = {name: value for name, value in self._restored.settings.items() if name in LATER}
+        now = {name: present[name] for name in saved}
+        if differing := differences(saved, now, self._changed):
+            raise ConfigurationError(refusal(str(self._restored.folder), differing, self.step))
 
     def serve_until_left(self, timeout_s: float) -> None:
         """Take digests of the last state for joiners, until this group has left the job."""
@@ -211,7 +243,11 @@ class Runner:
         if self._checkpoints is None or self.report.members[:1] != (self._me.group,):
             return
         history = self._session.history
-        self._checkpoints.save(self.step, state, job=self._me.job, history=history)
+        assert self._prepared is not None
+        kept = {name: value for name, value in self._prepared[0].items() if name in LATER} | dict(
+            self._settings
+        )
+        self._checkpoints.save(self.step, state, job=self._me.job, history=history, settings=kept)
 
     def close(self) -> None:
         if self._links is not None:
@@ -227,23 +263,29 @@ class Runner:
             **self._settings,
             "layout": layout.digest,
             "shards": "members" if shards is None else str(shards),
+            "nonfinite": compared_policy(self._nonfinite),
             "jaxft": __version__,
             "digest_every": str(self._digest_period(state)),
         }
         if self._prepared is not None:
             self._check_same(settings)
             return
+        self._check_restored(settings)
+        if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):
+            _log.warning("[jaxft %s] %s", self._me.group, text)
         self._prepared = (settings, shards)
         leaves = jax.tree.leaves(state)
         self._store.publish(self.step, leaves)
         digest = self._state_digest.start(leaves).result()
         history, least = HistoryId(self.history), self._min_replicas or 0
-        self._session.post(Prepared(Step(self.step), digest, settings, least, history, self._spare))
+        self._session.post(
+            Prepared(Step(self.step), digest, settings, least, history, self._spare, self._heals_only)
+        )
 
     def _check_same(self, settings: Mapping[str, str]) -> None:
         """A group's first step defines its part in the job; another shape of batch may follow, no other state."""
         assert self._prepared is not None
-        for name in ("state", "contribution", "shards"):
+        for name in ("state", "contribution", "shards", "nonfinite"):
             if settings.get(name) != self._prepared[0].get(name):
                 raise ConfigurationError(
                     f"this step differs from the one that group {self._me.group!r} joined job {self._me.job!r} "
@@ -292,7 +334,9 @@ class Runner:
         self._voted_s = time.perf_counter()
         digest = None if self._digest is None else self._digest.result()
         assert digest is not None or step != quorum.step, "the first step of a quorum is compared"
-        self._session.post(Exchanged(quorum.quorum_id, Step(step), digest))
+        self._work.nonfinite = self._look_at(programs, self._work.means, step)
+        stop = self._work.nonfinite if self._nonfinite == "raise" else ""
+        self._session.post(Exchanged(quorum.quorum_id, Step(step), digest, stop))
 
     def _start_digest(self, quorum: NewQuorum, state: Any) -> None:
         """Take the fingerprint of the state that this step computes from, where the coordinator compares them.
@@ -403,7 +447,8 @@ class Runner:
         vote_s = time.perf_counter() - self._voted_s
         began_s = time.perf_counter()
         local = work.locals[min(work.counted)] if work.counted else None
-        state, metrics = self._advance(programs, state, step, work.means, local)
+        skip = self._nonfinite == "skip" and bool(work.nonfinite)
+        state, metrics = self._advance(programs, state, step, work.means, local, skip=skip)
         self._session.post(Applied(Step(self.step)))
         self._work = _Work(self.step)
         if self._checkpoints is not None and self._checkpoints.due(self.step):
@@ -414,20 +459,38 @@ class Runner:
         return state, metrics
 
     def _advance(
-        self, programs: Programs, state: Any, step: int, means: list[np.ndarray], local: Any
+        self, programs: Programs, state: Any, step: int, means: list[np.ndarray], local: Any, *, skip: bool
     ) -> tuple[Any, Any]:
-        """Turn state `step` into the next; the one place where a state is donated."""
+        """Turn state `step` into the next, unless it is skipped; the one place where a state is donated."""
         self._store.log(step, means)
         if self._session.wants_digest(Step(step)):
             self._say_digest(step, state)  # the last moment at which it can be taken
+        # Also where the step is skipped: its state is overwritten by the next one, under another number.
         self._store.before_donation()
         self._digest = None
-        state, metrics = programs.apply(state, means, local)
-        leaves = jax.block_until_ready(jax.tree.leaves(state))
+        if skip:
+            leaves, metrics = jax.tree.leaves(state), programs.blank_metrics()
+        else:
+            state, metrics = programs.apply(state, means, local)
+            leaves = jax.block_until_ready(jax.tree.leaves(state))
         self.step = step + 1
         self._state = state
         self._store.publish(self.step, leaves)
         return state, metrics
+
+    def _look_at(self, programs: Programs, means: list[np.ndarray], step: int) -> str:
+        """Which of the means is not finite, if the policy has this looked for: the same word in every group."""
+        found = find(programs.contribution, means, self._nonfinite)
+        self.report = replace(self.report, nonfinite=found)
+        if found and self._nonfinite == "skip":
+            _log.warning("[jaxft %s] step %d changes nothing: %s", self._me.group, step, found)
+        elif found and not self._warned:
+            self._warned = True
+            _log.warning(
+                '[jaxft %s] the means of step %d are not finite: %s (nonfinite="%s"; this is said once)',
+                *(self._me.group, step, found, self._nonfinite),
+            )
+        return found
 
     # ---- healing ----
 
@@ -469,7 +532,8 @@ class Runner:
             except HealFailed as error:
                 self._session.post(HealBroke(directive.heal.heal_id, str(error)))
                 return None
-            state, metrics = self._advance(programs, state, step, means, None)
+            skip = bool(self._look_at(programs, means, step)) and self._nonfinite == "skip"
+            state, metrics = self._advance(programs, state, step, means, None, skip=skip)
             self._work = _Work(self.step)
             self._session.post(Replayed(directive.heal.heal_id, Step(self.step)))
         self.report = replace(self.report, step=self.step)

@@ -28,14 +28,15 @@ _BYTES_PER_S = {"cpu": 5e9}
 _BYTES_PER_S_ELSEWHERE = 500e9
 
 _Sums: TypeAlias = tuple[jax.Array, jax.Array]
-_Fold: TypeAlias = Callable[[Sequence[jax.Array]], jax.Array]
+# From the leaves to the sums of those of each mesh, [leaves, 2] each.
+_Fold: TypeAlias = Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
 class StateDigest:
     """Takes digests of states of one program. Keeps a compiled function for each set of shardings."""
 
     def __init__(self) -> None:
-        self._folds: dict[tuple[Sharding, ...], _Fold] = {}
+        self._folds: dict[tuple[Sharding, ...], tuple[_Fold, list[int]]] = {}
 
     def start(self, leaves: Sequence[jax.Array]) -> "PendingDigest":
         """Dispatch the digest of a state's leaves; do not wait for it. The first call compiles.
@@ -44,7 +45,8 @@ class StateDigest:
         here holds on to them. In a group of several processes all must call it, as with any program.
 
         Args:
-            leaves: the state's leaves, in its order, of any dtype, typed PRNG keys included.
+            leaves: the state's leaves, in its order, of any dtype, typed PRNG keys included, wherever jit takes them:
+                on several meshes of the same devices, in host memory (`pinned_host`), or not placed at all.
 
         Raises:
             RuntimeError: a leaf has been donated before.
@@ -58,18 +60,23 @@ class StateDigest:
         shardings = tuple(leaf.sharding for leaf in leaves)
         if shardings not in self._folds:
             self._folds[shardings] = _fold_for(shardings)
-        return PendingDigest(self._folds[shardings](leaves))
+        fold, order = self._folds[shardings]
+        return PendingDigest(fold(leaves), order)
 
 
 class PendingDigest:
     """A digest that a device may still be working on."""
 
-    def __init__(self, lanes: jax.Array) -> None:
-        self._lanes = lanes
+    def __init__(self, sums: Sequence[jax.Array], order: Sequence[int]) -> None:
+        self._sums = sums  # of each mesh's leaves, [leaves, 2]
+        self._order = order  # the leaves' numbers, mesh by mesh
 
     def result(self) -> int:
         """Wait for the digest and return it: 64 bits, unsigned."""
-        low, high = np.asarray(self._lanes).tolist()
+        table = np.zeros((len(self._order), 2), np.uint32)
+        if self._sums:
+            table[np.asarray(self._order)] = np.concatenate([np.asarray(some) for some in self._sums])
+        low, high = _join(table).tolist()
         return high << 32 | low
 
 
@@ -84,24 +91,41 @@ def period_steps(state_bytes: int, platform: str) -> int:
     return max(1, math.ceil(state_bytes / (_BYTES_PER_S.get(platform, _BYTES_PER_S_ELSEWHERE) * _BUDGET_S)))
 
 
-def _fold_for(shardings: Sequence[Sharding]) -> _Fold:
-    """The function that folds leaves of these shardings into two words."""
+def _fold_for(shardings: Sequence[Sharding]) -> tuple[_Fold, list[int]]:
+    """The function that sums leaves of these shardings, mesh by mesh, and the order in which it takes them.
+
+    What leaves it is joined on the host: no program adds arrays that lie on different meshes with explicit axes.
+    """
     meshes: dict[Mesh | None, list[int]] = {}
     for number, sharding in enumerate(shardings):
         on = sharding.mesh if isinstance(sharding, NamedSharding) else None
         meshes.setdefault(on if isinstance(on, Mesh) else None, []).append(number)
 
-    def fold(leaves: Sequence[jax.Array]) -> jax.Array:
-        sums: list[jax.Array | None] = [None] * len(leaves)
-        for mesh, numbers in meshes.items():
-            specs = [getattr(shardings[number], "spec", PartitionSpec()) for number in numbers]
-            some = _sums_on_mesh([leaves[number] for number in numbers], mesh, specs)
-            for number, one in zip(numbers, some, strict=True):
-                sums[number] = one
-        return _join([one for one in sums if one is not None])
+    def fold(leaves: Sequence[jax.Array]) -> list[jax.Array]:
+        near = list(map(_on_device, leaves, shardings))
+        return [
+            _sums_on_mesh(
+                [near[number] for number in numbers],
+                mesh,
+                [getattr(shardings[number], "spec", PartitionSpec()) for number in numbers],
+            )
+            for mesh, numbers in meshes.items()
+        ]
 
-    mesh = next((mesh for mesh in meshes if mesh is not None), None)
-    return jax.jit(fold, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
+    placed = next((mesh for mesh in meshes if mesh is not None), None)
+    # Leaves without a mesh run where those with one lie; every device needs the whole of their sums.
+    results = [
+        None if placed is None else NamedSharding(placed if mesh is None else mesh, PartitionSpec())
+        for mesh in meshes
+    ]
+    return jax.jit(fold, out_shardings=results), [number for numbers in meshes.values() for number in numbers]
+
+
+def _on_device(leaf: jax.Array, sharding: Sharding) -> jax.Array:
+    """A leaf that was offloaded to the host's memory, on the devices, where it can be computed with."""
+    if "host" in (sharding.memory_kind or ""):
+        return jax.device_put(leaf, jax.memory.Space.Device)
+    return leaf
 
 
 def _sums_on_mesh(
@@ -191,10 +215,16 @@ def _scramble(number: int) -> int:
     return (x ^ x >> 31) >> 32
 
 
-def _join(sums: Sequence[jax.Array]) -> jax.Array:
-    """The digest, [2], out of the sums of each leaf, [2] each."""
-    if not sums:
-        return jnp.zeros(2, jnp.uint32)
-    table = jnp.stack(sums)
-    places = _places(table.shape, (), 3)
-    return jnp.sum(_mix(_mix(table) ^ places), axis=0, dtype=jnp.uint32)
+def _join(table: np.ndarray) -> np.ndarray:
+    """The digest, [2], out of the sums of each leaf, [leaves, 2], by the arithmetic of `_mix` and `_places`."""
+    rows, columns = np.indices(table.shape, np.uint32)
+    row, column = (np.uint32(_scramble(3 + 2 * dimension + 2) | 1) for dimension in (0, 1))
+    places = np.uint32(_scramble(3)) + rows * row + columns * column
+    return np.asarray(np.sum(_mix_host(_mix_host(table) ^ places), axis=0, dtype=np.uint32))
+
+
+def _mix_host(x: np.ndarray) -> np.ndarray:
+    """`_mix` on the host."""
+    x = (x ^ x >> 16) * np.uint32(0x7FEB352D)
+    x = (x ^ x >> 15) * np.uint32(0x846CA68B)
+    return x ^ x >> 16

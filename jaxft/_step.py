@@ -3,21 +3,24 @@
 import contextlib
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
 
-from jaxft._errors import ConfigurationError, StepError
+from jaxft._errors import ConfigurationError, NonFinite, StepError
 from jaxft._exchange._layout import Layout
 from jaxft._exchange._partials import Partials
-from jaxft._halves import OtherTypes, Programs
+from jaxft._halves import Local, OtherTypes, Programs
 from jaxft._leaves import refuse_tracers
+from jaxft._nonfinite import Policy, checked_policy, find
 from jaxft._placement import placed
-from jaxft._programs import Shared, cut_programs, programs_from_functions
+from jaxft._programs import Shared, cut_only, cut_programs, joined, program_settings
 from jaxft._statics import Statics
 
-Build = Callable[[Any, Any, tuple[Any, ...], dict[str, Any], Shared], Programs]
+_log = logging.getLogger("jaxft")
+
 # How the static arguments of a call are told apart.
 StaticKey = tuple[Any, ...]
 
@@ -29,7 +32,13 @@ class _Manager(Protocol):
     def step(self) -> int: ...
 
     def _run(
-        self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None
+        self,
+        programs: Programs,
+        layout: Layout,
+        state: Any,
+        batch: Any,
+        shards: int | None,
+        nonfinite: Policy,
     ) -> tuple[Any, Any]: ...
 
     def _compiling(self) -> contextlib.AbstractContextManager[None]: ...
@@ -40,6 +49,7 @@ def fault_tolerant(
     manager: Any,
     *,
     shards: int | None = None,
+    nonfinite: Policy = "warn",
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> "Step":
@@ -77,6 +87,12 @@ def fault_tolerant(
             them out, and the mean is over all of them, whoever is there. Needs a batch function. None: one for
             each group that takes part, so that a lost group's batch is lost. A batch function is then asked for
             shard i by the group at place i of the quorum, so that each of the batches 0 to n-1 counts once.
+        nonfinite: what the job does with a step whose means (or sums) are not finite. "raise" ends it for all groups
+            with `NonFinite`, and nothing of that step is applied. "skip" leaves the state as it was and goes on with
+            the next step: metrics are blank, and `report.nonfinite` says why. "allow" applies it: for steps that
+            deal with infinities themselves, such as those that scale their loss. "warn" applies it too, and says so
+            once in the log; it looks at the first 1,024 elements of each leaf only. The decision is the job's, never
+            one group's, and must be chosen alike in all groups.
         static_argnums: positions of further arguments of `train_step` that are part of the program, as in
             `jax.jit`. They must be hashable; the first two arguments cannot be static.
         static_argnames: the same by name.
@@ -89,13 +105,7 @@ def fault_tolerant(
     """
     statics = Statics.of(train_step, static_argnums, static_argnames)
 
-    def build(
-        state: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Shared
-    ) -> Programs:
-        statics.check(args, kwargs)
-        return cut_programs(train_step, state, batch, args, kwargs, shared=shared)
-
-    return Step(build, manager, shards)
+    return Step(train_step, statics, manager, shards, nonfinite)
 
 
 def from_functions(
@@ -104,6 +114,7 @@ def from_functions(
     manager: Any,
     *,
     shards: int | None = None,
+    nonfinite: Policy = "warn",
 ) -> "Step":
     """Make a fault-tolerant step of two functions, for those who would rather cut it themselves.
 
@@ -127,29 +138,33 @@ def from_functions(
             `local` is that of the lowest. A group that joins calls it without a `local`.
         manager: as in `jaxft.fault_tolerant`.
         shards: likewise.
+        nonfinite: likewise.
 
     Returns:
         A `Step`: call it as `state, metrics = step(state, batch)`.
     """
 
-    def build(
-        state: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Shared
-    ) -> Programs:
-        Statics.none().check(args, kwargs)
-        return programs_from_functions(grad_fn, update_fn, state, batch, shared=shared)
-
-    return Step(build, manager, shards)
+    return Step(joined(grad_fn, update_fn), Statics.none(), manager, shards, nonfinite)
 
 
 class Step:
     """A fault-tolerant train step; made by `jaxft.fault_tolerant` and `jaxft.from_functions`."""
 
-    def __init__(self, build: Build, manager: _Manager | None, shards: int | None) -> None:
+    def __init__(
+        self,
+        train_step: Callable[..., Any],
+        statics: Statics,
+        manager: _Manager | None,
+        shards: int | None,
+        nonfinite: Policy,
+    ) -> None:
         if shards is not None and shards < 1:
             raise ConfigurationError(f"shards is {shards}; a job divides its batch into at least one.")
-        self._build = build
+        self._train_step = train_step
+        self._statics = statics
         self._manager = manager
         self._shards = shards
+        self._nonfinite: Policy = checked_policy(nonfinite)
         self._shared = Shared()
         self._programs: dict[Any, Programs] = {}
         self._current: dict[StaticKey, Programs] = {}
@@ -178,6 +193,7 @@ class Step:
         Raises:
             StepError: the step cannot be cut; the first call of each type of arguments finds out.
             ConfigurationError: the state was consumed before, or the arguments are wrong.
+            NonFinite: the means are not finite, with `nonfinite="raise"`; the state is as it was.
         """
         key = _static_key(static, static_kw)
         if self._shards not in (None, 1) and not callable(batch):
@@ -192,8 +208,9 @@ class Step:
         programs = self._current.get(key)
         if programs is None:
             example = batch(self._manager.step, 0) if callable(batch) else batch
-            programs = self._current[key] = self._find(static, static_kw, key, state, example)
-        return self._manager._run(programs, programs.layout, state, batch, self._shards)
+            found = self._find(static, static_kw, key, state, example)
+            programs = self._current[key] = self._comparable(found, static, static_kw, state, batch, example)
+        return self._manager._run(programs, programs.layout, state, batch, self._shards, self._nonfinite)
 
     def _run_alone(
         self, state: Any, batch: Any, static: tuple[Any, ...], static_kw: dict[str, Any], key: StaticKey
@@ -211,12 +228,52 @@ class Step:
             contribution, local = programs.compute_leaves(leaves, first)
         self._current[key] = programs
         if count == 1:
-            return programs.apply_leaves(leaves, contribution, local)
+            return self._apply_alone(programs, leaves, contribution, local)
         partials = Partials(programs.layout, count)
         partials.add(0, contribution)
         for shard, other in enumerate(batches, start=1):
             partials.add(shard, programs.compute_leaves(leaves, other)[0])
-        return programs.apply_leaves(leaves, partials.mean_alone(), local)
+        return self._apply_alone(programs, leaves, partials.mean_alone(), local)
+
+    def _apply_alone(
+        self, programs: Programs, leaves: list[jax.Array], means: Sequence[Any], local: Local
+    ) -> tuple[Any, Any]:
+        # Without other groups nothing waits for the means on the host, and a warning is not worth that wait.
+        if self._nonfinite in ("raise", "skip") and (
+            found := find(programs.contribution, means, self._nonfinite)
+        ):
+            if self._nonfinite == "raise":
+                raise NonFinite(
+                    f"The means of step {self._committed} are not finite: {found}. Nothing of that step has been "
+                    "applied. Look at the learning rate and the data of that step."
+                )
+            _log.warning("step %d changes nothing: %s", self._committed, found)
+            return programs.traced.state_tree.unflatten(leaves), programs.blank_metrics()
+        return programs.apply_leaves(leaves, means, local)
+
+    def _comparable(
+        self,
+        programs: Programs,
+        static: tuple[Any, ...],
+        static_kw: dict[str, Any],
+        state: Any,
+        batch: Any,
+        example: Any,
+    ) -> Programs:
+        """The programs with a fingerprint that does not depend on when this group came.
+
+        The shape of a batch may vary from step to step, and `compute` with it. So all groups compare the programs for
+        the batch of step 0 and shard 0, whichever step they come at. Where each group brings a batch of its own there
+        is none that all have, and what is compared is what they do with the means.
+        """
+        if not callable(batch):
+            settings = program_settings([programs.cut.apply])
+        elif _types(first := batch(0, 0)) == _types(example):
+            return programs
+        else:
+            parts = cut_only(self._train_step, state, first, static, static_kw)
+            settings = program_settings([parts.compute, parts.apply])
+        return dataclasses.replace(programs, fingerprint={**programs.fingerprint, **settings})
 
     def _find(
         self, static: tuple[Any, ...], static_kw: dict[str, Any], key: StaticKey, state: Any, batch: Any
@@ -227,8 +284,9 @@ class Step:
         signature = (key, state_types, _types(batch))
         programs = self._programs.get(signature)
         if programs is None:
+            self._statics.check(static, static_kw)
             with contextlib.nullcontext() if self._manager is None else self._manager._compiling():
-                built = self._build(state, batch, static, static_kw, self._shared)
+                built = cut_programs(self._train_step, state, batch, static, static_kw, shared=self._shared)
             _check_repeatable(built, self._reference.setdefault(state_types, built))
             siblings = functools.partial(self._find, static, static_kw, key)
             programs = self._programs[signature] = dataclasses.replace(built, siblings=siblings)

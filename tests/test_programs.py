@@ -14,11 +14,11 @@ import step_models
 from step_models import Model, bits, identity, mlp_adam, numpy_batch
 
 import jaxft
+from jaxft._environment import environment
 from jaxft._errors import ConfigurationError, StepError
 from jaxft._exchange._layout import LeafSpec
-from jaxft._fingerprint import environment
 from jaxft._halves import OtherTypes
-from jaxft._programs import Programs, cut_programs, programs_from_functions
+from jaxft._programs import Programs, cut_programs, joined
 
 
 def build(model: Model) -> Programs:
@@ -188,7 +188,7 @@ def test_from_functions_is_the_same_step() -> None:
     def fresh() -> Any:
         return {"params": step_models.mlp_params(), "key": jax.random.key(0)}
 
-    programs = programs_from_functions(grad_fn, update_fn, fresh(), numpy_batch(0))
+    programs = cut_programs(joined(grad_fn, update_fn), fresh(), numpy_batch(0))
     expected = jax.jit(fused)(fresh(), numpy_batch(0))
     contribution, local = programs.compute(fresh(), numpy_batch(0))
     assert bits(programs.apply(fresh(), contribution, local)) == bits(expected)
@@ -204,7 +204,7 @@ def test_from_functions_refuses_a_local_in_the_state() -> None:
 
     state = {"params": step_models.mlp_params(), "key": jax.random.key(0)}
     with pytest.raises(StepError, match=r"\['params'\]\['b1'\] derives from the batch"):
-        programs_from_functions(grad_fn, leaking, state, numpy_batch(0))
+        cut_programs(joined(grad_fn, leaking), state, numpy_batch(0))
 
 
 # The fingerprint

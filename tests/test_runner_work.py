@@ -11,7 +11,7 @@ import pytest
 from jaxft_coordinator.core.messages import GroupName, Incarnation, Member, NewQuorum, QuorumId, Step
 
 from jaxft._dataplane import Abort, Listener
-from jaxft._programs import Programs, Shared, programs_from_functions
+from jaxft._programs import Programs, cut_programs, joined
 from jaxft._replica._types import Event, Exchanged, Identity
 from jaxft._runner import Runner, _Own
 
@@ -67,7 +67,7 @@ def update_fn(state: Any, mean: Any, local: Any) -> tuple[Any, Any]:
 
 
 def built(state: Any) -> Programs:
-    return programs_from_functions(grad_fn, update_fn, state, batch_for(0, 0), shared=Shared())
+    return cut_programs(joined(grad_fn, update_fn), state, batch_for(0, 0))
 
 
 def runner(listener: Listener, heard: Heard, *, shards: int | None, digest_every: int = 1000) -> Runner:

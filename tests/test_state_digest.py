@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxft._state_digest import StateDigest, period_steps
@@ -235,7 +235,7 @@ def test_there_is_one_collective_for_all_leaves() -> None:
     leaves = [on_mesh(noise(8, size), (4,), P("a")) for size in (1, 2, 3, 4, 5)]
     fold = StateDigest()
     fold.start(leaves)
-    (program,) = fold._folds.values()
+    ((program, _),) = fold._folds.values()
     text = program.lower(leaves).compile().as_text()  # pyright: ignore[reportFunctionMemberAccess]
     assert len(re.findall(r" = \S+ all-reduce\(", text)) == 1
     assert "all-gather" not in text
@@ -250,3 +250,29 @@ def test_the_period_grows_with_the_state() -> None:
         40,
     ]
     assert period_steps(16 * 10**9, "rocm") == 32
+
+
+@pytest.mark.parametrize("kind", ["pinned_host", "unpinned_host"])
+def test_the_memory_in_which_a_leaf_lies_does_not_matter(kind: str) -> None:
+    leaf, other = noise(8, 4), noise(3, seed=1)
+    keys = jax.random.split(jax.random.key(0), 4)
+    device = jax.devices()[0]
+    alone = [
+        jax.device_put(one, SingleDeviceSharding(device, memory_kind=kind)) for one in (leaf, other, keys)
+    ]
+    assert FOLD.start(alone).result() == digest(leaf, other, keys)
+    mesh = Mesh(np.array(jax.devices()), ("a",))
+    spread = jax.device_put(leaf, NamedSharding(mesh, P("a"), memory_kind=kind))
+    whole = jax.device_put(keys, NamedSharding(mesh, P(), memory_kind=kind))
+    assert FOLD.start([spread, jnp.asarray(other), whole]).result() == digest(leaf, other, keys)
+
+
+def test_leaves_may_lie_on_several_meshes_with_explicit_axes() -> None:
+    leaf, other, loose = noise(8, 4), noise(4, 4, seed=1), noise(3)
+    explicit = AxisType.Explicit
+    leaves = [
+        on_mesh(leaf, (4,), P("a"), explicit),
+        jnp.asarray(loose),
+        on_mesh(other, (2, 2), P("b", "a"), explicit),
+    ]
+    assert FOLD.start(leaves).result() == digest(leaf, loose, other)

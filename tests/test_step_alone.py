@@ -289,7 +289,10 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[tuple[Programs, Layout, int | None]] = []
 
-    def _run(self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None) -> Any:
+    def _run(
+        self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None, nonfinite: str
+    ) -> Any:
+        assert nonfinite == "warn"
         self.calls.append((programs, layout, shards))
         batches = [batch(self.step, 1), batch(self.step, 0)] if callable(batch) else [batch, batch]
         for each in batches:
@@ -312,7 +315,7 @@ def test_a_manager_is_given_programs_and_the_rest() -> None:
 
     for _ in range(2):
         state, _ = step(state, batch_for)
-    assert asked == [(5, 0)] + 2 * [(5, 1), (5, 0)], "an example is asked for once"
+    assert asked == [(5, 0), (0, 0)] + 2 * [(5, 1), (5, 0)], "examples are asked for once"
     programs, layout, shards = manager.calls[0]
     assert manager.calls[1][0] is programs
     assert layout == Layout.of(programs.contribution)

@@ -25,8 +25,15 @@ class WireError(ValueError):
 
 def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
     match message:
-        case m.Vote(quorum_id, step, ok, accused, reason, digest):
-            vote = pb.Vote(quorum_id=quorum_id, step=step, ok=ok, accused=accused, reason=reason)
+        case m.Vote(quorum_id, step, ok, accused, reason, digest, nonfinite):
+            vote = pb.Vote(
+                quorum_id=quorum_id,
+                step=step,
+                ok=ok,
+                accused=accused,
+                reason=reason,
+                nonfinite=nonfinite,
+            )
             if digest is not None:
                 vote.digest = digest
             return pb.GroupMessage(vote=vote)
@@ -287,6 +294,7 @@ def _vote(vote: pb.Vote) -> m.Vote:
         accused,
         _text("reason", vote.reason),
         vote.digest if vote.HasField("digest") else None,
+        _text("nonfinite", vote.nonfinite),
     )
 
 

@@ -73,6 +73,8 @@ class Flags:
     """Committed steps between two checkpoints."""
     keep_checkpoints: int = 3
     """Keep so many of them."""
+    changed: tuple[str, ...] = ()
+    """Settings that were changed on purpose since the checkpoint was saved, such as learning_rate, shards, job."""
 
     log_every: int = 10
     """Committed steps between two log lines."""

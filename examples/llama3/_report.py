@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -41,7 +42,8 @@ class Report:
         """Tell of a committed step."""
         self._timings_s.append(step_s)
         fields = step_fields(self._manager, step_s=step_s, shards=self._flags.shards)
-        self._write("step", step=step, loss=metrics["loss"], **fields)
+        loss = metrics["loss"]
+        self._write("step", step=step, loss=loss if math.isfinite(loss) else None, **fields)
         if step % self._flags.log_every == 0 or step in (1, self._flags.steps):
             logger.info(log_line(self._progress(step, metrics, fields)))
             self._timings_s.clear()
@@ -69,7 +71,7 @@ class Report:
     def _write(self, event: str, **fields: Any) -> None:
         if self._file is None:
             return
-        self._file.write(json.dumps({"t": time.time(), "event": event, **fields}) + "\n")
+        self._file.write(json.dumps({"t": time.time(), "event": event, **fields}, allow_nan=False) + "\n")
         self._file.flush()
 
 
@@ -85,6 +87,7 @@ def step_fields(manager: jaxft.Manager | None, *, step_s: float, shards: int) ->
             "shards": list(range(shards)),
             "quorum_id": None,
             "members": [],
+            "nonfinite": "",
         }
     report = manager.report
     return {
@@ -96,4 +99,5 @@ def step_fields(manager: jaxft.Manager | None, *, step_s: float, shards: int) ->
         "shards": list(report.shards),
         "quorum_id": report.quorum_id,
         "members": list(report.members),
+        "nonfinite": report.nonfinite,
     }

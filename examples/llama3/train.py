@@ -77,9 +77,9 @@ def train(flags: Flags) -> None:
     with manager or contextlib.nullcontext():
         state = init_state(settings.model, settings.optimizer, mesh, seed=flags.seed)
         if manager is not None and flags.checkpoints is not None:
-            state = manager.restore(state)
+            state = manager.restore(state, changed=flags.changed)
         train_step = make_train_step(settings.model, settings.optimizer, mesh, mean=jaxft.pmean)
-        step = jaxft.fault_tolerant(train_step, manager, shards=flags.shards)
+        step = jaxft.fault_tolerant(train_step, manager, shards=flags.shards, nonfinite="raise")
 
         with Report(flags, describe(flags, settings, state, mesh), manager) as report:
             while step.step < flags.steps:
@@ -106,15 +106,19 @@ def make_manager(flags: Flags, settings: Settings) -> jaxft.Manager | None:
         group=flags.group,
         job=flags.job,
         failure_timeout_s=flags.failure_timeout_s,
-        # Groups that read another text, or in another order, would not train on one job's batches.
-        settings={
-            "corpus": settings.batches.corpus.fingerprint,
-            "batch": f"{flags.batch_per_shard} x {flags.seq_len}, seed {flags.seed}",
-        },
+        settings=job_settings(flags, settings),
         checkpoints=checkpoints,
         spare=flags.spare,
         host=flags.host,
     )
+
+
+def job_settings(flags: Flags, settings: Settings) -> dict[str, str]:
+    """Return what must be the same in all groups and over all restarts, for this to be one run."""
+    names = ("size", "steps", "seed", "seq_len", "batch_per_shard")
+    schedule = ("learning_rate", "warmup_steps", "weight_decay", "clip_norm")
+    chosen = {name: str(getattr(flags, name)) for name in (*names, *schedule)}
+    return chosen | {"corpus": settings.batches.corpus.fingerprint}
 
 
 def describe(flags: Flags, settings: Settings, state: TrainState, mesh: Mesh) -> Workload:

@@ -1,6 +1,7 @@
 """The event file: one JSON object per committed step, in the same words as that of examples/llama3."""
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ class Events:
         self._write(
             "step",
             step=report.step,
-            loss=loss,
+            # NaN is no JSON. A group that only caught up in this call has computed no loss.
+            loss=loss if math.isfinite(loss) else None,
+            nonfinite=report.nonfinite,
             attempts=report.attempts,
             compute_s=report.compute_s,
             exchange_s=report.exchange_s,
@@ -39,5 +42,5 @@ class Events:
 
     def _write(self, event: str, **fields: Any) -> None:
         if self._file is not None:
-            self._file.write(json.dumps({"t": time.time(), "event": event, **fields}) + "\n")
+            self._file.write(json.dumps({"t": time.time(), "event": event, **fields}, allow_nan=False) + "\n")
             self._file.flush()

@@ -68,6 +68,8 @@ class Flags:
     """Save checkpoints in this folder, for when all groups die at once. None saves none."""
     checkpoint_every: int = 100
     """Committed steps between two checkpoints."""
+    changed: tuple[str, ...] = ()
+    """Settings that were changed on purpose since the checkpoint was saved, such as shards or job."""
 
     cpu_devices: int | None = None
     """Simulate this many devices on the CPU. None uses the machine's own devices."""
@@ -116,14 +118,16 @@ def train(flags: Flags) -> None:
     batches = Batches(
         samples, shards=flags.shards, samples_per_shard=flags.samples_per_shard, seed=flags.seed
     )
-    manager = make_manager(flags, batches)
+    manager = make_manager(flags)
     events = Events(flags.events)
     with manager or contextlib.nullcontext():
         mesh = make_mesh()
         state = init_state(mesh, samples=flags.samples, seed=flags.seed)
         if manager is not None and flags.checkpoints is not None:
-            state = manager.restore(state)
-        step = jaxft.fault_tolerant(make_train_step(mesh, work=flags.work), manager, shards=flags.shards)
+            state = manager.restore(state, changed=flags.changed)
+        step = jaxft.fault_tolerant(
+            make_train_step(mesh, work=flags.work), manager, shards=flags.shards, nonfinite="raise"
+        )
 
         def batch_for(number: int, shard: int) -> Batch:
             return jax.device_put(batches(number, shard), replicated(mesh))
@@ -143,7 +147,7 @@ def train(flags: Flags) -> None:
         logger.info("finished after %d committed steps: %s, digest %s", step.step, told, digest)
 
 
-def make_manager(flags: Flags, batches: Batches) -> jaxft.Manager | None:
+def make_manager(flags: Flags) -> jaxft.Manager | None:
     """Return this group's membership of its job, or None for a run that is alone."""
     if flags.coordinator is None:
         return None
@@ -155,7 +159,13 @@ def make_manager(flags: Flags, batches: Batches) -> jaxft.Manager | None:
         group=flags.group,
         job=flags.job,
         failure_timeout_s=flags.failure_timeout_s,
-        settings={"data": batches.fingerprint},
+        # The data set is made of these, so that it needs no fingerprint.
+        settings={
+            "samples": str(flags.samples),
+            "samples_per_shard": str(flags.samples_per_shard),
+            "seed": str(flags.seed),
+            "work": str(flags.work),
+        },
         checkpoints=checkpoints,
         spare=flags.spare,
         other_meshes=flags.other_meshes,

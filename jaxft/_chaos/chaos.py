@@ -130,7 +130,7 @@ def run_chaos(
         )
     if options.json is not None:
         result = storm_json(verdict, record, seed=options.seed)
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        options.json.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
     return 0 if verdict.ok else 1
 
 

@@ -1,9 +1,10 @@
 """`Checkpoints`: the newest complete state on disk, written beside the training."""
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from jaxft._checkpoints import _folder, _orbax
 from jaxft._checkpoints._host import HostCopy, key_impls, placed, template, with_keys
 from jaxft._checkpoints._manifest import Damaged, Manifest, difference, leaves_of
+from jaxft._checkpoints._readers import turn
+from jaxft._checkpoints._settings import LATER, differences, refusal
 from jaxft._checkpoints._writer import write
 from jaxft._digest import digest
 from jaxft._errors import CannotRestore, ConfigurationError
@@ -28,6 +31,7 @@ class Restored:
         history: the number that was given to `save`.
         digest: `jaxft.digest` of the state, when it was saved and again when it was read.
         folder: where it lies.
+        settings: those of the job that saved it, by name; None if it was saved before these were kept.
     """
 
     step: int
@@ -35,6 +39,7 @@ class Restored:
     history: int
     digest: str
     folder: Path
+    settings: Mapping[str, str] | None = None
 
 
 class Checkpoints:
@@ -88,7 +93,22 @@ class Checkpoints:
         """The steps that have a complete checkpoint, ascending. Whether one is damaged shows when it is read."""
         return _folder.steps(self._folder)
 
-    def restore(self, like: Any, *, job: str) -> Restored | None:
+    def reading(self, timeout_s: float) -> contextlib.AbstractContextManager[bool]:
+        """Yield whether this process should read a checkpoint, or leave that to others that do so right now.
+
+        Args:
+            timeout_s: how long to wait for those others; then it should.
+        """
+        return turn(self._folder, timeout_s=timeout_s) if self.steps() else contextlib.nullcontext(True)
+
+    def restore(
+        self,
+        like: Any,
+        *,
+        job: str,
+        settings: Mapping[str, str] | None = None,
+        changed: Collection[str] = (),
+    ) -> Restored | None:
         """Read the newest checkpoint that is whole.
 
         One that cannot be read, or whose digest is not that of the state that was saved, is skipped with a warning,
@@ -98,18 +118,21 @@ class Checkpoints:
             like: a state with the structure, shapes, dtypes and shardings that are wanted; its values do not
                 matter. The shardings need not be those from which it was saved.
             job: the job's name.
+            settings: what must be as it was when the checkpoint was saved, by name; None: nothing is compared.
+            changed: names of settings that were changed on purpose; "job" among them lets another job's pass.
 
         Returns:
             The step and its state; None if there is no checkpoint.
 
         Raises:
-            ConfigurationError: the checkpoint is another job's, or of another model: what differs is said.
+            ConfigurationError: the checkpoint is another job's, of another model, or of other settings: what differs
+                is said.
             CannotRestore: there are checkpoints, and all are damaged. Training does not start anew by itself.
         """
         found = self.steps()
         for step in reversed(found):
             try:
-                return self._read(step, like, job)
+                return self._read(step, like, job, settings, changed)
             except Damaged as error:
                 self._damaged.add(step)
                 _log.warning("checkpoint %s is skipped: %s", self._folder / str(step), error)
@@ -120,16 +143,24 @@ class Checkpoints:
             "says how. Put back a whole one from a backup; or, to start the job anew on purpose, move them away."
         )
 
-    def _read(self, step: int, like: Any, job: str) -> Restored:
+    def _read(
+        self,
+        step: int,
+        like: Any,
+        job: str,
+        settings: Mapping[str, str] | None,
+        changed: Collection[str],
+    ) -> Restored:
         folder = self._folder / str(step)
         manifest = Manifest.from_json(_or_damaged(_orbax.read_metadata, folder))
         if manifest.step != step:
             raise Damaged(f"it says that it is of step {manifest.step}")
-        if manifest.job != job:
+        if manifest.job != job and "job" not in changed:
             raise ConfigurationError(
                 f"The checkpoint {str(folder)!r} is of the job {manifest.job!r}, and this is the job {job!r}. "
-                "Give each job a folder of its own."
+                "Give each job a folder of its own; or, to go on from it on purpose, add 'job' to `changed`."
             )
+        self._compare(manifest, folder, settings, changed)
         if differs := difference(manifest.leaves, leaves_of(like)):
             raise ConfigurationError(
                 f"The checkpoint {str(folder)!r} is of another state: {differs}. Restore with the model and the "
@@ -138,9 +169,33 @@ class Checkpoints:
         host = _or_damaged(_orbax.read, folder, template(like))
         if (read := digest(with_keys(host, key_impls(like)))) != manifest.digest:
             raise Damaged(f"the digest of what was read is {read}, and of what was saved {manifest.digest}")
-        return Restored(step, placed(host, like), manifest.history, manifest.digest, folder)
+        state = placed(host, like)
+        return Restored(step, state, manifest.history, manifest.digest, folder, manifest.settings)
 
-    def save(self, step: int, state: Any, *, job: str, history: int) -> None:
+    def _compare(
+        self,
+        manifest: Manifest,
+        folder: Path,
+        settings: Mapping[str, str] | None,
+        changed: Collection[str],
+    ) -> None:
+        """Refuse a checkpoint of other settings. Those that only the caller's step knows are compared later."""
+        if settings is None:
+            return
+        if manifest.settings is None:
+            _log.warning(
+                "the checkpoint %s does not say with which settings it was saved: it is restored without comparing "
+                "them",
+                folder,
+            )
+            return
+        users = {name: value for name, value in manifest.settings.items() if name not in LATER}
+        if differing := differences(users, settings, changed):
+            raise ConfigurationError(refusal(str(folder), differing, manifest.step))
+
+    def save(
+        self, step: int, state: Any, *, job: str, history: int, settings: Mapping[str, str] | None = None
+    ) -> None:
         """Begin to save a state, and return as soon as it may be donated.
 
         The caller waits for one copy to host memory; the writing goes on in the background. If it fails, that is
@@ -152,6 +207,7 @@ class Checkpoints:
             state: a pytree of arrays, wholly in this process.
             job: the job's name.
             history: a number that `restore` gives back.
+            settings: what a run that goes on from here is compared with, by name.
         """
         if self._thread is not None and self._thread.is_alive():
             _log.warning(
@@ -163,7 +219,8 @@ class Checkpoints:
             )
             return
         copy = HostCopy(state)
-        manifest = Manifest(step, job, history, "", leaves_of(state))
+        kept = None if settings is None else dict(settings)
+        manifest = Manifest(step, job, history, "", leaves_of(state), kept)
         self._saving = step
         # A daemon: a disk that hangs must not keep the process from ending. `finish` is the orderly way.
         self._thread = threading.Thread(

@@ -1,9 +1,13 @@
 """The folder of a job's checkpoints: one folder per step, and what is not finished.
 
 A checkpoint is written in a folder of its own, `.unfinished-...`, and moved to its place, which is atomic: whatever
-goes by a step's name is complete. An old one goes the opposite way before it is deleted. Several writers may be at
-work at once: the role moves to another group when its holder is thought dead. Each holds a lock on its unfinished
-folder, which the kernel releases when it dies, so that a living writer's folder is told from a dead one's.
+goes by a step's name is complete. Its bytes are on the disk before it is moved, and its name is before an older one
+is taken away: a machine that stops at any moment leaves a whole checkpoint behind. An old one goes the opposite way
+before it is deleted.
+
+Several writers may be at work at once: the role moves to another group when its holder is thought dead. Each holds a
+lock on its unfinished folder, which the kernel releases when it dies, so that a living writer's folder is told from a
+dead one's.
 """
 
 import contextlib
@@ -39,12 +43,28 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 
 def publish(written: Path, folder: Path, step: int) -> None:
-    """Move a written checkpoint to its place, unless another writer's came there meanwhile."""
+    """Move a written checkpoint to its place for good, unless another writer's has come there."""
+    for below, _, files in os.walk(written, topdown=False):
+        for name in files:
+            _sync(Path(below, name))
+        _sync(Path(below))
     try:
         written.rename(folder / str(step))
     except OSError:
         if not (folder / str(step)).is_dir():
             raise
+    # Another writer's as well: its bytes were synced before it came there, its name perhaps not yet.
+    _sync(folder)
+    _sync(folder.parent)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def retire(folder: Path, step: int, work: Path) -> None:

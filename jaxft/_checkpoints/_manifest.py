@@ -21,6 +21,8 @@ class Manifest:
     history: int
     digest: str
     leaves: tuple[tuple[str, str], ...]  # the path and the type of each
+    # Of the job that saved it; None if it was saved before these were kept.
+    settings: Mapping[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         fields = dataclasses.asdict(self) | {"leaves": [list(leaf) for leaf in self.leaves]}
@@ -40,10 +42,24 @@ class Manifest:
             made = cls(**fields, leaves=leaves)
         except (KeyError, TypeError, ValueError) as error:
             raise Damaged(f"its description has other parts than this jaxft knows ({error})") from error
-        for name, kind in cls.__annotations__.items():
-            if name != "leaves" and type(getattr(made, name)) is not kind:
+        for name, kind in _KINDS.items():
+            if type(getattr(made, name)) is not kind:
                 raise Damaged(f"its {name} is {getattr(made, name)!r:.80}, and no {kind.__name__}")
+        if not _are_settings(made.settings):
+            raise Damaged(f"its settings are {made.settings!r:.80}")
         return made
+
+
+_KINDS = {"step": int, "job": str, "history": int, "digest": str}
+
+
+def _are_settings(found: object) -> bool:
+    if found is None:
+        return True
+    return isinstance(found, dict) and all(
+        isinstance(name, str) and isinstance(value, str)
+        for name, value in found.items()  # pyright: ignore[reportUnknownVariableType]
+    )
 
 
 def leaves_of(state: Any) -> tuple[tuple[str, str], ...]:

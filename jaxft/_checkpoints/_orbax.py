@@ -3,6 +3,7 @@
 Orbax takes most of a second to import, so it is imported when a checkpoint is first read or written.
 """
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ def write(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
     context = v1.Context()
     context.asynchronous.create_directories_asynchronously = False
     with context:
-        v1.save(path, _without_empty(tree), custom_metadata=dict(metadata))
+        v1.save(path, _stored(tree), custom_metadata=dict(metadata))
 
 
 def read_metadata(path: Path) -> Mapping[str, Any]:
@@ -51,13 +52,36 @@ def read(path: Path, like: Any) -> Any:
 
     Whatever Orbax raises is let through.
     """
-    found = iter(jax.tree.leaves(_v1().load(path, _without_empty(like))))
-    return jax.tree.map(lambda array: next(found) if array.size else np.array(array), like)
+    found = iter(jax.tree.leaves(_v1().load(path, _stored(like))))
+    return jax.tree.map(
+        lambda array: next(found).view(array.dtype) if array.size else np.array(array),
+        like,
+    )
 
 
-def _without_empty(tree: Any) -> Any:
-    """Orbax refuses arrays of no elements. None keeps their place, and their shape is known from elsewhere."""
-    return jax.tree.map(lambda array: array if array.size else None, tree)
+def _stored(tree: Any) -> Any:
+    """A tree as Orbax takes it: without arrays of no elements, and of dtypes that TensorStore knows.
+
+    None keeps the place of an empty array, whose shape is known from elsewhere. Of other dtypes (uint4) the bytes are
+    stored.
+    """
+
+    def stored(array: np.ndarray) -> np.ndarray | None:
+        if not array.size:
+            return None
+        return array if _is_known(array.dtype.name) else array.view(f"uint{8 * array.itemsize}")
+
+    return jax.tree.map(stored, tree)
+
+
+@functools.cache
+def _is_known(dtype: str) -> bool:
+    tensorstore = importlib.import_module("tensorstore")
+    try:
+        tensorstore.dtype(dtype)
+    except ValueError:
+        return False
+    return True
 
 
 def _v1() -> Any:

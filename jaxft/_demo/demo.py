@@ -82,7 +82,9 @@ def run_demo(options: DemoOptions, commands: Commands | None = None) -> int:
             f"To look into it: jaxft demo --seed {seed} --keep FOLDER keeps every log and event file.\n"
         )
     if options.json is not None:
-        options.json.write_text(json.dumps(verdict_json(verdict, seed=seed), indent=2) + "\n")
+        options.json.write_text(
+            json.dumps(verdict_json(verdict, seed=seed), indent=2, allow_nan=False) + "\n"
+        )
     return 0 if verdict.ok else 1
 
 

@@ -1,6 +1,7 @@
 """The event file of a group: one JSON object per line, read while it is being written."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def _step_event(fields: dict[str, Any]) -> StepEvent:
     return StepEvent(
         t_s=fields["t"],
         step=fields["step"],
-        loss=fields["loss"],
+        loss=math.nan if fields["loss"] is None else fields["loss"],
         attempts=fields["attempts"],
         seconds=sum(fields[part] for part in ("compute_s", "exchange_s", "vote_s", "apply_s")),
         shards=tuple(fields["shards"]),

@@ -128,8 +128,8 @@ def step(replica: Replica, event: Event, now_s: float) -> tuple[Replica, tuple[E
             _no_longer_busy(turn)
         case Prepared():
             _prepared(turn, event)
-        case Exchanged(quorum_id, number, digest):
-            _cast(turn, Vote(quorum_id, number, ok=True, digest=digest))
+        case Exchanged(quorum_id, number, digest, nonfinite):
+            _cast(turn, Vote(quorum_id, number, ok=True, digest=digest, nonfinite=nonfinite))
             if digest is not None:
                 _digested(turn, number, digest)
         case ExchangeBroke(quorum_id, number, accused, reason):
@@ -293,6 +293,14 @@ def _join_or_wait(turn: _Turn) -> None:
     if not replica.digest_taken:
         turn.enter(Phase.PRESENT)
         return  # `directive` asks for it
+    if prepared.heals_only and not replica.frontier_step:
+        me = replica.identity
+        turn.fail(
+            "CannotHeal",
+            f"group {me.group!r} of job {me.job!r} has left it to other groups to read the checkpoint, and the "
+            "coordinator no longer knows the job. Start this group again: it then reads the checkpoint itself.",
+        )
+        return
     turn.enter(Phase.JOINING, joined=True, vote=None)
     turn.say(
         Join(
@@ -402,7 +410,8 @@ def _caught_up_to(turn: _Turn, heal_id: HealId, number: Step) -> None:
     """The training thread holds state `number`, through heal `heal_id`."""
     assert turn.replica.prepared is not None
     history = turn.replica.job_history or turn.replica.history
-    turn.update(step=number, digest=None, digest_taken=False, history=history)
+    prepared = replace(turn.replica.prepared, heals_only=False)
+    turn.update(step=number, prepared=prepared, digest=None, digest_taken=False, history=history)
     _no_longer_busy(turn)
     replica = turn.replica
     if replica.heal is None or replica.heal.heal_id != heal_id or replica.phase not in _CATCHES_UP:
@@ -455,8 +464,8 @@ _HALTS = {
     ),
     HaltKind.NONFINITE: (
         "NonFinite",
-        "Nothing of that step has been applied. Look at the learning rate and the data of that step; then start the "
-        'groups again from a checkpoint, or choose nonfinite="skip" or "allow" (docs/guarantees.md).',
+        "Nothing of that step has been applied. Look at the learning rate and the data of that step; then go on from "
+        'a checkpoint under another job name, with other settings or with nonfinite="skip" (docs/guarantees.md).',
     ),
     HaltKind.FAILED: (
         "JobHalted",

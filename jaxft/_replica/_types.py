@@ -65,7 +65,8 @@ class Failure:
 class Prepared:
     """Both programs are compiled; the group holds state `step` and wants to take part.
 
-    `history` is that of the checkpoint that the state came from, 0 for a fresh one.
+    `history` is that of the checkpoint that the state came from, 0 for a fresh one. `heals_only`: it is a fresh one,
+    for others have read the job's checkpoint; nothing may begin with it.
     """
 
     step: Step
@@ -74,15 +75,20 @@ class Prepared:
     min_replicas: int = 0
     history: HistoryId = HistoryId(0)
     spare: bool = False
+    heals_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """This group holds the sum of `step`, and computed from the state with that fingerprint, if it was due."""
+    """This group holds the sum of `step`, and computed from the state with that fingerprint, if it was due.
+
+    `nonfinite` says which of the means is not finite, where the job is to stop then.
+    """
 
     quorum_id: QuorumId
     step: Step
     digest: int | None = None
+    nonfinite: str = ""
 
 
 @dataclass(frozen=True, slots=True)

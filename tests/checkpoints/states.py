@@ -62,7 +62,7 @@ def of_everything(seed: int = 0) -> dict[Any, Any]:
         "weak vector": jnp.full(3, 1.0),
         "none": None,
         "empty": (jnp.zeros((0, 2)), {}, []),
-        "a/b": {1: jnp.ones(2, jnp.int4), 2: jnp.ones(2, jnp.float8_e4m3fn)},
+        "a/b": {1: jnp.ones(2, jnp.int4), 2: jnp.ones(2, jnp.float8_e4m3fn), 3: jnp.ones(2, jnp.uint4)},
         "bits": jnp.array([True, False]),
         "nan": jnp.array([jnp.nan, -0.0]),
     }

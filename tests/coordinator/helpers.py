@@ -128,9 +128,16 @@ class Desk:
         return self.join(name, step, digest, **fields)
 
     def vote(
-        self, name: str, *, quorum_id: int | None = None, step: int | None = None, digest: int | None = None
+        self,
+        name: str,
+        *,
+        quorum_id: int | None = None,
+        step: int | None = None,
+        digest: int | None = None,
+        nonfinite: str = "",
     ) -> Done:
-        return self.say(name, Vote(self._quorum_id(quorum_id), self._step(step), ok=True, digest=digest))
+        vote = Vote(self._quorum_id(quorum_id), self._step(step), ok=True, digest=digest, nonfinite=nonfinite)
+        return self.say(name, vote)
 
     def votes(self, **digests: int | None) -> Done:
         """Let each of these vote ok, with the digest of its state; return what the last vote led to."""

@@ -513,7 +513,7 @@ def test_a_group_that_reads_nothing_is_cut_off():
         Vote(QuorumId(3), Step(2**40), False, (GroupName("x"), GroupName("y")), "why"),
         Vote(QuorumId(3), Step(2), ok=True),
         Vote(QuorumId(3), Step(2), ok=True, digest=0),  # a digest like any other, not none
-        Vote(QuorumId(3), Step(2), ok=True, digest=2**64 - 1),
+        Vote(QuorumId(3), Step(2), ok=True, digest=2**64 - 1, nonfinite="w is nan"),
         Join(Step(3), "d", {}, history=HistoryId(2**63 - 1), spare=True),
         HealFailed(HealId(4), "no donor answers", Step(6), HistoryId(2**63 - 1)),
         Heartbeat(),

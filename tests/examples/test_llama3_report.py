@@ -146,6 +146,7 @@ def test_each_committed_step_is_on_disk_at_once(tmp_path: Path) -> None:
         "shards": [0, 1, 3],
         "quorum_id": 7,
         "members": ["group-0", "group-1"],
+        "nonfinite": "",
     }
 
 

@@ -6,6 +6,7 @@ storm.
 """
 
 import logging
+import math
 import re
 import signal
 import time
@@ -154,7 +155,7 @@ def history_of(worker: Worker) -> History:
         StepEvent(
             t_s=event["t"],
             step=event["step"],
-            loss=event["loss"],
+            loss=math.nan if event["loss"] is None else event["loss"],
             attempts=event["attempts"],
             shards=tuple(event["shards"]),
             quorum_id=event["quorum_id"],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxft._checkpoints._readers import turn
 from tests.processes.harness import Cluster, Worker, cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -132,3 +133,20 @@ def test_a_checkpoint_of_another_run_of_the_same_name_is_refused(tmp_path: Path)
         assert old.process.returncode == 1
         assert old.says("JoinRefused")
         assert old.says("brings step 20 of another history of job 'toy'")
+
+
+def test_those_who_wait_for_a_reader_heal_from_it(tmp_path: Path, undisturbed: str) -> None:
+    with cluster(tmp_path) as here:
+        train_and_kill_all(here)
+        folder = here.folder / "checkpoints"
+        with turn(folder, timeout_s=0) as one, turn(folder, timeout_s=0) as other:
+            assert one
+            assert other
+            # This one loses its patience, and reads itself.
+            first = here.start("group-0", *flags(here), "--failure-timeout-s", "10")
+            second = here.start("group-1", *flags(here))
+            here.until(lambda: first.says("restored step 20"), "the first to read")
+            here.until(lambda: second.says("waits for others, who read"), "the second to wait")
+        here.until_finished(first, second)
+        assert "reads no checkpoint: others have, and it heals from them" in second.log()
+        assert first.digest == second.digest == undisturbed

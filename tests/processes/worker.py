@@ -56,9 +56,9 @@ def train_step(state: dict[str, Any], batch: Any, rate: float) -> tuple[dict[str
     return {"params": params, "mu": mu, "nu": nu, "count": count}, {"loss": loss, "local": local}
 
 
-def make_batch(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
+def make_batch(step: int, shard: int, rows: int = 8) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng([step, shard])
-    x = rng.standard_normal((8, 16), dtype=np.float32)
+    x = rng.standard_normal((rows, 16), dtype=np.float32)
     return x, np.tanh(x[:, :4] * 2)
 
 
@@ -121,6 +121,9 @@ def main() -> None:
     parser.add_argument("--digest-every", type=int)
     parser.add_argument("--checkpoints", type=Path)
     parser.add_argument("--checkpoint-every", type=int, default=10)
+    parser.add_argument("--nonfinite", default="warn")
+    parser.add_argument("--vary", action="store_true", help="batches of another shape at each step")
+    parser.add_argument("--poison", default="", help="STEP:SHARD: that shard's batch is not finite")
     parser.add_argument(
         "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
     )
@@ -140,7 +143,8 @@ def main() -> None:
             wait_for(gates[str(step)])
         if arguments.pace and not arguments.hurry.is_file():
             time.sleep(arguments.pace)
-        return make_batch(step, shard)
+        x, y = make_batch(step, shard, 8 + 4 * (step % 3) if arguments.vary else 8)
+        return (x * np.float32(np.inf), y) if f"{step}:{shard}" == arguments.poison else (x, y)
 
     with arguments.events.open("a", buffering=1) as events:
 
@@ -149,9 +153,15 @@ def main() -> None:
 
         state = init(arguments.width)
         if not arguments.coordinator:
-            step = jaxft.fault_tolerant(train_step, None, shards=arguments.shards or None, static_argnums=2)
+            step = jaxft.fault_tolerant(
+                train_step,
+                None,
+                shards=arguments.shards or None,
+                nonfinite=arguments.nonfinite,
+                static_argnums=2,
+            )
             while step.step < arguments.steps:
-                state, _ = step(state, make_batch, arguments.rate)
+                state, _ = step(state, batch_for, arguments.rate)
             write(event="finished", step=step.step, digest=jaxft.digest(state))
             return
         manager = jaxft.Manager(
@@ -174,7 +184,11 @@ def main() -> None:
             if "start" in gates:
                 wait_for(gates["start"])
             step = jaxft.fault_tolerant(
-                train_step, manager, shards=arguments.shards or None, static_argnums=2
+                train_step,
+                manager,
+                shards=arguments.shards or None,
+                nonfinite=arguments.nonfinite,
+                static_argnums=2,
             )
             if arguments.checkpoints:
                 state = manager.restore(state)
@@ -185,11 +199,12 @@ def main() -> None:
                 write(
                     event="step",
                     step=report.step,
-                    loss=float(metrics["loss"]),
+                    loss=float(metrics["loss"]) if np.isfinite(metrics["loss"]) else None,
                     attempts=report.attempts,
                     shards=report.shards,
                     quorum_id=report.quorum_id,
                     members=report.members,
+                    nonfinite=report.nonfinite,
                     healed=None if report.heal is None else report.heal.replayed_steps,
                 )
                 if pause_path and manager.step >= int(pause_step):

@@ -304,3 +304,33 @@ def test_one_with_a_state_of_the_jobs_history_waits_for_others_to_resume_with():
     group.on(Prepared(Step(2), 0xD1, SETTINGS, history=HISTORY))
     group.now_s = 10_000.0
     assert isinstance(group.on(Tick()).directive, Wait)
+
+
+# ---- leaving the checkpoint to others ----
+
+
+def heals_only(frontier_step: int | None) -> Group:
+    group = connected().hear(welcome(frontier_step))
+    return group.on(Prepared(Step(0), 0xD1, SETTINGS, 2, heals_only=True))
+
+
+def test_one_that_left_the_checkpoint_to_others_joins_a_job_that_goes_on():
+    group = heals_only(20)
+    (join,) = group.said
+    assert isinstance(join, Join)
+    assert join.history == 0
+
+
+@pytest.mark.parametrize("frontier_step", [None, 0])
+def test_it_never_begins_a_job_that_the_coordinator_does_not_know(frontier_step: int | None):
+    group = heals_only(frontier_step)
+    assert not any(isinstance(message, Join) for message in group.said)
+    assert group.replica.phase is Phase.FAILED
+    assert group.replica.failure is not None
+    assert "has left it to other groups to read the checkpoint" in group.replica.failure.text
+
+
+def test_nor_after_the_coordinator_has_lost_its_memory():
+    group = heals_only(20)
+    group.on(Disconnected("reset")).on(Connected()).hear(welcome(None))
+    assert group.replica.phase is Phase.FAILED

@@ -14,6 +14,7 @@ from jaxft_coordinator.core.job import (
     Effect,
     Event,
     GroupSaid,
+    Holder,
     Job,
     Options,
     Persist,
@@ -212,7 +213,7 @@ class Life:
     def send(self, session: SessionId, message: object) -> None:
         self.world.truth.check_told(message)  # pyright: ignore[reportArgumentType]
         if type(message) is Halted and message.kind is not HaltKind.FAILED:
-            self._halt()
+            self._halt(message)
         if type(message) is Heal:
             self.world.truth.check_heal(message, self._streams[session])
         if type(message) is Evicted and self.world.setting.harmless:
@@ -238,7 +239,16 @@ class Life:
             raise Violation("no healthy group is put out", f"{process.name}: {message.reason}")
         self.world.sometimes.note("stood aside")
 
-    def _halt(self) -> None:
+    def _halt(self, message: Halted) -> None:
+        if message.kind is HaltKind.NONFINITE:
+            # (One that was replaced may stand at an earlier step.)
+            step = int(message.reason.split()[4])
+            setting = self.world.setting
+            if setting.nonfinite != "raise" or setting.bad_shard(step) is None:
+                raise Violation("no halt without a reason", f"{message.reason}: {self.world.standing()}")
+            self.world.sometimes.note("halt at means that are not finite")
+            self.world.halted = self.world.over = True
+            return
         # Those whose states differ may have died since they told of it.
         told = any(
             attempt.tainted and attempt.step >= len(self.world.truth.line) - 1
@@ -330,9 +340,10 @@ class Life:
 
     # ---- what the world asks ----
 
-    def needs(self, heal_id: int) -> bool:
-        """Whether a group still fetches by this heal, as far as this coordinator knows."""
-        return not self.dead and any(group.heal_id == heal_id for group in self.job.groups.values())
+    def needs(self, heal_id: int, donor: Holder) -> bool:
+        """Whether a group still fetches from `donor` by this heal, as far as this coordinator knows."""
+        groups = self.job.groups.values()
+        return not self.dead and any(group.heal_id == heal_id and donor in group.donors for group in groups)
 
     def founders_without_quorum(self) -> list[str]:
         job = self.job

@@ -148,6 +148,32 @@ def _the_odd_one_is_believed(distrust: Any) -> Any:
     return lambda self, name, incarnation: None
 
 
+@mutant(Trainer, "_finds_nonfinite")
+def _one_group_alone_finds_what_is_not_finite(finds: Any) -> Any:
+    """A group looks at what it has contributed, and not at the means."""
+
+    def mutated(self: Trainer, step: int, *, replayed: bool) -> bool:
+        return self.world.setting.bad_shard(step) in self.computed[step]
+
+    return mutated
+
+
+@mutant(Trainer, "_finds_nonfinite")
+def _a_replay_applies_a_step_that_was_skipped(finds: Any) -> Any:
+    """A group that joins does not look at the means that it replays."""
+    return lambda self, step, *, replayed: not replayed and finds(self, step, replayed=False)
+
+
+@mutant(quorums, "vote")
+def _only_the_last_vote_says_that_the_means_are_not_finite(vote: Any) -> Any:
+    """What an earlier vote has said of the means is forgotten, and the last one says nothing of them."""
+
+    def mutated(turn: Any, group: Group, message: Any) -> None:
+        vote(turn, group, replace(message, nonfinite=""))
+
+    return mutated
+
+
 # ---- the quorum ----
 
 
@@ -385,7 +411,9 @@ def _donors_are_not_compared(pin: Any) -> Any:
 
     def mutated(turn: Any, joiner: Any, step: Any, donors: Any) -> None:
         pin(turn, joiner, step, donors)
-        sessions._tell_heal(turn, turn.job.groups[joiner.name], donors)  # pyright: ignore[reportPrivateUsage]
+        joiner = turn.job.groups[joiner.name]
+        if joiner.pinned_step is not None:
+            sessions._tell_heal(turn, joiner, donors)  # pyright: ignore[reportPrivateUsage]
 
     return mutated
 

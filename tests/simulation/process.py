@@ -3,7 +3,7 @@
 from collections import deque
 from typing import TYPE_CHECKING
 
-from jaxft_coordinator.core.messages import GroupName, Incarnation, Join, Welcome
+from jaxft_coordinator.core.messages import GroupName, Incarnation, Join, Pinned, Welcome
 
 from jaxft._replica import _core as core
 from jaxft._replica import _types as r
@@ -179,6 +179,8 @@ class Process(Trainer):
                         raise Violation(
                             "nobody follows a replaced coordinator", f"{self.name} in {self._term}"
                         )
+                    if type(message) is Pinned:
+                        self.world.truth.told_digests.add(message.heal_id)
                     self.stream.up(message)
             case r.Dial(delay_s, address):
                 delay_s = self.clock.real(delay_s) + self.world.random() * 0.01
@@ -248,7 +250,9 @@ class Process(Trainer):
             self.post(r.Tick(self._computed, self.away, self.progress))
 
     def _release(self, heal_id: int) -> None:
-        if self.stream is not None and self.stream.life.needs(heal_id):
+        if self.stream is not None and self.stream.life.needs(
+            heal_id, (self.replica.identity.group, self.replica.identity.incarnation)
+        ):
             raise Violation("donors keep what they were asked to", f"{self.name} lets go of heal {heal_id}")
         self.pins.pop(heal_id, None)
         oldest = min(self.pins.values(), default=None)

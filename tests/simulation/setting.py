@@ -81,6 +81,8 @@ class Setting:
     exchange_s: float  # which a slow link needs, at most
     slow: str  # a group whose shards take many times as long; "" if there is none
     faults: tuple[Fault, ...]
+    nonfinite: str  # what the job does with means that are not finite
+    poisoned: frozenset[int]  # steps of which one shard makes them so
     # Classes that came later, with random numbers of their own: older seeds keep theirs.
     memoryless: bool = False  # the coordinator has no store, and the clocks of its machines differ
     keeps_bytes: int = 1 << 18  # of groups that are gone, in the coordinator's memory
@@ -97,6 +99,11 @@ class Setting:
             and not self.raises
             and all(fault.kind == HARMLESS for fault in self.faults)
         )
+
+    def bad_shard(self, step: int) -> int | None:
+        """The shard that makes the means of this step not finite, if there is one."""
+        total = MOST_SHARDS if self.shards == "members" else int(self.shards)
+        return step % total if step in self.poisoned else None
 
 
 def draw(seed: int) -> Setting:
@@ -122,6 +129,11 @@ def draw(seed: int) -> Setting:
     gather_s_per_member = rng.choice((0.0, 0.0, 0.01))
     storm_s = rng.uniform(0.6, 2.5) + founding_wait_s
     compares = rng.random() < 0.6
+    # Numbers of its own: so that what else a seed stands for stays as it was.
+    other = random.Random(seed + (1 << 43))
+    nonfinite = other.choices(("allow", "skip", "raise"), (6, 3, 1))[0]
+    least = other.randint(1, 30) if nonfinite == "raise" else 0
+    poisoned = frozenset(step for step in range(least, 200) if other.random() < 0.3)
     if not compares:
         kinds = [kind for kind in kinds if kind != "flip"]
     setting = Setting(
@@ -150,6 +162,8 @@ def draw(seed: int) -> Setting:
         exchange_s=QUICK_S,
         slow="",
         faults=_faults(rng, kinds, storm_s),
+        nonfinite=nonfinite,
+        poisoned=poisoned,
     )
     setting = _unhurried(setting, random.Random(seed + (1 << 42)))
     return _widened(seed, setting, regular)

@@ -33,13 +33,13 @@ class Checkpoint:
     state: tuple[QuorumId, ...]
     history: HistoryId
     root: int = 0
+    skipped: frozenset[int] = frozenset()
     old: bool = False  # from before the coordinator's first life
 
     @staticmethod
     def from_before(steps: int) -> "Checkpoint":
-        return Checkpoint(
-            tuple(QuorumId(-1 - step) for step in range(steps)), _OLD_HISTORY, OLD_ROOT, old=True
-        )
+        state = tuple(QuorumId(-1 - step) for step in range(steps))
+        return Checkpoint(state, _OLD_HISTORY, OLD_ROOT, old=True)
 
 
 class Trainer:
@@ -56,6 +56,9 @@ class Trainer:
         # What it holds: a first state, and for each step the quorum whose sum was applied.
         self.root = incarnation if world.setting.differ or world.is_odd(name) else 0
         self.history: list[QuorumId] = []
+        self.skipped: frozenset[int] = (
+            frozenset()
+        )  # steps that have changed nothing, for their means are not finite
         self.flipped = 0  # names a flipped bit in the state
         self.flipped_at = 0  # since which state
         self.flips_next = False
@@ -89,7 +92,7 @@ class Trainer:
     def digest(self) -> int:
         """Of the state that it holds. The same shards summed in the same order are the same bits."""
         line = len(self.history) if self.world.truth.same_bits else self.history
-        return zlib.crc32(repr((self.root, line, self.flipped)).encode())
+        return zlib.crc32(repr((self.root, line, sorted(self.skipped), self.flipped)).encode())
 
     def flipped_in(self, step: int) -> int:
         """The flipped bit that its state `step` has, or 0."""
@@ -184,7 +187,7 @@ class Trainer:
         if self._applying or self.world.now_s < self.away_until_s:
             return
         directive = core.directive(self.replica)
-        if self.replica.phase is r.Phase.LEFT:
+        if self.replica.phase is r.Phase.LEFT and self.replica.failure is None:
             if not self.leaving and directive != r.Over(Step(self.world.target or -1)):
                 raise Violation("all end well", f"{self.name} ends, and was not told to")
             self.ends()
@@ -265,13 +268,23 @@ class Trainer:
         if checkpoints and checkpoints[-1].old and not self.world.calm:
             fresh = fresh or self.world.random() < 0.5
         saved = 0
-        if checkpoints and not fresh:
+        heals_only = bool(checkpoints) and not fresh and self._others_read()
+        if checkpoints and not fresh and not heals_only:
             newest = checkpoints[-1]
             self.root, self.history, saved = newest.root, list(newest.state), newest.history
+            self.skipped = newest.skipped
         step, digest = Step(len(self.history)), self.digest
         settings = {"shards": self.world.setting.shards}
         least, history = self.world.setting.min_replicas, HistoryId(saved)
-        self.post(r.Prepared(step, digest, settings, least, history, self.spare))
+        self.post(r.Prepared(step, digest, settings, least, history, self.spare, heals_only))
+
+    def _others_read(self) -> bool:
+        """Whether this one leaves it to others to read the checkpoint: of a job that goes on, while others do."""
+        newest = self.world.checkpoints[-1]
+        others = self.world.processes.values()
+        read = [other for other in others if not other.dead and other.replica.history == newest.history]
+        # Without a draw of numbers, so that what else a seed stands for stays as it was.
+        return bool(read) and bool(self.replica.frontier_step) and self.incarnation % 2 == 0
 
     def _compute(self, quorum: NewQuorum, step: Step) -> None:
         computed = self.computed[step]
@@ -302,11 +315,16 @@ class Trainer:
             self.stick()
             return
         self._waits = True
-        self.post(r.Exchanged(quorum_id, step, self.fingerprint(step)))
+        stop = self.world.setting.nonfinite == "raise" and self._finds_nonfinite(step, replayed=False)
+        self.post(r.Exchanged(quorum_id, step, self.fingerprint(step), "w is nan" if stop else ""))
 
     def fingerprint(self, step: Step) -> int | None:
         """What its vote says of the state that the step was computed from."""
         return self.digest if self.world.setting.compares else None
+
+    def _finds_nonfinite(self, step: int, *, replayed: bool) -> bool:
+        """Whether the means of a step are not finite: all who hold them see the same."""
+        return self.world.setting.bad_shard(step) is not None
 
     def exchange_broke(self, quorum_id: QuorumId, step: Step, accused: str) -> None:
         self._waits = True
@@ -334,6 +352,7 @@ class Trainer:
         self.world.truth.check_applied(self, quorum_id)
         if self.pins:
             self.log[len(self.history)] = quorum_id
+        self._skip_or_apply(len(self.history), replayed=isinstance(then, r.Replayed))
         self.history.append(quorum_id)
         self._fetches = None
         self._save()
@@ -347,6 +366,11 @@ class Trainer:
         else:
             self._look_soon()
 
+    def _skip_or_apply(self, step: int, *, replayed: bool) -> None:
+        if self.world.setting.nonfinite == "skip" and self._finds_nonfinite(step, replayed=replayed):
+            self.skipped |= {step}
+            self.world.sometimes.note("skipped step replayed" if replayed else "skipped step")
+
     def _save(self) -> None:
         """One group saves for all: the first of the quorum."""
         quorum, checkpoints = self.replica.quorum, self.world.checkpoints
@@ -356,7 +380,8 @@ class Trainer:
         if step % self.world.setting.saves_every:
             return
         if not checkpoints or checkpoints[-1].old or step > len(checkpoints[-1].state):
-            checkpoints.append(Checkpoint(tuple(self.history), self.replica.job_history, self.root))
+            saved = Checkpoint(tuple(self.history), self.replica.job_history, self.root, self.skipped)
+            checkpoints.append(saved)
 
     def _fetch(self, heal: Heal, until_s: float) -> None:
         donors = self._donors(heal)
@@ -376,6 +401,7 @@ class Trainer:
         self.world.truth.check_fed(self, heal, donor)
         self.root, self.history = donor.root, donor.history[: heal.step]
         self.flipped, self.flipped_at = donor.flipped_in(heal.step), donor.flipped_at
+        self.skipped = frozenset(step for step in donor.skipped if step < heal.step)
         self.world.truth.check_state(self, heal.step)
         self._fetched(r.Healed(heal.heal_id, heal.step))
 

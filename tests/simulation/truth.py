@@ -44,6 +44,7 @@ class Truth:
         self.ever: set[tuple[int, QuorumId]] = set()
         self.roots: set[int] = set()
         self.went_back = 0
+        self.told_digests: set[int] = set()  # heals of which a donor has told the digest of its state
         self._lost_since_s: dict[int, float] = {}  # of each coordinator
         self.quorums: dict[QuorumId, NewQuorum] = {}
         self._heals: dict[int, object] = {}
@@ -82,6 +83,9 @@ class Truth:
         elif new.step == old.step + 1 and new.quorum_id:
             if len(self.line) != old.step:
                 raise Violation("one outcome per step", f"step {old.step} is decided at {len(self.line)}")
+            setting = self._world.setting
+            if setting.nonfinite == "raise" and setting.bad_shard(old.step) is not None:
+                raise Violation("a step that is not finite ends the job", f"step {old.step} counts")
             self.line.append(new.quorum_id)
             self.ever.add((old.step, new.quorum_id))
             if self._world.tracing:
@@ -293,7 +297,8 @@ class Truth:
     def check_fed(self, process: "Trainer", heal: Heal, donor: "Trainer") -> None:
         """A joiner gets a sound state, if it has more than one donor to tell; and never one older than its own."""
         donors = [self._world.incarnations[member.incarnation] for member in heal.donors]
-        if donor.flipped_in(heal.step) and any(not one.flipped_in(heal.step) for one in donors):
+        compared = heal.heal_id in self.told_digests
+        if compared and donor.flipped_in(heal.step) and any(not one.flipped_in(heal.step) for one in donors):
             raise Violation("a corrupt donor feeds no joiner", f"{donor.name} feeds {process.name}")
         of_it = process.replica.history == heal.history != 0 and not process.flipped
         if of_it and len(process.history) > heal.step:
@@ -305,6 +310,7 @@ class Truth:
     def check_state(self, process: "Trainer", step: int) -> None:
         """What `process` holds, as state `step`, is the job's, or was before the job went back."""
         history = process.history
+        self._check_skipped(process)
         line = self.line[:step]
         if len(history) == step and history == line and process.root == self.root:
             return
@@ -315,6 +321,20 @@ class Truth:
             "equal frontier means equal state",
             f"{process.name} holds {process.root} {history} as state {step}, not {self.root} {line}",
         )
+
+    def _check_skipped(self, process: "Trainer") -> None:
+        """A step changes nothing in any group or in all of them."""
+        setting = self._world.setting
+        if setting.nonfinite != "skip":
+            return
+        # (What was done before the coordinator's first life has the numbers of no quorum.)
+        done = [step for step, quorum_id in enumerate(process.history) if quorum_id > 0]
+        bad = {step for step in done if setting.bad_shard(step) is not None}
+        if process.skipped != bad:
+            raise Violation(
+                "equal frontier means equal state",
+                f"{process.name} has skipped {sorted(process.skipped)}, and not {sorted(bad)}",
+            )
 
     def check_alike(self, processes: "Collection[Trainer]") -> None:
         """Those who exchange, or end together, hold one state."""

@@ -93,6 +93,7 @@ class Group:
     # once the joiner has been told whom to ask.
     pinned_step: Step | None = None
     pinned: Mapping[Holder, int] = field(default_factory=dict[Holder, int])
+    pinned_s: float = 0.0  # since when they have been asked
     # Of the state with which it joined; 0: fresh.
     history: HistoryId = HistoryId(0)
     came_s: float = 0.0
@@ -145,6 +146,7 @@ class Ballot:
     lost: int = 0
     failures: tuple[Failure, ...] = ()
     digests: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
+    nonfinite: str = ""  # which of the means is not finite, as the first to find it says
     deadline_s: float | None = None
     # Until when further losses are waited for.
     gather_until_s: float | None = None

@@ -70,6 +70,7 @@ class Vote:
     accused: tuple[GroupName, ...] = ()
     reason: str = ""
     digest: int | None = None
+    nonfinite: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ The rule for counting (`settle`), with "living" = members of the quorum not lost
   member died after its contribution had reached everyone.
 * ... but their states differ   -> the odd ones are evicted and the step is tried again without what they gave, so
   their error reaches nobody. If no majority says who is odd, the job halts: nobody knows the truth.
+* ... but the means are not finite, and the job's policy is to stop then -> the job halts with nothing applied. All
+  members compute this from the same bits, so one that says so speaks for all, also for those that were lost.
 * a member is lost and nobody has voted ok yet -> the step is tried again at once under a new quorum; in a job of a
   hundred groups or more, after some milliseconds in which losses that belong together are gathered.
 * a member is lost after somebody voted ok, or a vote failed -> the exchange is in its last milliseconds: wait for
@@ -30,6 +32,7 @@ from jaxft_coordinator.core.messages import (
     Commit,
     FrontierMoved,
     GroupName,
+    HaltKind,
     NewQuorum,
     QuorumId,
     Step,
@@ -84,7 +87,15 @@ def vote(turn: Turn, group: Group, vote: Vote) -> None:
         given = known if vote.digest is None else {**known, group.name: vote.digest}
         ahead_s = turn.now_s if job.ballot.ahead_s is None else job.ballot.ahead_s
         voted_s = turn.now_s if job.ballot.voted_s is None else job.ballot.voted_s
-        ballot = changed(job.ballot, ok=job.ballot.ok | bit, digests=given, ahead_s=ahead_s, voted_s=voted_s)
+        nonfinite = job.ballot.nonfinite or vote.nonfinite[:MAX_REASON_LENGTH]
+        ballot = changed(
+            job.ballot,
+            ok=job.ballot.ok | bit,
+            digests=given,
+            nonfinite=nonfinite,
+            ahead_s=ahead_s,
+            voted_s=voted_s,
+        )
         turn.update(ballot=ballot)
     else:
         failure = Failure(group.name, vote.accused, vote.reason[:MAX_REASON_LENGTH])
@@ -157,6 +168,8 @@ def _compare(turn: Turn, quorum: NewQuorum) -> None:
         halting.diverge(turn, digests.listed(given))
     elif odd or unknown:
         retry(turn, quorum, silent=0, odd=(*odd, *unknown))
+    elif turn.job.ballot.nonfinite:
+        _stop_at_nonfinite(turn)
     else:
         commit(turn, quorum)
 
@@ -168,6 +181,16 @@ def _without_fingerprint(turn: Turn, quorum: NewQuorum) -> tuple[GroupName, ...]
         return ()
     voted = (member.group for place, member in enumerate(quorum.members) if ballot.ok >> place & 1)
     return tuple(name for name in voted if name not in ballot.digests)
+
+
+def _stop_at_nonfinite(turn: Turn) -> None:
+    """The step is not committed, and its members go on holding the frontier, from which the job may resume."""
+    job = turn.job
+    assert job.frontier is not None
+    reason = (
+        f"the means of step {job.frontier.step} of job {job.name!r} are not finite: {job.ballot.nonfinite}"
+    )
+    halting.halt(turn, HaltKind.NONFINITE, reason)
 
 
 def end_grace(turn: Turn, last_tick_s: float) -> None:

@@ -250,12 +250,21 @@ def _pin(turn: Turn, joiner: Group, step: Step, donors: list[Group]) -> None:
     """Let donors keep state `step`, and ask for its digest: whose is odd must not feed a joiner."""
     heal_id = _ask_donors(turn, step, donors, log_only=False)
     holders = tuple(donor.holder for donor in donors)
-    turn.put(joiner, heal_id=heal_id, donors=holders, pinned_step=step, pinned={})
+    joiner = turn.put(
+        joiner, heal_id=heal_id, donors=holders, pinned_step=step, pinned={}, pinned_s=turn.now_s
+    )
+    if len(donors) == 1:
+        _tell_heal(turn, joiner, donors)  # there is nothing to compare
+        return
     turn.send(joiner, Waiting(f"the digest of state {step} at {names_text(donors)}", held=True))
 
 
 def _tell_donors(turn: Turn, joiner: Group) -> None:
-    """Tell a joiner whom to ask, once all its donors that live have told their digests, and a majority agrees."""
+    """Tell a joiner whom to ask, once its donors that live have told their digests, and a majority agrees.
+
+    Donors whose training threads are away tell nothing until these come back. After a heartbeat timeout those that
+    have told serve alone; if none has, there is nothing to compare, and all serve.
+    """
     joiner = turn.job.groups.get(joiner.name, joiner)
     if joiner.pinned_step is None or joiner.name not in turn.job.groups:
         return  # what another's donors have told has ended this heal, or the job
@@ -263,18 +272,19 @@ def _tell_donors(turn: Turn, joiner: Group) -> None:
     if not donors:
         turn.put(turn.release_heal(joiner), phase=Phase.STALE)
         return
-    if any(donor.holder not in joiner.pinned for donor in donors):
+    told = [donor for donor in donors if donor.holder in joiner.pinned]
+    overdue = turn.now_s - joiner.pinned_s > turn.job.options.heartbeat_timeout_s
+    if len(told) < len(donors) and not overdue:
         return
-    given = {donor.name: joiner.pinned[donor.holder] for donor in donors}
+    given = {donor.name: joiner.pinned[donor.holder] for donor in told}
     odd = digests.odd_ones(given)
     if odd is None:
         halting.diverge(turn, digests.listed(given))
         return
-    for donor in donors:
+    for donor in told:
         if donor.name in odd:
             quorums.put_out_odd(turn, donor.holder, given)
-    sound = [donor for donor in donors if donor.name not in odd]
-    _tell_heal(turn, joiner, sound)
+    _tell_heal(turn, joiner, [donor for donor in told if donor.name not in odd] or donors)
     quorums.lose(turn, *odd)
 
 
@@ -283,7 +293,11 @@ def _tell_heal(turn: Turn, joiner: Group, donors: list[Group]) -> None:
     assert step is not None
     assert heal_id is not None
     assert frontier is not None
-    joiner = turn.put(joiner, donors=tuple(donor.holder for donor in donors), pinned_step=None, pinned={})
+    serving = tuple(donor.holder for donor in donors)
+    for donor in _present(turn, joiner.donors):
+        if donor.holder not in serving:
+            turn.send(donor, Release(heal_id))
+    joiner = turn.put(joiner, donors=serving, pinned_step=None, pinned={})
     turn.send(joiner, Heal(heal_id, step, _as_members(donors), history=turn.job.history))
     if frontier.step != step:
         turn.send(joiner, FrontierMoved(frontier.step))

@@ -131,20 +131,22 @@ class Ready(_message.Message):
     def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("quorum_id", "step", "ok", "accused", "reason", "digest")
+    __slots__ = ("quorum_id", "step", "ok", "accused", "reason", "digest", "nonfinite")
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
     ACCUSED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NONFINITE_FIELD_NUMBER: _ClassVar[int]
     quorum_id: int
     step: int
     ok: bool
     accused: _containers.RepeatedScalarFieldContainer[str]
     reason: str
     digest: int
-    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., ok: bool = ..., accused: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., digest: _Optional[int] = ...) -> None: ...
+    nonfinite: str
+    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., ok: bool = ..., accused: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., digest: _Optional[int] = ..., nonfinite: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("computed_quorum_id", "computed_step", "away", "moves")

@@ -1,0 +1,116 @@
+"""What changes the bits of a result without changing the program: flags, JAX's numeric settings, versions, drivers.
+
+Compared between groups by name when a group joins. A flag that cannot change bits is left out, so that one group may
+write its dumps somewhere. What is left is compared as it was given: a flag set to its default differs from one that
+is not set, for which values are the default is XLA's secret.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+# Options of JAX that change results, those of them that this version has.
+_JAX_OPTIONS = (
+    "jax_enable_x64",
+    "jax_explicit_x64_dtypes",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_threefry_gpu_kernel_lowering",
+    "jax_random_seed_offset",
+    "jax_debug_nans",
+    "jax_debug_infs",
+    "jax_disable_jit",
+    "jax_disable_most_optimizations",
+    "jax_optimization_level",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_compiler_enable_remat_pass",
+    "jax_use_shardy_partitioner",
+    "jax_pallas_use_mosaic_gpu",
+)
+# Flags that say where to write, how long to wait, or how many devices there are, which is compared apart.
+_HARMLESS = re.compile(
+    r"xla_dump_\w+|xla_\w*(timeout|log|profile|metrics|verbos)\w*|xla_force_host_platform_device_count"
+    r"|xla_gpu_cuda_data_dir|xla_\w*compilation_parallelism"
+)
+# A coordinator takes 100 settings of a group.
+_MOST_FLAGS = 32
+# Read by the libraries beneath XLA.
+_VARIABLES = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "MIOPEN_FIND_MODE")
+# Where the drivers and the libraries of an accelerator say which version they are.
+_VERSION_FILES = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version", "/opt/rocm/.info/version")
+_PACKAGES = re.compile(r"libtpu|jax-\w+-(plugin|pjrt)|nvidia-(cudnn|cublas|cuda-runtime|nccl)-cu\d+")
+_DETERMINISTIC = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
+
+
+def environment(devices: Sequence[Any], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What the bits of a result depend on besides the program, by name."""
+    platform = devices[0].platform
+    # XLA's CPU backend divides its work by the number of cores that the process may use; so do its roundings.
+    cores = str(len(os.sched_getaffinity(0))) if platform == "cpu" else "-"
+    return {
+        "jax": f"{jax.__version__}/{metadata.version('jaxlib')}",
+        "backend": platform,
+        "cores": cores,
+        "devices": f"{len(devices)} x {devices[0].device_kind}",
+        **_flag_settings(xla_flags(variables.get("XLA_FLAGS", ""))),
+        **{name: variables[name] for name in _VARIABLES if variables.get(name)},
+        **{name: str(getattr(jax.config, name)) for name in _JAX_OPTIONS if hasattr(jax.config, name)},
+        **({} if platform == "cpu" else _accelerator(devices[0])),
+    }
+
+
+def xla_flags(text: str) -> dict[str, str]:
+    """The flags of XLA that may change bits, by name: of one that is given twice the last counts.
+
+    Args:
+        text: the value of XLA_FLAGS; as XLA reads it, a text that does not begin with a dash names a file of flags.
+    """
+    words = text.split()
+    if words and not words[0].startswith("-"):
+        file = Path(words[0])
+        words = file.read_text(encoding="utf-8", errors="replace").split() if file.is_file() else []
+    given = [word.lstrip("-").partition("=") for word in words if word.startswith("-")]
+    flags = {name: value if equals else "true" for name, equals, value in given}
+    return {name: flags[name] for name in sorted(flags) if not _HARMLESS.fullmatch(name)}
+
+
+def nondeterminism(platform: str, flags: Mapping[str, str]) -> str | None:
+    """What to tell the user if kernels of this platform may give other bits from run to run; None if they may not."""
+    if platform not in ("gpu", "cuda", "rocm"):
+        return None
+    if any(flags.get(name, "false").lower() in ("true", "1") for name in _DETERMINISTIC):
+        return None
+    return (
+        f"on {platform} some kernels (scatter, reductions, convolutions) give other bits from run to run, so groups "
+        "that compute the same may differ: set XLA_FLAGS=--xla_gpu_exclude_nondeterministic_ops=true, or "
+        "--xla_gpu_deterministic_ops=true, in all groups (docs/guarantees.md)"
+    )
+
+
+def _flag_settings(flags: Mapping[str, str]) -> dict[str, str]:
+    """Each flag by its name; of very many, all in one."""
+    if len(flags) > _MOST_FLAGS:
+        return {"XLA_FLAGS": " ".join(f"--{name}={value}" for name, value in flags.items())}
+    return {f"XLA_FLAGS {name}": value for name, value in flags.items()}
+
+
+def _accelerator(device: Any) -> dict[str, str]:
+    """Versions of the driver, the runtime and the libraries of kernels, as far as they can be found out."""
+    versions = {"platform version": " ".join(str(device.client.platform_version).split())}
+    for path in map(Path, _VERSION_FILES):
+        if path.is_file():
+            versions[f"version in {path}"] = (
+                path.read_text(encoding="utf-8", errors="replace").split("\n")[0].strip()
+            )
+    for package in metadata.distributions():
+        name = package.metadata["Name"].lower().replace("_", "-")
+        if _PACKAGES.fullmatch(name):
+            versions[name] = package.version
+    return versions

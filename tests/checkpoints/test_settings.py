@@ -1,0 +1,123 @@
+"""A checkpoint goes on under the settings that it was saved with, or says what differs."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxft import ConfigurationError
+from jaxft._checkpoints import Checkpoints, _orbax
+from jaxft._checkpoints._manifest import Damaged, Manifest
+from jaxft._checkpoints._settings import differences, refusal
+
+from .states import PATIENCE_S, of_optax
+
+SAVED = {"settings.seed": "0", "settings.learning_rate": "0.001", "shards": "4"}
+
+
+def saved_with(folder: Path, settings: dict[str, str] | None) -> Checkpoints:
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(20, of_optax(20), job="docs", history=7, settings=settings)
+    checkpoints.finish(PATIENCE_S)
+    return checkpoints
+
+
+def present(**changes: str) -> dict[str, str]:
+    return {"settings.seed": "0", "settings.learning_rate": "0.001"} | {
+        f"settings.{name}": value for name, value in changes.items()
+    }
+
+
+def test_equal_settings_are_restored_and_given_back(tmp_path: Path) -> None:
+    restored = saved_with(tmp_path, SAVED).restore(of_optax(), job="docs", settings=present())
+    assert restored is not None
+    assert restored.settings == SAVED
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": "1"}, "seed: saved '0', now '1'"),
+        ({"learning_rate": "0.1"}, "learning_rate: saved '0.001', now '0.1'"),
+        ({"corpus": "abc"}, "corpus: saved '(none)', now 'abc'"),
+    ],
+)
+def test_what_differs_is_refused_by_name(changes: dict[str, str], said: str, tmp_path: Path) -> None:
+    checkpoints = saved_with(tmp_path, SAVED)
+    (name,) = changes
+    with pytest.raises(ConfigurationError) as refused:
+        checkpoints.restore(of_optax(), job="docs", settings=present(**changes))
+    assert said in str(refused.value)
+    assert f"manager.restore(state, changed={{{name!r}}})" in str(refused.value)
+    restored = checkpoints.restore(of_optax(), job="docs", settings=present(**changes), changed={name})
+    assert restored is not None
+
+
+def test_what_is_missing_now_differs_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"learning_rate: saved '0\.001', now '\(none\)'"):
+        saved_with(tmp_path, SAVED).restore(of_optax(), job="docs", settings={"settings.seed": "0"})
+
+
+def test_all_that_differs_is_listed_and_one_that_is_named_is_not_enough(tmp_path: Path) -> None:
+    other = present(seed="1", learning_rate="0.1")
+    with pytest.raises(ConfigurationError) as refused:
+        saved_with(tmp_path, SAVED).restore(of_optax(), job="docs", settings=other, changed={"seed"})
+    assert "learning_rate" in str(refused.value)
+    assert "seed" not in str(refused.value)
+
+
+def test_another_job_goes_on_from_it_on_purpose(tmp_path: Path) -> None:
+    checkpoints = saved_with(tmp_path, SAVED)
+    with pytest.raises(ConfigurationError, match="add 'job' to `changed`"):
+        checkpoints.restore(of_optax(), job="other", settings=present())
+    assert checkpoints.restore(of_optax(), job="other", settings=present(), changed={"job"}) is not None
+
+
+def test_one_without_settings_is_restored_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = saved_with(tmp_path, None)
+    with caplog.at_level(logging.WARNING, "jaxft"):
+        assert checkpoints.restore(of_optax(), job="docs", settings=present()) is not None
+    assert "does not say with which settings it was saved" in caplog.text
+
+
+def test_one_that_was_saved_before_settings_were_kept(tmp_path: Path) -> None:
+    fields = dict(_orbax.read_metadata(saved_with(tmp_path, None)._folder / "20"))
+    del fields["settings"], fields["checksum"]
+    older = Manifest(**{**fields, "leaves": ()}).to_json()
+    assert older.pop("settings") is None
+    older.pop("checksum")
+    assert Manifest.from_json(_checked(older)).settings is None
+
+
+@pytest.mark.parametrize("settings", [["seed"], {"seed": 1}, "seed"])
+def test_settings_that_are_none_are_damage(settings: Any) -> None:
+    fields = Manifest(1, "docs", 7, "", ()).to_json() | {"settings": settings}
+    fields.pop("checksum")
+    with pytest.raises(Damaged, match="its settings are"):
+        Manifest.from_json(_checked(fields))
+
+
+def _checked(fields: dict[str, Any]) -> dict[str, Any]:
+    from jaxft._checkpoints._manifest import _checksum
+
+    return fields | {"checksum": _checksum(fields)}
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        ("4", "8", "80 shards have been used, .* at number 160: shards 80 to 159 are never used"),
+        ("8", "4", "160 shards have been used, .* at number 80: shards 80 to 159 are used again"),
+        ("members", "4", "with other shards than before"),
+    ],
+)
+def test_another_number_of_shards_says_what_it_means_for_the_data(was: str, now: str, says: str) -> None:
+    differing = differences({"shards": was}, {"shards": now}, ())
+    text = refusal("/saved/20", differing, 20)
+    assert f"shards: saved {was!r}, now {now!r}" in text
+    assert re.search(says, text)
+    assert not differences({"shards": was}, {"shards": now}, ("shards",))

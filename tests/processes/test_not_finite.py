@@ -1,0 +1,70 @@
+"""A step whose means are not finite, on real processes: the whole job decides, never one group."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.processes.harness import cluster, digest_alone
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+GROUPS = ("group-0", "group-1", "group-2")
+POISON = ("--poison", "7:1")
+
+
+def test_raise_ends_the_job_in_all_groups_at_the_same_step(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        flags = ("--steps", "12", "--nonfinite", "raise", *POISON)
+        workers = here.start_together(GROUPS, lambda group: flags).values()
+        for worker in workers:
+            here.until(lambda worker=worker: worker.process.poll() is not None, "the end")
+            assert worker.process.returncode == 1
+            assert "NonFinite: " in worker.log()
+            assert "the means of step 7 of job 'toy' are not finite: " in worker.log()
+            assert [event["step"] for event in worker.steps()] == list(range(1, 8))
+        assert here.coordinator_log.read_text().count("halts: the means of step 7") == 1
+
+
+def test_skip_leaves_the_state_as_it_was_also_for_one_that_replays_it(tmp_path: Path) -> None:
+    flags = ("--steps", "16", "--nonfinite", "skip", *POISON)
+    expected = digest_alone(tmp_path, 16, *flags)
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        gate, later = tmp_path / "gate", tmp_path / "later"
+
+        def gated(group: str) -> tuple[str, ...]:
+            return (*flags, "--gate", f"5:{gate}", "--gate", f"14:{later}")
+
+        workers = here.start_together(GROUPS, gated)
+        here.until(lambda: all(len(worker.steps()) == 5 for worker in workers.values()), "step 5")
+        workers["group-2"].process.send_signal(signal.SIGKILL)
+        # Pinned at step 5, it replays 5, 6 and the skipped 7.
+        again = here.start("group-2", *gated("group-2"))
+        here.until(lambda: again.says("heals to step 5"), "the heal to begin")
+        gate.touch()
+        here.until(lambda: any(event["healed"] is not None for event in again.steps()), "the heal")
+        later.touch()
+        ended = [workers["group-0"], workers["group-1"], again]
+        here.until_finished(*ended)
+        for worker in ended:
+            assert worker.digest == expected
+        assert [e["nonfinite"] != "" for e in workers["group-0"].steps()] == [s == 8 for s in range(1, 17)]
+        assert "step 7 changes nothing: " in workers["group-0"].log()
+        assert "step 7 changes nothing: " in again.log(), "it has not replayed the step"
+
+
+def test_groups_must_agree_on_it_and_a_warning_changes_nothing(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        gate = tmp_path / "gate"
+        first = here.start("group-0", "--steps", "8", "--nonfinite", "allow", "--gate", f"3:{gate}")
+        here.until(lambda: len(first.steps()) == 3, "the job to run")
+        second = here.start("group-1", "--steps", "8", "--nonfinite", "skip")
+        here.until(lambda: second.process.poll() is not None, "the refusal")
+        assert "nonfinite: the job has 'allow', this group 'skip'" in second.log()
+        third = here.start("group-2", "--steps", "8", "--nonfinite", "warn")
+        here.until(lambda: third.says("heals to step"), "the third to join")
+        gate.touch()
+        here.until_finished(first, third)
