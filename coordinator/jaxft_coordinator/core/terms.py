@@ -24,6 +24,10 @@ from jaxft_coordinator.core.messages import Evicted, Hello, Welcome
 from jaxft_coordinator.core.turn import Turn
 
 
+# A group dials its coordinators in turn, one a second: so it comes back to each of ten at the latest after this.
+LONGEST_ROUND_S = 10.0
+
+
 def turns_away(turn: Turn, session: SessionId, message: Hello) -> bool:
     """Settle the term under which a group is welcomed; return True if it has been sent to another coordinator."""
     job = turn.job
@@ -46,9 +50,10 @@ def _is_outdone(turn: Turn) -> bool:
 
 
 def _outdone_since_s(turn: Turn) -> float:
-    """Since when they have come. They dial once a second: after a pause they had found another one."""
+    """Since when they have come. After a pause they had found another one."""
     first_s, last_s = turn.job.outdone_s or (turn.now_s, turn.now_s)
-    return turn.now_s if turn.now_s - last_s > turn.job.options.heartbeat_timeout_s else first_s
+    pause_s = max(turn.job.options.heartbeat_timeout_s, LONGEST_ROUND_S)
+    return turn.now_s if turn.now_s - last_s > pause_s else first_s
 
 
 def _turn_away(turn: Turn, session: SessionId, message: Hello) -> None:
