@@ -211,8 +211,8 @@ def test_a_silent_group_is_put_out():
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "a message of kind None is not part of protocol 1"),
-        (b"\xfa\x01\x00", "a message of kind None is not part of protocol 1"),
+        (b"", "a message of kind None is not part of protocol 2"),
+        (b"\xfa\x01\x00", "a message of kind None is not part of protocol 2"),
         (
             pb.GroupMessage(heartbeat=pb.Heartbeat()).SerializeToString(),
             "the first message of a session must be",
