@@ -11,7 +11,7 @@ HMAC-SHA256 0.52, keyed BLAKE2b 0.78; and 0.5 us for a frame of 64 bytes.
 
 import hmac
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -52,12 +52,19 @@ class Checksums:
     size_bytes = _CHECKSUM_BYTES
 
     def tag(self, header: Part, *payload: Part, verify: Callable[[], None] | None = None) -> bytes:
-        checksum = xxhash.xxh3_64(header)
-        for part in payload:
-            checksum.update(part)
+        seed = xxhash.xxh3_64_intdigest(header)
+        tag = xxhash.xxh3_64_digest(payload[0], seed) if len(payload) == 1 else _checksum(payload, seed)
         if verify is not None:
             verify()
-        return checksum.digest()
+        return tag
+
+
+def _checksum(parts: Sequence[Part], seed: int) -> bytes:
+    """As of all parts in one, in half as much time again."""
+    checksum = xxhash.xxh3_64(seed=seed)
+    for part in parts:
+        checksum.update(part)
+    return checksum.digest()
 
 
 class Macs:
