@@ -181,7 +181,8 @@ def exchanged(listener: Listener, of: list[Peer], me: int) -> list[np.ndarray]:
         deadline_s=time.monotonic() + PATIENCE_S,
     )
     try:
-        return run_exchange(links, partials_of(LAYOUT, 2, [me]), step=STEP)
+        limits = {"deadline_s": PATIENCE_S, "progress_timeout_s": PATIENCE_S}
+        return run_exchange(links, partials_of(LAYOUT, 2, [me]), step=STEP, **limits)
     finally:
         links.close()
 
