@@ -39,16 +39,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from jaxft_coordinator import credentials
 from jaxft_coordinator.credentials import NONCE_BYTES, DataKey
 from jaxft_coordinator.limits import allow_all_descriptors, crowded_out
 from jaxft_coordinator.sparse import Sparse
 
+from jaxft._admission import HalfOpen, bind
 from jaxft._errors import JaxftError
 from jaxft._hello import (
-    RESPONSE_BYTES,
     BadHello,
     Hello,
     accepted,
@@ -57,7 +56,6 @@ from jaxft._hello import (
     check_name,
     decode,
     dial,
-    missing_bytes,
     refused,
 )
 from jaxft._parking import Parking
@@ -87,26 +85,6 @@ _MAX_ACCEPTED_IN_A_ROW = 64
 _OUT_OF_DESCRIPTORS_PAUSE_S = 0.05
 # What a process needs beside its connections: files of data and checkpoints, devices, other libraries' sockets.
 _OWN_DESCRIPTORS = 500
-
-
-@dataclass(slots=True)
-class _HalfOpen:
-    sock: socket.socket
-    name: str
-    deadline_s: float
-    received: bytearray = field(default_factory=bytearray)
-    owes_proof: bool = False  # it has said a hello for this process
-    # Once it has been challenged: what it had said, and what it must answer to.
-    hello: Hello | None = None
-    said: bytes = b""
-    nonce: bytes = b""
-
-    @property
-    def missing_bytes(self) -> int:
-        """How many bytes it still has to send before the next move is ours. Raises BadHello."""
-        if self.hello is not None:
-            return RESPONSE_BYTES - len(self.received)
-        return missing_bytes(self.received)
 
 
 class Listener:
@@ -144,10 +122,10 @@ class Listener:
         self._descriptors = allow_all_descriptors()
         self._warned_of_descriptors = False
         self._failure: Exception | None = None
-        self._sock = _bind(host, port)
+        self._sock = bind(host, port)
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
-        self._half_open: dict[int, _HalfOpen] = {}  # by descriptor, oldest first
+        self._half_open: dict[int, HalfOpen] = {}  # by descriptor, oldest first
         self._poller = select.poll()
         self._paused_until_s: float | None = None  # while it does not accept
         self._parking = Parking(self._descriptors // _PARKED_PART)
@@ -265,7 +243,7 @@ class Listener:
             self._paused_until_s = time.monotonic() + _OUT_OF_DESCRIPTORS_PAUSE_S
 
     def _take_in(self, sock: socket.socket, name: str) -> None:
-        half = _HalfOpen(sock, name=name, deadline_s=time.monotonic() + _HELLO_TIMEOUT_S)
+        half = HalfOpen(sock, name=name, deadline_s=time.monotonic() + _HELLO_TIMEOUT_S)
         self._half_open[sock.fileno()] = half
         self._poller.register(sock, select.POLLIN)
         self._read(half)  # a peer's hello came with the connection, or is on its way
@@ -279,7 +257,7 @@ class Listener:
             for fd in crowded_out(known, most):
                 self._drop(self._half_open[fd], "too many have not proved who they are")
 
-    def _read(self, half: _HalfOpen) -> None:
+    def _read(self, half: HalfOpen) -> None:
         try:
             received = half.sock.recv(half.missing_bytes, socket.MSG_DONTWAIT)
             half.received += received
@@ -301,7 +279,7 @@ class Listener:
             if half.sock.fileno() in self._half_open:
                 self._drop(half, "an error")
 
-    def _answer(self, half: _HalfOpen) -> None:
+    def _answer(self, half: HalfOpen) -> None:
         if half.hello is not None:
             self._check_response(half, half.hello)
         elif self.key is not None:
@@ -309,7 +287,7 @@ class Listener:
         else:
             self._admit(half, decode(half.received), b"", Connection.plain(half.sock))
 
-    def _challenge(self, half: _HalfOpen) -> None:
+    def _challenge(self, half: HalfOpen) -> None:
         half.hello = decode(half.received)
         half.said = bytes(half.received)
         half.nonce = credentials.new_nonce()
@@ -318,7 +296,7 @@ class Listener:
         half.owes_proof = not self._wrong_end(half.hello)
         self._crowd_out(owes_proof=True, most=min(_MAX_CHALLENGED, self._descriptors // _CHALLENGED_PART))
 
-    def _check_response(self, half: _HalfOpen, hello: Hello) -> None:
+    def _check_response(self, half: HalfOpen, hello: Hello) -> None:
         assert self.key is not None
         nonce, given = bytes(half.received[:NONCE_BYTES]), bytes(half.received[NONCE_BYTES:])
         nonces = {"listener_nonce": half.nonce, "dialler_nonce": nonce}
@@ -329,7 +307,7 @@ class Listener:
         outgoing, incoming = credentials.connection_keys(self.key, half.said, **nonces)
         self._admit(half, hello, proof, Connection.sealed(half.sock, outgoing=outgoing, incoming=incoming))
 
-    def _admit(self, half: _HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
+    def _admit(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
         if wrong := self._wrong_end(hello):
             self._refuse(half, wrong)
         elif hello.kind == "exchange":
@@ -348,7 +326,7 @@ class Listener:
             )
         return ""
 
-    def _admit_exchange(self, half: _HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
+    def _admit_exchange(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
         refusal = self._parking.refusal(hello.number)
         if refusal is not None:
             self._refuse(half, refusal)
@@ -357,7 +335,7 @@ class Listener:
         self._accept_hello(half, proof)
         self._parking.park((hello.number, hello.group, hello.incarnation), connection)
 
-    def _admit_heal(self, half: _HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
+    def _admit_heal(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
         if self._on_heal is None:
             self._refuse(half, "This process heals nobody.")
             return
@@ -386,39 +364,26 @@ class Listener:
                 self._healing.discard(connection.sock)
             connection.close()
 
-    def _accept_hello(self, half: _HalfOpen, proof: bytes) -> None:
+    def _accept_hello(self, half: HalfOpen, proof: bytes) -> None:
         half.sock.send(accepted(proof), SEND_FLAGS)
         tune(half.sock)
         self._release(half)
 
-    def _refuse(self, half: _HalfOpen, why: str) -> None:
+    def _refuse(self, half: HalfOpen, why: str) -> None:
         _strangers_log.warning("Refused a connection from %s: %s", half.name, why)
         self._send_away(half, refused(why))
 
-    def _send_away(self, half: _HalfOpen, answer: bytes) -> None:
+    def _send_away(self, half: HalfOpen, answer: bytes) -> None:
         with contextlib.suppress(OSError):  # it is gone already
             half.sock.send(answer, SEND_FLAGS)
         self._release(half)
         half.sock.close()
 
-    def _drop(self, half: _HalfOpen, why: str) -> None:
+    def _drop(self, half: HalfOpen, why: str) -> None:
         _log.debug("Dropped a connection from %s that said no hello: %s.", half.name, why)
         self._release(half)
         half.sock.close()
 
-    def _release(self, half: _HalfOpen) -> None:
+    def _release(self, half: HalfOpen) -> None:
         del self._half_open[half.sock.fileno()]
         self._poller.unregister(half.sock)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    backlog = socket.SOMAXCONN
-    if host:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=backlog)
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # IPv6 is compiled in but switched off
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
-            )
-    return socket.create_server(("", port), backlog=backlog)

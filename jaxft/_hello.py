@@ -118,8 +118,7 @@ class Dialling:
             if self._redials == _MAX_REDIALS:
                 raise ConnectionError(
                     f"{self._address} broke the connection {1 + self._redials} times before it answered our hello: "
-                    f"{error.strerror or error}. Another program listens there, or more strangers connect to it "
-                    "than it can turn away."
+                    f"{error.strerror or error}. Another program listens there, or too many connect to it."
                 ) from error
         self._redial()
         return None
