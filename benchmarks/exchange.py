@@ -46,6 +46,8 @@ class Options:
     """Rounds; the first is not counted."""
     big_rounds: int = 4
     """The same, from 64 MB on."""
+    token: bool = False
+    """The groups know a token: each frame carries a MAC instead of a checksum."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
     for number in options.groups:
         with contextlib.ExitStack() as stack:
             ours = stack.enter_context(workers(*(Worker("benchmarks._ours.exchange") for _ in range(number))))
-            ports = [worker.ask("ports") for worker in ours]
+            ports = [worker.ask("listen", me=me, token=options.token) for me, worker in enumerate(ours)]
             _all(ours, "join", [{"me": me, "members": number, "ports": ports} for me in range(number)])
             peers = _peers(stack, number)
             for case in _cases(options):

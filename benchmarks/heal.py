@@ -58,6 +58,8 @@ class Options:
     """Size of the state that they send."""
     capped_rounds: int = 3
     """Rounds with capped donors."""
+    token: bool = False
+    """Donors and joiners know a token: each frame carries a MAC instead of a checksum."""
 
 
 class WrongState(Exception):
@@ -88,7 +90,7 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
 def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[str]) -> None:
     leaves = sizes(megabytes, options.leaves)
     counted = options.rounds if megabytes < 1000 else options.big_rounds
-    with _ours(leaves) as (ways, held), _theirs(leaves, options.http_chunks) as theirs:
+    with _ours(leaves, options.token) as (ways, held), _theirs(leaves, options.http_chunks) as theirs:
         found = _rounds({**ways, **theirs}, counted, held)
     state_bytes = 4 * sum(leaves)
     ms = {name: [1e3 * one["seconds"] for one in rounds] for name, rounds in found.items()}
@@ -135,13 +137,21 @@ def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[st
 
 
 @contextlib.contextmanager
-def _ours(leaves: list[int]) -> Iterator[tuple[dict[str, _Way], list[int]]]:
+def _ours(leaves: list[int], token: bool) -> Iterator[tuple[dict[str, _Way], list[int]]]:
     """Our ways, by name, and the sums of what the donors hold."""
     made = [Worker("benchmarks._ours.heal") for _ in range(3)]
     with workers(*made) as (joiner, *donors):
         held = [
-            donor.ask("hold", sizes=leaves, seed=0, host=_HOST, timeout_s=_patience(leaves))
-            for donor in donors
+            donor.ask(
+                "hold",
+                sizes=leaves,
+                seed=0,
+                host=_HOST,
+                number=number,
+                token=token,
+                timeout_s=_patience(leaves),
+            )
+            for number, donor in enumerate(donors)
         ]
         plain = [one["plain"] for one in held]
 
@@ -167,7 +177,9 @@ def _heal(
     for donor in donors:
         donor.ask("pin")
     addresses = [one["address"] for one in held[: len(donors)]]
-    return joiner.ask("heal", addresses=addresses, sizes=leaves, timeout_s=_patience(leaves))
+    return joiner.ask(
+        "heal", addresses=addresses, sizes=leaves, token=held[0]["token"], timeout_s=_patience(leaves)
+    )
 
 
 @contextlib.contextmanager
@@ -219,8 +231,15 @@ def _measure_capped(options: Options) -> list[Row]:
         made = [Worker("benchmarks._ours.heal", prefix=hosts.within(name)) for name in ("joiner", *names)]
         joiner, *donors = stack.enter_context(workers(*made))
         held = [
-            donor.ask("hold", sizes=leaves, seed=0, host=hosts.address(name))
-            for donor, name in zip(donors, names, strict=True)
+            donor.ask(
+                "hold",
+                sizes=leaves,
+                seed=0,
+                host=hosts.address(name),
+                number=number,
+                token=options.token,
+            )
+            for number, (donor, name) in enumerate(zip(donors, names, strict=True))
         ]
         ways: dict[str, _Way] = {
             f"heal {count}": lambda count=count: _heal(joiner, donors[:count], held, leaves)

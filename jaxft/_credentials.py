@@ -11,6 +11,7 @@ from jaxft_coordinator import credentials, wire
 from jaxft_coordinator.core import messages as m
 from jaxft_coordinator.credentials import CredentialsError, DataKey, JobKey
 from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_coordinator.seals import Broken, Said, Seal
 from jaxft_coordinator.tls import Pem, read_pem
 
 from jaxft._errors import ConfigurationError
@@ -96,9 +97,10 @@ class Credentials:
 
 
 class Greeting:
-    """How one stream begins: the coordinator's challenge, our proof in Hello, its proof in Welcome.
+    """One stream, as bytes: the coordinator's challenge, our proof in Hello, and then a MAC on every message.
 
-    Without a key nothing is proved, and nothing asked for.
+    The MAC of its first message, a Welcome, proves that the coordinator knows the key. Without a key nothing is
+    proved, and nothing asked for.
 
     Args:
         key: the job's key.
@@ -110,45 +112,64 @@ class Greeting:
         self._key = key
         self._known = known
         self._challenge = b""
-        self._proof = b""  # what Welcome must bring
+        self._carried: m.NewQuorum | None = None  # the last quorum: the next is told as the difference to it
+        self._seals: tuple[Seal, Seal] | None = None  # for what the coordinator says, and for what we say
         self.begun = False
         self.proved = False
 
-    def challenged(self, message: pb.CoordinatorMessage) -> None:
+    def challenged(self, received: bytes) -> None:
         """Take the stream's first message. Raises Unproven if it is no challenge."""
-        nonce = message.challenge.nonce
+        nonce = wire.coordinator_message(received).challenge.nonce
         if len(nonce) != credentials.NONCE_BYTES:
             raise Unproven("it does not begin with a challenge: no coordinator, or one of another version")
         self._challenge = nonce
         self.begun = True
 
-    def to_proto(self, message: m.GroupMessage) -> pb.GroupMessage:
-        """Put a message into its wire form, and the proof into a Hello."""
+    def encode(self, message: m.GroupMessage) -> bytes:
+        """Put a message into bytes: a Hello with the proof, any other with its MAC."""
         encoded = wire.group_to_proto(message)
         if self._key is not None and isinstance(message, m.Hello):
             nonces = {"coordinator_nonce": self._challenge, "group_nonce": credentials.new_nonce()}
             encoded.hello.nonce = nonces["group_nonce"]
             encoded.hello.proof = credentials.group_proof(self._key, message, **nonces)
-            self._proof = credentials.coordinator_proof(self._key, message, **nonces)
-        return encoded
+            to_group, to_coordinator = credentials.stream_keys(self._key, message, **nonces)
+            self._seals = Seal(to_group), Seal(to_coordinator)
+            return encoded.SerializeToString()
+        said = Said(encoded)
+        return said.data if self._seals is None else self._seals[1].close(said)
 
-    def check(self, message: pb.CoordinatorMessage) -> None:
-        """Raises Unproven if nobody who does not know the key should have said this."""
-        if self._key is None or self.proved:
-            return
+    def decode(self, received: bytes) -> m.CoordinatorMessage:
+        """Read the coordinator's next message. Raises Unproven if it may come from another, and WireError."""
+        message = self._decoded(received)
+        self._carried = wire.quorum_of(message) or self._carried
+        return message
+
+    def _decoded(self, received: bytes) -> m.CoordinatorMessage:
+        if self._key is None:
+            return wire.coordinator_from_proto(wire.coordinator_message(received), self._carried)
+        try:
+            data = received if self._seals is None else self._seals[0].open(received)
+        except Broken as error:
+            if self.proved:
+                raise Unproven(str(error)) from error
+            return self._unproved(wire.coordinator_message(received))
+        self.proved |= self._seals is not None
+        return wire.coordinator_from_proto(wire.coordinator_message(data), self._carried)
+
+    def _unproved(self, message: pb.CoordinatorMessage) -> m.CoordinatorMessage:
+        """A first message without the right MAC: only a refusal at the start is taken."""
         match message.WhichOneof("kind"):
-            case "welcome" if self._proof and credentials.is_proof(message.welcome.proof, self._proof):
-                self.proved = True
             case "welcome":
                 raise Unproven(
                     "it does not prove that it knows the job's key: it is another coordinator, or was started "
                     "without its token file, or with another one"
                 )
             case "refused" if not self._known:
-                return  # no proof, but all that it can bring about is that this group does not start
+                # All that it can bring about is that this group does not start.
+                return wire.coordinator_from_proto(message)
             case "refused":
                 raise Unproven(
                     f"it refuses this group, without a proof of the job's key: {message.refused.reason}"
                 )
             case kind:
-                raise Unproven(f"its first word is {kind!r}, without a proof of the job's key")
+                raise Unproven(f"its first message is {kind!r}, without a proof of the job's key")

@@ -1,28 +1,34 @@
 """The data plane's front door: one listening socket for each process, and the way to reach another's.
 
 Theory of operation. Bulk data between processes (exchanges of contributions, healing) goes over plain TCP
-connections. Whoever dials says first who it is and what for, in a `Hello`; the listener answers, and only then
-is there a connection. So a dialler never takes a backlog for a living process: a kernel completes handshakes
-on behalf of a stopped one, but does not answer hellos.
+connections. The dialler says first who it is, whom it wants and what for, in a `Hello`; the listener answers, and
+only then is there a connection. So a dialler never takes a backlog for a living process: a kernel completes
+handshakes on behalf of a stopped one, but does not answer hellos.
 
     dialler                         listener
-      | -- hello (version, kind, job, group, incarnation, quorum) --> |  half open, for 2 s at most
+      | -- hello (version, kind, job, both ends, quorum or heal) ----> |  unknown, for 2 s at most
       | <-- challenge (nonce) --------------------------------------- |  only where the job has a key,
       | -- nonce, proof --------------------------------------------> |  within the same 2 s
-      | <-- accepted (with a proof), or refused with the reason ------ |
+      | <-- accepted (with a proof), refused with the reason, or busy  |
       |                                            exchange: parked until `take` asks for it
       |                                            heal:     handed to `on_heal`, in a thread of its own
 
-One thread accepts and reads hellos, for all connections at once and without ever blocking on one, so a
-stranger that connects and stays silent, or sends garbage, costs a descriptor for 2 s and nothing else.
-Everything is bounded: half-open and parked connections, healing threads, the length of names and of answers. Where
-the job has a key, nobody is parked or healed, or learns anything, who has not proved that it knows it.
+One thread accepts and reads hellos, for all connections at once and without ever blocking on one.
 
-A quorum's connections are parked under (quorum, group, incarnation), because a peer may hear of a quorum
-before we do. `forget` drops those of quorums that are over, and lets in no more of them.
+Budgets. Connections that have not said a hello for this process (`_MAX_UNKNOWN`) and those that have and still owe a
+proof (`_MAX_CHALLENGED`) are counted apart from those that were accepted, and each kind drops its own: the oldest of
+the address that has the most. A hello for this process names its incarnation, 63 random bits that only the
+coordinator and the job's groups are told. So a program that just connects, or speaks another protocol, can never take
+what peers need, and a peer that is dropped dials again at once (`_hello.py`). When the process is out of descriptors
+the unknown go first. What is accepted is bounded by what a job of thousands of groups needs.
 
-Left out: encryption. A connection is proved to be one of the job's when it begins; what then flows over it could
-be read and changed by whoever sits on the path (docs/security.md).
+A quorum's connections are parked under (quorum, group, incarnation), because a peer may hear of a quorum before we
+do. `forget` drops those of quorums that are over, and lets in no more of them.
+
+Errors. One that a connection brings about ends that connection. One of the listener itself ends it: it is logged, and
+`check`, which comes before each quorum's connections, raises it in the training thread.
+
+Left out: encryption. Frames carry MACs (`_seal.py`) where the job has a key; who sits on the path can still read.
 """
 
 import contextlib
@@ -33,62 +39,52 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from jaxft_coordinator import credentials
 from jaxft_coordinator.credentials import NONCE_BYTES, DataKey
-from jaxft_coordinator.limits import crowded_out
+from jaxft_coordinator.limits import allow_all_descriptors, crowded_out
 from jaxft_coordinator.sparse import Sparse
 
+from jaxft._admission import HalfOpen, bind
+from jaxft._errors import JaxftError
 from jaxft._hello import (
-    RESPONSE_BYTES,
     BadHello,
     Hello,
     accepted,
+    busy,
     challenge,
     check_name,
     decode,
     dial,
-    missing_bytes,
     refused,
 )
 from jaxft._parking import Parking
+from jaxft._seal import Connection
 from jaxft._wire import SEND_FLAGS, Abort, recv_exactly, send_all, tune
 
-__all__ = ["Abort", "Hello", "Listener", "dial", "recv_exactly", "send_all"]
+__all__ = ["Abort", "Connection", "Hello", "Listener", "dial", "recv_exactly", "send_all"]
 
 _log = logging.getLogger("jaxft")
 # What strangers bring about; it must not fill the disk.
 _strangers_log = logging.getLogger("jaxft.strangers")
 _strangers_log.addFilter(Sparse())
 
-# A hello has 30 bytes and two names; a peer that needs longer than this to send it is not one of ours.
+# A hello has 39 bytes and three names; a peer that needs longer than this to send it is not one of ours.
 _HELLO_TIMEOUT_S = 2.0
-_MAX_HALF_OPEN = 128
-# Each serves one joiner; more of them at once are better served by other donors.
-_MAX_HEALING = 32
-_BACKLOG = 256
-# When the process is out of descriptors, accepting is tried again after this.
+# A peer's hello is there within a round trip of its connection.
+_MAX_UNKNOWN = 256
+# All members of a quorum may dial at once, and each owes its proof for a round trip.
+_MAX_CHALLENGED = 2048
+# Each has a thread that serves one joiner. Those of spares stay for as long as the spares follow.
+_MAX_HEALING = 1024
+# None of these takes more than such a part of the descriptors that the process may have.
+_CHALLENGED_PART, _HEALING_PART, _PARKED_PART = 8, 4, 2
+# So many are taken from the kernel before those that are there are looked at again.
+_MAX_ACCEPTED_IN_A_ROW = 64
+# When the process is out of descriptors and has no stranger to let go, accepting is tried again after this.
 _OUT_OF_DESCRIPTORS_PAUSE_S = 0.05
-
-
-@dataclass(slots=True)
-class _HalfOpen:
-    sock: socket.socket
-    name: str
-    deadline_s: float
-    received: bytearray = field(default_factory=bytearray)
-    # Once it has been challenged: what it had said, and what it must answer to.
-    hello: Hello | None = None
-    said: bytes = b""
-    nonce: bytes = b""
-
-    @property
-    def missing_bytes(self) -> int:
-        """How many bytes it still has to send before the next move is ours. Raises BadHello."""
-        if self.hello is not None:
-            return RESPONSE_BYTES - len(self.received)
-        return missing_bytes(self.received)
+# What a process needs beside its connections: files of data and checkpoints, devices, other libraries' sockets.
+_OWN_DESCRIPTORS = 500
 
 
 class Listener:
@@ -100,29 +96,39 @@ class Listener:
         host: str = "",
         port: int = 0,
         job: str,
-        on_heal: Callable[[socket.socket, Hello], None] | None,
+        group: str,
+        incarnation: int,
+        on_heal: Callable[[Connection, Hello], None] | None,
         key: DataKey | None = None,
     ) -> None:
-        """Listen, and start the thread that accepts.
+        """Listen, and start the thread that accepts. Takes all descriptors that the process is allowed to have.
 
         Args:
             host: the address to bind; empty for all.
             port: the port to bind; 0 for any that is free (see the attribute `port`).
-            job: connections for any other job are refused.
+            job: connections for any other job are refused,
+            group: and those for any other group,
+            incarnation: or for another process of this group.
             on_heal: called with each connection for healing, in a thread of its own. The connection is closed
                 when it returns, and shut down under it by `close`. None: such connections are refused.
             key: the key of the job's data plane, which whoever dials must prove to know; None: nobody has to.
         """
         check_name(job, what="job")
+        check_name(group, what="group")
         self.key = key
         self._job = job
+        self._me = (group, incarnation)
         self._on_heal = on_heal
-        self._sock = _bind(host, port)
+        self._descriptors = allow_all_descriptors()
+        self._warned_of_descriptors = False
+        self._failure: Exception | None = None
+        self._sock = bind(host, port)
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
-        self._half_open: dict[int, _HalfOpen] = {}  # by descriptor, oldest first
+        self._half_open: dict[int, HalfOpen] = {}  # by descriptor, oldest first
         self._poller = select.poll()
-        self._parking = Parking()
+        self._paused_until_s: float | None = None  # while it does not accept
+        self._parking = Parking(self._descriptors // _PARKED_PART)
         self._healing: set[socket.socket] = set()
         self._healing_lock = threading.Lock()
         self._closed = Abort()
@@ -131,7 +137,7 @@ class Listener:
 
     def take(
         self, *, quorum_id: int, group: str, incarnation: int, deadline_s: float, abort: Abort | None
-    ) -> socket.socket:
+    ) -> Connection:
         """Wait for a peer's connection for the exchange of a quorum, and hand it over.
 
         Raises:
@@ -143,6 +149,27 @@ class Listener:
     def forget(self, quorum_id: int) -> None:
         """Close what is parked for this quorum and older ones, and refuse what still comes for them."""
         self._parking.forget(quorum_id)
+
+    def check(self, members: int) -> None:
+        """Raise what has ended this listener, if anything has; warn if a quorum of this size needs more descriptors.
+
+        Raises:
+            JaxftError: the listener's thread ended with an error.
+        """
+        if self._failure is not None:
+            raise JaxftError(
+                f"The listener of group {self._me[0]!r} on port {self.port} ended with an error, so no other group "
+                f"can reach this one any more: {self._failure!r}. Start the group again; its log has the traceback."
+            ) from self._failure
+        # Of a quorum, and of the next while its connections are made.
+        needed = 2 * members + _OWN_DESCRIPTORS
+        if needed > self._descriptors and not self._warned_of_descriptors:
+            self._warned_of_descriptors = True
+            _log.warning(
+                "A quorum of %d groups may need %d file descriptors, and this process may have %d: raise the hard "
+                "limit (`ulimit -Hn`, LimitNOFILE= of systemd).",
+                *(members, needed, self._descriptors),
+            )
 
     def close(self) -> None:
         """Stop listening and close every connection that was not taken. Idempotent."""
@@ -156,45 +183,81 @@ class Listener:
                     sock.shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
-        self._poller.register(self._sock, select.POLLIN)
-        self._poller.register(self._closed, select.POLLIN)
-        while not self._closed.is_set:
-            try:
+        try:
+            self._poller.register(self._sock, select.POLLIN)
+            self._poller.register(self._closed, select.POLLIN)
+            while not self._closed.is_set:
                 self._turn()
-            except Exception:  # the front door stays open, whatever comes through it
-                _log.exception("The listener on port %d goes on after an error.", self.port)
-        for half in list(self._half_open.values()):
-            self._drop(half, "the listener closes")
+        except Exception as error:
+            _log.exception("The listener on port %d ends with an error.", self.port)
+            self._failure = error
+            self._sock.close()  # who dials is refused at once
+            self._parking.close()  # and who waits for a peer here is woken
+        finally:
+            for half in list(self._half_open.values()):
+                self._drop(half, "the listener closes")
 
     def _turn(self) -> None:
+        now_s = time.monotonic()
+        if self._paused_until_s is not None and now_s >= self._paused_until_s:
+            self._paused_until_s = None
+            self._poller.register(self._sock, select.POLLIN)
         oldest = next(iter(self._half_open.values()), None)
-        timeout_ms = None if oldest is None else 1000 * max(0.0, oldest.deadline_s - time.monotonic())
-        for fd, _ in self._poller.poll(timeout_ms):
-            if fd == self._sock.fileno():
-                self._accept()
-            elif (half := self._half_open.get(fd)) is not None:
+        until_s = [half.deadline_s for half in (oldest,) if half is not None]
+        until_s += [] if self._paused_until_s is None else [self._paused_until_s]
+        ready = [
+            fd for fd, _ in self._poller.poll(1000 * max(0.0, min(until_s) - now_s) if until_s else None)
+        ]
+        # First those that are here: who has said its hello needs no room among the unknown.
+        for fd in ready:
+            if (half := self._half_open.get(fd)) is not None:
                 self._read(half)
+        if self._sock.fileno() in ready:
+            self._accept_some()
         now_s = time.monotonic()
         for half in [half for half in self._half_open.values() if half.deadline_s <= now_s]:
             self._drop(half, "no hello came in time")
 
-    def _accept(self) -> None:
-        try:
-            sock, address = self._sock.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                _log.warning("Cannot accept connections on port %d: %s.", self.port, error.strerror)
-                time.sleep(_OUT_OF_DESCRIPTORS_PAUSE_S)
-            return
-        if len(self._half_open) >= _MAX_HALF_OPEN:
-            addresses = ((fd, half.name) for fd, half in self._half_open.items())
-            (fd,) = crowded_out(addresses, len(self._half_open) - 1)
-            self._drop(self._half_open[fd], "too many have not said hello")
-        deadline_s = time.monotonic() + _HELLO_TIMEOUT_S
-        self._half_open[sock.fileno()] = _HalfOpen(sock, name=str(address[0]), deadline_s=deadline_s)
-        self._poller.register(sock, select.POLLIN)
+    def _accept_some(self) -> None:
+        for _ in range(_MAX_ACCEPTED_IN_A_ROW):
+            try:
+                sock, address = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._make_room(error)
+                elif error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
+                    raise  # it is our socket that is wrong, not a connection
+                return
+            self._take_in(sock, str(address[0]))
 
-    def _read(self, half: _HalfOpen) -> None:
+    def _make_room(self, error: OSError) -> None:
+        """The process is out of descriptors: let go of those who have not said who they are, or else wait."""
+        _strangers_log.warning("Cannot accept connections on port %d: %s.", self.port, error.strerror)
+        unknown = [half for half in self._half_open.values() if not half.owes_proof]
+        for half in unknown:
+            self._drop(half, "the process is out of descriptors")
+        if not unknown:
+            self._poller.unregister(self._sock)
+            self._paused_until_s = time.monotonic() + _OUT_OF_DESCRIPTORS_PAUSE_S
+
+    def _take_in(self, sock: socket.socket, name: str) -> None:
+        half = HalfOpen(sock, name=name, deadline_s=time.monotonic() + _HELLO_TIMEOUT_S)
+        self._half_open[sock.fileno()] = half
+        self._poller.register(sock, select.POLLIN)
+        self._read(half)  # a peer's hello came with the connection, or is on its way
+        self._crowd_out(owes_proof=False, most=_MAX_UNKNOWN)
+
+    def _crowd_out(self, *, owes_proof: bool, most: int) -> None:
+        if len(self._half_open) <= most:
+            return
+        known = [(fd, half.name) for fd, half in self._half_open.items() if half.owes_proof == owes_proof]
+        if len(known) > most:
+            for fd in crowded_out(known, most):
+                self._drop(self._half_open[fd], "too many have not proved who they are")
+
+    def _read(self, half: HalfOpen) -> None:
         try:
             received = half.sock.recv(half.missing_bytes, socket.MSG_DONTWAIT)
             half.received += received
@@ -211,103 +274,116 @@ class Listener:
                 self._refuse(half, f"Its hello cannot be read: {error}.")
             else:
                 self._drop(half, str(error))
+        except Exception:  # what one connection brings about ends that one
+            _strangers_log.exception("A connection from %s to port %d failed.", half.name, self.port)
+            if half.sock.fileno() in self._half_open:
+                self._drop(half, "an error")
 
-    def _answer(self, half: _HalfOpen) -> None:
+    def _answer(self, half: HalfOpen) -> None:
         if half.hello is not None:
             self._check_response(half, half.hello)
         elif self.key is not None:
             self._challenge(half)
         else:
-            self._admit(half, decode(half.received), b"")
+            self._admit(half, decode(half.received), b"", Connection.plain(half.sock))
 
-    def _challenge(self, half: _HalfOpen) -> None:
+    def _challenge(self, half: HalfOpen) -> None:
         half.hello = decode(half.received)
         half.said = bytes(half.received)
         half.nonce = credentials.new_nonce()
         half.received.clear()
         half.sock.send(challenge(half.nonce), SEND_FLAGS)
+        half.owes_proof = not self._wrong_end(half.hello)
+        self._crowd_out(owes_proof=True, most=min(_MAX_CHALLENGED, self._descriptors // _CHALLENGED_PART))
 
-    def _check_response(self, half: _HalfOpen, hello: Hello) -> None:
+    def _check_response(self, half: HalfOpen, hello: Hello) -> None:
         assert self.key is not None
         nonce, given = bytes(half.received[:NONCE_BYTES]), bytes(half.received[NONCE_BYTES:])
         nonces = {"listener_nonce": half.nonce, "dialler_nonce": nonce}
         if not credentials.is_proof(given, credentials.dialler_proof(self.key, half.said, **nonces)):
             self._refuse(half, f"It does not prove that it knows the key of job {hello.job!r}: wrong token.")
             return
-        self._admit(half, hello, credentials.listener_proof(self.key, half.said, **nonces))
+        proof = credentials.listener_proof(self.key, half.said, **nonces)
+        outgoing, incoming = credentials.connection_keys(self.key, half.said, **nonces)
+        self._admit(half, hello, proof, Connection.sealed(half.sock, outgoing=outgoing, incoming=incoming))
 
-    def _admit(self, half: _HalfOpen, hello: Hello, proof: bytes) -> None:
-        if hello.job != self._job:
-            self._refuse(half, f"It is for job {hello.job!r}; this process belongs to job {self._job!r}.")
+    def _admit(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
+        if wrong := self._wrong_end(hello):
+            self._refuse(half, wrong)
         elif hello.kind == "exchange":
-            self._admit_exchange(half, hello, proof)
+            self._admit_exchange(half, hello, proof, connection)
         else:
-            self._admit_heal(half, hello, proof)
+            self._admit_heal(half, hello, proof, connection)
 
-    def _admit_exchange(self, half: _HalfOpen, hello: Hello, proof: bytes) -> None:
-        refusal = self._parking.refusal(hello.quorum_id)
+    def _wrong_end(self, hello: Hello) -> str:
+        """Why a hello is not for this process; "" if it is."""
+        if hello.job != self._job:
+            return f"It is for job {hello.job!r}; this process belongs to job {self._job!r}."
+        if (hello.to_group, hello.to_incarnation) != self._me:
+            return (
+                f"It is for incarnation {hello.to_incarnation} of group {hello.to_group!r}; this process is "
+                f"incarnation {self._me[1]} of group {self._me[0]!r}."
+            )
+        return ""
+
+    def _admit_exchange(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
+        refusal = self._parking.refusal(hello.number)
         if refusal is not None:
             self._refuse(half, refusal)
             return
         # Answer first: once it is parked, whoever takes it may send frames.
         self._accept_hello(half, proof)
-        self._parking.park((hello.quorum_id, hello.group, hello.incarnation), half.sock)
+        self._parking.park((hello.number, hello.group, hello.incarnation), connection)
 
-    def _admit_heal(self, half: _HalfOpen, hello: Hello, proof: bytes) -> None:
+    def _admit_heal(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
         if self._on_heal is None:
             self._refuse(half, "This process heals nobody.")
             return
         with self._healing_lock:
-            if len(self._healing) >= _MAX_HEALING:
-                self._refuse(
-                    half, f"This process is healing {_MAX_HEALING} others already; ask another donor."
+            most = min(_MAX_HEALING, self._descriptors // _HEALING_PART)
+            if len(self._healing) >= most:
+                self._send_away(
+                    half, busy(f"This process is healing {most} others already; ask another donor.")
                 )
                 return
             self._accept_hello(half, proof)
             self._healing.add(half.sock)
         name = f"jaxft-heal-{hello.group}"
-        threading.Thread(target=self._heal, args=(half.sock, hello), name=name, daemon=True).start()
+        threading.Thread(target=self._heal, args=(connection, hello), name=name, daemon=True).start()
 
-    def _heal(self, sock: socket.socket, hello: Hello) -> None:
+    def _heal(self, connection: Connection, hello: Hello) -> None:
         assert self._on_heal is not None
         try:
-            self._on_heal(sock, hello)
-        except Exception as error:  # one joiner's trouble is not the donor's
-            _log.warning("Healing group %r from here broke off: %s", hello.group, error, exc_info=True)
+            self._on_heal(connection, hello)
+        except (
+            Exception
+        ):  # one joiner's trouble is not the donor's: that connection ends, and training goes on
+            _log.exception("Healing group %r from here broke off.", hello.group)
         finally:
             with self._healing_lock:
-                self._healing.discard(sock)
-            sock.close()
+                self._healing.discard(connection.sock)
+            connection.close()
 
-    def _accept_hello(self, half: _HalfOpen, proof: bytes) -> None:
+    def _accept_hello(self, half: HalfOpen, proof: bytes) -> None:
         half.sock.send(accepted(proof), SEND_FLAGS)
         tune(half.sock)
         self._release(half)
 
-    def _refuse(self, half: _HalfOpen, why: str) -> None:
+    def _refuse(self, half: HalfOpen, why: str) -> None:
         _strangers_log.warning("Refused a connection from %s: %s", half.name, why)
+        self._send_away(half, refused(why))
+
+    def _send_away(self, half: HalfOpen, answer: bytes) -> None:
         with contextlib.suppress(OSError):  # it is gone already
-            half.sock.send(refused(why), SEND_FLAGS)
+            half.sock.send(answer, SEND_FLAGS)
         self._release(half)
         half.sock.close()
 
-    def _drop(self, half: _HalfOpen, why: str) -> None:
+    def _drop(self, half: HalfOpen, why: str) -> None:
         _log.debug("Dropped a connection from %s that said no hello: %s.", half.name, why)
         self._release(half)
         half.sock.close()
 
-    def _release(self, half: _HalfOpen) -> None:
+    def _release(self, half: HalfOpen) -> None:
         del self._half_open[half.sock.fileno()]
         self._poller.unregister(half.sock)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    if host:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # IPv6 is compiled in but switched off
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
-            )
-    return socket.create_server(("", port), backlog=_BACKLOG)

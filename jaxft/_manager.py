@@ -181,12 +181,19 @@ class Manager:
             raise ConfigurationError("a Manager is entered once; make another for another run")
         credentials = Credentials.read(self._token, self._tls)
         store = StateStore()
-        listener = Listener(job=self._job, on_heal=HealServer(store).serve, key=credentials.data_key)
+        incarnation = Incarnation(secrets.randbits(63))
+        listener = Listener(
+            job=self._job,
+            group=self._group,
+            incarnation=incarnation,
+            on_heal=HealServer(store).serve,
+            key=credentials.data_key,
+        )
         host = self._host or _own_address(self._coordinator)
         identity = Identity(
             self._job,
             GroupName(self._group),
-            Incarnation(secrets.randbits(63)),
+            incarnation,
             host if _has_port(host) else f"{host}:{listener.port}",
             self._coordinator,
         )

@@ -1,25 +1,30 @@
 """Accepted exchange connections, waiting for the exchange that they are for. See `_dataplane.py`."""
 
 import select
-import socket
 import threading
 
+from jaxft._seal import Connection
 from jaxft._wire import Abort, wait
 
-# Those that dial us for the quorum in force, and perhaps for the next. Jobs have hundreds of groups.
-MAX_PARKED = 1024
+# Those that dial us for the quorum in force, and perhaps for the next. Jobs have thousands of groups.
+MAX_PARKED = 16384
 
 _Key = tuple[int, str, int]  # quorum, group, incarnation: the lowest key is of the oldest quorum
 
 
 class Parking:
-    """A bounded table from (quorum, group, incarnation) to a connection. Used by several threads."""
+    """A bounded table from (quorum, group, incarnation) to a connection. Used by several threads.
 
-    def __init__(self) -> None:
+    Args:
+        room: how many may be parked at once, if that is less than `MAX_PARKED`.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = min(room, MAX_PARKED)
         self._lock = threading.Lock()
         self._over = -1  # this quorum and older ones are over
         self._closed = False
-        self._parked: dict[_Key, socket.socket] = {}
+        self._parked: dict[_Key, Connection] = {}
         self._takers: dict[_Key, Abort] = {}
 
     def refusal(self, quorum_id: int) -> str | None:
@@ -27,21 +32,21 @@ class Parking:
         with self._lock:
             return self._refusal(quorum_id)
 
-    def park(self, key: _Key, sock: socket.socket) -> None:
+    def park(self, key: _Key, connection: Connection) -> None:
         """Keep a connection until it is taken, or close it if its quorum is over by now."""
         with self._lock:
             if self._refusal(key[0]) is not None:
-                sock.close()
+                connection.close()
                 return
             if (older := self._parked.pop(key, None)) is not None:
                 older.close()  # its peer dialled again, so it has given up this one
-            elif len(self._parked) >= MAX_PARKED:
+            elif len(self._parked) >= self._room:
                 self._parked.pop(min(self._parked)).close()
-            self._parked[key] = sock
+            self._parked[key] = connection
             if (taker := self._takers.get(key)) is not None:
                 taker.set("arrived")
 
-    def take(self, key: _Key, *, deadline_s: float, abort: Abort | None) -> socket.socket:
+    def take(self, key: _Key, *, deadline_s: float, abort: Abort | None) -> Connection:
         """Wait for a connection and hand it over. Raises TimeoutError or ConnectionError."""
         quorum_id, group, _ = key
         arrived = Abort()  # here a mere flag that can be polled
@@ -55,12 +60,12 @@ class Parking:
         finally:
             with self._lock:
                 del self._takers[key]
-                sock = self._parked.pop(key, None)
-        if sock is None:
+                connection = self._parked.pop(key, None)
+        if connection is None:
             raise ConnectionError(
                 self.refusal(quorum_id) or f"The connection of group {group!r} was dropped."
             )
-        return sock
+        return connection
 
     def forget(self, quorum_id: int) -> None:
         """Close what is parked for this quorum and older ones, and refuse what still comes for them."""

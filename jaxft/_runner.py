@@ -31,7 +31,7 @@ from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._fingerprint import compared
 from jaxft._heal import HealFailed
-from jaxft._heal._fetch import Fetcher
+from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._store import StateStore
 from jaxft._nonfinite import Policy, compared_policy, find
 from jaxft._programs import Programs
@@ -553,7 +553,7 @@ class Runner:
                 group=self._me.group,
                 incarnation=self._me.incarnation,
                 heal_id=heal.heal_id,
-                donors=[(donor.group, donor.address) for donor in heal.donors],
+                donors=[DonorAt(donor.group, donor.incarnation, donor.address) for donor in heal.donors],
                 timeout_s=self._timeout_s / 2,
                 key=self._listener.key,
             )

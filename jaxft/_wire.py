@@ -8,13 +8,14 @@ descriptor. Nothing here retries: whoever called knows better whether it is wort
 import logging
 import math
 import os
+import random
 import select
 import socket
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 _log = logging.getLogger("jaxft")
@@ -118,6 +119,25 @@ def wait_any(
         if now_s >= slow_s:
             _log.warning("Waiting for %s, for %.0f s so far.", what, now_s - begun_s)
             slow_s = math.inf
+
+
+def pause(seconds: float, *, abort: Abort | None = None) -> None:
+    """Wait for a while. Raises Aborted as soon as the flag is set."""
+    if abort is None:
+        time.sleep(seconds)
+        return
+    poller = select.poll()
+    poller.register(abort, select.POLLIN)
+    if poller.poll(1000 * seconds):
+        raise Aborted(abort.reason)
+
+
+def backoff_s(first_s: float, longest_s: float) -> Iterator[float]:
+    """How long to pause before each of any number of attempts: doubling, and less by up to a half, by chance."""
+    most_s = first_s
+    while True:
+        yield most_s * random.uniform(0.5, 1.0)
+        most_s = min(2 * most_s, longest_s)
 
 
 def recv_exactly(

@@ -1,5 +1,6 @@
 """The data plane's front door: who is let in, who is not, and that nobody can block it."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -14,17 +15,18 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from jaxft import _dataplane, _parking
-from jaxft._dataplane import Abort, Hello, Listener, dial, recv_exactly, send_all
-from jaxft._errors import ConfigurationError
+from jaxft._dataplane import Abort, Connection, Hello, Listener, dial, recv_exactly, send_all
+from jaxft._errors import ConfigurationError, JaxftError
+from tests.security.strangers import raw_hello
 
-OnHeal = Callable[[socket.socket, Hello], None]
+OnHeal = Callable[[Connection, Hello], None]
 
 
 @contextmanager
 def listening(
     on_heal: OnHeal | None = None, *, host: str = "127.0.0.1", job: str = "job"
 ) -> Iterator[Listener]:
-    listener = Listener(host=host, job=job, on_heal=on_heal)
+    listener = Listener(host=host, job=job, group="me", incarnation=9, on_heal=on_heal)
     try:
         yield listener
     finally:
@@ -32,8 +34,8 @@ def listening(
 
 
 def hello(kind: str = "exchange", **changes: object) -> Hello:
-    fields: dict = {"kind": kind, "job": "job", "group": "group-1", "incarnation": 3, "quorum_id": 5}
-    return Hello(**{**fields, **changes})
+    fields: dict = {"kind": kind, "job": "job", "group": "group-1", "incarnation": 3, "number": 5}
+    return Hello(**{**fields, "to_group": "me", "to_incarnation": 9, **changes})
 
 
 def soon(wait_s: float = 10.0) -> float:
@@ -41,14 +43,14 @@ def soon(wait_s: float = 10.0) -> float:
 
 
 def call(listener: Listener, said: Hello | None = None, *, wait_s: float = 10.0) -> socket.socket:
-    return dial(f"127.0.0.1:{listener.port}", said or hello(), deadline_s=soon(wait_s))
+    return dial(f"127.0.0.1:{listener.port}", said or hello(), deadline_s=soon(wait_s)).sock
 
 
 def take(
     listener: Listener, *, wait_s: float = 10.0, abort: Abort | None = None, **key: int
 ) -> socket.socket:
     fields = {"quorum_id": 5, "incarnation": 3, **key}
-    return listener.take(group="group-1", deadline_s=soon(wait_s), abort=abort, **fields)
+    return listener.take(group="group-1", deadline_s=soon(wait_s), abort=abort, **fields).sock
 
 
 def stranger(listener: Listener, said: bytes = b"") -> socket.socket:
@@ -97,7 +99,7 @@ def test_taking_may_come_first() -> None:
 def test_connections_are_kept_apart_by_quorum_and_incarnation() -> None:
     with listening() as listener, ExitStack() as stack:
         for quorum_id, incarnation in ((5, 3), (6, 3), (5, 4)):
-            theirs = stack.enter_context(call(listener, hello(quorum_id=quorum_id, incarnation=incarnation)))
+            theirs = stack.enter_context(call(listener, hello(number=quorum_id, incarnation=incarnation)))
             theirs.sendall(bytes([quorum_id, incarnation]))
         for quorum_id, incarnation in ((5, 4), (5, 3), (6, 3)):
             with take(listener, quorum_id=quorum_id, incarnation=incarnation) as ours:
@@ -125,7 +127,7 @@ def test_taking_has_a_deadline_and_can_be_aborted() -> None:
 
 
 def test_forgotten_quorums_are_closed_and_refused() -> None:
-    with listening() as listener, call(listener) as old, call(listener, hello(quorum_id=6)):
+    with listening() as listener, call(listener) as old, call(listener, hello(number=6)):
         listener.forget(5)
         assert_ended(old)
         match = r"refused the exchange connection of group 'group-1'\. Quorum 5 is over here"
@@ -146,8 +148,10 @@ def test_forgetting_wakes_who_waits() -> None:
 
 
 def test_closing_ends_everything() -> None:
-    listener = Listener(host="127.0.0.1", job="job", on_heal=lambda sock, _: assert_ended(sock))
-    parked, healing = call(listener), call(listener, hello("heal", quorum_id=0))
+    listener = Listener(
+        host="127.0.0.1", job="job", group="me", incarnation=9, on_heal=lambda one, _: assert_ended(one.sock)
+    )
+    parked, healing = call(listener), call(listener, hello("heal", number=0))
     silent = stranger(listener)
     timer = threading.Timer(0.02, listener.close)
     timer.start()
@@ -192,7 +196,7 @@ def test_a_cut_hello_is_dropped() -> None:
         with server.accept()[0] as sock:
             whole += sock.recv(1000)
     with listening() as listener:
-        for cut in (1, 8, 29, 30, len(whole) - 1):
+        for cut in (1, 8, 38, 39, len(whole) - 1):
             with stranger(listener, bytes(whole[:cut])) as sock:
                 sock.shutdown(socket.SHUT_WR)
                 assert_ended(sock)
@@ -203,7 +207,7 @@ def test_a_cut_hello_is_dropped() -> None:
 
 
 def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_dataplane, "_MAX_HALF_OPEN", 8)
+    monkeypatch.setattr(_dataplane, "_MAX_UNKNOWN", 8)
     monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", 3600.0)
     with listening() as listener, ExitStack() as stack:
         socks = [stack.enter_context(stranger(listener, b"jaxft-hi")) for _ in range(20)]
@@ -217,14 +221,16 @@ def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.Monke
         assert_ended(sock)
 
 
-def raw_hello(version: int = 1, kind: int = 0, job: bytes = b"job", group: bytes = b"group-1") -> bytes:
-    return struct.pack("<8sBBHQQBB", b"jaxft-hi", version, kind, 0, 5, 3, len(job), len(group)) + job + group
-
-
 @pytest.mark.parametrize(
     ("said", "match"),
     [
-        (raw_hello(version=2), b"speaks version 2 of the data plane, this process version 1"),
+        (raw_hello(version=1), b"speaks version 1 of the data plane, this process version 2"),
+        (raw_hello(version=1)[:35], b"speaks version 1 of the data plane, this process version 2"),
+        (
+            raw_hello(to=b"you"),
+            b"for incarnation 9 of group 'you'; this process is incarnation 9 of group 'me'",
+        ),
+        (raw_hello(to_incarnation=8), b"for incarnation 8 of group 'me'; this process is incarnation 9"),
         (raw_hello(kind=9), b"unknown kind 9"),
         (raw_hello(group=b"\xff\xfe"), b"not UTF-8"),
         (raw_hello(job=b"other"), b"for job 'other'; this process belongs to job 'job'"),
@@ -249,7 +255,7 @@ def test_the_dialler_hears_why_it_is_refused() -> None:
 
 def test_names_have_a_bound() -> None:
     with pytest.raises(ConfigurationError, match="job's name '' has 0 bytes"):
-        Listener(job="", on_heal=None)
+        Listener(job="", group="me", incarnation=9, on_heal=None)
     with listening() as listener:
         with pytest.raises(
             ConfigurationError, match=r"group's name 'xx.* has 256 bytes; it must have 1 to 255"
@@ -264,7 +270,7 @@ def test_parked_connections_are_bounded_and_the_oldest_quorum_goes_first(
 ) -> None:
     monkeypatch.setattr(_parking, "MAX_PARKED", 3)
     with listening() as listener, ExitStack() as stack:
-        socks = {q: stack.enter_context(call(listener, hello(quorum_id=q))) for q in (8, 6, 7, 9)}
+        socks = {q: stack.enter_context(call(listener, hello(number=q))) for q in (8, 6, 7, 9)}
         assert_ended(socks[6])
         for quorum_id in (7, 8, 9):
             take(listener, quorum_id=quorum_id).close()
@@ -273,11 +279,11 @@ def test_parked_connections_are_bounded_and_the_oldest_quorum_goes_first(
 def test_healing_has_a_thread_of_its_own() -> None:
     seen: queue.Queue[tuple[str, Hello]] = queue.Queue()
 
-    def on_heal(sock: socket.socket, said: Hello) -> None:
+    def on_heal(connection: Connection, said: Hello) -> None:
         seen.put((threading.current_thread().name, said))
-        sock.sendall(b"state")
+        connection.sock.sendall(b"state")
 
-    joiner = hello("heal", quorum_id=0)
+    joiner = hello("heal", number=0)
     with listening(on_heal) as listener, call(listener, joiner) as sock:
         assert sock.recv(5, socket.MSG_WAITALL) == b"state"
         assert_ended(sock)  # closed when on_heal returns
@@ -285,52 +291,55 @@ def test_healing_has_a_thread_of_its_own() -> None:
 
 
 def test_healing_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    def on_heal(sock: socket.socket, said: Hello) -> None:
+    def on_heal(connection: Connection, said: Hello) -> None:
         raise RuntimeError("no such state")
 
     with listening(on_heal) as listener:
         with call(listener, hello("heal")) as sock:
             assert_ended(sock)
         assert_open(listener)
-    assert "Healing group 'group-1' from here broke off: no such state" in caplog.text
+    assert "Healing group 'group-1' from here broke off" in caplog.text
+    assert "RuntimeError: no such state" in caplog.text
 
 
 def test_healing_is_bounded_and_a_stopped_joiner_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_dataplane, "_MAX_HEALING", 2)
-    with listening(lambda sock, _: assert_ended(sock)) as listener, ExitStack() as stack:
+    with listening(lambda one, _: assert_ended(one.sock)) as listener, ExitStack() as stack:
         socks = [stack.enter_context(call(listener, hello("heal", group=f"g{k}"))) for k in range(2)]
         with pytest.raises(ConnectionError, match="healing 2 others already; ask another donor"):
-            call(listener, hello("heal"))
+            call(listener, hello("heal"), wait_s=0.1)
         assert_open(listener)
-        socks[0].close()
-        stack.enter_context(call_until_accepted(listener))
-
-
-def call_until_accepted(listener: Listener) -> socket.socket:
-    deadline_s = soon()
-    while True:
-        try:
-            return call(listener, hello("heal"))
-        except ConnectionError:
-            assert time.monotonic() < deadline_s
+        threading.Timer(0.05, socks[0].close).start()
+        stack.enter_context(call(listener, hello("heal")))  # it dials again while the donor is busy
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_dialling_something_else(said: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
+        dials = 0
 
         def serve() -> None:
-            with server.accept()[0] as sock:
-                sock.recv(1000)
-                sock.sendall(said)
+            nonlocal dials
+            with contextlib.suppress(OSError):  # shut down below
+                while True:
+                    with server.accept()[0] as sock:
+                        dials += 1
+                        sock.recv(1000)
+                        sock.sendall(said)
 
         thread = threading.Thread(target=serve)
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        match = "another program, or another version" if said else "closed the connection without an answer"
+        match = (
+            "another program, or another version"
+            if said
+            else "broke the connection 6 times before it answered"
+        )
         with pytest.raises(ConnectionError, match=f"^{address} .*{match}"):
             dial(address, hello(), deadline_s=soon())
+        server.shutdown(socket.SHUT_RDWR)
         thread.join()
+        assert dials == (1 if said else 6)
 
 
 def test_dialling_a_stopped_process_ends_at_the_deadline() -> None:
@@ -350,7 +359,7 @@ def test_all_addresses_and_both_families() -> None:
         if socket.has_dualstack_ipv6():
             with dial(f"[::1]:{listener.port}", hello(), deadline_s=soon()):
                 take(listener).close()
-        with dial(f"localhost:{listener.port}", hello(), deadline_s=soon()):
+        with dial(f"localhost:{listener.port}", hello(), deadline_s=soon()).sock:
             take(listener).close()
 
 
@@ -364,7 +373,56 @@ def test_the_door_stays_open_after_an_error_of_our_own(
                 sock.shutdown(socket.SHUT_WR)
                 assert_ended(sock)
         assert_open(listener)
-    assert "goes on after an error" in caplog.text
+    assert "A connection from 127.0.0.1 to port" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_error_of_the_listener_itself_reaches_the_training_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with listening() as listener, call(listener, hello(number=7)) as parked:
+        monkeypatch.setattr(listener, "_accept_some", lambda: 1 // 0)
+        with contextlib.suppress(OSError):
+            stranger(listener).close()
+        assert_ended(parked)
+        listener._thread.join(10)
+        with pytest.raises(ConnectionError, match="This process is leaving"):
+            take(listener, quorum_id=7)
+        with pytest.raises(
+            JaxftError, match=r"group 'me' on port \d+ ended with an error.*ZeroDivisionError"
+        ):
+            listener.check(2)
+    assert "The listener on port" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_dialler_that_was_dropped_before_it_was_answered_dials_again() -> None:
+    with listening() as listener, socket.create_server(("127.0.0.1", 0)) as drops_some:
+
+        def serve() -> None:
+            for reset in (True, False):
+                with drops_some.accept()[0] as sock:
+                    sock.recv(1000)
+                    if reset:
+                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with drops_some.accept()[0] as sock, stranger(listener, sock.recv(1000)) as onward:
+                sock.sendall(onward.recv(1000))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        dial(f"127.0.0.1:{drops_some.getsockname()[1]}", hello(), deadline_s=soon()).close()
+        thread.join()
+
+
+def test_too_few_descriptors_for_a_quorum_are_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+    with listening() as listener:
+        listener._descriptors = 4096
+        listener.check(1000)
+        assert not caplog.records
+        for _ in range(2):
+            listener.check(4000)
+    (said,) = caplog.messages
+    assert "A quorum of 4000 groups may need 8500 file descriptors, and this process may have 4096" in said
 
 
 def test_no_descriptor_is_left_behind() -> None:
@@ -373,7 +431,7 @@ def test_no_descriptor_is_left_behind() -> None:
             for said in (b"", b"garbage", raw_hello(job=b"other"), raw_hello(group=b"g"), raw_hello(kind=1)):
                 stack.enter_context(stranger(listener, said))
             assert_open(listener)
-            call(listener, hello(quorum_id=8)).close()
+            call(listener, hello(number=8)).close()
 
     once()
     before = len(os.listdir("/proc/self/fd"))

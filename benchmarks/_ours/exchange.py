@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import xxhash
+from jaxft_coordinator.credentials import DataKey
 
 from benchmarks._worker import serve
 from jaxft._dataplane import Abort, Listener
@@ -21,14 +22,18 @@ TIMEOUT_S = 60.0
 
 class Member:
     def __init__(self) -> None:
-        self._listener = Listener(host="127.0.0.1", job="benchmark", on_heal=None)
         self._plain = socket.create_server(("127.0.0.1", 0))
         self._plain.settimeout(TIMEOUT_S)
         self._links: Links | None = None
         self._socks: list[socket.socket] = []
         self._step = 0
 
-    def ports(self) -> list[int]:
+    def listen(self, me: int, token: bool) -> list[int]:
+        """Listen as a member of this number; returns the ports. With a token, each frame carries a MAC."""
+        key = DataKey(bytes(32)) if token else None
+        self._listener = Listener(
+            host="127.0.0.1", job="benchmark", group=f"group-{me}", incarnation=1, on_heal=None, key=key
+        )
         return [self._listener.port, self._plain.getsockname()[1]]
 
     def join(self, me: int, members: int, ports: Sequence[Sequence[int]]) -> None:
@@ -172,7 +177,7 @@ if __name__ == "__main__":
     member = Member()
     serve(
         {
-            "ports": member.ports,
+            "listen": member.listen,
             "join": member.join,
             "prepare": member.prepare,
             "exchange": member.exchange,

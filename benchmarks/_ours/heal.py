@@ -16,11 +16,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxft_coordinator.credentials import DataKey
 
 from benchmarks._state import make_memory_fresh, sums, values
 from benchmarks._worker import serve
 from jaxft._dataplane import Abort, Listener
-from jaxft._heal._fetch import Fetcher
+from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 
@@ -38,17 +39,25 @@ class Donor:
         self._store = StateStore()
         self._leaves: list[jax.Array] = []
 
-    def hold(self, sizes: list[int], seed: int, host: str) -> dict[str, Any]:
+    def hold(self, sizes: list[int], seed: int, host: str, number: int, token: bool) -> dict[str, Any]:
         """Make a state and listen; returns where, and the sums of the leaves."""
         self._leaves = [jax.numpy.array(leaf, copy=True) for leaf in values(sizes, seed)]
         self._store.publish(STEP, self._leaves)
-        listener = Listener(host=host, job="job", on_heal=HealServer(self._store).serve)
+        listener = Listener(
+            host=host,
+            job="job",
+            group=f"donor-{number}",
+            incarnation=1,
+            on_heal=HealServer(self._store).serve,
+            key=_key(token),
+        )
         plain = socket.create_server((host, 0))
         threading.Thread(target=self._serve_plain, args=(plain,), daemon=True).start()
         return {
             "address": f"{host}:{listener.port}",
             "plain": [host, plain.getsockname()[1]],
             "sums": sums(map(np.asarray, self._leaves)),
+            "token": token,
         }
 
     def pin(self) -> None:
@@ -75,17 +84,27 @@ def _send_part(sock: socket.socket, leaves: list[memoryview]) -> None:
             position += leaf.nbytes
 
 
-def heal(addresses: list[str], sizes: list[int]) -> dict[str, Any]:
+def _key(token: bool) -> DataKey | None:
+    return DataKey(bytes(32)) if token else None
+
+
+def heal(addresses: list[str], sizes: list[int], token: bool) -> dict[str, Any]:
     """Fetch the state from these donors; returns seconds, how much memory it took at most, and the sums."""
     like = [jax.ShapeDtypeStruct((size,), np.float32) for size in sizes]
-    donors = [(f"donor-{number}", address) for number, address in enumerate(addresses)]
+    donors = [DonorAt(f"donor-{number}", 1, address) for number, address in enumerate(addresses)]
     gc.collect()  # JAX lets go of the state before only now
     make_memory_fresh(4 * sum(sizes))
     before_bytes = _memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
     began_s = time.perf_counter()
     fetcher = Fetcher(
-        job="job", group="joiner", incarnation=1, heal_id=HEAL_ID, donors=donors, timeout_s=TIMEOUT_S
+        job="job",
+        group="joiner",
+        incarnation=1,
+        heal_id=HEAL_ID,
+        donors=donors,
+        timeout_s=TIMEOUT_S,
+        key=_key(token),
     )
     try:
         got = jax.block_until_ready(fetcher.state(STEP, like, cancel=Abort()))

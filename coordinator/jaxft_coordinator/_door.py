@@ -9,6 +9,7 @@ from jaxft_coordinator.core.job import SessionId
 from jaxft_coordinator.core.messages import Hello
 from jaxft_coordinator.limits import MAX_STRANGERS, crowded_out
 from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_coordinator.seals import Said, Seal
 
 
 class Door:
@@ -21,7 +22,7 @@ class Door:
     def __len__(self) -> int:
         return len(self._strangers)
 
-    def knock(self, session: SessionId, peer: str) -> tuple[pb.CoordinatorMessage, SessionId | None]:
+    def knock(self, session: SessionId, peer: str) -> tuple[Said, SessionId | None]:
         """Take in a stranger; return what it is to be told, and who must go for it, if anybody.
 
         Args:
@@ -35,7 +36,7 @@ class Door:
             del self._strangers[gone]
         nonce = credentials.new_nonce()
         self._strangers[session] = (peer.rpartition(":")[0], nonce)
-        return pb.CoordinatorMessage(challenge=pb.Challenge(nonce=nonce)), gone
+        return Said(pb.CoordinatorMessage(challenge=pb.Challenge(nonce=nonce))), gone
 
     def leave(self, session: SessionId) -> None:
         """This stranger is one no more: it is known now, or gone."""
@@ -58,12 +59,13 @@ class Door:
             return f"group {hello.group!r} does not prove that it knows the key of job {hello.job!r}: {tell}"
         return ""
 
-    def proof(self, session: SessionId, hello: Hello, said: pb.Hello) -> bytes:
-        """What proves to a stranger that this coordinator knows its job's key; nothing where there is no secret."""
+    def seals(self, session: SessionId, hello: Hello, said: pb.Hello) -> tuple[Seal, Seal] | None:
+        """For what is said to a group that was let in, and by it; None where there is no secret."""
         if self._secret is None:
-            return b""
+            return None
         key = credentials.job_key(self._secret, hello.job)
-        return credentials.coordinator_proof(key, hello, **self._nonces(session, said))
+        to_group, from_group = credentials.stream_keys(key, hello, **self._nonces(session, said))
+        return Seal(to_group), Seal(from_group)
 
     def _nonces(self, session: SessionId, said: pb.Hello) -> dict[str, bytes]:
         return {"coordinator_nonce": self._strangers[session][1], "group_nonce": said.nonce}

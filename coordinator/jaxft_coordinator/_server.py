@@ -34,9 +34,19 @@ from jaxft_coordinator.core.job import (
     SessionClosed,
     SessionId,
 )
-from jaxft_coordinator.core.messages import Alive, Evicted, GroupMessage, Heartbeat, Hello, Refused
+from jaxft_coordinator.core.messages import (
+    Alive,
+    CoordinatorMessage,
+    Evicted,
+    GroupMessage,
+    Heartbeat,
+    Hello,
+    NewQuorum,
+    Refused,
+)
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
+from jaxft_coordinator.seals import Broken, Said, Seal
 from jaxft_coordinator.sparse import Sparse
 from jaxft_coordinator.stores import Store
 from jaxft_coordinator.tls import Pem
@@ -69,7 +79,11 @@ _OPTIONS = [
 ]
 
 
-_ALIVE = wire.coordinator_to_proto(Alive())
+def _said(message: CoordinatorMessage, base: NewQuorum | None = None) -> Said:
+    return Said(wire.coordinator_to_proto(message, base))
+
+
+_ALIVE = _said(Alive())
 
 
 @dataclass(eq=False)
@@ -77,18 +91,20 @@ class _Session:
     id: SessionId
     peer: Peer | None = None
     job: str = ""
-    proof: bytes = b""  # for its Welcome
-    outbox: Outbox[pb.CoordinatorMessage | None] = field(default_factory=lambda: Outbox(MAX_OUTBOX_MESSAGES))
+    # For what is said to the group and by it, once it has been let in, where the job has a key.
+    seals: tuple[Seal, Seal] | None = None
+    carried: NewQuorum | None = (
+        None  # the last quorum on this stream: the next is told as the difference to it
+    )
+    outbox: Outbox[Said | None] = field(default_factory=lambda: Outbox(MAX_OUTBOX_MESSAGES))
     closed: bool = False
 
-    def put(self, message: pb.CoordinatorMessage | None) -> None:
+    def put(self, message: Said | None) -> None:
         """Queue `message`; None ends the stream after what is queued already."""
         if self.closed:
             return
         if message is None:
             self.closed = True
-        elif self.proof and message.HasField("welcome"):
-            message.welcome.proof = self.proof  # nobody else gets this message
         try:
             self.outbox.put_nowait(message)
         except asyncio.QueueFull:
@@ -97,6 +113,14 @@ class _Session:
             while not self.outbox.empty():
                 self.outbox.get_nowait()
             self.outbox.put_nowait(None)
+
+    def encoded(self, message: Said) -> bytes:
+        """What goes out for a message, in the order in which messages go out."""
+        return message.data if self.seals is None else self.seals[0].close(message)
+
+    def opened(self, received: bytes) -> bytes:
+        """The group's next message. Raises Broken."""
+        return received if self.seals is None else self.seals[1].open(received)
 
 
 class Server(pb_grpc.CoordinatorServicer):
@@ -176,8 +200,8 @@ class Server(pb_grpc.CoordinatorServicer):
         self.running = asyncio.create_task(self._jobs.run(self._address()))
 
     def _serve_sessions(self, server: grpc.aio.Server) -> None:
-        """As the generated code does, but with bytes in, and each message put into bytes once."""
-        handler = grpc.stream_stream_rpc_method_handler(self.Session, response_serializer=_Serializer())
+        """As the generated code does, but with bytes in and out: each message is put into bytes once."""
+        handler = grpc.stream_stream_rpc_method_handler(self.Session)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
         )
@@ -242,7 +266,7 @@ class Server(pb_grpc.CoordinatorServicer):
         reader = asyncio.create_task(self._read(session, request_iterator))
         try:
             while (message := await session.outbox.get()) is not None:
-                await context.write(message)
+                await context.write(session.encoded(message))
         except Exception as error:
             # The other end has gone in the middle of a message. If gRPC heard of its own error, it would log it at
             # length and try to send a status.
@@ -275,14 +299,19 @@ class Server(pb_grpc.CoordinatorServicer):
             if first is not None:
                 self._greet(session, wire.group_message(first))
                 async for request in requests:
-                    small = len(request) <= _SMALL_BYTES
-                    self._handle(session, _decoded_small(request) if small else _decoded(request))
+                    said = session.opened(request)
+                    small = len(said) <= _SMALL_BYTES
+                    self._handle(session, _decoded_small(said) if small else _decoded(said))
         except TimeoutError:
             reason = f"it said nothing for {FIRST_MESSAGE_TIMEOUT_S:.0f} s"
+        except Broken as error:
+            # Not the group's fault: it counts as a broken connection, and the group dials again.
+            reason = f"its stream is not to be trusted: {error}"
+            _strangers_log.warning("session %d of job %r: %s", session.id, session.job, reason)
         except (wire.WireError, machine.IllegalEvent) as error:
             reason = f"it broke the protocol: {error}"
             _strangers_log.warning("session %d: %s", session.id, error)
-            session.put(wire.coordinator_to_proto(Evicted(reason, may_return=False)))
+            session.put(_said(Evicted(reason, may_return=False)))
         except Exception:
             reason = "the coordinator failed on its message"
             (_log if session.job else _strangers_log).exception("session %d: %s", session.id, reason)
@@ -302,10 +331,10 @@ class Server(pb_grpc.CoordinatorServicer):
         )
         if refusal:
             _strangers_log.warning("session %d from %s: %s", session.id, session.peer, refusal)
-            session.put(wire.coordinator_to_proto(Refused(refusal)))
+            session.put(_said(Refused(refusal)))
             session.put(None)
             return
-        session.job, session.proof = hello.job, self._door.proof(session.id, hello, first.hello)
+        session.job, session.seals = hello.job, self._door.seals(session.id, hello, first.hello)
         self._door.leave(session.id)
         self._jobs.step(session.job, GroupSaid(session.id, hello))
 
@@ -335,14 +364,18 @@ class Server(pb_grpc.CoordinatorServicer):
 
     def _do(self, effects: Sequence[Effect]) -> None:
         # What goes to a thousand groups is one message: a thousand copies of a quorum would take seconds.
-        made: dict[int, pb.CoordinatorMessage] = {}
+        made: dict[tuple[int, int], Said] = {}
         for effect in effects:
             match effect:
                 case Send(session_id, message):
                     if session := self._sessions.get(session_id):
-                        if id(message) not in made:
-                            made[id(message)] = wire.coordinator_to_proto(message)
-                        session.put(made[id(message)])
+                        quorum = wire.quorum_of(message)
+                        base = None if quorum is None else session.carried
+                        key = (id(message), id(base))
+                        if key not in made:
+                            made[key] = _said(message, base)
+                        session.put(made[key])
+                        session.carried = quorum or session.carried
                 case Close(session_id):
                     if session := self._sessions.get(session_id):
                         session.put(None)
@@ -350,20 +383,6 @@ class Server(pb_grpc.CoordinatorServicer):
                     _log.info("%s", text)
                 case Persist():
                     pass  # done already
-
-
-class _Serializer:
-    """Puts messages into bytes. What goes to a thousand groups comes a thousand times in a row."""
-
-    def __init__(self) -> None:
-        self._last: tuple[pb.CoordinatorMessage | None, bytes] = (None, b"")
-
-    def __call__(self, message: pb.CoordinatorMessage) -> bytes:
-        last, data = self._last
-        if message is not last:
-            data = message.SerializeToString()
-            self._last = (message, data)
-        return data
 
 
 def _decoded(data: bytes) -> GroupMessage:

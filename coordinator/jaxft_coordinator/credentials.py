@@ -1,16 +1,20 @@
 """Who may take part: the coordinator's secret, the key of each job, and the proofs that somebody knows one.
 
 A coordinator has one secret. The key of a job is derived from it, so that whoever runs a job's groups can speak for
-that job and for no other. Keys never travel: each side sends a fresh random nonce, and answers the other's with a
+that job and for no other. Keys never travel: each side sends a fresh random nonce, and the group answers with a
 proof, which only the holder of the key can make and which is worth nothing in any other connection.
 
     coordinator                                     group
       | -- Challenge(nonce C) ----------------------> |
       | <-- Hello(..., nonce G, proof over C, G) ---- |
-      | -- Welcome(..., proof over C, G) -----------> |
+      | -- every later message, with a MAC ---------- |
+      | <- every later message, with a MAC ---------- |
 
-A proof covers everything that the Hello says, and each kind of proof has a label of its own, so that none can be
-handed back as another. The data plane does the same with a key of its own: see `jaxft/_hello.py`.
+A proof covers everything that the Hello says: the job, the group, its incarnation and address. From the same
+transcript both sides derive one key for each direction of this stream (`_seal.py`), so the Welcome proves the
+coordinator, and whoever relays the greeting can add nothing to it. Each label is used once, so that no proof can be
+handed back as another. The data plane does the same with a key of its own, and names both ends: see
+`jaxft/_hello.py`.
 """
 
 import hashlib
@@ -119,9 +123,15 @@ def group_proof(key: JobKey, hello: Hello, *, coordinator_nonce: bytes, group_no
     return _proof(key, "jaxft control", coordinator_nonce, group_nonce, *_said(hello))
 
 
-def coordinator_proof(key: JobKey, hello: Hello, *, coordinator_nonce: bytes, group_nonce: bytes) -> bytes:
-    """What the coordinator answers a group with, in its Welcome."""
-    return _proof(key, "jaxft welcome", coordinator_nonce, group_nonce, *_said(hello))
+def stream_keys(
+    key: JobKey, hello: Hello, *, coordinator_nonce: bytes, group_nonce: bytes
+) -> tuple[bytes, bytes]:
+    """The keys of one stream: for what the coordinator says in it, and for what the group says."""
+    said = _said(hello)
+    return (
+        _proof(key, "jaxft stream to group", coordinator_nonce, group_nonce, *said),
+        _proof(key, "jaxft stream to coordinator", coordinator_nonce, group_nonce, *said),
+    )
 
 
 def dialler_proof(key: DataKey, hello: bytes, *, listener_nonce: bytes, dialler_nonce: bytes) -> bytes:
@@ -132,6 +142,16 @@ def dialler_proof(key: DataKey, hello: bytes, *, listener_nonce: bytes, dialler_
 def listener_proof(key: DataKey, hello: bytes, *, listener_nonce: bytes, dialler_nonce: bytes) -> bytes:
     """What the group that was dialled accepts with."""
     return _proof(key, "jaxft data accept", listener_nonce, dialler_nonce, hello)
+
+
+def connection_keys(
+    key: DataKey, hello: bytes, *, listener_nonce: bytes, dialler_nonce: bytes
+) -> tuple[bytes, bytes]:
+    """The keys of one connection: for what the listener sends over it, and for what the dialler sends."""
+    return (
+        _proof(key, "jaxft data to dialler", listener_nonce, dialler_nonce, hello),
+        _proof(key, "jaxft data to listener", listener_nonce, dialler_nonce, hello),
+    )
 
 
 def is_proof(given: bytes, wanted: bytes) -> bool:

@@ -1,7 +1,9 @@
 """How much of a process strangers can have, and how much of a coordinator its groups."""
 
+import contextlib
 import heapq
 import resource
+import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import TypeVar
@@ -40,11 +42,14 @@ def max_connections() -> int:
     return max(1, min(_MAX_CONNECTIONS, descriptors - _OWN_DESCRIPTORS))
 
 
-def allow_all_descriptors() -> None:
-    """Take as many descriptors as this process is allowed to: the usual 1024 are few for a coordinator."""
+def allow_all_descriptors() -> int:
+    """Take as many descriptors as this process is allowed to, and return how many: the usual 1024 are few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        with contextlib.suppress(OSError, ValueError):  # some systems allow less than the hard limit says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed
 
 
 def crowded_out(strangers: Iterable[tuple[K, str]], room: int) -> list[K]:

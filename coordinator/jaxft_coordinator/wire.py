@@ -90,6 +90,14 @@ def group_message(data: bytes) -> pb.GroupMessage:
         raise WireError(f"{len(data)} bytes that begin with {data[:8].hex()} are no message") from error
 
 
+def coordinator_message(data: bytes) -> pb.CoordinatorMessage:
+    """What the coordinator has sent. Raises WireError if these bytes are no message."""
+    try:
+        return pb.CoordinatorMessage.FromString(data)
+    except DecodeError as error:
+        raise WireError(f"{len(data)} bytes that begin with {data[:8].hex()} are no message") from error
+
+
 def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
     match message.WhichOneof("kind"):
         case "vote":

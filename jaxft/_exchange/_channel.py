@@ -1,23 +1,23 @@
 """One peer's connection during one exchange: frames go out, frames come in, and no call ever blocks.
 
-A frame is a header, its payload, and the payload's digest: TCP's own checksum has 16 bits, and misses what a faulty
-switch or network card damages once in so many times. A sum of damaged parts would be the same wrong sum for all, so
-no comparison of states could find it.
+A frame is a header, its payload, and the tag of both (`_seal.py`). It is added to a sum, or returned, only when the
+tag has been compared: a sum of damaged or forged parts would be the same wrong sum for all, so no comparison of
+states could find it.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from socket import socket
 
-from jaxft._exchange._frames import DIGEST_BYTES, HEADER_BYTES, difference, digest
+from jaxft._exchange._frames import HEADER_BYTES, difference
 from jaxft._exchange._plan import CHUNK_BYTES
 from jaxft._exchange._script import Planned
+from jaxft._seal import Connection, is_tag
 from jaxft._wire import SEND_FLAGS, drop_sent
 
 # So many frames are handed to the kernel at once, while they are small.
 _FRAMES_PER_SEND = 16
-_PARTS = 3  # header, payload, digest
+_PARTS = 3  # header, payload, tag
 
 Frame = tuple[bytes, memoryview]  # header, payload
 
@@ -31,7 +31,7 @@ class Channel:
 
     def __init__(
         self,
-        sock: socket,
+        connection: Connection,
         *,
         outgoing: Iterator[Frame],
         partials: Sequence[Planned],
@@ -42,17 +42,18 @@ class Channel:
         """Start with nothing sent or received.
 
         Args:
-            sock: a non-blocking socket.
+            connection: of a non-blocking socket.
             outgoing: the partial sums for this peer.
             partials: what this peer will send of partial sums.
             results: what this peer will send of the results.
             place: where a payload goes; None if there is no room yet.
             arrived: called when a payload is complete.
         """
-        self.sock = sock
+        self.sock = connection.sock
         self.partials = deque(partials)
         self.results = deque(results)
         self.paused = False
+        self._tags_out, self._tags_in = connection.outgoing, connection.incoming
         self._place = place
         self._arrived = arrived
         self._outgoing: Iterator[Frame] | None = outgoing
@@ -60,9 +61,9 @@ class Channel:
         self._pending: deque[memoryview] = deque()
         self._pending_bytes = 0
         self._header = memoryview(bytearray(HEADER_BYTES))
-        self._digest = memoryview(bytearray(DIGEST_BYTES))
-        self._payload: memoryview | None = None  # of the current frame, while it comes or its digest does
-        self._payload_digest: bytes | None = None  # once it is complete
+        self._tag = memoryview(bytearray(self._tags_in.size_bytes))
+        self._payload: memoryview | None = None  # of the current frame, while it comes or its tag does
+        self._wanted_tag: bytes | None = None  # once the payload is complete
         self._current: Planned | None = None
         self._rest = self._header if self.receiving else self._header[:0]
         self._refill()
@@ -113,12 +114,12 @@ class Channel:
             self._rest = self._rest[count:]
             if self._rest.nbytes:
                 continue
-            if self._payload_digest is not None:
+            if self._wanted_tag is not None:
                 self._complete()
                 return taken
             if self._payload is not None:
-                self._payload_digest = digest(self._payload)
-                self._rest = self._digest
+                self._wanted_tag = self._tags_in.tag(self._header, self._payload)
+                self._rest = self._tag
                 continue
             self._current = self._match()
             self.resume()
@@ -146,9 +147,12 @@ class Channel:
     def _complete(self) -> None:
         done = self._current
         assert done is not None
-        if self._payload_digest != self._digest:
-            raise ConnectionError("sent a part of the sum that was damaged on its way: its digest is another")
-        self._current = self._payload = self._payload_digest = None
+        assert self._wanted_tag is not None
+        if not is_tag(self._tag, self._wanted_tag):
+            raise ConnectionError(
+                "sent a part of the sum that was damaged or changed on its way: its tag is another"
+            )
+        self._current = self._payload = self._wanted_tag = None
         self._rest = self._header if self.receiving else self._header[:0]
         self._arrived(done)
 
@@ -157,7 +161,7 @@ class Channel:
             frame = self._next_frame()
             if frame is None:
                 return
-            for part in (*frame, digest(frame[1])):
+            for part in (*frame, self._tags_out.tag(*frame)):
                 self._pending.append(memoryview(part))
                 self._pending_bytes += len(part)
 

@@ -114,7 +114,7 @@ class _Run:
         self._results = results_from(stamp=stamps[links.me], plan=plan, layout=layout)
         self._channels = {
             number: Channel(
-                sock,
+                connection,
                 outgoing=self._outgoing(
                     partials_to(number, stamp=stamps[links.me], plan=plan, layout=layout)
                 ),
@@ -123,7 +123,7 @@ class _Run:
                 place=self.owner.place,
                 arrived=self.owner.arrived,
             )
-            for number, sock in links.socks.items()
+            for number, connection in links.connections.items()
         }
         self._by_fd = {channel.sock.fileno(): number for number, channel in self._channels.items()}
         self._poller = select.poll()

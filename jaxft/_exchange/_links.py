@@ -5,11 +5,10 @@ flight on one belongs to an exchange that nobody finishes.
 """
 
 from collections.abc import Mapping, Sequence
-from socket import socket
 
 import numpy as np
 
-from jaxft._dataplane import Abort, Hello, Listener
+from jaxft._dataplane import Abort, Connection, Hello, Listener
 from jaxft._exchange._layout import Layout
 from jaxft._exchange._mesh import Peer, connect_mesh
 from jaxft._exchange._patience import Patience
@@ -27,25 +26,25 @@ class Links:
         quorum_id: int,
         me: int,
         members: Sequence[Peer],
-        socks: Mapping[int, socket],
+        connections: Mapping[int, Connection],
         abort: Abort,
         listener: Listener | None = None,
     ) -> None:
-        """Take over connected sockets, given by the number of the member at the other end. See `open`."""
-        assert set(socks) == set(range(len(members))) - {me}
+        """Take over connections, given by the number of the member at the other end. See `open`."""
+        assert set(connections) == set(range(len(members))) - {me}
         self.job = job
         self.quorum_id = quorum_id
         self.me = me
         self.members = tuple(members)
-        self.socks = dict(socks)
+        self.connections = dict(connections)
         self.abort = abort
         self.closed = False
         # Where peers' chunks are received, by slot and node.
         self.scratch: dict[tuple[int, Node], np.ndarray] = {}
         self._plans: dict[tuple[str, int], Plan] = {}
         self._listener = listener
-        for sock in self.socks.values():
-            sock.setblocking(False)
+        for connection in self.connections.values():
+            connection.sock.setblocking(False)
 
     @staticmethod
     def open(
@@ -71,12 +70,18 @@ class Links:
 
         Raises:
             ExchangeFailed: names those that could not be reached; nobody, if the abort flag was set.
+            JaxftError: the listener has ended with an error.
         """
+        listener.check(len(members))
         number = [peer.group for peer in members].index(me)
-        hello = Hello("exchange", job, me, members[number].incarnation, quorum_id)
+        hello = Hello(
+            "exchange", job, me, members[number].incarnation, "", 0, quorum_id
+        )  # `_mesh.py` says to whom
         listener.forget(quorum_id - 1)
         try:
-            socks = connect_mesh(listener, hello, me=number, members=members, abort=abort, patience=patience)
+            connections = connect_mesh(
+                listener, hello, me=number, members=members, abort=abort, patience=patience
+            )
         except BaseException:
             listener.forget(quorum_id)  # members that still wait for us learn it at once
             raise
@@ -85,7 +90,7 @@ class Links:
             quorum_id=quorum_id,
             me=number,
             members=members,
-            socks=socks,
+            connections=connections,
             abort=abort,
             listener=listener,
         )
@@ -103,8 +108,8 @@ class Links:
         Not for another thread while an exchange runs here: set the abort flag, and the exchange closes them.
         """
         self.closed = True
-        for sock in self.socks.values():
-            sock.close()
+        for connection in self.connections.values():
+            connection.close()
         self.scratch.clear()
         if self._listener is not None:
             self._listener.forget(self.quorum_id)

@@ -6,12 +6,11 @@ is taken: a member that does not answer hides no other, and is the only one that
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from socket import socket
+from dataclasses import dataclass, replace
 
 from jaxft_coordinator.credentials import DataKey
 
-from jaxft._dataplane import Abort, Hello, Listener
+from jaxft._dataplane import Abort, Connection, Hello, Listener
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._patience import Patience
 from jaxft._hello import Dialling
@@ -30,28 +29,29 @@ class Peer:
 
 def connect_mesh(
     listener: Listener, hello: Hello, *, me: int, members: Sequence[Peer], abort: Abort, patience: Patience
-) -> dict[int, socket]:
-    """Connect to every other member; returns the sockets by the members' numbers. Raises ExchangeFailed."""
-    socks: dict[int, socket] = {}
+) -> dict[int, Connection]:
+    """Connect to every other member; returns the connections by the members' numbers. Raises ExchangeFailed."""
+    made: dict[int, Connection] = {}
     dialling: dict[int, Dialling] = {}
     try:
         for number in range(me + 1, len(members)):
             dialling[number] = _begin(members[number], hello, listener.key)
         while dialling:
-            for number in _advance(dialling, members, hello, abort=abort, patience=patience):
+            for number in _advance(dialling, members, hello, made, abort=abort, patience=patience):
                 patience.moved()
-                socks[number] = dialling.pop(number).sock
-        _take_lower(socks, listener, hello, members[:me], abort=abort, patience=patience)
+                del dialling[number]
+        _take_lower(made, listener, hello, members[:me], abort=abort, patience=patience)
     except BaseException:
-        for sock in [*socks.values(), *(unfinished.sock for unfinished in dialling.values())]:
-            sock.close()
+        for one in [*made.values(), *(unfinished.sock for unfinished in dialling.values())]:
+            one.close()
         raise
-    return socks
+    return made
 
 
 def _begin(peer: Peer, hello: Hello, key: DataKey | None) -> Dialling:
     try:
-        return Dialling(peer.address, hello, key)
+        to_peer = replace(hello, to_group=peer.group, to_incarnation=peer.incarnation)
+        return Dialling(peer.address, to_peer, key)
     except ConnectionError as error:
         raise _failed(hello, str(error), [peer]) from error
 
@@ -60,14 +60,15 @@ def _advance(
     dialling: dict[int, Dialling],
     members: Sequence[Peer],
     hello: Hello,
+    made: dict[int, Connection],
     *,
     abort: Abort,
     patience: Patience,
 ) -> list[int]:
-    """Wait for an answer to any dial; returns those that were accepted by it."""
+    """Wait for an answer to any dial; adds those that were accepted by it to `made`, and returns their numbers."""
     sources = {one.sock.fileno(): one.events for one in dialling.values()}
     waited_for = [members[number] for number in dialling]
-    what = f"{_names(waited_for)} to accept a connection for quorum {hello.quorum_id}"
+    what = f"{_names(waited_for)} to accept a connection for quorum {hello.number}"
     try:
         ready = patience.until(
             lambda deadline_s: wait_any(sources, deadline_s=deadline_s, what=what, abort=abort)
@@ -83,7 +84,8 @@ def _advance(
         if one.sock.fileno() not in ready:
             continue
         try:
-            if one.advance():
+            if (connection := one.advance()) is not None:
+                made[number] = connection
                 accepted.append(number)
         except ConnectionError as error:
             failures[number] = error
@@ -94,7 +96,7 @@ def _advance(
 
 
 def _take_lower(
-    socks: dict[int, socket],
+    made: dict[int, Connection],
     listener: Listener,
     hello: Hello,
     lower: Sequence[Peer],
@@ -106,13 +108,13 @@ def _take_lower(
     for number, peer in enumerate(lower):
         take = functools.partial(
             listener.take,
-            quorum_id=hello.quorum_id,
+            quorum_id=hello.number,
             group=peer.group,
             incarnation=peer.incarnation,
             abort=abort,
         )
         try:
-            socks[number] = patience.until(lambda deadline_s, take=take: take(deadline_s=deadline_s))
+            made[number] = patience.until(lambda deadline_s, take=take: take(deadline_s=deadline_s))
             if not late:
                 patience.moved()
         except TimeoutError:
@@ -125,7 +127,7 @@ def _take_lower(
 
 def _failed(hello: Hello, why: str, peers: Sequence[Peer]) -> ExchangeFailed:
     return ExchangeFailed(
-        f"Group {hello.group!r} could not connect to all members of quorum {hello.quorum_id}. {why}",
+        f"Group {hello.group!r} could not connect to all members of quorum {hello.number}. {why}",
         tuple(peer.group for peer in peers),
     )
 

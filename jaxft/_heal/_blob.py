@@ -12,7 +12,6 @@ from typing import Protocol
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and its kin with numpy by name)
 import numpy as np
-import xxhash
 
 ALIGN_BYTES = 64
 # Loopback and networks are at their best from 1 MB on; a chunk that is damaged is fetched anew as a whole.
@@ -94,15 +93,13 @@ class Blob:
         self.layout = layout
         self.sources = tuple(sources)
 
-    def read(self, chunk: int) -> tuple[list[memoryview], int]:
-        """The bytes of a chunk, as views of the leaves and of padding, and their checksum. Raises Spoiled."""
-        pieces = self._pieces(chunk)
-        digest = checksum(pieces)
+    def check_intact(self, chunk: int) -> None:
+        """Raise Spoiled if what `read` gave of a chunk may have been overwritten since."""
         if not all(self.sources[index].intact() for index in self.layout.leaves_in(chunk)):
             raise Spoiled(f"chunk {chunk} was overwritten while it was read")
-        return pieces, digest
 
-    def _pieces(self, chunk: int) -> list[memoryview]:
+    def read(self, chunk: int) -> list[memoryview]:
+        """The bytes of a chunk, as views of the leaves and of padding. Raises Spoiled."""
         start, length = self.layout.span_of(chunk)
         position, stop = start, start + length
         found: list[memoryview] = []
@@ -140,11 +137,3 @@ def blob_of(arrays: Sequence[np.ndarray]) -> Blob:
 def bytes_of(array: np.ndarray) -> memoryview:
     """The memory of a C-contiguous array."""
     return array.reshape(-1).view(np.uint8).data  # bfloat16 has no buffer format of its own
-
-
-def checksum(pieces: Sequence[memoryview]) -> int:
-    """xxh3 of a chunk: finds what a link or a bad memory did to it. It is no protection against an attacker."""
-    digest = xxhash.xxh3_64()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.intdigest()

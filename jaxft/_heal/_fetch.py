@@ -7,17 +7,17 @@ does the heal fail. Nobody waits for a donor that does not answer while the othe
 
 import logging
 import select
-import socket
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 from jaxft_coordinator.credentials import DataKey
 
-from jaxft._dataplane import Abort, Hello, dial
+from jaxft._dataplane import Abort, Connection, Hello, dial
 from jaxft._exchange._layout import LeafSpec
 from jaxft._exchange._memory import aligned_empty
 from jaxft._heal import HealFailed
@@ -39,11 +39,21 @@ _MAX_QUOTE = 500
 _NOTICE_TIMEOUT_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class DonorAt:
+    """A group that holds the state: its name and incarnation, and the address of its data plane."""
+
+    group: str
+    incarnation: int
+    address: str
+
+
 class _Donor:
-    def __init__(self, name: str, address: str) -> None:
-        self.name = name
-        self.address = address
-        self.sock: socket.socket | None = None
+    def __init__(self, at: DonorAt, hello: Hello) -> None:
+        self.name = at.group
+        self.address = at.address
+        self.hello = replace(hello, to_group=at.group, to_incarnation=at.incarnation)
+        self.connection: Connection | None = None
         self.failed = ""
 
     def fail(self, error: Exception) -> None:
@@ -52,16 +62,16 @@ class _Donor:
         _log.warning("donor %s is dropped: %s", self.name, self.failed)
 
     def close(self) -> None:
-        if self.sock is not None:
-            self.sock.close()
-            self.sock = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
 
 
 class Fetcher:
     """Fetches what one heal needs. Not thread-safe.
 
     Args:
-        donors: (group, address of its data plane).
+        donors: whom to fetch it from.
         timeout_s: how long a donor may take for an answer or for a chunk.
         key: the key of the job's data plane, if it has one.
     """
@@ -73,16 +83,16 @@ class Fetcher:
         group: str,
         incarnation: int,
         heal_id: int,
-        donors: Sequence[tuple[str, str]],
+        donors: Sequence[DonorAt],
         timeout_s: float,
         key: DataKey | None = None,
     ) -> None:
         self.transferred_bytes = 0
-        self._hello = Hello("heal", job, group, incarnation, 0)
         self._heal_id = heal_id
         self._timeout_s = timeout_s
         self._key = key
-        self._donors = [_Donor(name, address) for name, address in donors]
+        hello = Hello("heal", job, group, incarnation, "", 0, heal_id)
+        self._donors = [_Donor(donor, hello) for donor in donors]
 
     def state(self, step: int, like: Sequence[Any], *, cancel: Abort) -> list[jax.Array]:
         """Fetch the pinned state `step`, placed as the leaves of `like` are.
@@ -117,11 +127,11 @@ class Fetcher:
     def _say_held(self, step: int) -> None:
         """Tell the donors which state is held, so that they let go of what came before."""
         for donor in self._donors:
-            if donor.sock is None:
+            if donor.connection is None:
                 continue
             try:
                 deadline_s = time.monotonic() + _NOTICE_TIMEOUT_S
-                ask(donor.sock, Request(Kind.HOLDS, self._heal_id, step), deadline_s, None)
+                ask(donor.connection, Request(Kind.HOLDS, self._heal_id, step), deadline_s, None)
             except (ConnectionError, TimeoutError):
                 donor.close()  # it is dialled again, and told, when something is wanted of it
 
@@ -161,13 +171,13 @@ class Fetcher:
 
     def _serve(self, donor: _Donor, request: Request, stripes: Stripes, types: list[LeafType] | None) -> None:
         try:
-            sock = self._connection(donor, stripes.over)
+            connection = self._connection(donor, stripes.over)
             if types is not None:
-                self._check_manifest(sock, request, types, stripes.over)
+                self._check_manifest(connection, request, types, stripes.over)
             else:
                 held = Request(Kind.HOLDS, self._heal_id, request.step)
-                ask(sock, held, time.monotonic() + self._timeout_s, stripes.over)
-            stripes.serve(sock)
+                ask(connection, held, time.monotonic() + self._timeout_s, stripes.over)
+            stripes.serve(connection)
         except Aborted:
             donor.close()  # stopped in the middle of something; it may be dialled again
         except Exception as error:  # whatever a donor does, it is not the end of the others
@@ -175,24 +185,26 @@ class Fetcher:
         finally:
             stripes.leave()
 
-    def _connection(self, donor: _Donor, abort: Abort) -> socket.socket:
-        if donor.sock is not None and _is_readable(donor.sock):
+    def _connection(self, donor: _Donor, abort: Abort) -> Connection:
+        if donor.connection is not None and _is_readable(donor.connection):
             donor.close()  # nothing was asked, so what came is its end
-        if donor.sock is None:
+        if donor.connection is None:
             deadline_s = time.monotonic() + self._timeout_s
-            donor.sock = dial(donor.address, self._hello, deadline_s=deadline_s, abort=abort, key=self._key)
-        return donor.sock
+            donor.connection = dial(
+                donor.address, donor.hello, deadline_s=deadline_s, abort=abort, key=self._key
+            )
+        return donor.connection
 
     def _check_manifest(
-        self, sock: socket.socket, request: Request, types: list[LeafType], abort: Abort
+        self, connection: Connection, request: Request, types: list[LeafType], abort: Abort
     ) -> None:
         limit_bytes = 2 * len(manifest(request.step, types)) + _MORE_MANIFEST_BYTES
         patient_until_s = time.monotonic() + self._timeout_s
         while True:
             deadline_s = time.monotonic() + self._timeout_s
-            ask(sock, Request(Kind.MANIFEST, self._heal_id, request.step), deadline_s, abort)
-            reply = header(sock, deadline_s, abort)
-            said = text(sock, reply, limit_bytes, deadline_s, abort)
+            ask(connection, Request(Kind.MANIFEST, self._heal_id, request.step), deadline_s, abort)
+            reply = header(connection, deadline_s, abort)
+            said = text(connection, reply, limit_bytes, deadline_s, abort)
             if reply.status is not Status.NOT_YET:
                 break
             if time.monotonic() >= patient_until_s:
@@ -213,9 +225,9 @@ def _first_difference(theirs: list[LeafType], ours: list[LeafType]) -> str:
     return f"leaf {index} is {theirs[index]}, here {ours[index]}"
 
 
-def _is_readable(sock: socket.socket) -> bool:
+def _is_readable(connection: Connection) -> bool:
     poller = select.poll()
-    poller.register(sock, select.POLLIN)
+    poller.register(connection.sock, select.POLLIN)
     return bool(poller.poll(0))
 
 

@@ -1,7 +1,7 @@
 """One blob on its way into one arena, in stripes from several donors at once.
 
 What nobody has been asked for yet is free. Each donor has a thread, which takes spans of chunks, asks for them, and
-checks each chunk that comes against its digest. What a donor that fails had taken becomes free again. So the blob
+checks each chunk that comes against its tag. What a donor that fails had taken becomes free again. So the blob
 becomes complete as long as one of them serves.
 
 A donor that has begun to send is asked for the next span before it has sent the one before, so that it never waits
@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxft._dataplane import Abort, recv_exactly, send_all
-from jaxft._heal._blob import BlobLayout, checksum
+from jaxft._dataplane import Abort, Connection, recv_exactly, send_all
+from jaxft._heal._blob import BlobLayout
 from jaxft._heal._frames import MAX_TEXT_BYTES, REPLY_BYTES, BadFrame, Reply, Request, Status
+from jaxft._seal import is_tag
 from jaxft._wire import Aborted
 
 # Chunks taken at once, at most: with as many again asked for ahead, enough to keep a connection busy.
@@ -87,7 +88,7 @@ class Stripes:
 
     # ---- the donors' threads ----
 
-    def serve(self, sock: socket.socket) -> None:
+    def serve(self, connection: Connection) -> None:
         """Fetch spans from one donor, until every chunk is there, from whomever.
 
         Raises:
@@ -97,10 +98,10 @@ class Stripes:
         patient_until_s = time.monotonic() + self._timeout_s
         taken = _Taken()
         with self._changed:
-            self._taken[sock] = taken
+            self._taken[connection.sock] = taken
         try:
-            while self._ask_for_some(sock, taken):
-                excuse = self._fetch(sock, taken)
+            while self._ask_for_some(connection, taken):
+                excuse = self._fetch(connection, taken)
                 if not excuse:
                     patient_until_s = time.monotonic() + self._timeout_s
                 elif time.monotonic() >= patient_until_s:
@@ -124,7 +125,7 @@ class Stripes:
         if last:
             self._end("no donor is left")
 
-    def _ask_for_some(self, sock: socket.socket, taken: _Taken) -> bool:
+    def _ask_for_some(self, connection: Connection, taken: _Taken) -> bool:
         """Have something asked of this donor; returns False when every chunk is there."""
         with self._changed:
             while self._missing:
@@ -143,23 +144,23 @@ class Stripes:
         if span is None:
             self._end("complete")
             return False
-        self._ask(sock, span)
+        self._ask(connection, span)
         return True
 
-    def _ask_ahead(self, sock: socket.socket, taken: _Taken) -> None:
+    def _ask_ahead(self, connection: Connection, taken: _Taken) -> None:
         if len(taken.spans) > 1:
             return
         with self._changed:
             if self._free_chunks < self._donors:  # the last ones are for those who have nothing to do
                 return
             span = self._take(taken)
-        self._ask(sock, span)
+        self._ask(connection, span)
 
-    def _ask(self, sock: socket.socket, span: _Span) -> None:
+    def _ask(self, connection: Connection, span: _Span) -> None:
         request = Request(
             self._request.kind, self._request.heal_id, self._request.step, span.first, span.count
         )
-        ask(sock, request, time.monotonic() + self._timeout_s, self.over)
+        ask(connection, request, time.monotonic() + self._timeout_s, self.over)
 
     def _take(self, taken: _Taken) -> _Span:
         """Move a span from what is free to a donor. Under the lock."""
@@ -206,17 +207,17 @@ class Stripes:
             if self._donors > 1:
                 self._changed.wait_for(lambda: not self._free, _HAND_OVER_S)
 
-    def _fetch(self, sock: socket.socket, taken: _Taken) -> str:
+    def _fetch(self, connection: Connection, taken: _Taken) -> str:
         """Fetch what was asked for first; return what the donor says if it does not have it yet."""
         span = taken.spans[0]
         while span.count:
-            excuse = self._fetch_chunk(sock, span.first)
+            excuse = self._fetch_chunk(connection, span.first)
             if excuse and len(taken.spans) > 1:
                 raise BadFrame(f"it had begun, and then it said: {excuse}")
             if excuse:
                 return excuse
             self._note_arrival(taken)
-            self._ask_ahead(sock, taken)
+            self._ask_ahead(connection, taken)
         return ""
 
     def _note_arrival(self, taken: _Taken) -> None:
@@ -228,11 +229,11 @@ class Stripes:
             taken.moved_s = time.monotonic()
             self._missing -= 1
 
-    def _fetch_chunk(self, sock: socket.socket, chunk: int) -> str:
+    def _fetch_chunk(self, connection: Connection, chunk: int) -> str:
         deadline_s = time.monotonic() + self._timeout_s
-        reply = header(sock, deadline_s, self.over)
+        reply = header(connection, deadline_s, self.over)
         if reply.status is not Status.OK:
-            said = text(sock, reply, MAX_TEXT_BYTES, deadline_s, self.over)
+            said = text(connection, reply, MAX_TEXT_BYTES, deadline_s, self.over)
             if reply.status is Status.NOT_YET:
                 return said or "not yet"
             raise BadFrame(said)
@@ -242,9 +243,10 @@ class Stripes:
                 f"it sent chunk {reply.index} of {reply.length} bytes for chunk {chunk} of {length}"
             )
         target = self._arena[start : start + length]
-        recv_exactly(sock, target, deadline_s=deadline_s, abort=self.over, what="a donor's chunk")
-        if checksum([target]) != reply.digest:
-            raise BadFrame(f"chunk {chunk} arrived damaged: its digest is not the one it was sent with")
+        if not _received(connection, reply, target, deadline_s, self.over, "a donor's chunk"):
+            raise BadFrame(
+                f"chunk {chunk} arrived damaged or changed: its tag is not the one it was sent with"
+            )
         return ""
 
     def _end(self, reason: str) -> None:
@@ -253,21 +255,40 @@ class Stripes:
             self._changed.notify_all()
 
 
-def ask(sock: socket.socket, request: Request, deadline_s: float, abort: Abort | None) -> None:
-    send_all(sock, [request.encode()], deadline_s=deadline_s, abort=abort, what="a donor to take a request")
+def ask(connection: Connection, request: Request, deadline_s: float, abort: Abort | None) -> None:
+    data = request.encode()
+    send_all(
+        connection.sock,
+        [data, connection.outgoing.tag(data)],
+        deadline_s=deadline_s,
+        abort=abort,
+        what="a donor to take a request",
+    )
 
 
-def header(sock: socket.socket, deadline_s: float, abort: Abort) -> Reply:
+def header(connection: Connection, deadline_s: float, abort: Abort) -> Reply:
+    """The header of the next answer. Its tag comes after the payload."""
     data = bytearray(REPLY_BYTES)
-    recv_exactly(sock, memoryview(data), deadline_s=deadline_s, abort=abort, what="a donor's answer")
+    recv_exactly(
+        connection.sock, memoryview(data), deadline_s=deadline_s, abort=abort, what="a donor's answer"
+    )
     return Reply.decode(data)
 
 
-def text(sock: socket.socket, reply: Reply, limit_bytes: int, deadline_s: float, abort: Abort) -> str:
+def text(connection: Connection, reply: Reply, limit_bytes: int, deadline_s: float, abort: Abort) -> str:
     if reply.length > limit_bytes:
         raise BadFrame(f"it announced a text of {reply.length} bytes; {limit_bytes} are allowed")
     data = bytearray(reply.length)
-    recv_exactly(sock, memoryview(data), deadline_s=deadline_s, abort=abort, what="a donor's answer")
-    if checksum([memoryview(data)]) != reply.digest:
-        raise BadFrame("its answer arrived damaged")
+    if not _received(connection, reply, memoryview(data), deadline_s, abort, "a donor's answer"):
+        raise BadFrame("its answer arrived damaged or changed")
     return data.decode(errors="replace")
+
+
+def _received(
+    connection: Connection, reply: Reply, room: memoryview, deadline_s: float, abort: Abort, what: str
+) -> bool:
+    """Fill `room` with the payload that follows a header; whether the tag after it is theirs."""
+    recv_exactly(connection.sock, room, deadline_s=deadline_s, abort=abort, what=what)
+    tag = memoryview(bytearray(connection.incoming.size_bytes))
+    recv_exactly(connection.sock, tag, deadline_s=deadline_s, abort=abort, what=what)
+    return is_tag(tag, connection.incoming.tag(reply.encode(), room))

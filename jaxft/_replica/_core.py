@@ -26,6 +26,7 @@ What holds after every event:
 Deliberately not here: sockets, clocks (time comes as an argument), threads, arrays.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, assert_never
@@ -535,8 +536,7 @@ def _disconnected(turn: _Turn, reason: str, *, busy: bool) -> None:
     # One that had welcomed this group may be back at once; else the next one is tried.
     welcome = replica.phase not in (Phase.OFFLINE, Phase.GREETING)
     place = replica.place if welcome else (replica.place + 1) % len(addresses)
-    rounds = replica.dials // len(addresses)
-    delay_s = min(FIRST_REDIAL_S * 2.0 ** min(rounds, 10), LAST_REDIAL_S)  # 2.0**1024 overflows
+    delay_s = _redial_delay_s(replica.identity.incarnation, replica.dials, len(addresses))
     turn.enter(
         Phase.OFFLINE,
         joined=False,
@@ -549,6 +549,14 @@ def _disconnected(turn: _Turn, reason: str, *, busy: bool) -> None:
         place=place,
     )
     turn.effects.append(Dial(delay_s, addresses[place]))
+
+
+def _redial_delay_s(incarnation: int, dials: int, addresses: int) -> float:
+    """Doubles with each round over the addresses; less by up to a half, so that not all groups dial at one moment."""
+    longest_s = min(FIRST_REDIAL_S * 2.0 ** min(dials // addresses, 10), LAST_REDIAL_S)  # 2.0**1024 overflows
+    seed = f"{incarnation} {dials}".encode()
+    part = int.from_bytes(hashlib.blake2b(seed, digest_size=4).digest(), "big") / (1 << 32)
+    return longest_s * (1.0 - part / 2)
 
 
 def _leave(turn: _Turn, *, finished: bool) -> None:

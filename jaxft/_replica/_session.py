@@ -18,7 +18,6 @@ import grpc.aio
 from jaxft_coordinator import wire
 from jaxft_coordinator.core.messages import GroupMessage, HistoryId, NewQuorum, QuorumId, Step
 from jaxft_coordinator.proto import coordinator_pb2 as pb
-from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
 
 from jaxft._credentials import Credentials, Greeting, Unproven
 from jaxft._replica import _core
@@ -57,6 +56,7 @@ TICK_S = 0.05
 # A wait is mentioned after this, and again each time it has doubled.
 FIRST_MENTION_S = 5.0
 
+_SESSION = f"/{pb.DESCRIPTOR.services_by_name['Coordinator'].full_name}/Session"
 _OPTIONS = [
     # Finds a coordinator whose machine is gone without a FIN. The server allows a ping a second.
     ("grpc.keepalive_time_ms", 5000),
@@ -103,7 +103,7 @@ class Session:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._outbox: asyncio.Queue[GroupMessage] | None = None
-        self._call: grpc.aio.StreamStreamCall[pb.GroupMessage, pb.CoordinatorMessage] | None = None
+        self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
         self._hung_up = ""  # why the call was ended from here
         self._thread = threading.Thread(target=self._run, name="jaxft-session", daemon=True)
 
@@ -314,16 +314,16 @@ class Session:
         reason = "the coordinator ended the session"
         writer: asyncio.Task[None] | None = None
         try:
-            call = self._call = pb_grpc.CoordinatorStub(channel).Session()
+            call = self._call = channel.stream_stream(_SESSION)()  # bytes both ways: `greeting` reads them
             messages = aiter(call)
             await self._challenged(greeting, messages)
             self._outbox = asyncio.Queue()
             writer = self._keep(self._write(call, self._outbox, greeting))
             self._handle(Connected())
-            async for message in messages:
-                greeting.check(message)
+            async for received in messages:
+                message = greeting.decode(received)
                 self._proved |= greeting.proved
-                self._handle(Heard(wire.coordinator_from_proto(message)))
+                self._handle(Heard(message))
         except grpc.aio.AioRpcError as error:
             reason = error.details() or error.code().name
             if not greeting.begun:
@@ -349,7 +349,7 @@ class Session:
             busy = not self._waits
         self._handle(Disconnected(reason, busy))
 
-    async def _challenged(self, greeting: Greeting, messages: AsyncIterator[pb.CoordinatorMessage]) -> None:
+    async def _challenged(self, greeting: Greeting, messages: AsyncIterator[bytes]) -> None:
         """Wait for the stream's first message. One that is frozen sends none: then another is tried."""
         timeout_s = min(_core.GREETING_TIMEOUT_S, self._replica.failure_timeout_s / 4)
         try:
@@ -363,7 +363,7 @@ class Session:
 
     async def _write(
         self,
-        call: "grpc.aio.StreamStreamCall[pb.GroupMessage, pb.CoordinatorMessage]",
+        call: "grpc.aio.StreamStreamCall[bytes, bytes]",
         outbox: asyncio.Queue[GroupMessage],
         greeting: Greeting,
     ) -> None:
@@ -371,7 +371,7 @@ class Session:
             grpc.aio.AioRpcError, asyncio.InvalidStateError
         ):  # the reader sees why it ended
             while True:
-                await call.write(greeting.to_proto(await outbox.get()))
+                await call.write(greeting.encode(await outbox.get()))
 
 
 def _key(directive: Directive) -> tuple[object, ...]:

@@ -29,7 +29,10 @@ class Groups:
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.healing: list[socket.socket] = []
         self.listeners = {
-            group: Listener(job="job", on_heal=lambda sock, hello: self._keep(sock)) for group in GROUPS
+            group: Listener(
+                job="job", group=group, incarnation=1, on_heal=lambda one, hello: self._keep(one.sock)
+            )
+            for group in GROUPS
         }
         for listener in self.listeners.values():
             stack.callback(listener.close)
@@ -55,13 +58,13 @@ class Groups:
         far = self.listeners[listener].take(
             quorum_id=quorum_id, group=dialler, incarnation=1, deadline_s=soon(), abort=Abort()
         )
-        return near, self._stack.enter_context(far)
+        return near, self._stack.enter_context(far.sock)
 
     def dial(
         self, dialler: str, listener: str, *, kind: str = "exchange", quorum_id: int = 1
     ) -> socket.socket:
-        hello = Hello(kind, "job", dialler, 1, quorum_id)
-        return self._stack.enter_context(dial(self.network.host_of(listener), hello, deadline_s=soon()))
+        hello = Hello(kind, "job", dialler, 1, listener, 1, quorum_id)
+        return self._stack.enter_context(dial(self.network.host_of(listener), hello, deadline_s=soon()).sock)
 
     def control(self, group: str) -> tuple[socket.socket, socket.socket]:
         """A connection of a group to the coordinator: both ends."""
@@ -191,7 +194,7 @@ def test_a_link_between_two_leaves_the_others_alone(groups: Groups) -> None:
 
 def test_a_dial_waits_at_a_cut_link_as_for_a_machine_that_is_gone(groups: Groups) -> None:
     groups.network.cut([("group-0", "group-1")])
-    hello = Hello("exchange", "job", "group-0", 1, 1)
+    hello = Hello("exchange", "job", "group-0", 1, "group-1", 1, 1)
     with pytest.raises(TimeoutError):
         dial(groups.network.host_of("group-1"), hello, deadline_s=time.monotonic() + SILENCE_S)
     groups.network.mend([("group-0", "group-1")])

@@ -39,7 +39,7 @@ def test_welcome_tells_the_frontier_and_the_quorum_that_made_it():
     [
         (
             {"protocol_version": 9},
-            "protocol version 9 of group 'a' is not the coordinator's 1: install the same",
+            "protocol version 9 of group 'a' is not the coordinator's 2: install the same",
         ),
         ({"rank": 1, "ranks": 2}, "rank 1 of 2: groups of several processes are not supported yet"),
         ({"ranks": 2}, "rank 0 of 2"),

@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from jaxft_coordinator import _server, wire
+from jaxft_coordinator import _server, deltas, wire
 from jaxft_coordinator._server import SERVICE, Server
 from jaxft_coordinator.core import machine
 from jaxft_coordinator.core.job import Options, Tick
@@ -58,6 +58,7 @@ class Client:
     def __init__(self, port: int, name: str = "a", job: str = "job") -> None:
         self.name = name
         self.job = job
+        self.carried: NewQuorum | None = None
         self._channel = grpc.aio.insecure_channel(
             f"localhost:{port}", [("grpc.use_local_subchannel_pool", 1)]
         )
@@ -88,7 +89,11 @@ class Client:
 
     async def hear(self) -> CoordinatorMessage | None:
         data = await self.read()
-        return None if data is None else wire.coordinator_from_proto(pb.CoordinatorMessage.FromString(data))
+        if data is None:
+            return None
+        message = wire.coordinator_from_proto(pb.CoordinatorMessage.FromString(data), self.carried)
+        self.carried = wire.quorum_of(message) or self.carried
+        return message
 
     async def hear_until(self, kind: type) -> CoordinatorMessage:
         while not isinstance(message := await self.hear(), kind):
@@ -213,8 +218,8 @@ def test_a_silent_group_is_put_out():
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "a message of kind None is not part of protocol 1"),
-        (b"\xfa\x01\x00", "a message of kind None is not part of protocol 1"),
+        (b"", "a message of kind None is not part of protocol 2"),
+        (b"\xfa\x01\x00", "a message of kind None is not part of protocol 2"),
         (
             pb.GroupMessage(heartbeat=pb.Heartbeat()).SerializeToString(),
             "the first message of a session must be",
@@ -453,9 +458,9 @@ def test_what_goes_to_many_is_put_into_words_once(monkeypatch: pytest.MonkeyPatc
     made: list[CoordinatorMessage] = []
     to_proto = wire.coordinator_to_proto
 
-    def counted(message: CoordinatorMessage) -> pb.CoordinatorMessage:
+    def counted(message: CoordinatorMessage, base: NewQuorum | None = None) -> pb.CoordinatorMessage:
         made.append(message)
-        return to_proto(message)
+        return to_proto(message, base)
 
     async def scenario() -> None:
         async with serving(min_replicas=2) as server:
@@ -464,6 +469,27 @@ def test_what_goes_to_many_is_put_into_words_once(monkeypatch: pytest.MonkeyPatc
                 await still_works(a, b, quorum)
         assert sum(isinstance(message, NewQuorum) for message in made) == 1
         assert sum(isinstance(message, Commit) for message in made) == 1
+
+    run(scenario)
+
+
+def test_a_change_of_quorum_is_told_as_a_difference():
+    async def scenario() -> None:
+        async with serving(min_replicas=2) as server, pair(server) as (a, b, quorum):
+            async with Client(server.port, "c") as late:
+                await late.hello()
+                await late.join()
+                for group in (a, b):
+                    await group.vote(quorum)
+                data = await a.read()
+                while data is not None and not pb.CoordinatorMessage.FromString(data).HasField("commit"):
+                    data = await a.read()
+                following = pb.CoordinatorMessage.FromString(data or b"").commit.next
+                assert following.base_quorum_id == quorum.quorum_id
+                assert [member.group for member in following.members] == ["c"]
+                complete = await late.hear_until(NewQuorum)
+                assert isinstance(complete, NewQuorum)
+                assert deltas.from_proto(following, quorum) == complete
 
     run(scenario)
 

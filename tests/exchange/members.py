@@ -12,6 +12,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
 from jaxft._exchange import Abort, Layout, LeafSpec, Links, Node, Partials, Patience, Peer, exchange
+from jaxft._seal import Connection
 
 MIXED = (
     LeafSpec("matrix", (130, 70), "float32"),
@@ -102,12 +103,14 @@ def peers_of(shards: Sequence[Sequence[int]], addresses: Sequence[str] | None = 
 @contextmanager
 def mesh(shards: Sequence[Sequence[int]], quorum_id: int = 4) -> Iterator[list[Links]]:
     """The links of every member, joined in memory."""
-    socks: list[dict[int, socket.socket]] = [{} for _ in shards]
+    ends: list[dict[int, Connection]] = [{} for _ in shards]
     for one, other in itertools.combinations(range(len(shards)), 2):
-        socks[one][other], socks[other][one] = socket.socketpair()
+        ends[one][other], ends[other][one] = map(Connection.plain, socket.socketpair())
     links = [
-        Links(job="job", quorum_id=quorum_id, me=me, members=peers_of(shards), socks=mine, abort=Abort())
-        for me, mine in enumerate(socks)
+        Links(
+            job="job", quorum_id=quorum_id, me=me, members=peers_of(shards), connections=mine, abort=Abort()
+        )
+        for me, mine in enumerate(ends)
     ]
     try:
         yield links

@@ -14,7 +14,7 @@ from jaxft._dataplane import Abort, Listener
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Layout, Links, Node, Partials, Patience, Peer
 
-from .members import BIG, contribution, peers_of, regions_of, run_exchange
+from .members import BIG, contribution, regions_of, run_exchange
 
 ANSWER_WITHIN_S = 60.0
 
@@ -41,8 +41,10 @@ class _Trapped(Partials):
 class _Process:
     """What runs in a member's process: its methods are called by name from the test."""
 
-    def __init__(self, pipe: Connection, total: int) -> None:
-        self.listener = Listener(host="127.0.0.1", job="job", on_heal=None)
+    def __init__(self, pipe: Connection, number: int, total: int) -> None:
+        self.listener = Listener(
+            host="127.0.0.1", job="job", group=f"group-{number}", incarnation=1, on_heal=None
+        )
         self.layout = Layout.of(BIG)
         self.partials = _Trapped(self.layout, total)
         self.partials.pipe = pipe
@@ -83,8 +85,8 @@ def digest(arrays: Sequence[np.ndarray]) -> str:
     return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 
-def _main(pipe: Connection, total: int) -> None:
-    process = _Process(pipe, total)
+def _main(pipe: Connection, number: int, total: int) -> None:
+    process = _Process(pipe, number, total)
     while (request := pipe.recv()) is not None:
         name, arguments = request
         try:
@@ -97,9 +99,10 @@ def _main(pipe: Connection, total: int) -> None:
 class Member:
     """A process, as the test sees it. CLOCK_MONOTONIC is the same in all processes of a machine."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, number: int, total: int) -> None:
+        self.group = f"group-{number}"
         self._pipe, theirs = _context.Pipe()
-        self.process = _context.Process(target=_main, args=(theirs, total), daemon=True)
+        self.process = _context.Process(target=_main, args=(theirs, number, total), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -132,7 +135,7 @@ class Member:
 @contextmanager
 def started(shards: Sequence[Sequence[int]], total: int) -> Iterator[list[Member]]:
     """Processes that hold these shards."""
-    members = [Member(total) for _ in shards]
+    members = [Member(number, total) for number in range(len(shards))]
     try:
         for member, held in zip(members, shards, strict=True):
             member.tell("add", held)
@@ -146,8 +149,11 @@ def started(shards: Sequence[Sequence[int]], total: int) -> Iterator[list[Member
 
 def join(quorum_id: int, members: Sequence[Member], shards: Sequence[Sequence[int]]) -> None:
     """Form a quorum of these processes, with these shards."""
-    peers = peers_of(shards, [f"127.0.0.1:{member.ask('port')}" for member in members])
-    for number, member in enumerate(members):
-        member.tell("open", quorum_id, f"group-{number}", peers)
+    peers = [
+        Peer(member.group, 1, f"127.0.0.1:{member.ask('port')}", tuple(held))
+        for member, held in zip(members, shards, strict=True)
+    ]
+    for member in members:
+        member.tell("open", quorum_id, member.group, peers)
     for member in members:
         assert member.answer() is None

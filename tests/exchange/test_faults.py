@@ -11,13 +11,13 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import xxhash
 
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials, _exchange, _owner
 from jaxft._exchange._frames import PARTIAL, Stamp, tag
 from jaxft._exchange._plan import Plan
 from jaxft._exchange._script import partials_to, results_from
+from jaxft._seal import Checksums, Connection
 
 from .members import (
     BIG,
@@ -42,7 +42,12 @@ def against() -> Iterator[tuple[Links, socket.socket]]:
     """Member 0 of two, and the raw socket of the other."""
     ours, theirs = socket.socketpair()
     links = Links(
-        job="job", quorum_id=QUORUM, me=0, members=peers_of([[0], [1]]), socks={1: ours}, abort=Abort()
+        job="job",
+        quorum_id=QUORUM,
+        me=0,
+        members=peers_of([[0], [1]]),
+        connections={1: Connection.plain(ours)},
+        abort=Abort(),
     )
     with theirs:
         yield links, theirs
@@ -107,7 +112,7 @@ def test_raw_header_is_the_first_header() -> None:
         (raw_header(offset=2**63), "offset is 9223372036854775808, expected 0"),
         (raw_header(region=7), "region is 7, expected 0"),
         (raw_header(node_start=0), "node_start is 0, expected 1"),
-        (first_header()[:4] + b"\x09" + first_header()[5:], "version is 9, expected 2"),
+        (first_header()[:4] + b"\x09" + first_header()[5:], "version is 9, expected 3"),
         (first_header()[:5] + b"\x07" + first_header()[6:], "kind is 7, expected 1"),
     ],
 )
@@ -172,7 +177,7 @@ def test_an_exchange_goes_on_while_bytes_move() -> None:
                 quorum_id=QUORUM,
                 me=me,
                 members=peers_of([[0], [1]]),
-                socks={1 - me: sock},
+                connections={1 - me: Connection.plain(sock)},
                 abort=Abort(),
             )
             for me, sock in enumerate((ours, theirs))
@@ -245,9 +250,9 @@ def test_one_that_is_silent_is_named_while_another_moves_bytes() -> None:
             plan = links[1].plan(layout, 3)
             stamp = Stamp(sender=1, job=tag("job"), quorum_id=QUORUM, step=STEP, layout=tag(layout.digest))
             frame = next(iter(partials_to(0, stamp=stamp, plan=plan, layout=layout)))
-            links[1].socks[0].sendall(frame.header)
+            links[1].connections[0].sock.sendall(frame.header)
             while not stop.wait(0.02):
-                links[1].socks[0].sendall(b"\0")
+                links[1].connections[0].sock.sendall(b"\0")
 
         def fail() -> list[np.ndarray]:
             try:
@@ -400,7 +405,7 @@ def test_payloads_and_headers_are_what_the_wire_says() -> None:
             assert header == frame.header
             assert header[5] == PARTIAL
             frames.append(theirs.recv(frame.length_bytes, socket.MSG_WAITALL))
-            assert theirs.recv(8, socket.MSG_WAITALL) == xxhash.xxh3_64_digest(frames[-1])
+            assert theirs.recv(8, socket.MSG_WAITALL) == Checksums().tag(header, frames[-1])
         theirs.close()
         thread.join(timeout=10)
     (whole,) = regions_of(held, held.nodes[0])

@@ -27,7 +27,10 @@ from .members import (
 
 @contextmanager
 def listeners(count: int) -> Iterator[list[Listener]]:
-    made = [Listener(host="127.0.0.1", job="job", on_heal=None) for _ in range(count)]
+    made = [
+        Listener(host="127.0.0.1", job="job", group=f"group-{i}", incarnation=7 + i, on_heal=None)
+        for i in range(count)
+    ]
     try:
         yield made
     finally:
@@ -96,7 +99,7 @@ def test_members_connect_and_exchange_quorum_after_quorum() -> None:
 def test_a_lone_member_opens_nothing() -> None:
     with listeners(1) as made:
         links = open_links(made[0], members_of(made, [[0]]), 0)
-        assert links.socks == {}
+        assert links.connections == {}
         links.close()
 
 
@@ -170,7 +173,8 @@ def test_a_silent_peer_hides_no_other() -> None:
 def test_another_incarnation_is_not_taken_for_the_member() -> None:
     with listeners(2) as made:
         members = members_of(made, [[0], [1]])
-        hello = Hello("exchange", "job", "group-0", members[0].incarnation + 1, 1)
+        mine, theirs = members[0].incarnation + 1, members[1].incarnation
+        hello = Hello("exchange", "job", "group-0", mine, "group-1", theirs, 1)
         with dial(members[1].address, hello, deadline_s=time.monotonic() + 5):
             with pytest.raises(ExchangeFailed) as caught:
                 open_links(made[1], members, 1, wait_s=0.1)

@@ -11,6 +11,7 @@ import pytest
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials
 from jaxft._exchange._frames import HEADER_BYTES
+from jaxft._seal import Connection
 from tests.exchange.members import (
     assert_same_bits,
     partials_of,
@@ -23,7 +24,7 @@ from tests.faults.trial import STEPS, figures, trial
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-DAMAGED = "arrived damaged: its digest is not the one it was sent with"
+DAMAGED = "arrived damaged or changed: its tag is not the one it was sent with"
 
 
 @pytest.mark.storm
@@ -54,7 +55,14 @@ def test_a_damaged_payload_of_an_exchange_is_noticed() -> None:
     far, theirs = socket.socketpair()
     peers = peers_of([[0], [1]])
     members = [
-        Links(job="job", quorum_id=4, me=me, members=peers, socks={1 - me: sock}, abort=Abort())
+        Links(
+            job="job",
+            quorum_id=4,
+            me=me,
+            members=peers,
+            connections={1 - me: Connection.plain(sock)},
+            abort=Abort(),
+        )
         for me, sock in ((0, ours), (1, theirs))
     ]
     with near, far:
@@ -69,7 +77,7 @@ def test_a_damaged_payload_of_an_exchange_is_noticed() -> None:
     for outcome in outcomes[:2]:
         if not isinstance(outcome, ExchangeFailed):
             assert_same_bits(outcome, reference_means(layout.specs, 2))
-    assert "damaged on its way" in str(outcomes[1])
+    assert "damaged or changed on its way" in str(outcomes[1])
 
 
 def exchange_and_close(links: Links, partials: Partials) -> list[np.ndarray]:

@@ -16,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxft._dataplane import Abort, Hello, Listener, recv_exactly
+from jaxft._dataplane import Abort, Connection, Hello, Listener, recv_exactly
 from jaxft._exchange._layout import LeafSpec
-from jaxft._heal._blob import Blob, BlobLayout, HostArray, LeafType, checksum
-from jaxft._heal._fetch import Fetcher
+from jaxft._heal._blob import Blob, BlobLayout, HostArray, LeafType
+from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._frames import REQUEST_BYTES, Kind, Reply, Request, Status
 from jaxft._heal._server import HealServer
 from jaxft._heal._snapshot import type_of
 from jaxft._heal._store import StateStore
+from jaxft._seal import Checksums
 
 MB = 1 << 20
 # What only a hanging test reaches.
@@ -83,13 +84,18 @@ def same_bits(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return [raw(leaf) for leaf in one] == [raw(leaf) for leaf in other]
 
 
+def read(blob: Blob, chunk: int) -> list[memoryview]:
+    """A chunk, as a donor would send it: read, and found intact after that. Raises Spoiled."""
+    pieces = blob.read(chunk)
+    blob.check_intact(chunk)
+    return pieces
+
+
 def content(blob: Blob) -> bytes:
-    """The whole run of bytes of a blob, with every checksum checked."""
+    """The whole run of bytes of a blob, with every chunk found intact."""
     run = bytearray()
     for chunk in range(blob.layout.chunks):
-        pieces, digest = blob.read(chunk)
-        assert digest == checksum(pieces)
-        run += b"".join(pieces)
+        run += b"".join(read(blob, chunk))
     assert len(run) == blob.layout.total_bytes
     return bytes(run)
 
@@ -116,6 +122,11 @@ class Donor:
     store: StateStore
     served: Counter[Kind] = field(default_factory=Counter[Kind])  # how many chunks
     before_chunks: Callable[[], Any] | None = None
+    incarnation: int = 1
+
+    @property
+    def at(self) -> DonorAt:
+        return DonorAt(self.name, self.incarnation, self.address)
 
 
 class _Observed(HealServer):
@@ -123,10 +134,10 @@ class _Observed(HealServer):
         super().__init__(donor.store)
         self.donor = donor
 
-    def _send_chunks(self, sock: socket.socket, request: Request) -> None:
+    def _send_chunks(self, connection: Connection, request: Request) -> None:
         if self.donor.before_chunks is not None:
             self.donor.before_chunks()
-        super()._send_chunks(sock, request)
+        super()._send_chunks(connection, request)
         self.donor.served[request.kind] += request.count
 
 
@@ -136,7 +147,9 @@ def donor(name: str = "group-0", leaves: Sequence[Any] | None = None, *, step: i
     made = Donor(name, "", StateStore())
     if leaves is not None:
         made.store.publish(step, leaves)
-    listener = Listener(host="127.0.0.1", job="job", on_heal=_Observed(made).serve)
+    listener = Listener(
+        host="127.0.0.1", job="job", group=name, incarnation=made.incarnation, on_heal=_Observed(made).serve
+    )
     made.address = f"127.0.0.1:{listener.port}"
     try:
         yield made
@@ -148,18 +161,18 @@ def donor(name: str = "group-0", leaves: Sequence[Any] | None = None, *, step: i
 def hostile(name: str, script: Script) -> Iterator[Donor]:
     """A donor that accepts the connection and then does as the script says; `ask` gives the next request."""
 
-    def serve(sock: socket.socket, hello: Hello) -> None:
+    def serve(connection: Connection, hello: Hello) -> None:
         def ask() -> Request:
-            data = bytearray(REQUEST_BYTES)
-            recv_exactly(sock, memoryview(data), deadline_s=soon())
-            return Request.decode(data)
+            data = bytearray(REQUEST_BYTES + Checksums.size_bytes)
+            recv_exactly(connection.sock, memoryview(data), deadline_s=soon())
+            return Request.decode(data[:REQUEST_BYTES])
 
         try:
-            script(sock, ask)
+            script(connection.sock, ask)
         except (ConnectionError, TimeoutError, OSError):
             return  # the joiner has gone
 
-    listener = Listener(host="127.0.0.1", job="job", on_heal=serve)
+    listener = Listener(host="127.0.0.1", job="job", group=name, incarnation=1, on_heal=serve)
     try:
         yield Donor(name, f"127.0.0.1:{listener.port}", StateStore())
     finally:
@@ -169,7 +182,7 @@ def hostile(name: str, script: Script) -> Iterator[Donor]:
 def fetcher(
     *donors: Donor | tuple[str, str], heal_id: int = 5, timeout_s: float = LONG_S, group: str = "joiner"
 ) -> Fetcher:
-    named = [(one.name, one.address) if isinstance(one, Donor) else one for one in donors]
+    named = [one.at if isinstance(one, Donor) else DonorAt(one[0], 1, one[1]) for one in donors]
     return Fetcher(job="job", group=group, incarnation=3, heal_id=heal_id, donors=named, timeout_s=timeout_s)
 
 
@@ -197,15 +210,26 @@ def manifest(sock: socket.socket, leaves: Sequence[Any], *, step: int = 0, **cha
 
 def send_text(sock: socket.socket, status: Status, said: str | bytes) -> None:
     data = said if isinstance(said, bytes) else said.encode()
-    sock.sendall(Reply(status, 0, len(data), checksum([memoryview(data)])).encode() + data)
+    sock.sendall(tagged(Reply(status, 0, len(data)), data))
+
+
+def tagged(reply: Reply, data: bytes, *, of: bytes | None = None) -> bytes:
+    """An answer in bytes; with the tag of another payload, if there is one."""
+    header = reply.encode()
+    return header + data + Checksums().tag(header, data if of is None else of)
+
+
+def request_bytes(request: Request) -> bytes:
+    """A request in bytes, with its tag."""
+    return request.encode() + Checksums().tag(request.encode())
 
 
 def send_chunk(sock: socket.socket, blob: Blob, chunk: int, *, flip: bool = False) -> None:
-    pieces, digest = blob.read(chunk)
-    data = bytearray(b"".join(pieces))
+    whole = b"".join(blob.read(chunk))
+    data = bytearray(whole)
     if flip:
         data[len(data) // 2] ^= 1
-    sock.sendall(Reply(Status.OK, chunk, len(data), digest).encode() + data)
+    sock.sendall(tagged(Reply(Status.OK, chunk, len(data)), bytes(data), of=whole))
 
 
 def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:

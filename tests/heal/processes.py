@@ -59,11 +59,13 @@ class _Trap:
 class _Process:
     """What runs in a donor's process: its methods are called by name from the test."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, name: str) -> None:
         _server.LONG_POLL_S = 0.05
         self.trap = _Trap(pipe)
         self.store = StateStore()
-        self.listener = Listener(host="127.0.0.1", job="job", on_heal=HealServer(self.store).serve)
+        self.listener = Listener(
+            host="127.0.0.1", job="job", group=name, incarnation=1, on_heal=HealServer(self.store).serve
+        )
 
     def address(self) -> str:
         return f"127.0.0.1:{self.listener.port}"
@@ -85,8 +87,8 @@ class _Process:
         self.trap.opened.set()
 
 
-def _main(pipe: Connection) -> None:
-    process = _Process(pipe)
+def _main(pipe: Connection, name: str) -> None:
+    process = _Process(pipe, name)
     while (request := pipe.recv()) is not None:
         name, arguments = request
         pipe.send(getattr(process, name)(*arguments))
@@ -98,7 +100,7 @@ class DonorProcess:
     def __init__(self, name: str) -> None:
         self.name = name
         self._pipe, theirs = _context.Pipe()
-        self.process = _context.Process(target=_main, args=(theirs,), daemon=True)
+        self.process = _context.Process(target=_main, args=(theirs, name), daemon=True)
         self.process.start()
         theirs.close()
 

@@ -97,7 +97,10 @@ def trainings(count: int, programs: Programs, devices: int) -> Iterator[list[tup
     try:
         for number in range(count):
             store = StateStore()
-            listeners.append(Listener(host="127.0.0.1", job="job", on_heal=HealServer(store).serve))
+            serve = HealServer(store).serve
+            listeners.append(
+                Listener(host="127.0.0.1", job="job", group=f"group-{number}", incarnation=1, on_heal=serve)
+            )
             donor = Donor(f"group-{number}", f"127.0.0.1:{listeners[-1].port}", store)
             made.append((donor, Training(store, programs, first_state(devices))))
         yield made
@@ -174,7 +177,9 @@ def test_a_joiner_becomes_the_donor_of_the_next(programs_for: Callable[[int], Pr
         store = StateStore()
         store.publish(0, jax.tree.leaves(state))
         store.pin(HEAL + 1, 0)
-        listener = Listener(host="127.0.0.1", job="job", on_heal=HealServer(store).serve)
+        listener = Listener(
+            host="127.0.0.1", job="job", group="second", incarnation=1, on_heal=HealServer(store).serve
+        )
         second = Donor("second", f"127.0.0.1:{listener.port}", store)
         for step in range(2):
             store.log(step, means_at(step))
@@ -202,7 +207,9 @@ def assert_healed_over_one_step(
     store.before_donation()
     after, _ = programs.apply(state, means, None)
     store.publish(1, jax.block_until_ready(jax.tree.leaves(after)))
-    listener = Listener(host="127.0.0.1", job="job", on_heal=HealServer(store).serve)
+    listener = Listener(
+        host="127.0.0.1", job="job", group="a", incarnation=1, on_heal=HealServer(store).serve
+    )
     try:
         with joiner(Donor("a", f"127.0.0.1:{listener.port}", store), heal_id=HEAL) as fetcher:
             leaves = fetch_state(fetcher, 0, jax.tree.leaves(ours))

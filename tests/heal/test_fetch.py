@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxft._dataplane import Abort, Hello, dial
+from jaxft._dataplane import Abort, Connection, Hello, dial
 from jaxft._heal import HealFailed, _fetch, _server, _stripes
 from jaxft._heal._blob import blob_of
 from jaxft._heal._frames import Kind, Request
@@ -373,8 +373,9 @@ def test_a_connection_that_the_donor_closed_between_two_requests_is_dialled_agai
         one.store.pin(HEAL, 0)
         fetch_state(fetcher, 0, [values((3,))])
         one.store.log(0, means)
-        sock = fetcher._donors[0].sock
-        assert sock is not None
+        kept = fetcher._donors[0].connection
+        assert kept is not None
+        sock = kept.sock
         sock.shutdown(socket.SHUT_RDWR)
         assert same_bits(fetcher.means(0, specs_of(means), cancel=Abort()), means)
 
@@ -435,7 +436,7 @@ def test_no_descriptor_is_too_high_for_the_server(tmp_path: Any) -> None:
 
 
 def test_what_a_donor_says_is_quoted_in_part() -> None:
-    one = _fetch._Donor("a", "")
+    one = _fetch._Donor(_fetch.DonorAt("a", 1, ""), Hello("heal", "job", "joiner", 3, "", 0, HEAL))
     one.fail(ValueError("x" * 10_000))
     assert len(one.failed) == 500
 
@@ -443,15 +444,16 @@ def test_what_a_donor_says_is_quoted_in_part() -> None:
 # ---- the server's end, request by request ----
 
 
-def connection(one: Donor) -> socket.socket:
-    return dial(one.address, Hello("heal", "job", "joiner", 3, 0), deadline_s=soon(), abort=None)
+def connection(one: Donor) -> Connection:
+    said = Hello("heal", "job", "joiner", 3, one.name, one.incarnation, HEAL)
+    return dial(one.address, said, deadline_s=soon(), abort=None)
 
 
-def answer(sock: socket.socket, request: Request) -> tuple[str, int, bytes]:
+def answer(sock: Connection, request: Request) -> tuple[str, int, bytes]:
     _stripes.ask(sock, request, soon(), None)
     reply = _stripes.header(sock, soon(), Abort())
     data = bytearray(reply.length)
-    _stripes.recv_exactly(sock, memoryview(data), deadline_s=soon())
+    assert _stripes._received(sock, reply, memoryview(data), soon(), Abort(), "an answer")
     return reply.status.name, reply.index, bytes(data)
 
 
@@ -465,7 +467,7 @@ def test_answers() -> None:
         assert answer(sock, Request(Kind.STATE, HEAL, 6, 0, 1)) == ("OK", 0, values((4, 4)).tobytes())
         assert answer(sock, Request(Kind.MEANS, HEAL, 6, 1, 1))[:2] == ("OK", 1)
         run = blob_of(means)
-        wanted = b"".join(run.read(1)[0])
+        wanted = b"".join(run.read(1))
         assert answer(sock, Request(Kind.MEANS, HEAL, 6, 1, 1))[2] == wanted
         assert same_bits(leaves_of(run), means)
 

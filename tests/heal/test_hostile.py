@@ -32,11 +32,13 @@ from .donors import (
     in_thread,
     joiner,
     manifest,
+    request_bytes,
     same_bits,
     send_chunk,
     send_text,
     soon,
     specs_of,
+    tagged,
     until,
     values,
 )
@@ -50,8 +52,8 @@ def zeros() -> list[np.ndarray]:
     return [np.zeros_like(leaf) for leaf in STATE]
 
 
-def header(status: int, index: int, length: int, digest: int = 0, *, magic: int = MAGIC) -> bytes:
-    return struct.pack("!IBxxxIIQ", magic, status, index, length, digest)
+def header(status: int, index: int, length: int, *, magic: int = MAGIC) -> bytes:
+    return struct.pack("!IBxxxII", magic, status, index, length)
 
 
 def after_the_manifest(then: Callable[[socket.socket, Request], None]) -> Script:
@@ -105,9 +107,8 @@ def flipped(sock: socket.socket, chunk: int) -> None:
 
 
 def half_a_chunk(sock: socket.socket, chunk: int) -> None:
-    pieces, digest = BLOB.read(chunk)
-    data = b"".join(pieces)
-    sock.sendall(Reply(Status.OK, chunk, len(data), digest).encode() + data[: len(data) // 2])
+    data = b"".join(BLOB.read(chunk))
+    sock.sendall(Reply(Status.OK, chunk, len(data)).encode() + data[: len(data) // 2])
 
 
 def another_chunk(sock: socket.socket, chunk: int) -> None:
@@ -123,7 +124,7 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
     "half a header": (says(header(0, 0, 0)[:10]), "closed the connection"),
     "a huge manifest": (says(header(0, 0, 2**32 - 1)), "announced a text of 4294967295 bytes"),
     "a manifest cut off": (says(header(0, 0, 5000) + b'{"step"'), "closed the connection"),
-    "a damaged manifest": (says(header(0, 0, 2, digest=1) + b"{}"), "answer arrived damaged"),
+    "a damaged manifest": (says(header(0, 0, 2) + b"{}" + bytes(8)), "answer arrived damaged"),
     "no JSON": (says_text("hello"), "manifest cannot be read"),
     "not UTF-8": (says_text(b"\xff\xfe\x00"), "manifest cannot be read"),
     "another JSON": (says_text("[1, 2]"), "manifest cannot be read"),
@@ -225,8 +226,7 @@ def test_a_silent_donor_is_dropped_after_the_timeout(where: str) -> None:
         _drain(sock)  # nothing comes: the joiner gives up
 
     def drop_by_drop(sock: socket.socket, request: Request) -> None:
-        pieces, digest = BLOB.read(request.first)
-        data = Reply(Status.OK, request.first, MB, digest).encode() + b"".join(pieces)
+        data = tagged(Reply(Status.OK, request.first, MB), b"".join(BLOB.read(request.first)))
         for drop in data:
             sock.sendall(bytes([drop]))
             time.sleep(0.01)  # the drip itself, not a wait for anybody
@@ -321,7 +321,7 @@ def test_hostile_donors_leave_nothing_behind() -> None:
 
 
 def hello() -> Hello:
-    return Hello("heal", "job", "joiner", 3, 0)
+    return Hello("heal", "job", "joiner", 3, "group-0", 1, HEAL)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def hello() -> Hello:
     ids=["nothing", "http", "garbage", "cut off", "unknown kind", "kind 0", "no magic"],
 )
 def test_a_hostile_joiner_ends_its_own_connection_only(said: bytes) -> None:
-    with donor(leaves=STATE) as one, dial(one.address, hello(), deadline_s=soon(), abort=None) as sock:
+    with donor(leaves=STATE) as one, dial(one.address, hello(), deadline_s=soon(), abort=None).sock as sock:
         one.store.pin(HEAL, 0)
         sock.sendall(said)
         with contextlib.suppress(OSError):  # the donor was quicker
@@ -361,8 +361,8 @@ def test_a_joiner_that_dies_in_the_middle_of_a_chunk() -> None:
     with donor(leaves=STATE) as one:
         one.store.pin(HEAL, 0)
         for _ in range(3):
-            with dial(one.address, hello(), deadline_s=soon(), abort=None) as sock:
-                sock.sendall(Request(Kind.STATE, HEAL, 0, 0, 13).encode())
+            with dial(one.address, hello(), deadline_s=soon(), abort=None).sock as sock:
+                sock.sendall(request_bytes(Request(Kind.STATE, HEAL, 0, 0, 13)))
                 assert sock.recv(100)
         until(lambda: not heal_threads(), "the donor's threads to end")
 
@@ -370,9 +370,9 @@ def test_a_joiner_that_dies_in_the_middle_of_a_chunk() -> None:
 def test_a_joiner_that_stops_reading_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "TRANSFER_TIMEOUT_S", 0.5)
     state = [values((16 * MB,), "uint8")]
-    with donor(leaves=state) as one, dial(one.address, hello(), deadline_s=soon(), abort=None) as sock:
+    with donor(leaves=state) as one, dial(one.address, hello(), deadline_s=soon(), abort=None).sock as sock:
         one.store.pin(HEAL, 0)
-        sock.sendall(Request(Kind.STATE, HEAL, 0, 0, 16).encode())
+        sock.sendall(request_bytes(Request(Kind.STATE, HEAL, 0, 0, 16)))
         assert sock.recv(100)
         began_s = time.monotonic()
         one.store.log(0, [values((3,))])
@@ -389,20 +389,20 @@ def test_a_joiner_that_stops_reading_holds_up_nobody(monkeypatch: pytest.MonkeyP
 
 def test_a_request_that_stays_incomplete_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "TRANSFER_TIMEOUT_S", 0.1)
-    with donor(leaves=STATE) as one, dial(one.address, hello(), deadline_s=soon(), abort=None) as sock:
+    with donor(leaves=STATE) as one, dial(one.address, hello(), deadline_s=soon(), abort=None).sock as sock:
         sock.sendall(Request(Kind.MANIFEST, HEAL, 0).encode()[:5])
         assert_ended(sock)
 
 
 def test_a_joiner_that_says_nothing_for_long_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "IDLE_TIMEOUT_S", 0.1)
-    with donor(leaves=STATE) as one, dial(one.address, hello(), deadline_s=soon(), abort=None) as sock:
+    with donor(leaves=STATE) as one, dial(one.address, hello(), deadline_s=soon(), abort=None).sock as sock:
         assert_ended(sock)
 
 
 def test_the_end_of_the_donor_ends_its_connections() -> None:
     with donor(leaves=STATE) as one:
-        sock = dial(one.address, hello(), deadline_s=soon(), abort=None)
+        sock = dial(one.address, hello(), deadline_s=soon(), abort=None).sock
         waiting = in_thread(lambda: assert_ended(sock))
     waiting()
     sock.close()
@@ -416,7 +416,7 @@ def test_frames_keep_every_field() -> None:
         request = Request(kind, 2**64 - 1, 2**63, 2**32 - 1, 7)
         assert Request.decode(request.encode()) == request
     for status in Status:
-        reply = Reply(status, 2**32 - 1, 12, 2**64 - 1)
+        reply = Reply(status, 2**32 - 1, 12)
         assert Reply.decode(reply.encode()) == reply
 
 
@@ -424,4 +424,4 @@ def test_no_kind_and_no_status_is_zero_by_accident() -> None:
     with pytest.raises(BadFrame):
         Request.decode(bytes(len(Request(Kind.STATE, 0, 0).encode())))
     with pytest.raises(BadFrame):
-        Reply.decode(bytes(len(Reply(Status.OK, 0, 0, 0).encode())))
+        Reply.decode(bytes(len(Reply(Status.OK, 0, 0).encode())))

@@ -23,7 +23,7 @@ from jaxft._heal._snapshot import Snapshot, type_of
 from jaxft._heal._store import Gone, StateStore
 from jaxft._programs import Programs, cut_programs
 
-from .donors import content, in_thread, leaves_of, mesh, own, raw, same_bits, sharded, soon, values
+from .donors import content, in_thread, leaves_of, mesh, own, raw, read, same_bits, sharded, soon, values
 
 DTYPES = ["float32", "bfloat16", "float16", "bool", "int8", "int32", "uint32", "complex64", "float8_e5m2"]
 PACKED = ["int4", "uint4", "float4_e2m1fn"]  # XLA keeps two in a byte, so a host view is a copy
@@ -220,7 +220,7 @@ def test_a_state_that_was_overwritten_is_given_up(
     after = jax.block_until_ready(increase(leaves))
     assert leaves[0].is_deleted(), "this test is of a donation in place"
     with pytest.raises(Spoiled):
-        blob.read(0)  # before the store had a chance to look
+        read(blob, 0)  # before the store had a chance to look
     with caplog.at_level(logging.ERROR, "jaxft"):
         store.publish(1, after)
     assert "heal 1 is given up: state 0 is lost, because it was overwritten" in caplog.text
@@ -244,7 +244,7 @@ def test_a_leaf_that_was_overwritten_in_part_is_noticed(monkeypatch: pytest.Monk
     assert not leaves[0].is_deleted(), "this test is of an array that looks alive"
     assert not snapshot.intact()
     with pytest.raises(Spoiled):
-        snapshot.blob.read(0)
+        read(snapshot.blob, 0)
 
 
 def test_a_leaf_that_was_joined_from_overwritten_pieces_stays_spoiled(unprotected: None) -> None:
@@ -253,7 +253,7 @@ def test_a_leaf_that_was_joined_from_overwritten_pieces_stays_spoiled(unprotecte
     snapshot.capture()
     jax.block_until_ready(increase(leaves))
     with pytest.raises(Spoiled):
-        snapshot.blob.read(0)
+        read(snapshot.blob, 0)
     assert not snapshot.intact()
 
 
@@ -263,7 +263,7 @@ def test_a_snapshot_that_is_read_after_its_release_and_donation_is_spoiled() -> 
     assert snapshot.blob.layout.total_bytes == 128
     jax.block_until_ready(increase(leaves))
     with pytest.raises(Spoiled, match="deleted"):
-        snapshot.blob.read(0)
+        read(snapshot.blob, 0)
 
 
 def test_capture_and_reading_at_once() -> None:

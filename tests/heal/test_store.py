@@ -15,7 +15,7 @@ from jaxft._heal import _store
 from jaxft._heal._snapshot import Snapshot
 from jaxft._heal._store import Gone, NotYet, StateStore
 
-from .donors import MB, content, in_thread, leaves_of, own, same_bits, soon, values
+from .donors import MB, content, in_thread, leaves_of, own, read, same_bits, soon, values
 
 NOW = 0.0  # a deadline that has passed: only look
 
@@ -483,5 +483,5 @@ def test_a_state_of_the_size_of_a_chunk_is_not_copied() -> None:
     leaf = own(values((MB,), "uint8"))
     store.publish(0, [leaf])
     store.pin(1, 0)
-    pieces, _ = store.state(1, deadline_s=NOW)[1].read(0)
+    pieces = read(store.state(1, deadline_s=NOW)[1], 0)
     assert np.frombuffer(pieces[0], np.uint8).ctypes.data == leaf.unsafe_buffer_pointer()

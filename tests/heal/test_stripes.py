@@ -10,6 +10,7 @@ from jaxft._heal import _stripes
 from jaxft._heal._blob import BlobLayout, LeafType
 from jaxft._heal._frames import Kind, Request
 from jaxft._heal._stripes import SPAN_CHUNKS, Stripes, _Taken
+from jaxft._seal import Connection
 
 from .donors import MB, blob_of_leaves, fetch_state, hostile, joiner, manifest, same_bits, send_chunk, values
 
@@ -77,7 +78,7 @@ def test_the_last_chunks_are_left_to_those_who_have_nothing_to_do(monkeypatch: p
     monkeypatch.setattr(_stripes, "ask", lambda sock, request, deadline_s, abort: asked.append(request))
     made = stripes(4, donors=3)
     taken = _Taken()
-    with socket.socket() as sock:
+    with Connection.plain(socket.socket()) as sock:
         assert made._ask_for_some(sock, taken)
         made._ask_ahead(sock, taken)
         made._ask_ahead(sock, taken)

@@ -53,12 +53,15 @@ def test_of_several_coordinators_each_is_dialled_in_turn():
     assert [dial.address for dial in dials] == [
         "two:2", "three:3", "one:1", "two:2", "three:3", "one:1", "two:2"
     ]  # fmt: skip
-    assert [dial.delay_s for dial in dials] == [0.05, 0.05, 0.05, 0.1, 0.1, 0.1, 0.2]
+    longest_s = [0.05, 0.05, 0.05, 0.1, 0.1, 0.1, 0.2]
+    assert all(most / 2 < dial.delay_s <= most for dial, most in zip(dials, longest_s, strict=True))
 
 
 def test_the_one_that_welcomed_is_dialled_first():
     group = of_three().on(Disconnected("stands by")).on(Connected()).hear(welcome(0))
-    assert dialled(group.on(Disconnected("reset"))) == Dial(0.05, "two:2")
+    again = dialled(group.on(Disconnected("reset")))
+    assert again.address == "two:2"
+    assert again.delay_s <= 0.05
     assert dialled(group.on(Connected()).on(Disconnected("refused"))).address == "three:3"
 
 

@@ -29,6 +29,7 @@ from jaxft_coordinator.core.messages import (
 )
 from jaxft_coordinator.credentials import JobKey
 from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_coordinator.seals import Broken, Said, Seal
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
@@ -43,7 +44,9 @@ class Group:
         self.hello = Hello(job, GroupName(name), Incarnation(7), f"{name}:1")
         self.key = key
         self.nonce = b""  # the coordinator's
-        self.proof = b""  # what it must prove itself with
+        # For what the coordinator says, and for what this group says, from its Hello on.
+        self.seals: tuple[Seal, Seal] | None = None
+        self.carried: NewQuorum | None = None
         self._channel = grpc.aio.insecure_channel(
             f"localhost:{port}", [("grpc.use_local_subchannel_pool", 1)]
         )
@@ -64,16 +67,32 @@ class Group:
         await self._call.write(data)
 
     async def say(self, message: GroupMessage) -> None:
-        await self.send(wire.group_to_proto(message).SerializeToString())
+        said = Said(wire.group_to_proto(message))
+        await self.send(said.data if self.seals is None else self.seals[1].close(said))
 
     async def read(self) -> pb.CoordinatorMessage | None:
         """The next message; None at the end of the stream."""
         data = await asyncio.wait_for(self._call.read(), PATIENCE_S)
-        return None if data is grpc.aio.EOF else pb.CoordinatorMessage.FromString(data)
+        if data is grpc.aio.EOF:
+            return None
+        if self.seals is not None:
+            with contextlib.suppress(Broken):  # a refusal of who has not proved itself
+                data = self.seals[0].open(data)
+        return pb.CoordinatorMessage.FromString(data)
+
+    async def read_sealed(self) -> pb.CoordinatorMessage:
+        """The next message, which must carry its MAC. Raises Broken."""
+        assert self.seals is not None
+        data = await asyncio.wait_for(self._call.read(), PATIENCE_S)
+        return pb.CoordinatorMessage.FromString(self.seals[0].open(data))
 
     async def hear(self) -> CoordinatorMessage | None:
         message = await self.read()
-        return None if message is None else wire.coordinator_from_proto(message)
+        if message is None:
+            return None
+        heard = wire.coordinator_from_proto(message, self.carried)
+        self.carried = wire.quorum_of(heard) or self.carried
+        return heard
 
     async def hear_until(self, kind: type) -> Any:
         while not isinstance(message := await self.hear(), kind):
@@ -88,7 +107,8 @@ class Group:
             nonces = {"coordinator_nonce": self.nonce, "group_nonce": credentials.new_nonce()}
             message.hello.nonce = nonces["group_nonce"]
             message.hello.proof = credentials.group_proof(self.key, said, **nonces)
-            self.proof = credentials.coordinator_proof(self.key, said, **nonces)
+            to_group, to_coordinator = credentials.stream_keys(self.key, said, **nonces)
+            self.seals = Seal(to_group), Seal(to_coordinator)
         return message
 
     async def greet(self) -> CoordinatorMessage | None:

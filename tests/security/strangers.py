@@ -8,11 +8,18 @@ from contextlib import ExitStack, contextmanager
 
 
 def raw_hello(
-    version: int = 1, kind: int = 0, job: bytes = b"job", group: bytes = b"group-1", quorum_id: int = 5
+    version: int = 2,
+    kind: int = 0,
+    job: bytes = b"job",
+    group: bytes = b"group-1",
+    quorum_id: int = 5,
+    to: bytes = b"me",
+    to_incarnation: int = 9,
 ) -> bytes:
     """A hello of the data plane, of incarnation 3."""
-    head = struct.pack("<8sBBHQQBB", b"jaxft-hi", version, kind, 0, quorum_id, 3, len(job), len(group))
-    return head + job + group
+    numbers = (quorum_id, 3, to_incarnation)
+    lengths = (len(job), len(group), len(to))
+    return struct.pack("<8sBBHQQQBBB", b"jaxft-hi", version, kind, 0, *numbers, *lengths) + job + group + to
 
 
 def assert_ended(sock: socket.socket) -> None:

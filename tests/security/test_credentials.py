@@ -90,7 +90,7 @@ def test_a_proof_is_of_one_key_one_hello_and_one_pair_of_nonces() -> None:
         "address": "host:11",
         "rank": 1,
         "ranks": 2,
-        "protocol_version": 2,
+        "protocol_version": 99,
         "term": 1,
     }
     assert changes.keys() == {field.name for field in dataclasses.fields(Hello)}, "all of it is proved"
@@ -102,8 +102,9 @@ def test_a_proof_is_of_one_key_one_hello_and_one_pair_of_nonces() -> None:
         *(credentials.group_proof(KEY, hello, **nonces) for hello in (HELLO, *others)),
         credentials.group_proof(JobKey(b"k" * 32), HELLO, **nonces),
         credentials.group_proof(KEY, HELLO, **swapped),
-        # Nobody can hand the one kind of proof back as the other.
-        credentials.coordinator_proof(KEY, HELLO, **nonces),
+        # Each kind of proof, and each key, has a label that no other has.
+        *credentials.stream_keys(KEY, HELLO, **nonces),
+        *credentials.connection_keys(credentials.data_key(KEY), b"hello", listener_nonce=C, dialler_nonce=G),
         credentials.dialler_proof(credentials.data_key(KEY), b"hello", listener_nonce=C, dialler_nonce=G),
         credentials.listener_proof(credentials.data_key(KEY), b"hello", listener_nonce=C, dialler_nonce=G),
     ]

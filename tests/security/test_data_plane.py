@@ -12,7 +12,7 @@ from jaxft_coordinator import credentials
 from jaxft_coordinator.credentials import DataKey, JobKey
 
 from jaxft import _dataplane
-from jaxft._dataplane import Abort, Hello, Listener, dial
+from jaxft._dataplane import Abort, Connection, Hello, Listener, dial
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._patience import Patience
@@ -23,7 +23,7 @@ KEY = credentials.data_key(JobKey(b"k" * 32))
 OTHER_KEY = credentials.data_key(JobKey(b"o" * 32))
 PATIENCE_S = 30.0
 
-OnHeal = Callable[[socket.socket, Hello], None]
+OnHeal = Callable[[Connection, Hello], None]
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +37,12 @@ def soon(wait_s: float = PATIENCE_S) -> float:
 
 
 def hello(kind: str = "exchange", group: str = "group-1", job: str = "job") -> Hello:
-    return Hello(kind, job, group, 3, 5)
+    return Hello(kind, job, group, 3, "me", 9, 5)
 
 
 @contextmanager
 def listening(key: DataKey | None = KEY, on_heal: OnHeal | None = None) -> Iterator[Listener]:
-    listener = Listener(host="127.0.0.1", job="job", on_heal=on_heal, key=key)
+    listener = Listener(host="127.0.0.1", job="job", group="me", incarnation=9, on_heal=on_heal, key=key)
     try:
         yield listener
     finally:
@@ -50,11 +50,11 @@ def listening(key: DataKey | None = KEY, on_heal: OnHeal | None = None) -> Itera
 
 
 def call(listener: Listener, said: Hello | None = None, key: DataKey | None = KEY) -> socket.socket:
-    return dial(f"127.0.0.1:{listener.port}", said or hello(), deadline_s=soon(), key=key)
+    return dial(f"127.0.0.1:{listener.port}", said or hello(), deadline_s=soon(), key=key).sock
 
 
 def take(listener: Listener, group: str = "group-1", wait_s: float = PATIENCE_S) -> socket.socket:
-    return listener.take(quorum_id=5, group=group, incarnation=3, deadline_s=soon(wait_s), abort=None)
+    return listener.take(quorum_id=5, group=group, incarnation=3, deadline_s=soon(wait_s), abort=None).sock
 
 
 def assert_serves(listener: Listener) -> None:
@@ -90,7 +90,12 @@ def test_groups_that_know_the_key_find_each_other() -> None:
 
 def test_a_mesh_with_a_key_is_made_and_one_without_it_is_not_let_in() -> None:
     with ExitStack() as stack:
-        listeners = [stack.enter_context(listening(key)) for key in (KEY, KEY, OTHER_KEY)]
+        listeners = [
+            Listener(host="127.0.0.1", job="job", group=f"group-{i}", incarnation=i, on_heal=None, key=key)
+            for i, key in enumerate((KEY, KEY, OTHER_KEY))
+        ]
+        for listener in listeners:
+            stack.callback(listener.close)
         members = [
             Peer(f"group-{i}", i, f"127.0.0.1:{listener.port}", (i,)) for i, listener in enumerate(listeners)
         ]
@@ -145,8 +150,8 @@ def test_unequal_keys_do_not_connect(
 
 
 def test_a_stranger_gets_no_byte_of_the_state() -> None:
-    def give_all(sock: socket.socket, said: Hello) -> None:
-        sock.sendall(b"state")
+    def give_all(connection: Connection, said: Hello) -> None:
+        connection.sock.sendall(b"state")
 
     with listening(on_heal=give_all) as listener:
         with call(listener, hello("heal")) as sock:
@@ -231,7 +236,7 @@ def test_a_listener_that_cannot_prove_itself_is_not_believed(answers: bytes) -> 
 
 
 def test_a_listener_that_announces_a_long_speech_is_not_listened_to() -> None:
-    head = struct.pack("<8sBBH", b"jaxft-re", 1, 1, MAX_REASON_BYTES + 1)
+    head = struct.pack("<8sBBH", b"jaxft-re", 2, 1, MAX_REASON_BYTES + 1)
     with (
         impostor([head]) as address,
         pytest.raises(ConnectionError, match="another program, or another version"),
@@ -275,7 +280,7 @@ def impostor(script: list[bytes]) -> Iterator[str]:
 
 
 def test_a_flood_from_one_machine_drives_out_its_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_dataplane, "_MAX_HALF_OPEN", 8)
+    monkeypatch.setattr(_dataplane, "_MAX_UNKNOWN", 8)
     with listening() as listener, ExitStack() as stack:
 
         def from_address(address: str) -> socket.socket:

@@ -142,14 +142,17 @@ def test_floods_at_the_coordinator_neither_stop_the_groups_nor_fill_its_memory(c
 def test_a_flood_at_a_data_port_does_not_keep_groups_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", PATIENCE_S)
     key = credentials.data_key(KEY)
-    listeners = [Listener(host="127.0.0.1", job="job", on_heal=None, key=key) for _ in range(2)]
+    listeners = [
+        Listener(host="127.0.0.1", job="job", group=f"g{i}", incarnation=i, on_heal=None, key=key)
+        for i in range(2)
+    ]
     members = [Peer(f"g{i}", i, f"127.0.0.1:{listener.port}", (i,)) for i, listener in enumerate(listeners)]
     try:
         with contextlib.ExitStack() as stack:
             for said in (b"", b"jaxft-hi", raw_hello(), random.Random(7).randbytes(1000)):
                 for listener in listeners:
                     stack.enter_context(crowd(listener.port, 250, said))
-            assert all(len(listener._half_open) <= _dataplane._MAX_HALF_OPEN for listener in listeners)
+            assert all(len(listener._half_open) <= _dataplane._MAX_UNKNOWN for listener in listeners)
             for quorum_id in range(1, 6):
                 meet(listeners, members, quorum_id)
     finally:

@@ -85,7 +85,7 @@ group_messages = st.one_of(
     of(pb.HealFailed, heal_id=u64, reason=names, step=u64).map(lambda it: pb.GroupMessage(heal_failed=it)),
     st.builds(
         lambda group, incarnation: pb.GroupMessage(
-            hello=pb.Hello(protocol_version=1, job="job", group=group, incarnation=incarnation, ranks=1)
+            hello=pb.Hello(protocol_version=2, job="job", group=group, incarnation=incarnation, ranks=1)
         ),
         names,
         u64,
@@ -150,7 +150,7 @@ events = st.one_of(
 
 def a_job(stage: str) -> tuple[Job, float]:
     """A job of nobody; of one group or three that compile (sessions 1 to 3); or of two (1 and 2) at work."""
-    job, now_s = Job("job", Options(term=3)), 100.0
+    job, now_s = Job("job", Options(term=3, founding_wait_s=0.0)), 100.0
     if stage == "nobody":
         return job, now_s
     for session, name in enumerate("a" if stage == "one" else "abc", start=1):
@@ -221,11 +221,13 @@ def test_any_text_for_a_token(text: str) -> None:
 
 hellos = st.builds(
     raw_hello,
-    version=st.sampled_from([0, 1, 1, 1, 2, 255]),
+    version=st.sampled_from([0, 1, 2, 2, 2, 3, 255]),
     kind=st.sampled_from([0, 1, 2, 255]),
     job=st.just(b"job") | st.binary(max_size=255),
     group=st.binary(max_size=255),
     quorum_id=u64,
+    to=st.just(b"me") | st.binary(max_size=255),
+    to_incarnation=st.just(9) | u64,
 )
 
 
@@ -236,7 +238,7 @@ def test_any_bytes_for_a_hello(data: bytes) -> None:
     received = b""
     try:
         while (missing := _hello.missing_bytes(received)) > 0:
-            assert missing <= 30 + 2 * 255
+            assert missing <= 39 + 3 * 255
             if len(received) == len(data):
                 return
             received = data[: len(received) + missing]
@@ -248,7 +250,10 @@ def test_any_bytes_for_a_hello(data: bytes) -> None:
 @pytest.fixture(scope="module")
 def listeners() -> Iterator[list[Listener]]:
     key = credentials.data_key(JobKey(bytes(32)))
-    made = [Listener(host="127.0.0.1", job="job", on_heal=lambda *_: None, key=k) for k in (None, key)]
+    made = [
+        Listener(host="127.0.0.1", job="job", group="me", incarnation=9, on_heal=lambda *_: None, key=k)
+        for k in (None, key)
+    ]
     yield made
     for listener in made:
         listener.close()
@@ -277,10 +282,11 @@ def end(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_WR)
 
 
+HELLO = Hello("exchange", "job", "g", 1, "me", 9, 1)
 answers = st.binary(max_size=100) | st.builds(
     lambda magic, version, status, length, rest: struct.pack("<8sBBH", magic, version, status, length) + rest,
     st.sampled_from([b"jaxft-re", b"jaxft-hi"]),
-    st.sampled_from([1, 1, 1, 0, 255]),
+    st.sampled_from([2, 2, 2, 1, 0, 255]),
     st.sampled_from([0, 1, 2, 2, 3, 255]),
     st.sampled_from([0, 31, 32, 33, 512, 513, 65535]),
     st.binary(max_size=600),
@@ -293,16 +299,19 @@ def answering(said: bytes) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            with server.accept()[0] as sock:
-                sock.settimeout(60.0)
-                with contextlib.suppress(OSError):  # who dialled is gone already
-                    sock.sendall(said)
-                end(sock)
-                read_all(sock)
+            with contextlib.suppress(OSError):  # shut down below
+                while True:  # a dialler whose connection is broken dials again
+                    with server.accept()[0] as sock:
+                        sock.settimeout(60.0)
+                        with contextlib.suppress(OSError):  # who dialled is gone already
+                            sock.sendall(said)
+                        end(sock)
+                        read_all(sock)
 
         thread = threading.Thread(target=serve)
         thread.start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
         thread.join()
 
 
@@ -312,7 +321,7 @@ def test_any_answer_to_a_dialler_with_a_key(said: bytes) -> None:
     """None of them is accepted, for none proves anything."""
     key = credentials.data_key(JobKey(bytes(32)))
     with answering(said) as address, pytest.raises(ConnectionError):
-        dial(address, Hello("exchange", "job", "g", 1, 1), deadline_s=time.monotonic() + 60.0, key=key)
+        dial(address, HELLO, deadline_s=time.monotonic() + 60.0, key=key)
 
 
 @some
@@ -320,7 +329,7 @@ def test_any_answer_to_a_dialler_with_a_key(said: bytes) -> None:
 def test_any_answer_to_a_dialler(said: bytes) -> None:
     with answering(said) as address:
         try:
-            dial(address, Hello("exchange", "job", "g", 1, 1), deadline_s=time.monotonic() + 60.0).close()
+            dial(address, HELLO, deadline_s=time.monotonic() + 60.0).close()
         except ConnectionError:
             return
 
@@ -356,7 +365,7 @@ def test_any_header_of_a_frame_can_be_told_from_what_was_expected(
 @many
 @given(
     st.binary(min_size=REQUEST_BYTES, max_size=REQUEST_BYTES)
-    | st.binary(min_size=28, max_size=28).map(lambda rest: struct.pack("!I", 0x4A584831) + rest)
+    | st.binary(min_size=28, max_size=28).map(lambda rest: struct.pack("!I", 0x4A584832) + rest)
 )
 def test_any_request_for_a_heal(data: bytes) -> None:
     try:
@@ -369,7 +378,7 @@ def test_any_request_for_a_heal(data: bytes) -> None:
 @given(
     st.binary(min_size=REPLY_BYTES, max_size=REPLY_BYTES)
     | st.binary(min_size=REPLY_BYTES - 4, max_size=REPLY_BYTES - 4).map(
-        lambda rest: struct.pack("!I", 0x4A584831) + rest
+        lambda rest: struct.pack("!I", 0x4A584832) + rest
     )
 )
 def test_any_reply_of_a_donor(data: bytes) -> None:

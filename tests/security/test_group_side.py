@@ -10,12 +10,16 @@ from jaxft_coordinator.core.messages import (
     CoordinatorMessage,
     Evicted,
     GroupName,
+    Heartbeat,
     Hello,
     Incarnation,
+    Leave,
+    Waiting,
     Welcome,
 )
 from jaxft_coordinator.core.messages import Refused as RefusedMessage
 from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_coordinator.seals import Said, Seal
 from jaxft_coordinator.tls import Pem, read_pem
 
 import jaxft
@@ -29,77 +33,100 @@ PATIENCE_S = 60.0
 # ---- the greeting ----
 
 
-def challenge(nonce: bytes = b"c" * 32) -> pb.CoordinatorMessage:
-    return pb.CoordinatorMessage(challenge=pb.Challenge(nonce=nonce))
+def challenge(nonce: bytes = b"c" * 32) -> bytes:
+    return pb.CoordinatorMessage(challenge=pb.Challenge(nonce=nonce)).SerializeToString()
 
 
-def greeted(*, known: bool = False) -> tuple[Greeting, bytes]:
-    """A greeting that has been challenged and has said Hello, and the proof that its Welcome must bring."""
+def greeted(*, known: bool = False) -> tuple[Greeting, Seal, Seal]:
+    """A greeting that has been challenged and has said Hello, and the coordinator's seals: to the group, from it."""
     greeting = Greeting(KEY, known=known)
     greeting.challenged(challenge())
-    said = greeting.to_proto(HELLO).hello
+    said = pb.GroupMessage.FromString(greeting.encode(HELLO)).hello
     nonces = {"coordinator_nonce": b"c" * 32, "group_nonce": said.nonce}
     assert said.proof == credentials.group_proof(KEY, HELLO, **nonces)
-    return greeting, credentials.coordinator_proof(KEY, HELLO, **nonces)
+    to_group, from_group = credentials.stream_keys(KEY, HELLO, **nonces)
+    return greeting, Seal(to_group), Seal(from_group)
 
 
-def said(message: CoordinatorMessage, proof: bytes = b"") -> pb.CoordinatorMessage:
-    encoded = wire.coordinator_to_proto(message)
-    if proof:
-        encoded.welcome.proof = proof
-    return encoded
+def said(message: CoordinatorMessage, seal: Seal | None = None) -> bytes:
+    plain = Said(wire.coordinator_to_proto(message))
+    return plain.data if seal is None else seal.close(plain)
 
 
-def test_a_welcome_with_the_proof_is_believed_and_what_follows_it() -> None:
-    greeting, proof = greeted()
+def test_a_welcome_with_the_mac_is_believed_and_so_is_what_follows_it() -> None:
+    greeting, to_group, _ = greeted()
     assert not greeting.proved
-    greeting.check(said(Welcome(1000), proof))
+    assert greeting.decode(said(Welcome(1000), to_group)) == Welcome(1000)
     assert greeting.proved
-    greeting.check(said(Evicted("why", may_return=True)))
+    evicted = Evicted("why", may_return=True)
+    assert greeting.decode(said(evicted, to_group)) == evicted
 
 
-@pytest.mark.parametrize("proof", [b"", b"x" * 32, b"x"])
-def test_a_welcome_without_the_proof_is_not_believed(proof: bytes) -> None:
-    greeting, _ = greeted()
-    with pytest.raises(Unproven, match="does not prove that it knows the job's key"):
-        greeting.check(said(Welcome(1000), proof))
-    assert not greeting.proved
+def test_a_welcome_without_the_mac_is_not_believed() -> None:
+    for seal in (None, Seal(b"x" * 32)):
+        greeting, _, _ = greeted()
+        with pytest.raises(Unproven, match="does not prove that it knows the job's key"):
+            greeting.decode(said(Welcome(1000), seal))
+        assert not greeting.proved
 
 
-def test_nobody_can_hand_back_the_proof_that_he_was_given() -> None:
-    greeting = Greeting(KEY, known=False)
-    greeting.challenged(challenge())
-    ours = greeting.to_proto(HELLO).hello.proof
+def test_the_mac_of_one_direction_is_none_of_the_other() -> None:
+    greeting, _, from_group = greeted()
     with pytest.raises(Unproven):
-        greeting.check(said(Welcome(1000), ours))
+        greeting.decode(said(Welcome(1000), from_group))
+
+
+def test_what_is_changed_added_repeated_or_left_out_after_the_welcome_ends_the_stream() -> None:
+    for attack in ("change", "add", "repeat", "leave out", "strip"):
+        greeting, to_group, _ = greeted()
+        greeting.decode(said(Welcome(1000), to_group))
+        first, second = (said(Waiting(text), to_group) for text in ("first", "second"))
+        greeting.decode(first)
+        forged = {
+            "change": second.replace(b"second", b"SECOND"),
+            "add": said(Evicted("go away", may_return=False)),
+            "repeat": first,
+            "leave out": said(Waiting("third"), to_group),
+            "strip": said(Waiting("second")),
+        }[attack]
+        with pytest.raises(Unproven, match=r"message 2 of this stream (does not carry the|carries no) MAC"):
+            greeting.decode(forged)
+
+
+def test_a_group_that_has_a_key_signs_what_it_says() -> None:
+    greeting, _, from_group = greeted()
+    for message in (Heartbeat(), Leave(finished=True)):
+        opened = from_group.open(greeting.encode(message))
+        assert wire.group_from_proto(wire.group_message(opened)) == message
 
 
 def test_an_impostor_can_neither_put_out_nor_end_a_group_that_is_at_work() -> None:
-    greeting, _ = greeted(known=True)
+    greeting, *_ = greeted(known=True)
     with pytest.raises(Unproven, match="refuses this group, without a proof of the job's key: go away"):
-        greeting.check(said(RefusedMessage("go away")))
+        greeting.decode(said(RefusedMessage("go away")))
     for message in (Evicted("why", may_return=False), Welcome(1)):
-        greeting, _ = greeted(known=True)
+        greeting, *_ = greeted(known=True)
         with pytest.raises(Unproven):
-            greeting.check(said(message))
+            greeting.decode(said(message))
 
 
 def test_a_refusal_at_the_start_needs_no_proof() -> None:
-    greeting, _ = greeted()
-    greeting.check(said(RefusedMessage("wrong token")))
-    with pytest.raises(Unproven, match="its first word is 'evicted'"):
-        greeting.check(said(Evicted("why", may_return=False)))
+    greeting, *_ = greeted()
+    assert greeting.decode(said(RefusedMessage("wrong token"))) == RefusedMessage("wrong token")
+    greeting, *_ = greeted()
+    with pytest.raises(Unproven, match="its first message is 'evicted'"):
+        greeting.decode(said(Evicted("why", may_return=False)))
 
 
 def test_without_a_key_everything_is_believed_and_nothing_is_proved() -> None:
     greeting = Greeting(None, known=False)
     greeting.challenged(challenge())
-    assert greeting.to_proto(HELLO) == wire.group_to_proto(HELLO)
-    greeting.check(said(Welcome(1000)))
+    assert greeting.encode(HELLO) == wire.group_to_proto(HELLO).SerializeToString()
+    assert greeting.decode(said(Welcome(1000))) == Welcome(1000)
 
 
-@pytest.mark.parametrize("first", [pb.CoordinatorMessage(), said(Welcome(1000)), challenge(b"short")])
-def test_a_stream_begins_with_a_challenge(first: pb.CoordinatorMessage) -> None:
+@pytest.mark.parametrize("first", [b"", said(Welcome(1000)), challenge(b"short")])
+def test_a_stream_begins_with_a_challenge(first: bytes) -> None:
     with pytest.raises(Unproven, match="does not begin with a challenge"):
         Greeting(None, known=False).challenged(first)
 
@@ -109,7 +136,7 @@ def test_each_greeting_has_a_nonce_of_its_own() -> None:
     for _ in range(10):
         greeting = Greeting(KEY, known=False)
         greeting.challenged(challenge())
-        nonces.add(greeting.to_proto(HELLO).hello.nonce)
+        nonces.add(pb.GroupMessage.FromString(greeting.encode(HELLO)).hello.nonce)
     assert len(nonces) == 10
 
 

@@ -70,6 +70,9 @@ class Truth:
         if new is old:
             return
         if new is None:
+            if self._world.setting.memoryless and after.settings is None:
+                self.forgets_all()  # it begins again under a higher term, as after any restart
+                return
             if old is not None and not old.fresh:
                 raise Violation("the frontier never goes back", f"from step {old.step} to nothing")
             self._world.sometimes.note("founding gives way" if after.settings else "job forgotten")

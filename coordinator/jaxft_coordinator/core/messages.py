@@ -17,7 +17,7 @@ HealId = NewType("HealId", int)
 HistoryId = NewType("HistoryId", int)
 Step = NewType("Step", int)
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 # ---- group to coordinator ----

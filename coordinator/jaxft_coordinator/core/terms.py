@@ -23,7 +23,6 @@ from jaxft_coordinator.core.job import Close, Job, Send, SessionId
 from jaxft_coordinator.core.messages import Evicted, Hello, Welcome
 from jaxft_coordinator.core.turn import Turn
 
-
 # A group dials its coordinators in turn, one a second: so it comes back to each of ten at the latest after this.
 LONGEST_ROUND_S = 10.0
 

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GroupMessage(_message.Message):
-    __slots__ = ("hello", "join", "ready", "vote", "heartbeat", "heal_failed", "leave", "pinned")
+    __slots__ = ("hello", "join", "ready", "vote", "heartbeat", "heal_failed", "leave", "pinned", "mac")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class GroupMessage(_message.Message):
     HEAL_FAILED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     join: Join
     ready: Ready
@@ -25,10 +26,11 @@ class GroupMessage(_message.Message):
     heal_failed: HealFailed
     leave: Leave
     pinned: Pinned
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., heal_failed: _Optional[_Union[HealFailed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., pinned: _Optional[_Union[Pinned, _Mapping]] = ...) -> None: ...
+    mac: bytes
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., heal_failed: _Optional[_Union[HealFailed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., pinned: _Optional[_Union[Pinned, _Mapping]] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "new_quorum", "commit", "pin", "release", "heal", "frontier_moved", "waiting", "finished", "evicted", "goodbye", "halted", "challenge", "alive", "all_computed")
+    __slots__ = ("welcome", "refused", "new_quorum", "commit", "pin", "release", "heal", "frontier_moved", "waiting", "finished", "evicted", "goodbye", "halted", "challenge", "alive", "all_computed", "mac")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     NEW_QUORUM_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +47,7 @@ class CoordinatorMessage(_message.Message):
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     ALL_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     new_quorum: NewQuorum
@@ -61,7 +64,8 @@ class CoordinatorMessage(_message.Message):
     challenge: Challenge
     alive: Alive
     all_computed: AllComputed
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., new_quorum: _Optional[_Union[NewQuorum, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., frontier_moved: _Optional[_Union[FrontierMoved, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., all_computed: _Optional[_Union[AllComputed, _Mapping]] = ...) -> None: ...
+    mac: bytes
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., new_quorum: _Optional[_Union[NewQuorum, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., frontier_moved: _Optional[_Union[FrontierMoved, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., all_computed: _Optional[_Union[AllComputed, _Mapping]] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "job", "group", "incarnation", "rank", "ranks", "address", "proof", "nonce", "term")
@@ -179,22 +183,20 @@ class Leave(_message.Message):
     def __init__(self, finished: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("heartbeat_interval_ms", "has_frontier", "frontier_step", "frontier_quorum_id", "frontier_held", "term", "proof")
+    __slots__ = ("heartbeat_interval_ms", "has_frontier", "frontier_step", "frontier_quorum_id", "frontier_held", "term")
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     HAS_FRONTIER_FIELD_NUMBER: _ClassVar[int]
     FRONTIER_STEP_FIELD_NUMBER: _ClassVar[int]
     FRONTIER_QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     FRONTIER_HELD_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
     heartbeat_interval_ms: int
     has_frontier: bool
     frontier_step: int
     frontier_quorum_id: int
     frontier_held: bool
     term: int
-    proof: bytes
-    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., has_frontier: bool = ..., frontier_step: _Optional[int] = ..., frontier_quorum_id: _Optional[int] = ..., frontier_held: bool = ..., term: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., has_frontier: bool = ..., frontier_step: _Optional[int] = ..., frontier_quorum_id: _Optional[int] = ..., frontier_held: bool = ..., term: _Optional[int] = ...) -> None: ...
 
 class Difference(_message.Message):
     __slots__ = ("name", "job", "group")

@@ -1,0 +1,168 @@
+"""Many connections at one data port: of peers, none is lost; of strangers, none takes what peers need."""
+
+import contextlib
+import gc
+import logging
+import os
+import resource
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from jaxft_coordinator import credentials
+from jaxft_coordinator.credentials import DataKey, JobKey
+
+from jaxft import _dataplane
+from jaxft._dataplane import Abort, Connection, Hello, Listener
+from jaxft._exchange import Links, Peer
+from jaxft._exchange._patience import Patience
+from jaxft._hello import Dialling
+from tests.security.strangers import crowd, raw_hello
+
+KEY = credentials.data_key(JobKey(b"k" * 32))
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for seconds must not cost a peer its connection."""
+    monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", PATIENCE_S)
+
+
+@contextlib.contextmanager
+def listening(group: str, key: DataKey | None, incarnation: int = 9) -> Iterator[Listener]:
+    made = Listener(host="127.0.0.1", job="job", group=group, incarnation=incarnation, on_heal=None, key=key)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def as_many_as_allowed(wanted: int, ends: int = 2) -> int:
+    """Of connections whose ends are both in this process."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if most == resource.RLIM_INFINITY else min(wanted, (most - 1000) // ends)
+
+
+def dial_at_once(listener: Listener, count: int, key: DataKey | None) -> list[Connection]:
+    """Begin all dials, then serve whichever is ready, as a program with so many threads would."""
+    hellos = (Hello("exchange", "job", f"group-{i}", 1, "me", 9, 5) for i in range(count))
+    dialling = {i: Dialling(f"127.0.0.1:{listener.port}", hello, key) for i, hello in enumerate(hellos)}
+    made: list[Connection] = []
+    deadline_s = time.monotonic() + PATIENCE_S
+    while dialling:
+        assert time.monotonic() < deadline_s, f"{len(dialling)} of {count} dials have not been answered"
+        poller = select.poll()
+        by_fd = {one.sock.fileno(): i for i, one in dialling.items()}
+        for one in dialling.values():
+            poller.register(one.sock, one.events)
+        for fd, _ in poller.poll(1000):
+            if (connection := dialling[by_fd[fd]].advance()) is not None:
+                made.append(connection)
+                del dialling[by_fd[fd]]
+    return made
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["no token", "token"])
+def test_of_many_peers_that_dial_at_once_none_is_lost(key: DataKey | None) -> None:
+    count = as_many_as_allowed(2000)
+    with listening("me", key) as listener:
+        made = dial_at_once(listener, count, key)
+        for i in range(count):
+            with listener.take(
+                quorum_id=5,
+                group=f"group-{i}",
+                incarnation=1,
+                deadline_s=time.monotonic() + PATIENCE_S,
+                abort=None,
+            ):
+                continue
+        for one in made:
+            one.close()
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["no token", "token"])
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"jaxft-hi", raw_hello(), raw_hello(to=b"group-0", to_incarnation=8), b"GET / HTTP/1.1\r\n\r\n"],
+    ids=[
+        "nothing",
+        "half a hello",
+        "a hello for another",
+        "for an incarnation that is none",
+        "another protocol",
+    ],
+)
+def test_strangers_do_not_keep_a_group_from_its_peers(
+    key: DataKey | None, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = as_many_as_allowed(5600)
+    with contextlib.ExitStack() as stack, caplog.at_level(logging.INFO, "jaxft"):
+        listeners = [stack.enter_context(listening(f"group-{i}", key)) for i in range(2)]
+        members = [
+            Peer(f"group-{i}", 9, f"127.0.0.1:{listener.port}", (i,)) for i, listener in enumerate(listeners)
+        ]
+        stack.enter_context(crowd(listeners[1].port, count, said))
+        for quorum_id in range(1, 4):
+            meet(listeners, members, quorum_id)
+        assert len(listeners[1]._half_open) <= _dataplane._MAX_UNKNOWN
+        assert not listeners[1]._parking._parked
+    assert len(caplog.records) <= 30, "a crowd does not fill the disk"
+
+
+def test_a_group_without_descriptors_lets_strangers_go_and_peers_in(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The limit is lowered below what strangers hold; each that is let go gives a peer its place."""
+    monkeypatch.setattr(_dataplane, "_MAX_UNKNOWN", 10**6)
+    gc.collect()  # a descriptor that is freed in between would be one more
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listening("me", KEY))
+        strangers = stack.enter_context(crowd(listener.port, 200))
+        until(lambda: len(listener._half_open) == len(strangers), "the strangers to be there")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        highest = max(one.fileno() for one in strangers)
+        while (fd := os.dup(0)) <= highest:
+            stack.callback(os.close, fd)
+        os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (fd + 1, hard))  # one more, for the dialler's own end
+        (made,) = dial_at_once(listener, 1, KEY)
+        made.close()
+        assert len(listener._half_open) < len(strangers)
+    assert sum("Cannot accept connections" in said for said in caplog.messages) <= 20
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {PATIENCE_S:.0f} s for {what}"
+        time.sleep(0.002)
+
+
+def meet(listeners: list[Listener], members: list[Peer], quorum_id: int) -> None:
+    """Let two groups open their links for a quorum, as at a change of membership."""
+    made: list[Links] = []
+
+    def open_one(me: int) -> None:
+        made.append(
+            Links.open(
+                listeners[me],
+                job="job",
+                quorum_id=quorum_id,
+                me=members[me].group,
+                members=members,
+                abort=Abort(),
+                patience=Patience(PATIENCE_S),
+            )
+        )
+
+    thread = threading.Thread(target=open_one, args=(1,))
+    thread.start()
+    open_one(0)
+    thread.join()
+    assert len(made) == 2
+    for links in made:
+        links.close()
