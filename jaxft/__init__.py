@@ -16,6 +16,7 @@ from jaxft._errors import (
     JaxftError,
     JobFinished,
     JoinRefused,
+    SessionFailed,
     StepError,
 )
 from jaxft._manager import Manager
@@ -38,6 +39,7 @@ __all__ = [
     "JobFinished",
     "JoinRefused",
     "Manager",
+    "SessionFailed",
     "StepError",
     "StepReport",
     "__version__",
