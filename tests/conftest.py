@@ -36,9 +36,9 @@ def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
     """Have the timeouts of tests (pytest-timeout) measure machine time: `tests/patience.py`."""
 
     def ring() -> None:
-        signal.pthread_kill(main, signal.SIGALRM)
         # For a test that no signal reaches, as in a call that holds the interpreter's lock.
         cancels.append(patience.alarm(LAST_RESORT_S, lambda: pytest_timeout.timeout_timer(item, settings)))
+        signal.pthread_kill(main, signal.SIGALRM)
 
     def cancel() -> None:
         for each in cancels:

@@ -1,5 +1,6 @@
 """A real process that is told when to die, and dies there by a real SIGKILL."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import jaxft
 from jaxft._chaos._victim import UNKNOWN_LENGTH_S
 from jaxft._chaos._words import Word, WordFile, read_word, words_beside
+from tests import patience
 
 HERE = Path(__file__).parent
 PATIENCE_S = 60.0
@@ -106,3 +108,30 @@ def test_the_last_word_is_whole_whatever_its_length(tmp_path: Path) -> None:
     for word in (long, short):
         words.write(word)
         assert read_word(path) == word
+
+
+@pytest.mark.parametrize("order", [b"die vote soon\n", b"dance\n", b"\xff\n"])
+def test_an_order_that_cannot_be_carried_out_ends_it_with_an_error(tmp_path: Path, order: bytes) -> None:
+    with victim(tmp_path, steps=10**6) as process:
+        said, _ = patience.communicate(process, order)
+    assert process.returncode == os.EX_SOFTWARE
+    assert b"Traceback" in said
+
+
+WORDLESS = (
+    "import signal\n"
+    "from jaxft._chaos._victim import Doom\n"
+    "class NoWords:\n"
+    "    def write(self, word):\n"
+    "        if word.dies_t_s is not None:\n"
+    "            raise OSError('the disk is full')\n"
+    "doom = Doom(NoWords())\n"
+    "doom.order('die vote 0.5')\n"
+    "doom.enter('vote', 0)\n"
+    "signal.pause()\n"
+)
+
+
+def test_it_dies_as_ordered_though_its_last_words_cannot_be_written() -> None:
+    done = patience.run([sys.executable, "-c", WORDLESS])
+    assert done.returncode == -signal.SIGKILL
