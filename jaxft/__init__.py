@@ -16,7 +16,6 @@ from jaxft._errors import (
     JaxftError,
     JobFinished,
     JoinRefused,
-    SessionFailed,
     StepError,
 )
 from jaxft._manager import Manager
@@ -39,7 +38,6 @@ __all__ = [
     "JobFinished",
     "JoinRefused",
     "Manager",
-    "SessionFailed",
     "StepError",
     "StepReport",
     "__version__",

@@ -12,6 +12,7 @@ from jaxft_coordinator.core.messages import GroupName, HealId, Incarnation, Pin,
 
 import jaxft
 from jaxft._credentials import Credentials
+from jaxft._errors import SessionFailed
 from jaxft._replica import _session
 from jaxft._replica._session import Session
 from jaxft._replica._types import Apply, Directive, Identity, LeaveNow, Prepared
@@ -115,7 +116,7 @@ def test_what_ends_a_part_of_the_session_ends_each_wait(
     with session_with(coordinator) as session:
         waiting = threading.Timer(0.05, break_it, (session,))
         waiting.start()
-        with pytest.raises(jaxft.SessionFailed, match=f"session of group 'g' of job 'job' .*{text}"):
+        with pytest.raises(SessionFailed, match=f"session of group 'g' of job 'job' .*{text}"):
             patience.call(lambda: WAITS[way](session), limit_s=15.0)
 
 
@@ -129,7 +130,7 @@ def test_an_error_behind_a_message_of_the_coordinator_is_the_cause(
 
     with session_with(coordinator, on_pin) as session:
         coordinator.say(PIN)
-        with pytest.raises(jaxft.SessionFailed) as caught:
+        with pytest.raises(SessionFailed) as caught:
             patience.call(lambda: WAITS[way](session), limit_s=15.0)
         assert caught.value.__cause__ is error
         assert "Start the group again: it heals from the others" in str(caught.value)
@@ -144,7 +145,7 @@ def test_each_later_call_says_it_again(coordinator: Coordinator) -> None:
             lambda: session.wait_until_left(1.0),
             lambda: session.post(LeaveNow(finished=True)),
         ):
-            with pytest.raises(jaxft.SessionFailed, match="Broken: the store is broken"):
+            with pytest.raises(SessionFailed, match="Broken: the store is broken"):
                 patience.call(call, limit_s=15.0)
 
 
@@ -154,7 +155,7 @@ def test_a_stream_that_cannot_be_opened_ends_the_start(coordinator: Coordinator)
             raise Broken("no channel")
 
     with session_with(coordinator, started=False, credentials=NoChannels()) as session:
-        with pytest.raises(jaxft.SessionFailed, match="its task 'stream' failed with Broken: no channel"):
+        with pytest.raises(SessionFailed, match="its task 'stream' failed with Broken: no channel"):
             patience.call(session.start, limit_s=15.0)
 
 
@@ -170,7 +171,7 @@ def test_the_coordinator_hears_at_once_that_the_session_is_over(coordinator: Coo
     with session_with(coordinator, breaks) as session:
         coordinator.say(PIN)
         patience.until(lambda: coordinator.ended == 1, "the end of the stream", limit_s=15.0)
-        with pytest.raises(jaxft.SessionFailed):
+        with pytest.raises(SessionFailed):
             patience.call(lambda: session.wait(-1))
 
 
@@ -197,7 +198,7 @@ def test_a_loop_that_is_stuck_is_found(coordinator: Coordinator, monkeypatch: py
         coordinator.say(PIN)
         try:
             with pytest.raises(
-                jaxft.SessionFailed, match=r"has not turned for .* stands at .*threading.py:\d+ in wait"
+                SessionFailed, match=r"has not turned for .* stands at .*threading.py:\d+ in wait"
             ):
                 patience.call(lambda: session.wait(-1), limit_s=15.0)
         finally:
@@ -267,7 +268,7 @@ def test_the_manager_raises_it_where_the_block_ends(coordinator: Coordinator) ->
             assert entered._session is not None
             stop_loop(entered._session)
 
-    with pytest.raises(jaxft.SessionFailed, match="its loop was stopped"):
+    with pytest.raises(SessionFailed, match="its loop was stopped"):
         patience.call(train, limit_s=15.0)
 
 
