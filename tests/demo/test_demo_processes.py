@@ -179,4 +179,4 @@ def test_the_environment_is_ours_and_the_folder_the_given_one(
     with processes:
         child = start(processes, "child", ("-c", "import os; print(os.environ['OURS'], os.getcwd(), 'up')"))
         assert child.wait(DEADLINE_S)
-        assert child.log.read_text().split() == ["1", str(tmp_path.resolve()), "up"]
+        assert child.log.read_text() == f"1 {tmp_path.resolve()} up\n"

@@ -146,7 +146,7 @@ def test_a_full_disk_fails_the_append_and_nothing_else(tmp_path: Path):
     folder = tmp_path / "disk"
     folder.mkdir()
     # The process's own view of its folder is /proc/PID/root, from here.
-    mount = ("unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size=64k none {folder} && exec "$@"', "sh")
+    mount = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k none "$0" && exec "$@"', str(folder))
     with processes.members(tmp_path) as members:
         process = members.start("a:1", before=mount, kind="file", folder=folder, compact_bytes=4000)
         process.hear("leads")
