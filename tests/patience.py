@@ -18,12 +18,14 @@ Two kinds of deadline are in the tests:
 """
 
 import asyncio
+import contextlib
 import os
 import queue
 import subprocess
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,15 +41,21 @@ _SAMPLE_S = 0.1
 # A sample that comes later than this was itself kept from running: nothing else got more.
 _LONGEST_SAMPLE_S = 0.5
 _POLL_S = 0.01
+_HISTORY_SAMPLES = 3000
+_WINDOW_SAMPLES = 100
 
 
 class TooLong(AssertionError):
     """A wait of a test took longer than its limit."""
 
 
+# What runs beside a nicer process gets so much more for each step (sched_prio_to_weight in Linux).
+_NICE = os.nice(0)
+
+
 def rate(runnable: int, cores: int, stolen: float) -> float:
     """The part of a core that a thread gets: 1.0 on a quiet machine, never less than 1 / MOST_STRETCH."""
-    share = min(1.0, cores / max(runnable, 1))
+    share = 1.0 if runnable <= cores else cores / runnable * 1.25**-_NICE
     return max(1.0 / MOST_STRETCH, share * (1.0 - stolen))
 
 
@@ -62,6 +70,7 @@ class Clock:
         self._ticks = _cpu_ticks()
         self._last_s = time.monotonic()
         self._alarms: list[tuple[float, Callable[[], None]]] = []
+        self._history: deque[tuple[float, float]] = deque(maxlen=_HISTORY_SAMPLES)
         threading.Thread(target=self._sample_forever, name="machine-clock", daemon=True).start()
 
     def now_s(self) -> float:
@@ -82,6 +91,14 @@ class Clock:
 
         return cancel
 
+    def stretch(self) -> float:
+        """By how much the machine slowed things down in the worst ten seconds of the last minutes, at least 1."""
+        with self._changed:
+            history = list(self._history)
+        windows = zip(history, history[_WINDOW_SAMPLES:], strict=False)
+        ratios = ((wall - wall_0) / (own - own_0) for (wall_0, own_0), (wall, own) in windows)
+        return max(1.0, *ratios, 1.0)
+
     def _sample_forever(self) -> None:
         while True:
             time.sleep(_SAMPLE_S)
@@ -95,6 +112,7 @@ class Clock:
             self._rate = rate(_runnable() - 1, self._cores, stolen / total if total > 0 else 0.0)
             self._total_s += min(now_s - self._last_s, _LONGEST_SAMPLE_S) * self._rate
             self._last_s, self._ticks = now_s, ticks
+            self._history.append((now_s, self._total_s))
             due = [alarm for alarm in self._alarms if alarm[0] <= self._total_s]
             self._alarms = [alarm for alarm in self._alarms if alarm not in due]
         return [ring for _, ring in due]
@@ -110,26 +128,43 @@ def _cores() -> int:
         return cores
 
 
+def _opened(path: str) -> int:
+    """A descriptor that stays open: some tests count those of their process. -1 if there is no such file."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+_LOADAVG, _STAT = _opened("/proc/loadavg"), _opened("/proc/stat")
+
+
 def _runnable() -> int:
     """How many threads run or wait for a core, the one that asks among them."""
-    try:
-        return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
-    except (OSError, ValueError, IndexError):
+    if _LOADAVG < 0:
         return 1
+    return int(os.pread(_LOADAVG, 200, 0).split()[3].partition(b"/")[0])
 
 
 def _cpu_ticks() -> tuple[int, int]:
     """The ticks of all cores since the machine started: all of them, and those that a hypervisor took away."""
-    try:
-        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):
+    if _STAT < 0:
         return 0, 0
+    fields = [int(field) for field in os.pread(_STAT, 400, 0).split(b"\n", 1)[0].split()[1:9]]
     return sum(fields), fields[7] if len(fields) > 7 else 0
 
 
 _clock = Clock()
 machine_s = _clock.now_s
 alarm = _clock.alarm
+
+
+def stretched(seconds: float) -> float:
+    """So many seconds of the wall's clock, or more by as much as the machine has been slow lately.
+
+    For bounds on what others have measured on the wall's clock.
+    """
+    return seconds * _clock.stretch()
 
 
 def far() -> float:
@@ -200,26 +235,34 @@ def join(thread: threading.Thread, *, limit_s: float = LIMIT_S) -> None:
 
 
 def wait(process: "subprocess.Popen[Any]", *, limit_s: float = LIMIT_S) -> int:
-    """Wait for the end of a process; return its status."""
-    over_s = machine_s() + limit_s
-    while True:
-        try:
-            return process.wait(_SAMPLE_S)
-        except subprocess.TimeoutExpired:
-            _check(process, over_s, limit_s)
+    """Wait for the end of a process; return its status. It is killed if that takes too long."""
+    with _bounded(process, limit_s):
+        return process.wait()
 
 
 def communicate(
     process: "subprocess.Popen[Any]", said: Any = None, *, limit_s: float = LIMIT_S
 ) -> tuple[Any, Any]:
     """As `process.communicate`: say `said` and return what it writes until it ends; kill it if it takes too long."""
-    over_s = machine_s() + limit_s
-    while True:
-        try:
-            return process.communicate(said, timeout=_SAMPLE_S)
-        except subprocess.TimeoutExpired:
-            said = None  # `communicate` goes on with what it was given first
-            _check(process, over_s, limit_s)
+    with _bounded(process, limit_s):
+        return process.communicate(said)
+
+
+@contextlib.contextmanager
+def _bounded(process: "subprocess.Popen[Any]", limit_s: float) -> Iterator[None]:
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        process.kill()
+
+    cancel = alarm(limit_s, end)
+    try:
+        yield
+    finally:
+        cancel()
+        if late.is_set():
+            raise subprocess.TimeoutExpired(process.args, limit_s)
 
 
 def run(
@@ -234,17 +277,15 @@ def run(
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **options) as process:
-        out, err = communicate(process, limit_s=limit_s)
+        try:
+            out, err = communicate(process, limit_s=limit_s)
+        except BaseException:
+            process.kill()  # leaving the block waits for it
+            raise
     done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
     if check:
         done.check_returncode()
     return done
-
-
-def _check(process: "subprocess.Popen[Any]", over_s: float, limit_s: float) -> None:
-    if machine_s() >= over_s:
-        process.kill()
-        raise subprocess.TimeoutExpired(process.args, limit_s)
 
 
 async def until_async(

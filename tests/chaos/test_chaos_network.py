@@ -15,7 +15,7 @@ from jaxft._wire import recv_exactly, send_all
 from tests import patience
 
 GROUPS = ("group-0", "group-1", "group-2")
-PATIENCE_S = 30.0
+PATIENCE_S = patience.FAR_S
 # For what must not happen: so long nothing came, where everything else comes in a millisecond.
 SILENCE_S = 0.3
 

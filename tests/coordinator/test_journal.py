@@ -12,6 +12,8 @@ from jaxft_coordinator.core.job import Moved, Record
 from jaxft_coordinator.core.messages import QuorumId, Step
 from jaxft_coordinator.stores import Opened, StoreLost
 
+from tests import patience
+
 
 class HeldStore:
     """Writes when it is let, and fails when it is told to."""
@@ -49,7 +51,7 @@ def run(scenario: Callable[[HeldStore, Journal, list[str]], Awaitable[None]]) ->
         journal = Journal(store)
         writing = asyncio.create_task(journal.run())
         try:
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(patience.FAR_S):
                 await scenario(store, journal, [])
         finally:
             writing.cancel()

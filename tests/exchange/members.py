@@ -13,6 +13,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
 from jaxft._exchange import Abort, Layout, LeafSpec, Links, Node, Partials, Peer, exchange
+from tests import patience
 
 MIXED = (
     LeafSpec("matrix", (130, 70), "float32"),
@@ -131,8 +132,7 @@ def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
-        assert not thread.is_alive()
+        patience.join(thread)
     return outcomes
 
 
@@ -144,8 +144,8 @@ def run_exchange(links: Links, partials: Partials, *, step: int = 11, **limits: 
         step=step,
         partials=partials,
         total_shards=partials.shards,
-        deadline_s=time.monotonic() + limits.get("deadline_s", 30.0),
-        progress_timeout_s=limits.get("progress_timeout_s", 30.0),
+        deadline_s=time.monotonic() + limits.get("deadline_s", patience.FAR_S),
+        progress_timeout_s=limits.get("progress_timeout_s", patience.FAR_S),
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 from jaxft._dataplane import Abort, Hello, Listener, dial
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Layout, Links, Peer
+from tests import patience
 
 from .members import (
     MIXED,
@@ -144,7 +145,7 @@ def test_another_incarnation_is_not_taken_for_the_member() -> None:
     with listeners(2) as made:
         members = members_of(made, [[0], [1]])
         hello = Hello("exchange", "job", "group-0", members[0].incarnation + 1, 1)
-        with dial(members[1].address, hello, deadline_s=time.monotonic() + 5):
+        with dial(members[1].address, hello, deadline_s=patience.far()):
             with pytest.raises(ExchangeFailed) as caught:
                 open_links(made[1], members, 1, wait_s=0.1)
         assert caught.value.peers == ("group-0",)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -29,6 +28,8 @@ from jaxft_coordinator.core.messages import (
 )
 from jaxft_coordinator.credentials import JobKey
 from jaxft_coordinator.proto import coordinator_pb2 as pb
+
+from tests import patience
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
@@ -68,7 +69,7 @@ class Group:
 
     async def read(self) -> pb.CoordinatorMessage | None:
         """The next message; None at the end of the stream."""
-        data = await asyncio.wait_for(self._call.read(), PATIENCE_S)
+        data = await asyncio.wait_for(self._call.read(), patience.FAR_S)
         return None if data is grpc.aio.EOF else pb.CoordinatorMessage.FromString(data)
 
     async def hear(self) -> CoordinatorMessage | None:
@@ -153,7 +154,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run(scenario: Callable[[], Coroutine[Any, Any, T]], *, timeout_s: float = 2 * PATIENCE_S) -> T:
+def run(scenario: Callable[[], Coroutine[Any, Any, T]], *, timeout_s: float = patience.FAR_S) -> T:
     """Run a scenario to its end."""
     running = asyncio.run_coroutine_threadsafe(scenario(), _loop())
     try:
@@ -163,7 +164,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, T]], *, timeout_s: float = 2 
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = patience.machine_s() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline_s, f"waited {PATIENCE_S:.0f} s for {what}"
+        assert patience.machine_s() < deadline_s, f"waited {PATIENCE_S:.0f} s for {what}"
         await asyncio.sleep(0.01)
