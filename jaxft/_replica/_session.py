@@ -251,8 +251,7 @@ class Session:
             if self._ended is not None:
                 return
             self._ended, self._cause = self._farewell(what, cause), cause
-            if self._activity is not None and not self._activity[1].is_set:
-                self._activity[1].set(self._ended.text)
+            self._stop_if_stale()
             self._changed.notify_all()
         if not self._closing:
             _log.error("[jaxft %s] %s", self._replica.identity.group, self._ended.text, exc_info=cause)
@@ -321,7 +320,9 @@ class Session:
         if self._activity is None:
             return
         key, abort = self._activity
-        if key != _key(self._directive) and not abort.is_set:
+        if self._ended is not None and not abort.is_set:
+            abort.set(self._ended.text)
+        elif key != _key(self._directive) and not abort.is_set:
             abort.set("what the group was doing has been overtaken")
 
     async def _tick_forever(self) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from jaxft_coordinator.core.messages import GroupName, HealId, Incarnation, Pin, QuorumId, Step, Waiting
+from jaxft_coordinator.core.messages import GroupName, HealId, Incarnation, Pin, Step, Waiting
 
 import jaxft
 from jaxft._credentials import Credentials
 from jaxft._errors import SessionFailed
 from jaxft._replica import _session
 from jaxft._replica._session import Session
-from jaxft._replica._types import Apply, Directive, Identity, LeaveNow, Prepared
+from jaxft._replica._types import Identity, LeaveNow, Prepared
 from jaxft._wire import Abort
 from tests import patience
 from tests.replica.scripted import Coordinator, coordinating
@@ -175,16 +175,16 @@ def test_the_coordinator_hears_at_once_that_the_session_is_over(coordinator: Coo
             patience.call(lambda: session.wait(-1))
 
 
-def test_work_under_way_is_told_to_stop(coordinator: Coordinator) -> None:
+def test_work_under_way_is_told_to_stop_and_none_begins(coordinator: Coordinator) -> None:
     with session_with(coordinator, breaks) as session:
-        directive: Directive = Apply(QuorumId(1), Step(1))
-        with session.activity(directive, Abort()) as stale:
-            assert stale.is_set  # it never stood
-        abort = Abort()
-        session._activity = (("none",), abort)
-        coordinator.say(PIN)
-        patience.until(lambda: abort.is_set, "the abort", limit_s=15.0)
-        assert "the store is broken" in abort.reason
+        directive = session._directive  # that of the welcome: it stands
+        with session.activity(directive, Abort()) as abort:
+            assert not abort.is_set
+            coordinator.say(PIN)
+            patience.until(lambda: abort.is_set, "the abort", limit_s=15.0)
+            assert "the store is broken" in abort.reason
+        with session.activity(directive, Abort()) as abort:
+            assert "the store is broken" in abort.reason
 
 
 def test_a_loop_that_is_stuck_is_found(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
