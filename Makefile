@@ -13,8 +13,8 @@ help:  ## this text
 setup: $(STAMP)  ## make the environment in .venv
 
 $(STAMP): pyproject.toml coordinator/pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jaxft needs Python 3.11 or newer; say which: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv $(VENV)
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jaxft needs Python 3.11 or newer; say which: make PYTHON=python3.12 ...")'
+	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e coordinator -e '.[llama3]' --group dev
 	@touch $(STAMP)
@@ -33,7 +33,7 @@ test: $(STAMP)  ## all tests but the storms, under 10 minutes on 2 cores
 	$(BIN)/pytest $(ARGS)
 
 test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13
-	$(MAKE) test PYTHON=$(NEWEST) VENV=.venv-newest
+	$(MAKE) test PYTHON="$(NEWEST)" VENV=.venv-newest
 
 simulate: $(STAMP)  ## the protocol under attack, on a virtual clock: make simulate SEEDS=100000
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) --jobs 2 $(ARGS)

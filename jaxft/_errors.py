@@ -25,6 +25,10 @@ class Evicted(JaxftError):
     """The coordinator put this group out for good: another process goes by its name."""
 
 
+class SessionFailed(JaxftError):
+    """The thread that speaks with the coordinator has ended by an unexpected error, which is this error's cause."""
+
+
 class CannotHeal(JaxftError):
     """No group that holds the job's committed state could be reached within the failure timeout."""
 

@@ -11,11 +11,10 @@ from typing import Any, Self
 from jaxft_coordinator.core.messages import GroupName, Incarnation, NewQuorum
 from jaxft_coordinator.core.names import done_again
 
-from jaxft import _errors
 from jaxft._checkpoints import Checkpoints
 from jaxft._credentials import TLS, Credentials
 from jaxft._dataplane import Listener
-from jaxft._errors import ConfigurationError, JaxftError
+from jaxft._errors import ConfigurationError, SessionFailed
 from jaxft._exchange._layout import Layout
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
@@ -203,10 +202,11 @@ class Manager:
         )
         session = Session(identity, store, failure_timeout_s=self._failure_timeout_s, credentials=credentials)
         self._listener, self._store, self._session = listener, store, session
-        session.start()
-        if session.failed is not None:
+        try:
+            session.start()
+        except BaseException:
             self._close()
-            raise getattr(_errors, session.failed.error, JaxftError)(session.failed.text)
+            raise
         self._runner = Runner(
             session,
             store,
@@ -282,17 +282,28 @@ class Manager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._session is not None
-        if kind is None and self._runner is not None and self._checkpoints is not None:
-            self._checkpoints.finish(self._failure_timeout_s)
-            self._runner.save_last()
-        self._session.post(LeaveNow(finished=kind is None))
-        # After an exception nobody is kept waiting here: joiners find other donors.
-        patience_s = self._failure_timeout_s if kind is None else 1.0
-        if self._runner is not None:
-            self._runner.serve_until_left(patience_s)
-        if self._checkpoints is not None:
-            self._checkpoints.finish(self._failure_timeout_s)
-        self._close()
+        try:
+            if kind is None and self._runner is not None and self._checkpoints is not None:
+                self._checkpoints.finish(self._failure_timeout_s)
+                self._runner.save_last()
+            self._leave(self._session, finished=kind is None)
+        finally:
+            if self._checkpoints is not None:
+                self._checkpoints.finish(self._failure_timeout_s)
+            self._close()
+
+    def _leave(self, session: Session, *, finished: bool) -> None:
+        try:
+            session.post(LeaveNow(finished))
+            # After an exception there is no wait for joiners: they find other donors.
+            patience_s = self._failure_timeout_s if finished else 1.0
+            if self._runner is not None:
+                self._runner.serve_until_left(patience_s)
+        except SessionFailed as error:
+            if finished:
+                raise
+            # The error that ended the `with` block goes on, and is most often this one.
+            _log.warning("[jaxft %s] could not take its leave: %s", self._group, error)
 
     def _run(
         self,

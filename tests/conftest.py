@@ -1,6 +1,9 @@
 """Settings for every test. They must stand before JAX starts a backend."""
 
 import os
+import signal
+import threading
+from typing import Any
 
 # Simulated devices share few cores; collectives among them would otherwise abort the process after 40 s.
 os.environ["XLA_FLAGS"] = (
@@ -11,12 +14,40 @@ os.environ.pop("JAXFT_TOKEN", None)
 
 import jax
 import pytest
+import pytest_timeout
+
+from tests import patience
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# After a test was told to stop, and did not.
+LAST_RESORT_S = 30.0
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="write the traces of tests/scenarios anew")
+
+
+@pytest.hookimpl
+def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
+    """Have the timeouts of tests (pytest-timeout) measure machine time: `tests/patience.py`."""
+
+    def ring() -> None:
+        # For a test that no signal reaches, as in a call that holds the interpreter's lock.
+        cancels.append(patience.alarm(LAST_RESORT_S, lambda: pytest_timeout.timeout_timer(item, settings)))
+        signal.pthread_kill(main, signal.SIGALRM)
+
+    def cancel() -> None:
+        for each in cancels:
+            each()
+        signal.signal(signal.SIGALRM, lambda number, frame: None)  # it may be on its way
+
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.signal(signal.SIGALRM, lambda number, frame: pytest_timeout.timeout_sigalrm(item, settings))
+    cancels = [patience.alarm(settings.timeout, ring)]
+    item.cancel_timeout = cancel
+    return True

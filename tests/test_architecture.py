@@ -1,11 +1,12 @@
 """What may import what, and what importing costs."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import patience
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 100.0
@@ -49,16 +50,16 @@ print("light")
 
 def test_the_import_contracts_hold():
     lint_imports = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run(
-        [str(lint_imports), "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+    done = patience.run(
+        [str(lint_imports), "--no-cache"], cwd=ROOT, capture_output=True, text=True, limit_s=PATIENCE_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
 
 
 def test_importing_jaxft_is_light():
-    done = subprocess.run(
-        [sys.executable, "-c", GUARD + IMPORT], capture_output=True, text=True, timeout=PATIENCE_S
+    done = patience.run(
+        [sys.executable, "-c", GUARD + IMPORT], capture_output=True, text=True, limit_s=PATIENCE_S
     )
     assert done.stdout == "light\n", done.stderr
 

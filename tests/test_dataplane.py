@@ -17,6 +17,7 @@ import pytest
 from jaxft import _dataplane, _parking
 from jaxft._dataplane import Abort, Connection, Hello, Listener, dial, recv_exactly, send_all
 from jaxft._errors import ConfigurationError, JaxftError
+from tests import patience
 from tests.security.strangers import raw_hello
 
 OnHeal = Callable[[Connection, Hello], None]
@@ -38,23 +39,23 @@ def hello(kind: str = "exchange", **changes: object) -> Hello:
     return Hello(**{**fields, "to_group": "me", "to_incarnation": 9, **changes})
 
 
-def soon(wait_s: float = 10.0) -> float:
+def soon(wait_s: float = patience.FAR_S) -> float:
     return time.monotonic() + wait_s
 
 
-def call(listener: Listener, said: Hello | None = None, *, wait_s: float = 10.0) -> socket.socket:
+def call(listener: Listener, said: Hello | None = None, *, wait_s: float = patience.FAR_S) -> socket.socket:
     return dial(f"127.0.0.1:{listener.port}", said or hello(), deadline_s=soon(wait_s)).sock
 
 
 def take(
-    listener: Listener, *, wait_s: float = 10.0, abort: Abort | None = None, **key: int
+    listener: Listener, *, wait_s: float = patience.FAR_S, abort: Abort | None = None, **key: int
 ) -> socket.socket:
     fields = {"quorum_id": 5, "incarnation": 3, **key}
     return listener.take(group="group-1", deadline_s=soon(wait_s), abort=abort, **fields).sock
 
 
 def stranger(listener: Listener, said: bytes = b"") -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", listener.port), timeout=10)
+    sock = socket.create_connection(("127.0.0.1", listener.port), timeout=patience.FAR_S)
     sock.sendall(said)
     return sock
 
@@ -92,7 +93,7 @@ def test_taking_may_come_first() -> None:
         taken: queue.Queue[socket.socket] = queue.Queue()
         thread = threading.Thread(target=lambda: taken.put(take(listener)))
         thread.start()
-        with call(listener), taken.get(timeout=10):
+        with call(listener), taken.get(timeout=patience.FAR_S):
             thread.join()
 
 
@@ -211,9 +212,9 @@ def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.Monke
     monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", 3600.0)
     with listening() as listener, ExitStack() as stack:
         socks = [stack.enter_context(stranger(listener, b"jaxft-hi")) for _ in range(20)]
-        begun_s = time.monotonic()
+        begun_s = patience.machine_s()
         assert_open(listener)
-        assert time.monotonic() - begun_s < 1.0
+        assert patience.machine_s() - begun_s < 1.0
         for sock in socks[:12]:
             assert_ended(sock)
     monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", 0.05)
@@ -287,7 +288,7 @@ def test_healing_has_a_thread_of_its_own() -> None:
     with listening(on_heal) as listener, call(listener, joiner) as sock:
         assert sock.recv(5, socket.MSG_WAITALL) == b"state"
         assert_ended(sock)  # closed when on_heal returns
-        assert seen.get(timeout=10) == ("jaxft-heal-group-1", joiner)
+        assert seen.get(timeout=patience.FAR_S) == ("jaxft-heal-group-1", joiner)
 
 
 def test_healing_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:

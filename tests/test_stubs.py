@@ -1,9 +1,10 @@
 """The committed gRPC stubs are what the proto file makes, and load with the oldest runtime that we admit."""
 
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+
+from tests import patience
 
 COORDINATOR = Path(__file__).parent.parent / "coordinator"
 PROTO = Path("jaxft_coordinator/proto")
@@ -12,7 +13,7 @@ PROTO = Path("jaxft_coordinator/proto")
 def test_the_committed_stubs_are_freshly_generated(tmp_path: Path):
     assert version("grpcio-tools") == "1.78.0", "newer tools write stubs that demand the newest runtime"
     generate = [sys.executable, str(COORDINATOR / "generate_stubs.py"), "--into", str(tmp_path)]
-    subprocess.run(generate, check=True, timeout=60)
+    patience.run(generate, check=True, limit_s=60)
     fresh = {path.name: path.read_bytes() for path in (tmp_path / PROTO).iterdir()}
     assert sorted(fresh) == ["coordinator_pb2.py", "coordinator_pb2.pyi", "coordinator_pb2_grpc.py"]
     for name, content in fresh.items():

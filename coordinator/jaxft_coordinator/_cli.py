@@ -133,10 +133,19 @@ async def serve(arguments: Arguments) -> None:
     server.running.add_done_callback(lambda _: stopped.set())
     await stopped.wait()
     logging.getLogger("jaxft_coordinator").info("coordinator stops")
-    failure = server.running.exception() if server.running.done() else None
+    failure = _failure(server.running)
     await server.stop()
     if failure is not None:
         raise failure
+
+
+def _failure(running: asyncio.Task[None]) -> BaseException | None:
+    """What ended the server, if anything did."""
+    if not running.done():
+        return None
+    if running.cancelled():
+        return RuntimeError("the coordinator's main task was cancelled")
+    return running.exception() or RuntimeError("the coordinator's main task has ended by itself")
 
 
 def _problem(arguments: Arguments) -> str:

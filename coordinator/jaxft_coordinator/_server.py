@@ -171,7 +171,6 @@ class Server(pb_grpc.CoordinatorServicer):
         self.running: asyncio.Task[None] | None = None
         self._health = _side.Health()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Bind and serve.
@@ -196,8 +195,26 @@ class Server(pb_grpc.CoordinatorServicer):
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         _log.info("coordinator listens on %s (port %d)", self._bind, self.port)
-        self._sweeping = asyncio.create_task(self._sweep_forever())
-        self.running = asyncio.create_task(self._jobs.run(self._address()))
+        self.running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        """Run what never ends, until cancelled.
+
+        Raises:
+            Exception: what ended one of them.
+        """
+        parts = [
+            asyncio.create_task(self._jobs.run(self._address()), name="the watch over all jobs"),
+            asyncio.create_task(self._sweep_forever(), name="the watch over connections"),
+        ]
+        try:
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for part in done:
+                raise part.exception() or RuntimeError(f"{part.get_name()} has ended by itself")
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
 
     def _serve_sessions(self, server: grpc.aio.Server) -> None:
         """As the generated code does, but with bytes in and out: each message is put into bytes once."""
@@ -223,7 +240,12 @@ class Server(pb_grpc.CoordinatorServicer):
         """Of the service, which only the leader offers; the process itself (the empty name) is well in any case."""
         task = asyncio.get_running_loop().create_task(self._health.set(SERVICE, status))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._health_was_set)
+
+    def _health_was_set(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the coordinator could not say whether it leads", exc_info=error)
 
     def _add_port(self, server: grpc.aio.Server) -> int:
         if self._tls is None:
@@ -239,8 +261,6 @@ class Server(pb_grpc.CoordinatorServicer):
         """Stop taking calls, end the streams, and return. Groups then wait for a coordinator to come back."""
         assert self._server is not None
         assert self.running is not None
-        assert self._sweeping is not None
-        self._sweeping.cancel()
         await self._health.enter_graceful_shutdown()
         self._jobs.stand_down()
         await self._jobs.flush(grace_s)
@@ -264,6 +284,7 @@ class Server(pb_grpc.CoordinatorServicer):
         if crowded_out is not None:
             self._sessions[crowded_out].put(None)
         reader = asyncio.create_task(self._read(session, request_iterator))
+        reader.add_done_callback(functools.partial(_reader_ended, session))
         try:
             while (message := await session.outbox.get()) is not None:
                 await context.write(session.encoded(message))
@@ -316,7 +337,6 @@ class Server(pb_grpc.CoordinatorServicer):
             reason = "the coordinator failed on its message"
             (_log if session.job else _strangers_log).exception("session %d: %s", session.id, reason)
         self._closed(session, reason)
-        session.put(None)
 
     def _greet(self, session: _Session, first: pb.GroupMessage) -> None:
         hello = wire.group_from_proto(first)
@@ -383,6 +403,14 @@ class Server(pb_grpc.CoordinatorServicer):
                     _log.info("%s", text)
                 case Persist():
                     pass  # done already
+
+
+def _reader_ended(session: _Session, reader: asyncio.Task[None]) -> None:
+    """End the stream, however its reader has ended."""
+    session.put(None)
+    if not reader.cancelled() and (error := reader.exception()) is not None:
+        logger = _log if session.job else _strangers_log
+        logger.error("session %d: the coordinator failed at its end", session.id, exc_info=error)
 
 
 def _decoded(data: bytes) -> GroupMessage:

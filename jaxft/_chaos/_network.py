@@ -13,7 +13,8 @@ has rules of its own:
 `reset` ends the connections that are there, in both directions, with an RST; new ones are let through.
 
 All sockets belong to one asyncio loop in a thread of its own; the methods may be called from any other thread. An
-error on one connection ends that connection, at both ends, and nothing else.
+error on one connection ends that connection, at both ends, and nothing else; an error of this code is raised by the
+next call of a method.
 """
 
 import asyncio
@@ -83,6 +84,7 @@ class Network:
         self._links: dict[Pair, _Link] = {}
         self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._broken: BaseException | None = None  # what ended a connection, and was not of the network
         self._to_damage = 0
         self.damaged = 0
 
@@ -94,10 +96,12 @@ class Network:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._call(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CALL_TIMEOUT_S)
-        self._loop.close()
+        try:
+            self._call(self._close())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CALL_TIMEOUT_S)
+            self._loop.close()
 
     # ---- where to dial ----
 
@@ -149,7 +153,10 @@ class Network:
     # ---- in the loop ----
 
     def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
+        result = asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
+        if self._broken is not None:
+            raise RuntimeError(f"the network has failed on a connection: {self._broken!r}") from self._broken
+        return result
 
     async def _open(self) -> None:
         for group in self._groups:
@@ -197,9 +204,14 @@ class Network:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = self._loop.create_task(self._carry(dialler, listener, reader, writer))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._carried)
 
         return accept
+
+    def _carried(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broken = self._broken or error
 
     async def _carry(
         self, dialler: str, listener: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import defaultdict, deque
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,8 @@ class Doom:
                 self._hang = (phase, float(seconds))
             case ["pace", seconds]:
                 self._pace_s = float(seconds)
+            case _:
+                raise ValueError(f"{line!r} is no order: die PHASE DEPTH, hang PHASE SECONDS or pace SECONDS")
 
     def enter(self, phase: str, step: int) -> None:
         """Note that a phase begins, and die if it is the ordered one."""
@@ -81,8 +84,10 @@ class Doom:
 
     def _die(self) -> None:
         assert self._word is not None
-        self._words.write(replace(self._word, dies_t_s=time.time()))
-        os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            self._words.write(replace(self._word, dies_t_s=time.time()))
+        finally:  # ordered to die, it dies, though it may be without a word
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def listen(doom: Doom) -> None:
@@ -101,9 +106,19 @@ def listen(doom: Doom) -> None:
 
 
 def take_orders(doom: Doom, descriptor: int) -> None:
-    """Take in orders as they come, in a thread of its own, until there can be no more."""
+    """Take in orders as they come, in a thread of its own, until there can be no more.
+
+    An order that cannot be carried out ends the process: the storm would wait for a death that never comes.
+    """
 
     def read() -> None:
+        try:
+            take()
+        except BaseException:  # the top of a thread
+            traceback.print_exc()
+            os._exit(os.EX_SOFTWARE)
+
+    def take() -> None:
         # Not through sys.stdin: the interpreter cannot end while a thread holds that one's lock in a read.
         rest = b""
         while new := os.read(descriptor, 4096):

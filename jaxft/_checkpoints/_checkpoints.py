@@ -233,7 +233,7 @@ class Checkpoints:
         try:
             write(self._folder, manifest, copy, keep=self._keep, damaged=frozenset(self._damaged))
             self._damaged.discard(manifest.step)
-        except Exception as error:  # the top of a thread; training goes on whatever became of this
+        except BaseException as error:  # the top of a thread; training goes on whatever became of this
             _log.error(
                 "the checkpoint of step %d was not written to %s: %s: %s. Training goes on, and the next due step "
                 "is tried again; check that the disk is there, has room, and may be written to",

@@ -3,15 +3,20 @@ which the training thread reads what to do.
 
 The loop's thread alone owns the replica's state. The training thread posts events and waits for a directive;
 when a directive gives way to another, whatever it still does under the old one is told to stop.
+
+No part of it ends in silence. A lost stream is dialled again. Anything else that ends a task, the loop or the thread,
+or keeps the loop from turning, ends the session (`_fail`): the stream closes, so that the others go on at once, and
+each call of the training thread raises `SessionFailed` from then on.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from typing import Protocol, assert_never
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Protocol, TypeVar, assert_never
 
 import grpc
 import grpc.aio
@@ -19,8 +24,11 @@ from jaxft_coordinator import wire
 from jaxft_coordinator.core.messages import GroupMessage, HistoryId, NewQuorum, QuorumId, Step
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 
+from jaxft import _errors
 from jaxft._credentials import Credentials, Greeting, Unproven
+from jaxft._errors import JaxftError
 from jaxft._replica import _core
+from jaxft._replica._loop import LoopThread, Watch
 from jaxft._replica._types import (
     Apply,
     Attempt,
@@ -28,6 +36,7 @@ from jaxft._replica._types import (
     Dial,
     Directive,
     Disconnected,
+    Effect,
     Event,
     Fail,
     Failure,
@@ -55,6 +64,10 @@ _log = logging.getLogger("jaxft")
 TICK_S = 0.05
 # A wait is mentioned after this, and again each time it has doubled.
 FIRST_MENTION_S = 5.0
+# How often a waiting training thread looks whether the loop still turns.
+LOOK_S = 1.0
+# However short the failure timeout, the loop is not stuck before this many looks.
+LEAST_STUCK_LOOKS = 10
 
 _SESSION = f"/{pb.DESCRIPTOR.services_by_name['Coordinator'].full_name}/Session"
 _OPTIONS = [
@@ -66,6 +79,9 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 ]
+
+
+_T = TypeVar("_T")
 
 
 class Pins(Protocol):
@@ -100,12 +116,13 @@ class Session:
         # Likewise: whether it is outside of any step, and how often it has got on with one.
         self.away = True
         self.progress = 0
-        self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = LoopThread("jaxft-session", self._fail)
         self._outbox: asyncio.Queue[GroupMessage] | None = None
-        self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
+        self._stream: asyncio.Task[Any] | None = None  # what carries the call that is there
         self._hung_up = ""  # why the call was ended from here
-        self._thread = threading.Thread(target=self._run, name="jaxft-session", daemon=True)
+        self._closing = False
+        self._ended: Failure | None = None  # why there is no session any more
+        self._cause: BaseException | None = None  # of `_ended`
 
     # ---- the training thread's side ----
 
@@ -113,31 +130,38 @@ class Session:
         """Dial the coordinator; return when this group is welcome.
 
         Raises:
-            JaxftError: what `Fail` says, if it was refused or the coordinator cannot be reached.
+            JaxftError: this group was refused, the coordinator cannot be reached, or the session has ended.
         """
-        self._thread.start()
-        with self._changed:
-            self._changed.wait_for(lambda: self._replica.phase not in (Phase.OFFLINE, Phase.GREETING))
+        first = self._replica.identity.coordinators[0]
+        self._loop.start(tick=self._tick_forever(), stream=self._connect(0.0, first))
+        self._await(lambda: self._replica.phase not in (Phase.OFFLINE, Phase.GREETING))
+        if self._replica.failure is not None:
+            raise _error(self._replica.failure)
 
     def post(self, event: Event) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(self._handle, event)
+        """Let `event` happen to the replica, in the loop's thread.
+
+        Raises:
+            SessionFailed: the session has ended.
+            ConfigurationError: it was closed.
+        """
+        self._check()
+        try:
+            self._loop.call(self._handle, event)
+        except RuntimeError:  # the loop has been closed since, and `_ended` says why
+            self._check()
+            raise
 
     def wait(self, seen: int) -> tuple[int, Directive]:
-        """Return the first directive after number `seen` that is not `Wait`, with its number."""
-        began_s = time.monotonic()
-        mention_s = FIRST_MENTION_S
-        while True:
-            with self._changed:
-                self._waits = True
-                if self._changed.wait_for(lambda: self._actionable(seen), timeout=mention_s):
-                    self._waits = False
-                    return self._sequence, self._directive
-                directive = self._directive
-            waited_s = time.monotonic() - began_s
-            reason = directive.reason if isinstance(directive, Wait) else "its own turn"
-            _log.info("[jaxft %s] waiting %.0f s for %s", self._replica.identity.group, waited_s, reason)
-            mention_s = waited_s
+        """Return the first directive after number `seen` that is not `Wait`, with its number.
+
+        Raises:
+            SessionFailed: the session has ended.
+        """
+        self._waits = True
+        found = self._await(lambda: self._taken(seen))
+        assert found is not None
+        return found
 
     @contextlib.contextmanager
     def activity(self, directive: Directive, abort: Abort) -> Iterator[Abort]:
@@ -171,6 +195,9 @@ class Session:
         """Wait until this group has left, or the deadline; return a step whose digest is wanted before that.
 
         Not for step `told`: its digest is on its way to the session's thread.
+
+        Raises:
+            SessionFailed: the session has ended.
         """
 
         def wanted() -> Step | None:
@@ -180,9 +207,8 @@ class Session:
         def over() -> bool:
             return self._replica.phase in (Phase.LEFT, Phase.FAILED) or wanted() is not None
 
-        with self._changed:
-            self._changed.wait_for(over, max(0.0, deadline_s - time.monotonic()))
-            return wanted()
+        self._await(over, max(0.0, deadline_s - time.monotonic()))
+        return wanted()
 
     def wants_digest(self, step: Step) -> bool:
         """Whether a joiner waits for the digest of state `step`, which is about to be overwritten."""
@@ -207,67 +233,114 @@ class Session:
         """How far the job was when this group came, and whether a group that was there held that state."""
         return self._replica.frontier_step, self._replica.frontier_held
 
-    @property
-    def failed(self) -> Failure | None:
-        return self._replica.failure
-
     def close(self) -> None:
-        if not self._thread.is_alive():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5.0)
+        self._closing = True
+        if not self._loop.close():
+            _log.warning("%s does not end; %s", self._name, self._loop.stands_at())
 
-    def _actionable(self, seen: int) -> bool:
-        return self._sequence > seen and not isinstance(self._directive, Wait)
+    def _await(self, done: Callable[[], _T | None], timeout_s: float = math.inf) -> _T | None:
+        """Return what `done` says, with the lock, as soon as that is true; None after `timeout_s`.
+
+        A long wait is mentioned.
+
+        Raises:
+            JaxftError: the session has ended, or its loop turns no more.
+        """
+        began_s, mention_s = time.monotonic(), FIRST_MENTION_S
+        watch = Watch(self._loop)
+        while True:
+            left_s = began_s + timeout_s - time.monotonic()
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended or done(), max(0.0, min(LOOK_S, left_s)))
+                self._check()
+                if found := done():
+                    return found
+                directive = self._directive
+            waited_s = time.monotonic() - began_s
+            if waited_s >= timeout_s:
+                return None
+            looks = watch.looks_without_a_turn()
+            if looks * LOOK_S > max(self._replica.failure_timeout_s, LEAST_STUCK_LOOKS * LOOK_S):
+                self._fail(f"its loop has not turned for {looks * LOOK_S:.0f} s; {self._loop.stands_at()}")
+            elif waited_s >= mention_s:
+                reason = directive.reason if isinstance(directive, Wait) else "its own turn"
+                _log.info("[jaxft %s] waiting %.0f s for %s", self._replica.identity.group, waited_s, reason)
+                mention_s = 2 * waited_s
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise _error(self._ended) from self._cause
+
+    @property
+    def _name(self) -> str:
+        me = self._replica.identity
+        return f"the session of group {me.group!r} of job {me.job!r} with the coordinator {me.coordinator}"
+
+    def _taken(self, seen: int) -> tuple[int, Directive] | None:
+        """The directive, if it is newer than `seen` and more than `Wait`. With the lock."""
+        if self._sequence <= seen or isinstance(self._directive, Wait):
+            return None
+        self._waits = False
+        return self._sequence, self._directive
 
     # ---- the loop's side ----
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._keep(self._tick_forever())
-        self._keep(self._connect(0.0, self._replica.identity.coordinators[0]))
-        try:
-            self._loop.run_forever()
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
-            self._loop.close()
+    def _fail(self, what: str, cause: BaseException | None = None) -> None:
+        """End the session, and tell the training thread why. The first reason counts."""
+        with self._changed:
+            if self._ended is not None:
+                return
+            self._ended, self._cause = self._farewell(what, cause), cause
+            self._stop_if_stale()
+            self._changed.notify_all()
+        if not self._closing:
+            _log.error("[jaxft %s] %s", self._replica.identity.group, self._ended.text, exc_info=cause)
+        self._loop.stop()
 
-    def _keep(self, coroutine: object) -> asyncio.Task[None]:
-        task = self._loop.create_task(coroutine)  # pyright: ignore[reportArgumentType]
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _farewell(self, what: str, cause: BaseException | None) -> Failure:
+        if self._closing:
+            text = (
+                f"{self._name} is closed: its Manager's `with` block has been left. Call the step inside it."
+            )
+            return Failure("ConfigurationError", text)
+        reason = what if cause is None else f"{what} with {type(cause).__name__}: {cause}"
+        return Failure(
+            "SessionFailed",
+            f"{self._name} has ended: {reason}. The job goes on without this group. Start the group again: it heals "
+            "from the others. If this happens again, report it with the log, which holds the traceback.",
+        )
 
     def _handle(self, event: Event) -> None:
+        if self._ended is not None:
+            return
         try:
             replica, effects = _core.step(self._replica, event, time.monotonic())
-        except Exception as error:
-            _log.exception("[jaxft %s] failed on %r", self._replica.identity.group, event)
-            self._fail(f"internal error on {type(event).__name__}: {error!r}")
-            return
-        for effect in effects:
-            match effect:
-                case Say(message):
-                    if self._outbox is not None:
-                        self._outbox.put_nowait(message)
-                case Dial(delay_s, address):
-                    self._keep(self._connect(delay_s, address))
-                case HangUp(reason):
-                    if self._call is not None:
-                        self._hung_up = reason
-                        self._call.cancel()
-                case PinState(heal_id, step, log_only):
-                    self._pins.pin(heal_id, step, log_only=log_only)
-                case ReleasePin(heal_id):
-                    self._pins.release(heal_id)
-                case Note(text, warning):
-                    level = logging.WARNING if warning else logging.INFO
-                    _log.log(level, "[jaxft %s] %s", replica.identity.group, text)
-                case _:
-                    assert_never(effect)
-        self._show(replica)
+            for effect in effects:
+                self._do(effect)
+            self._show(replica)
+        except Exception as error:  # the top of what the loop calls
+            self._fail(f"the event {type(event).__name__} failed", error)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Say(message):
+                if self._outbox is not None:
+                    self._outbox.put_nowait(message)
+            case Dial(delay_s, address):
+                self._loop.keep(self._connect(delay_s, address), "stream")
+            case HangUp(reason):
+                if self._stream is not None:
+                    self._hung_up = reason
+                    self._stream.cancel()  # not only the call, of whose end gRPC might never tell
+            case PinState(heal_id, step, log_only):
+                self._pins.pin(heal_id, step, log_only=log_only)
+            case ReleasePin(heal_id):
+                self._pins.release(heal_id)
+            case Note(text, warning):
+                level = logging.WARNING if warning else logging.INFO
+                _log.log(level, "[jaxft %s] %s", self._replica.identity.group, text)
+            case _:
+                assert_never(effect)
 
     def _show(self, replica: Replica) -> None:
         """Make the new state visible, and wake whoever waits for what changed in it."""
@@ -287,15 +360,10 @@ class Session:
         if self._activity is None:
             return
         key, abort = self._activity
-        if key != _key(self._directive) and not abort.is_set:
+        if self._ended is not None and not abort.is_set:
+            abort.set(self._ended.text)
+        elif key != _key(self._directive) and not abort.is_set:
             abort.set("what the group was doing has been overtaken")
-
-    def _fail(self, text: str) -> None:
-        with self._changed:
-            self._directive = Fail(Failure("JaxftError", text))
-            self._sequence += 1
-            self._stop_if_stale()
-            self._changed.notify_all()
 
     async def _tick_forever(self) -> None:
         while True:
@@ -310,15 +378,15 @@ class Session:
             return
         channel = self._credentials.channel(address, _OPTIONS)
         greeting = Greeting(self._credentials.key, known=self._proved)
-        self._hung_up = ""
+        self._hung_up, self._stream = "", asyncio.current_task()
         reason = "the coordinator ended the session"
         writer: asyncio.Task[None] | None = None
         try:
-            call = self._call = channel.stream_stream(_SESSION)()  # bytes both ways: `greeting` reads them
+            call = channel.stream_stream(_SESSION)()  # bytes both ways: `greeting` reads them
             messages = aiter(call)
             await self._challenged(greeting, messages)
             self._outbox = asyncio.Queue()
-            writer = self._keep(self._write(call, self._outbox, greeting))
+            writer = self._loop.keep(self._write(call, self._outbox, greeting), "writer")
             self._handle(Connected())
             async for received in messages:
                 message = greeting.decode(received)
@@ -329,9 +397,12 @@ class Session:
             if not greeting.begun:
                 reason = self._credentials.explained(reason)
         except asyncio.CancelledError:
-            if not self._hung_up:
+            assert self._stream is not None
+            if self._hung_up:
+                self._stream.uncancel()
+            elif self._stream.cancelling():
                 raise
-            reason = self._hung_up
+            reason = self._hung_up or "the call was cancelled"
         except (ConnectionError, TimeoutError) as error:
             reason = str(error)
         except Unproven as error:
@@ -341,10 +412,11 @@ class Session:
         except wire.WireError as error:
             reason = f"the coordinator said what this jaxft does not know: {error}"
         finally:
-            self._outbox = self._call = None
+            self._outbox = self._stream = None
             if writer is not None:
                 writer.cancel()
-            await channel.close()
+            async with asyncio.timeout(_core.GREETING_TIMEOUT_S):
+                await channel.close()
         with self._changed:
             busy = not self._waits
         self._handle(Disconnected(reason, busy))
@@ -367,11 +439,17 @@ class Session:
         outbox: asyncio.Queue[GroupMessage],
         greeting: Greeting,
     ) -> None:
-        with contextlib.suppress(
-            grpc.aio.AioRpcError, asyncio.InvalidStateError
-        ):  # the reader sees why it ended
-            while True:
-                await call.write(greeting.encode(await outbox.get()))
+        # The reader sees why the call ended, or cancels this task.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+            try:
+                while True:
+                    await call.write(greeting.encode(await outbox.get()))
+            finally:
+                call.cancel()  # a stream that only listens would look alive
+
+
+def _error(failure: Failure) -> JaxftError:
+    return getattr(_errors, failure.error, JaxftError)(failure.text)
 
 
 def _key(directive: Directive) -> tuple[object, ...]:

@@ -23,6 +23,7 @@ from jaxft._launch._display import PlainDisplay
 from jaxft._launch._events import StepEvent
 from jaxft._launch._job import Job, Training
 from jaxft._launch._processes import Processes
+from tests import patience
 
 GROUPS = ("group-0", "group-1", "group-2")
 PATIENCE_S = 60.0
@@ -75,9 +76,9 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = patience.machine_s() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline_s
+        assert patience.machine_s() < deadline_s
         time.sleep(0.005)
 
 

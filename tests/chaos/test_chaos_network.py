@@ -12,9 +12,10 @@ import pytest
 from jaxft._chaos._network import COORDINATOR, LEAST_DAMAGED_BYTES, Network
 from jaxft._dataplane import Abort, Hello, Listener, dial
 from jaxft._wire import recv_exactly, send_all
+from tests import patience
 
 GROUPS = ("group-0", "group-1", "group-2")
-PATIENCE_S = 30.0
+PATIENCE_S = patience.FAR_S
 # For what must not happen: so long nothing came, where everything else comes in a millisecond.
 SILENCE_S = 0.3
 
@@ -283,3 +284,25 @@ def test_a_capped_link_takes_its_time(groups: Groups) -> None:
     assert 0.3 < time.monotonic() - began_s
     groups.network.cap([("group-0", "group-1")], None)
     passes(near, far, bytes(400_000))
+
+
+def test_an_error_of_its_own_is_raised_by_the_next_call() -> None:
+    def where(name: str) -> int:
+        raise KeyError(name)
+
+    network = Network(GROUPS, where)
+
+    def broken() -> bool:
+        with contextlib.suppress(RuntimeError):
+            network.spare()
+            return False
+        return True
+
+    def carry() -> None:
+        with network:
+            host, _, port = network.coordinator_of("group-0").rpartition(":")
+            with socket.create_connection((host, int(port)), PATIENCE_S):
+                patience.until(broken, "the error", limit_s=10.0)
+
+    with pytest.raises(RuntimeError, match="failed on a connection: KeyError"):
+        carry()

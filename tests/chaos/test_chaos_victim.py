@@ -1,5 +1,6 @@
 """A real process that is told when to die, and dies there by a real SIGKILL."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import jaxft
 from jaxft._chaos._victim import UNKNOWN_LENGTH_S
 from jaxft._chaos._words import Word, WordFile, read_word, words_beside
+from tests import patience
 
 HERE = Path(__file__).parent
 PATIENCE_S = 60.0
@@ -51,7 +53,7 @@ def word_of(folder: Path) -> Word:
 @pytest.mark.parametrize("phase", ["heal", "compute", "exchange", "vote", "apply"])
 def test_it_dies_where_the_ordered_phase_begins(tmp_path: Path, phase: str) -> None:
     with victim(tmp_path, steps=10**6) as process:
-        process.communicate(f"die {phase} 0.0\n".encode(), timeout=PATIENCE_S)
+        patience.communicate(process, f"die {phase} 0.0\n".encode())
     assert process.returncode == -signal.SIGKILL
     word = word_of(tmp_path)
     assert word.phase == phase
@@ -61,7 +63,7 @@ def test_it_dies_where_the_ordered_phase_begins(tmp_path: Path, phase: str) -> N
 
 def test_it_dies_within_a_phase(tmp_path: Path) -> None:
     with victim(tmp_path, steps=10**6) as process:
-        process.communicate(b"die vote 0.9\n", timeout=PATIENCE_S)
+        patience.communicate(process, b"die vote 0.9\n")
     assert process.returncode == -signal.SIGKILL
     word = word_of(tmp_path)
     assert word.dies_t_s is not None
@@ -73,7 +75,7 @@ def test_without_an_order_it_runs_to_its_end_and_its_debug_lines_stay_out_of_the
     with victim(tmp_path, steps=2) as process:
         assert process.stdout is not None
         text = process.stdout.read().decode()  # standard input stays open: nobody waits for its end
-        assert process.wait(PATIENCE_S) == 0, text
+        assert patience.wait(process) == 0, text
     assert text == "".join(f"[jaxft group-0] heals to step {step} from group-1\n" for step in range(2))
     word = word_of(tmp_path)
     assert (word.phase, word.step, word.dies_t_s) == ("apply", 1, None)
@@ -85,15 +87,15 @@ def test_it_takes_its_time_for_a_step_if_it_is_told_to(tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.write(b"pace 0.5\n")
         process.stdin.flush()
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = patience.machine_s() + PATIENCE_S
         while (word := read_word(file)) is None or word.phase != "compute" or time.time() - word.t_s < 0.3:
-            assert time.monotonic() < deadline_s
+            assert patience.machine_s() < deadline_s
             assert process.poll() is None
 
 
 def test_a_later_order_replaces_the_former(tmp_path: Path) -> None:
     with victim(tmp_path, steps=10**6) as process:
-        process.communicate(b"die replay 0.0\ndie exchange 0.0\n", timeout=PATIENCE_S)
+        patience.communicate(process, b"die replay 0.0\ndie exchange 0.0\n")
     assert word_of(tmp_path).phase == "exchange"
 
 
@@ -106,3 +108,30 @@ def test_the_last_word_is_whole_whatever_its_length(tmp_path: Path) -> None:
     for word in (long, short):
         words.write(word)
         assert read_word(path) == word
+
+
+@pytest.mark.parametrize("order", [b"die vote soon\n", b"dance\n", b"\xff\n"])
+def test_an_order_that_cannot_be_carried_out_ends_it_with_an_error(tmp_path: Path, order: bytes) -> None:
+    with victim(tmp_path, steps=10**6) as process:
+        said, _ = patience.communicate(process, order)
+    assert process.returncode == os.EX_SOFTWARE
+    assert b"Traceback" in said
+
+
+WORDLESS = (
+    "import signal\n"
+    "from jaxft._chaos._victim import Doom\n"
+    "class NoWords:\n"
+    "    def write(self, word):\n"
+    "        if word.dies_t_s is not None:\n"
+    "            raise OSError('the disk is full')\n"
+    "doom = Doom(NoWords())\n"
+    "doom.order('die vote 0.5')\n"
+    "doom.enter('vote', 0)\n"
+    "signal.pause()\n"
+)
+
+
+def test_it_dies_as_ordered_though_its_last_words_cannot_be_written() -> None:
+    done = patience.run([sys.executable, "-c", WORDLESS])
+    assert done.returncode == -signal.SIGKILL

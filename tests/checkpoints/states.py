@@ -12,8 +12,9 @@ from flax import nnx
 
 import jaxft
 from jaxft._checkpoints import Checkpoints
+from tests import patience
 
-PATIENCE_S = 60.0
+PATIENCE_S = patience.FAR_S
 
 
 @jax.tree_util.register_dataclass

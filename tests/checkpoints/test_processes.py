@@ -4,12 +4,12 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from jaxft._checkpoints import Checkpoints
+from tests import patience
 
 from .saver import state_at
 from .states import PATIENCE_S, same
@@ -34,15 +34,14 @@ def test_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         saver = start("endless", tmp_path)
         with saver:
             assert saver.stdout is not None
-            watchdog = threading.Timer(PATIENCE_S, saver.kill)
-            watchdog.start()
+            cancel = patience.alarm(patience.LIMIT_S, saver.kill)
             said = int(saver.stdout.readline())  # one is complete; the next is being written
             try:
                 # Not to wait for something: when the process is killed is what is tried here.
                 saver.wait(chance.uniform(0.0, 0.3))
             except subprocess.TimeoutExpired:
                 saver.send_signal(signal.SIGKILL)
-            watchdog.cancel()
+            cancel()
             later = [int(line) for line in saver.stdout.read().split()]
         assert saver.returncode == -signal.SIGKILL
         torn += len(list(tmp_path.glob(".unfinished-*")))
@@ -64,7 +63,7 @@ def test_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 def test_a_full_disk(tmp_path: Path) -> None:
     done = start("full", tmp_path)
     try:
-        said, errors = done.communicate(timeout=PATIENCE_S)
+        said, errors = patience.communicate(done)
     finally:
         done.kill()
     assert said.splitlines() == ["1 [1]", "2 [1]", "3 [1, 3]"], errors

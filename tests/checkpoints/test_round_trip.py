@@ -4,7 +4,6 @@ import ctypes
 import importlib
 import importlib.util
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 import jaxft
 from jaxft import ConfigurationError
 from jaxft._checkpoints import Checkpoints, _folder
+from tests import patience
 
 from .states import (
     PATIENCE_S,
@@ -191,5 +191,5 @@ def test_orbax_is_imported_late() -> None:
         "import sys, jaxft._checkpoints as c; c.Checkpoints('somewhere').steps(); "
         "print([m for m in sys.modules if m.startswith(('orbax.', 'tensorstore'))])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
+    done = patience.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr

@@ -19,6 +19,8 @@ from jaxft_coordinator.core.messages import (
     Welcome,
 )
 
+from tests import patience
+
 from .test_journal import HeldStore, turns
 
 
@@ -64,7 +66,7 @@ def run(scenario: Callable[[HeldStore, Desk], Awaitable[None]], **options: float
         desk = Desk(store, **options)
         leading = asyncio.create_task(desk.jobs.run("here:1"))
         try:
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(patience.FAR_S):
                 await desk.leads.wait()
                 await scenario(store, desk)
         finally:

@@ -12,6 +12,7 @@ from jaxft_coordinator.core.job import Record, Saved
 from jaxft_coordinator.records import RecordError
 from jaxft_coordinator.stores import Opened, StoreLost
 
+from tests import patience
 from tests.stores import examples
 
 
@@ -57,7 +58,7 @@ def run(scenario: Callable[[HeldStore, Journal, list[str]], Awaitable[None]]) ->
         journal = Journal(store, {}, lambda job, error: store.refused.append(job))
         writing = asyncio.create_task(journal.run())
         try:
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(patience.FAR_S):
                 await scenario(store, journal, [])
         finally:
             writing.cancel()

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from jaxft._launch._display import PlainDisplay
 from jaxft._launch._job import Job, Training
 from jaxft._launch._processes import Processes
 from jaxft._launch._run import run_job
+from tests import patience
 
 HERE = Path(__file__).parent
 PACE_S = 0.01
@@ -30,6 +33,27 @@ def commands(*group_flags: str, launches: int = 6) -> Commands:
         coordinator=(sys.executable, "-S", str(HERE / "fake_coordinator.py"), str(PACE_S), str(launches)),
         trainer=(sys.executable, "-S", str(HERE / "fake_group.py"), *group_flags),
     )
+
+
+def commands_in(folder: Path, *, launches: int = 6) -> Commands:
+    """The same fakes and their interpreter, elsewhere."""
+    python = folder / "python"
+    python.symlink_to(sys.executable)
+    fakes = [shutil.copy(HERE / name, folder) for name in ("fake_coordinator.py", "fake_group.py")]
+    return Commands(
+        coordinator=(str(python), "-S", fakes[0], str(PACE_S), str(launches)),
+        trainer=(str(python), "-S", fakes[1]),
+    )
+
+
+def test_every_path_may_contain_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / 'some dir\'s "demo"'
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    file = folder / "the verdict.json"
+    assert run_demo(DemoOptions(steps=20, kills=1, json=file), commands_in(folder, launches=4)) == 0
+    assert json.loads(file.read_text())["matches_undisturbed"]
 
 
 def test_every_group_is_killed_once_and_the_verdict_is_good(
@@ -117,20 +141,14 @@ def test_a_job_that_hangs_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture
 )
 def test_no_process_outlives_a_demo_that_is_interrupted(tmp_path: Path, number: int, status: int) -> None:
     script = WITHOUT_JAX + (
-        "import pathlib, sys\n"
+        "import json, pathlib, sys\n"
         "from jaxft._demo.demo import Commands, DemoOptions, run_demo\n"
-        "keep, coordinator, trainer = pathlib.Path(sys.argv[1]), sys.argv[2].split(), sys.argv[3].split()\n"
-        "run_demo(DemoOptions(steps=10**6, keep=keep), Commands(tuple(coordinator), tuple(trainer)))\n"
+        "keep, fakes = pathlib.Path(sys.argv[1]), [tuple(command) for command in json.loads(sys.argv[2])]\n"
+        "run_demo(DemoOptions(steps=10**6, keep=keep), Commands(*fakes))\n"
     )
     fakes = commands()
-    command = [
-        sys.executable,
-        "-c",
-        script,
-        str(tmp_path),
-        " ".join(fakes.coordinator),
-        " ".join(fakes.trainer),
-    ]
+    words = json.dumps([fakes.coordinator, fakes.trainer])
+    command = [sys.executable, "-c", script, str(tmp_path), words]
     pids: list[int] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
         assert running.stdout is not None
@@ -143,9 +161,9 @@ def test_no_process_outlives_a_demo_that_is_interrupted(tmp_path: Path, number: 
         running.stdout.read()
     assert running.returncode == status
     assert len(pids) >= 4
-    deadline_s = time.monotonic() + 30.0
+    deadline_s = patience.machine_s() + 30.0
     while any(is_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline_s
+        assert patience.machine_s() < deadline_s
         time.sleep(0.01)
 
 

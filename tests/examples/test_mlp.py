@@ -26,6 +26,7 @@ from examples.mlp._model import init_state, predict
 from examples.mlp.train import Flags, make_train_step, train
 from jaxft._launch._events import FinishedEvent, parse_event
 from jaxft.data import Batches
+from tests import patience
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 100.0
@@ -197,8 +198,8 @@ def test_bad_input_is_refused(
 def test_it_imports_only_what_it_needs() -> None:
     """It is what fault tests start over and over: scipy alone would cost a relaunched group half a second."""
     code = "import sys, examples.mlp.train; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    done = patience.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, limit_s=DEADLINE_S, check=True
     )
     heavy = {"scipy", "orbax", "flax", "grain", "pandas"}
     assert heavy.isdisjoint(name.split(".")[0] for name in done.stdout.split())
@@ -218,8 +219,8 @@ def start(
 
 
 def port_of(log: Path) -> int:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline_s:
+    deadline_s = patience.machine_s() + DEADLINE_S
+    while patience.machine_s() < deadline_s:
         if found := re.search(r"listens on .*\(port (\d+)\)", log.read_text()):
             return int(found.group(1))
         time.sleep(0.01)
@@ -258,7 +259,7 @@ def test_two_groups_end_as_one_alone(tmp_path: Path) -> None:
             events = ("--events", str(tmp_path / f"{group}.jsonl"), "--cpu-devices", str(devices))
             started.append(start(tmp_path, group, *flags, *joins, *events))
         for process in started[1:]:
-            process.wait(DEADLINE_S)
+            patience.wait(process, limit_s=DEADLINE_S)
     finally:
         for process in started:
             process.kill()

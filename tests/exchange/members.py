@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxft._exchange import Abort, Layout, LeafSpec, Links, Node, Partials, Patience, Peer, exchange
 from jaxft._seal import Connection
+from tests import patience
 
 MIXED = (
     LeafSpec("matrix", (130, 70), "float32"),
@@ -133,8 +134,7 @@ def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
-        assert not thread.is_alive()
+        patience.join(thread)
     return outcomes
 
 

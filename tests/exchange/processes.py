@@ -13,10 +13,11 @@ import numpy as np
 from jaxft._dataplane import Abort, Listener
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Layout, Links, Node, Partials, Patience, Peer
+from tests import patience
 
 from .members import BIG, contribution, regions_of, run_exchange
 
-ANSWER_WITHIN_S = 60.0
+ANSWER_WITHIN_S = patience.FAR_S
 
 # Forked from one process that has everything imported: starting each from nothing would take seconds.
 _context = multiprocessing.get_context("forkserver")

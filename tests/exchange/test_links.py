@@ -4,7 +4,6 @@ import gc
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,6 +12,7 @@ import pytest
 from jaxft._dataplane import Abort, Hello, Listener, dial
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Layout, Links, Patience, Peer
+from tests import patience
 
 from .members import (
     MIXED,
@@ -175,7 +175,7 @@ def test_another_incarnation_is_not_taken_for_the_member() -> None:
         members = members_of(made, [[0], [1]])
         mine, theirs = members[0].incarnation + 1, members[1].incarnation
         hello = Hello("exchange", "job", "group-0", mine, "group-1", theirs, 1)
-        with dial(members[1].address, hello, deadline_s=time.monotonic() + 5):
+        with dial(members[1].address, hello, deadline_s=patience.far()):
             with pytest.raises(ExchangeFailed) as caught:
                 open_links(made[1], members, 1, wait_s=0.1)
         assert caught.value.peers == ("group-0",)

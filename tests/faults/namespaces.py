@@ -11,6 +11,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
+from tests import patience
+
 MISSING = "needs ip (iproute2) and nft (nftables), and the right to make network namespaces"
 # The hosts see nobody but each other, so any network will do.
 NETWORK = "10.213.7"
@@ -89,7 +91,7 @@ class Switch:
         self._run(*self.within("switch"), "nft", rule)
 
     def _run(self, *command: str) -> None:
-        subprocess.run(command, check=True, capture_output=True, timeout=COMMAND_TIMEOUT_S)
+        patience.run(command, check=True, capture_output=True, limit_s=COMMAND_TIMEOUT_S)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """A disk that is full, for a while: under the checkpoints, and under the coordinator's memory."""
 
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import jaxft
-from tests.faults.trial import FAILURE_S, SLACK_S, STEPS, figures, trial
+from tests import patience
+from tests.faults.trial import FAILURE_S, STEPS, figures, slack_s, trial
 from tests.processes.worker import init
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -24,12 +24,12 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder))
-    if subprocess.run(mount, capture_output=True, timeout=30).returncode:
+    if patience.run(mount, capture_output=True).returncode:
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         yield folder
     finally:
-        subprocess.run(("umount", "--lazy", str(folder)), check=True, timeout=30)
+        patience.run(("umount", "--lazy", str(folder)), check=True)
 
 
 @contextmanager
@@ -77,5 +77,5 @@ def test_the_coordinator_waits_for_room(tmp_path: Path, disk: Path, undisturbed:
         with job.fault("coordinator") as told, full(disk):
             job.here.until(lambda: "No space left" in job.here.coordinator_log.read_text(), "it to say so")
         figures.info("coordinator's disk full: stood still %.2f s", job.standstill_s(told()))
-        assert job.standstill_s(told()) < told().seconds + FAILURE_S + SLACK_S
+        assert job.standstill_s(told()) < told().seconds + FAILURE_S + slack_s()
         job.finish(undisturbed)

@@ -19,6 +19,7 @@ from jaxft._chaos._network import COORDINATOR, Network
 from jaxft._launch._events import StepEvent
 from jaxft._launch._record import Fault, History
 from jaxft._launch._recovery import again_s, standstill_s
+from tests import patience
 from tests.faults.namespaces import Switch
 from tests.processes.harness import Cluster, Worker, cluster
 
@@ -31,9 +32,12 @@ PACE_S = 0.1
 FIRST_STEPS = 3
 HEARTBEAT_S = 2.0
 FAILURE_S = 6.0
-# For a machine that stalls: everything that should take a few seconds may take so much longer.
-SLACK_S = 15.0
 LISTENS = re.compile(r"listens on port (\d+)")
+
+
+def slack_s() -> float:
+    """For a machine that stalls: everything that should take a few seconds may take so much longer."""
+    return patience.stretched(15.0)
 
 
 @dataclass

@@ -25,10 +25,11 @@ from jaxft._heal._server import HealServer
 from jaxft._heal._snapshot import type_of
 from jaxft._heal._store import StateStore
 from jaxft._seal import Checksums
+from tests import patience
 
 MB = 1 << 20
 # What only a hanging test reaches.
-LONG_S = 30.0
+LONG_S = patience.FAR_S
 
 Script = Callable[[socket.socket, Callable[[], Request]], None]
 
@@ -247,8 +248,7 @@ def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
     thread.start()
 
     def result() -> Any:
-        thread.join(LONG_S)
-        assert not thread.is_alive(), "it hangs"
+        patience.join(thread)
         if failure:
             raise failure[0]
         return outcome[0]
@@ -258,10 +258,7 @@ def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
 
 def until(condition: Callable[[], Any], what: str) -> None:
     """Wait for something that another thread does; polled, with a limit that only a hanging test reaches."""
-    deadline_s = soon()
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited for {what}"
-        time.sleep(0.002)
+    patience.until(condition, what)
 
 
 def descriptors() -> int:

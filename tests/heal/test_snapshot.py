@@ -22,6 +22,7 @@ from jaxft._heal._blob import LeafType, Spoiled
 from jaxft._heal._snapshot import Snapshot, type_of
 from jaxft._heal._store import Gone, StateStore
 from jaxft._programs import Programs, cut_programs
+from tests import patience
 
 from .donors import content, in_thread, leaves_of, mesh, own, raw, read, same_bits, sharded, soon, values
 
@@ -275,11 +276,11 @@ def test_capture_and_reading_at_once() -> None:
         barrier = threading.Barrier(3)
 
         def read(snapshot: Snapshot = snapshot, barrier: threading.Barrier = barrier) -> list[bytes]:
-            barrier.wait(30)
+            barrier.wait(patience.FAR_S)
             return [raw(leaf) for leaf in leaves_of(snapshot.blob)]
 
         readers = [in_thread(read) for _ in range(2)]
-        barrier.wait(30)
+        barrier.wait(patience.FAR_S)
         snapshot.capture()
         jax.block_until_ready(increase(leaves))
         assert [reader() for reader in readers] == [before, before]

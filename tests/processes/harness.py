@@ -6,12 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests import patience
 
 WORKER = Path(__file__).with_name("worker.py")
 DEADLINE_S = 60.0
@@ -85,10 +86,7 @@ class Cluster:
         return worker
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
-        deadline_s = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < deadline_s, f"waited {DEADLINE_S:.0f} s for {what}\n{self.logs()}"
-            time.sleep(0.01)
+        patience.until(condition, what, limit_s=DEADLINE_S, context=self.logs)
 
     def start_together(
         self, groups: tuple[str, ...], flags: Callable[[str], tuple[str, ...]]

@@ -1,5 +1,6 @@
 """What users choose: spares, one shard for each member, a least number of groups. On real processes."""
 
+import itertools
 import signal
 from pathlib import Path
 
@@ -136,7 +137,7 @@ def test_one_shard_for_each_member_the_batch_shrinks_with_the_members(tmp_path: 
 
 def test_two_jobs_with_the_same_group_names_do_not_meet(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
-        here.start_coordinator()
+        here.start_coordinator("--join-timeout-ms", "600000")
         started: list[Worker] = []
         for job, rate in (("one", "0.01"), ("two", "0.02")):
             flags = (
@@ -148,8 +149,14 @@ def test_two_jobs_with_the_same_group_names_do_not_meet(tmp_path: Path) -> None:
                 str(STEPS),
                 "--gate",
                 f"{KILLED_AT}:{tmp_path}/go",
+                "--gate",
+                f"start:{tmp_path}/present",
             )
             started += [here.start(group, *flags) for group in ("group-0", "group-1")]
+        for job, group in itertools.product(("one", "two"), ("group-0", "group-1")):
+            text = f"[{job}] {group} is present"
+            here.until(lambda text=text: text in here.coordinator_log.read_text(), text)
+        (tmp_path / "present").touch()
         here.until(lambda: all(worker.steps() for worker in started), "both jobs to train")
         started[0].process.send_signal(signal.SIGKILL)
         here.until_dead(started[0])

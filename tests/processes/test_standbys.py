@@ -12,6 +12,7 @@ from queue import Queue
 
 import pytest
 
+from tests import patience
 from tests.processes.harness import Cluster, Worker, cluster, digest_alone
 from tests.stores.etcd_server import Etcd, etcd_in
 from tests.stores.proxy import Proxy, proxy_to
@@ -102,7 +103,7 @@ def cable(port: int) -> Iterator[tuple[str, Callable[[], None]]]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    loop, proxy, stop = ready.get(timeout=30.0)
+    loop, proxy, stop = patience.get(ready, "the proxy")
 
     def cut() -> None:
         loop.call_soon_threadsafe(proxy.hold)
@@ -111,7 +112,7 @@ def cable(port: int) -> Iterator[tuple[str, Callable[[], None]]]:
         yield proxy.endpoint, cut
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(30.0)
+        patience.join(thread)
 
 
 def test_the_leader_is_killed(etcd: Etcd, undisturbed: str, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -30,6 +29,8 @@ from jaxft_coordinator.core.messages import (
 from jaxft_coordinator.credentials import JobKey
 from jaxft_coordinator.proto import coordinator_pb2 as pb
 from jaxft_coordinator.seals import Broken, Said, Seal
+
+from tests import patience
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
@@ -72,7 +73,7 @@ class Group:
 
     async def read(self) -> pb.CoordinatorMessage | None:
         """The next message; None at the end of the stream."""
-        data = await asyncio.wait_for(self._call.read(), PATIENCE_S)
+        data = await asyncio.wait_for(self._call.read(), patience.FAR_S)
         if data is grpc.aio.EOF:
             return None
         if self.seals is not None:
@@ -83,7 +84,7 @@ class Group:
     async def read_sealed(self) -> pb.CoordinatorMessage:
         """The next message, which must carry its MAC. Raises Broken."""
         assert self.seals is not None
-        data = await asyncio.wait_for(self._call.read(), PATIENCE_S)
+        data = await asyncio.wait_for(self._call.read(), patience.FAR_S)
         return pb.CoordinatorMessage.FromString(self.seals[0].open(data))
 
     async def hear(self) -> CoordinatorMessage | None:
@@ -173,7 +174,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run(scenario: Callable[[], Coroutine[Any, Any, T]], *, timeout_s: float = 2 * PATIENCE_S) -> T:
+def run(scenario: Callable[[], Coroutine[Any, Any, T]], *, timeout_s: float = patience.FAR_S) -> T:
     """Run a scenario to its end."""
     running = asyncio.run_coroutine_threadsafe(scenario(), _loop())
     try:
@@ -183,7 +184,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, T]], *, timeout_s: float = 2 
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = patience.machine_s() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline_s, f"waited {PATIENCE_S:.0f} s for {what}"
+        assert patience.machine_s() < deadline_s, f"waited {PATIENCE_S:.0f} s for {what}"
         await asyncio.sleep(0.01)

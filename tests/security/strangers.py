@@ -6,6 +6,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from tests import patience
+
 
 def raw_hello(
     version: int = 2,
@@ -49,7 +51,9 @@ def crowd(port: int, size: int, said: bytes = b"") -> Iterator[list[socket.socke
     with ExitStack() as stack:
         socks: list[socket.socket] = []
         for _ in range(size):
-            socks.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60.0)))
+            socks.append(
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=patience.FAR_S))
+            )
             try:
                 socks[-1].sendall(said)
             except OSError:

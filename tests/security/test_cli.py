@@ -12,6 +12,8 @@ import trustme
 from jaxft_coordinator import _cli, credentials
 from jaxft_coordinator._cli import Arguments, main
 
+from tests import patience
+
 SECRET = b"a secret of enough bytes"
 
 
@@ -117,6 +119,6 @@ def test_it_starts_on_all_addresses_with_a_secret(secret: Path) -> None:
             assert process.stderr is not None
             assert "coordinator listens on [::]:0" in process.stderr.readline()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60.0) == 0
+            assert patience.wait(process) == 0
         finally:
             process.kill()

@@ -21,6 +21,7 @@ from jaxft_coordinator.core.messages import Evicted, Heartbeat, Join, NewQuorum,
 from jaxft_coordinator.credentials import JobKey
 from jaxft_coordinator.sparse import Sparse
 
+from tests import patience
 from tests.security.groups import KEY, SECRET, Group, commit, pair, run, serving, until
 from tests.security.strangers import crowd, read_all, streams
 
@@ -348,7 +349,9 @@ def test_of_too_many_connections_the_largest_crowd_loses_its_oldest(monkeypatch:
         connections = Connections(port)
 
         def come(address: str, *groups: socket.socket) -> socket.socket:
-            sock = socket.create_connection(("127.0.0.1", port), timeout=30.0, source_address=(address, 0))
+            sock = socket.create_connection(
+                ("127.0.0.1", port), timeout=patience.FAR_S, source_address=(address, 0)
+            )
             stack.enter_context(listening.accept()[0])
             connections.sweep({group.getsockname() for group in groups}, 0.0)
             return stack.enter_context(sock)

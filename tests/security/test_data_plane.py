@@ -17,11 +17,12 @@ from jaxft._errors import ExchangeFailed
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._patience import Patience
 from jaxft._hello import MAX_REASON_BYTES, RESPONSE_BYTES, accepted, challenge, refused
+from tests import patience
 from tests.security.strangers import assert_ended, raw_hello
 
 KEY = credentials.data_key(JobKey(b"k" * 32))
 OTHER_KEY = credentials.data_key(JobKey(b"o" * 32))
-PATIENCE_S = 30.0
+PATIENCE_S = patience.FAR_S
 
 OnHeal = Callable[[Connection, Hello], None]
 

@@ -5,7 +5,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -31,6 +30,7 @@ from jaxft._heal._blob import LeafType
 from jaxft._heal._frames import REPLY_BYTES, REQUEST_BYTES, BadFrame, Reply, Request
 from jaxft._heal._manifest import manifest, read_manifest
 from jaxft._hello import BadHello
+from tests import patience
 from tests.security.strangers import raw_hello, read_all
 
 many = settings(max_examples=300, deadline=None)
@@ -266,7 +266,7 @@ def listeners() -> Iterator[list[Listener]]:
 )
 def test_any_bytes_at_a_data_port(listeners: list[Listener], said: bytes, locked: bool) -> None:
     listener = listeners[locked]
-    with socket.create_connection(("127.0.0.1", listener.port), timeout=60.0) as sock:
+    with socket.create_connection(("127.0.0.1", listener.port), timeout=patience.FAR_S) as sock:
         with contextlib.suppress(OSError):
             sock.sendall(said)
         end(sock)
@@ -302,7 +302,7 @@ def answering(said: bytes) -> Iterator[str]:
             with contextlib.suppress(OSError):  # shut down below
                 while True:  # a dialler whose connection is broken dials again
                     with server.accept()[0] as sock:
-                        sock.settimeout(60.0)
+                        sock.settimeout(patience.FAR_S)
                         with contextlib.suppress(OSError):  # who dialled is gone already
                             sock.sendall(said)
                         end(sock)
@@ -321,7 +321,7 @@ def test_any_answer_to_a_dialler_with_a_key(said: bytes) -> None:
     """None of them is accepted, for none proves anything."""
     key = credentials.data_key(JobKey(bytes(32)))
     with answering(said) as address, pytest.raises(ConnectionError):
-        dial(address, HELLO, deadline_s=time.monotonic() + 60.0, key=key)
+        dial(address, HELLO, deadline_s=patience.far(), key=key)
 
 
 @some
@@ -329,7 +329,7 @@ def test_any_answer_to_a_dialler_with_a_key(said: bytes) -> None:
 def test_any_answer_to_a_dialler(said: bytes) -> None:
     with answering(said) as address:
         try:
-            dial(address, HELLO, deadline_s=time.monotonic() + 60.0).close()
+            dial(address, HELLO, deadline_s=patience.far()).close()
         except ConnectionError:
             return
 

@@ -9,6 +9,7 @@ import trustme
 from jaxft_coordinator import credentials
 
 from jaxft._heal._frames import Kind, Request
+from tests import patience
 from tests.processes.harness import Cluster, Worker, cluster
 from tests.security.strangers import raw_hello, read_all
 
@@ -58,7 +59,7 @@ def data_port(worker: Worker) -> int:
 
 def what_a_stranger_gets(port: int, hello: bytes, then: bytes = b"") -> bytes:
     """All that a listener says to somebody who knows the protocol, and not the key."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60.0) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=patience.FAR_S) as sock:
         sock.sendall(hello + bytes(64) + then)
         return read_all(sock)
 

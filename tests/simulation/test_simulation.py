@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -10,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests import patience
 
 from . import quick
 from .__main__ import main
@@ -69,8 +70,8 @@ def test_another_process_gives_the_same_trace():
     code = f"from tests.simulation.campaign import trace_of; print([trace_of(seed) for seed in {seeds}])"
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONHASHSEED": "1", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, timeout=100
+    done = patience.run(
+        [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, limit_s=100
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str([trace_of(seed) for seed in seeds])

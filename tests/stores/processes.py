@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests import patience
+
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 60.0
 
@@ -31,7 +33,7 @@ class Process:
     def hear(self, *events: str) -> dict[str, Any]:
         """The next of these events; others are passed over."""
         while True:
-            found = self.said.get(timeout=PATIENCE_S)
+            found = patience.get(self.said, "its next word")
             assert found is not None, f"it ended before it said {events}; its log: {self.log.read_text()}"
             self.heard.append(found)
             if found["event"] in events:
@@ -57,8 +59,8 @@ class Process:
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        self.process.wait(PATIENCE_S)
-        while (found := self.said.get(timeout=PATIENCE_S)) is not None:
+        patience.wait(self.process)
+        while (found := patience.get(self.said, "its next word")) is not None:
             self.heard.append(found)
         self.said.put(None)
         return self.acknowledged
@@ -84,7 +86,7 @@ def members(folder: Path) -> Iterator["Members"]:
     finally:
         for process in started.all:
             process.process.kill()
-            process.process.wait(PATIENCE_S)
+            patience.wait(process.process)
             for stream in (process.process.stdin, process.process.stdout):
                 if stream is not None:
                     with contextlib.suppress(OSError):

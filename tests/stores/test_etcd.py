@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,6 +21,7 @@ from jaxft_coordinator.core.messages import Welcome
 from jaxft_coordinator.stores import EtcdStore, Opened, StoreDamaged, StoreLost, _store
 from jaxft_coordinator.tls import Pem, read_pem
 
+from tests import patience
 from tests.coordinator.test_jobs_apart import leading
 from tests.stores import examples, processes
 from tests.stores.etcd_server import Etcd, etcd_in, free_ports
@@ -47,7 +47,7 @@ def prefix() -> str:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(scenario(), PATIENCE_S)
+        await patience.wait_for(scenario())
 
     asyncio.run(bounded())
 
@@ -303,10 +303,10 @@ def test_a_graceful_close_hands_over_at_once(
         await asyncio.sleep(0)
         assert not lost.done()
         assert not opening.done()
-        closed_s = time.monotonic()
+        closed_s = patience.machine_s()
         await first.close()
         opened = await opening
-        assert time.monotonic() - closed_s < LONG_S / 2, "it did not wait for the lease to end"
+        assert patience.machine_s() - closed_s < LONG_S / 2, "it did not wait for the lease to end"
         assert opened.term > led.term
         assert examples.step_of(opened) == 3
         assert (first.leader, second.leader) == ("", "host-b:1")
@@ -375,9 +375,9 @@ def until_step(process: processes.Process, step: int) -> None:
 
 
 def stands_by(process: processes.Process) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = patience.machine_s() + PATIENCE_S
     while "stands by" not in process.log.read_text():
-        assert time.monotonic() < deadline_s
+        assert patience.machine_s() < deadline_s
         time.sleep(0.01)
 
 
@@ -389,10 +389,10 @@ def test_who_stands_by_takes_over_when_the_leader_is_killed(etcd: Etcd, prefix: 
         stands_by(second)
         first.tell("forever")
         until_step(first, 25)
-        killed_s = time.monotonic()
+        killed_s = patience.machine_s()
         acknowledged = first.kill()
         taken = second.hear("leads")
-        took_s = time.monotonic() - killed_s
+        took_s = patience.machine_s() - killed_s
         # The allowance is for this machine; etcd itself needs at most a second more than the lease.
         assert took_s < SHORT_S + 2 + 8, took_s
         assert taken["term"] > led["term"]
@@ -632,7 +632,7 @@ def make_certificate(folder: Path) -> Pem:
         "-out",
         "cert.pem",
     ]
-    subprocess.run([*command, *subject], cwd=folder, check=True, capture_output=True, timeout=PATIENCE_S)
+    patience.run([*command, *subject], cwd=folder, check=True, capture_output=True, limit_s=PATIENCE_S)
     return read_pem(ca=folder / "cert.pem", cert=folder / "cert.pem", key=folder / "key.pem")
 
 
@@ -696,8 +696,7 @@ def what_it_says(command: list[str], until: str) -> str:
     """What a process writes to its standard error, up to a line with these words; then it is killed."""
     lines: list[str] = []
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        patience = threading.Timer(PATIENCE_S, process.kill)
-        patience.start()
+        cancel = patience.alarm(patience.LIMIT_S, process.kill)
         try:
             assert process.stderr is not None
             for line in process.stderr:
@@ -705,7 +704,7 @@ def what_it_says(command: list[str], until: str) -> str:
                 if until in line:
                     break
         finally:
-            patience.cancel()
+            cancel()
             process.kill()
     return "".join(lines)
 

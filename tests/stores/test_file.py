@@ -15,6 +15,7 @@ from jaxft_coordinator.core.job import Forgotten, Record
 from jaxft_coordinator.stores import FileStore, Opened, StoreDamaged, StoreLost, _store
 from jaxft_coordinator.stores._logfile import HEADER_BYTES, frame, header, read
 
+from tests import patience
 from tests.stores import examples
 
 PATIENCE_S = 60.0
@@ -22,7 +23,7 @@ PATIENCE_S = 60.0
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(scenario(), PATIENCE_S)
+        await patience.wait_for(scenario())
 
     asyncio.run(bounded())
 
@@ -150,7 +151,7 @@ def test_damage_is_refused_and_left_as_it_is(tmp_path: Path):
         log.write_bytes(data.replace(b'"shards"', b'"shardz"'))
         for _ in range(2):  # the first attempt must let go of the lock
             with pytest.raises(StoreDamaged, match="does not read"):
-                await asyncio.wait_for(FileStore(tmp_path).open("a:1"), PATIENCE_S)
+                await patience.wait_for(FileStore(tmp_path).open("a:1"))
         assert b'"shardz"' in log.read_bytes()
 
     run(scenario)

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from jaxft_coordinator import records
 from jaxft_coordinator.core.job import Moved, Saved
 from jaxft_coordinator.stores._logfile import read
 
+from tests import patience
 from tests.stores import processes
 from tests.stores.processes import PATIENCE_S, Process
 
@@ -63,9 +63,9 @@ def test_who_stands_by_takes_over_when_the_leader_is_killed(tmp_path: Path):
         first = members.start("host-a:1", kind="file", folder=folder)
         led = first.hear("leads")
         second = members.start("host-b:1", kind="file", folder=folder)
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = patience.machine_s() + PATIENCE_S
         while "stands by: host-a:1 leads" not in second.log.read_text():
-            assert time.monotonic() < deadline_s
+            assert patience.machine_s() < deadline_s
             time.sleep(0.01)
         first.tell("forever")
         until_step(first, 100)
@@ -86,9 +86,9 @@ def test_who_is_frozen_still_leads(tmp_path: Path):
         first.ask("one", "acknowledged")
         first.stop()
         second = members.start("b:1", kind="file", folder=folder)
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = patience.machine_s() + PATIENCE_S
         while "stands by" not in second.log.read_text():
-            assert time.monotonic() < deadline_s
+            assert patience.machine_s() < deadline_s
             time.sleep(0.01)
         first.wake()
         assert first.ask("one", "acknowledged")["step"] == 1
@@ -135,7 +135,7 @@ def may_mount() -> str:
     if shutil.which("unshare") is None:
         return "there is no command unshare"
     probe = "mount -t tmpfs -o size=64k none /mnt"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", probe], capture_output=True, timeout=PATIENCE_S)
+    done = patience.run(["unshare", "-m", "sh", "-c", probe], capture_output=True, limit_s=PATIENCE_S)
     return f"it may not mount: {done.stderr.decode().strip()}" if done.returncode else ""
 
 
@@ -146,7 +146,7 @@ def test_a_full_disk_fails_the_append_and_nothing_else(tmp_path: Path):
     folder = tmp_path / "disk"
     folder.mkdir()
     # The process's own view of its folder is /proc/PID/root, from here.
-    mount = ("unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size=64k none {folder} && exec "$@"', "sh")
+    mount = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k none "$0" && exec "$@"', str(folder))
     with processes.members(tmp_path) as members:
         process = members.start("a:1", before=mount, kind="file", folder=folder, compact_bytes=4000)
         process.hear("leads")

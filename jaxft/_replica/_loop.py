@@ -1,0 +1,136 @@
+"""An event loop in a thread of its own, no part of which ends in silence.
+
+A task that fails or is cancelled, a loop that is stopped from elsewhere, and an error at the top of the thread all
+end the loop, and `on_end` hears of the first of them before anything is cleaned up.
+"""
+
+import asyncio
+import contextlib
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+CLOSE_TIMEOUT_S = 5.0
+TURN_S = 0.05
+
+
+class LoopThread:
+    """Runs tasks until it is stopped or one of them fails.
+
+    Args:
+        name: of the thread.
+        on_end: called once at the latest when the loop has stopped, with what happened and the error behind it, if
+            there is one. It may be called more than once: the first reason counts.
+    """
+
+    def __init__(self, name: str, on_end: Callable[[str, BaseException | None], None]) -> None:
+        self._on_end = on_end
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._first: tuple[tuple[str, Coroutine[Any, Any, None]], ...] = ()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._stopped = False
+        self.turns = 0  # grows 20 times a second, as long as the loop turns
+
+    def start(self, **tasks: Coroutine[Any, Any, None]) -> None:
+        """Start the thread with its first tasks, by name."""
+        self._first = (("clock", self._count_turns()), *tasks.items())
+        self._thread.start()
+
+    def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a task. From the loop's thread."""
+        task = self._loop.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have the loop call `function`, which must not raise. From any thread.
+
+        Raises:
+            RuntimeError: the loop is closed, and `on_end` was told why.
+        """
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def stop(self) -> None:
+        """Have the loop stop. From any thread."""
+        with contextlib.suppress(RuntimeError):  # it is closed, so it has stopped
+            self._loop.call_soon_threadsafe(self._stop)
+
+    def close(self) -> bool:
+        """Stop the loop and wait for the end of its thread; return whether that has come."""
+        if self._thread.is_alive():
+            self.stop()
+            self._thread.join(CLOSE_TIMEOUT_S)
+        return not self._thread.is_alive()
+
+    def stands_at(self) -> str:
+        """Where the thread stands, for people."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if frame is None:
+            return "its thread has ended"
+        where = traceback.extract_stack(frame)[-1]
+        return f"its thread stands at {where.filename}:{where.lineno} in {where.name}"
+
+    def _run(self) -> None:
+        problem: BaseException | None = None
+        try:
+            asyncio.set_event_loop(self._loop)
+            for name, coroutine in self._first:
+                self.keep(coroutine, name)
+            self._loop.run_forever()
+        except BaseException as error:  # the top of the thread
+            problem = error
+        self._stopped = True
+        self._on_end("its loop was stopped" if problem is None else "its loop ended", problem)
+        try:
+            self._loop.run_until_complete(self._end_tasks())
+        finally:
+            self._loop.close()
+
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        # Those that libraries have begun here, too: what gRPC hands to a closed loop fails in another's.
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(rest, timeout=CLOSE_TIMEOUT_S)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            self._end(f"its task {task.get_name()!r} was cancelled")
+        elif (error := task.exception()) is not None:
+            self._end(f"its task {task.get_name()!r} failed", error)
+
+    def _end(self, what: str, error: BaseException | None = None) -> None:
+        self._on_end(what, error)
+        self._stop()
+
+    def _stop(self) -> None:
+        if not self._stopped:  # else this would stop what ends the tasks
+            self._loop.stop()
+
+    async def _count_turns(self) -> None:
+        while True:
+            await asyncio.sleep(TURN_S)
+            self.turns += 1
+
+
+class Watch:
+    """Looks, now and then, whether a loop still turns.
+
+    It counts looks, not seconds: a process that was stopped for an hour has looked once.
+    """
+
+    def __init__(self, loop: LoopThread) -> None:
+        self._loop = loop
+        self._turns = loop.turns
+        self._idle = 0
+
+    def looks_without_a_turn(self) -> int:
+        """Look; return how often in a row nothing has moved."""
+        moved, self._turns = self._loop.turns != self._turns, self._loop.turns
+        self._idle = 0 if moved else self._idle + 1
+        return self._idle

@@ -1,0 +1,130 @@
+"""What ends a part of the coordinator is said, and ends what cannot go on without that part, and nothing else."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+
+import pytest
+from jaxft_coordinator import _server
+from jaxft_coordinator._connections import Connections
+from jaxft_coordinator._jobs import Jobs
+from jaxft_coordinator._server import Server
+from jaxft_coordinator.core.job import Event, Options, SessionClosed
+
+from tests import patience
+from tests.coordinator.test_server import Client, serving
+
+
+class Broken(Exception):
+    """What no code of the coordinator expects."""
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await patience.wait_for(scenario())
+
+    asyncio.run(bounded())
+
+
+async def breaks(*_: object) -> None:
+    raise Broken("a part is broken")
+
+
+async def ends(*_: object) -> None:
+    pass
+
+
+PARTS = {"jobs": (Jobs, "run"), "connections": (Server, "_sweep_forever")}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(("fault", "expected"), [(breaks, Broken), (ends, RuntimeError)])
+def test_what_ends_a_part_that_never_ends_ends_the_server(
+    part: str, fault: object, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*PARTS[part], fault)
+
+    async def scenario() -> None:
+        server = Server("localhost:0", Options())
+        await server.start()
+        assert server.running is not None
+        await asyncio.wait([server.running])
+        assert isinstance(server.running.exception(), expected)
+        await server.stop(grace_s=0.0)
+
+    run(scenario)
+
+
+def test_the_process_ends_with_an_error_when_its_main_task_is_cancelled() -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from jaxft_coordinator import _cli, _server\n"
+        "real = _server.Server._run\n"
+        "async def cut_short(self):\n"
+        "    asyncio.get_running_loop().call_later(0.2, self.running.cancel)\n"
+        "    await real(self)\n"
+        "_server.Server._run = cut_short\n"
+        "sys.argv[1:] = ['--bind', 'localhost:0']\n"
+        "_cli.main()\n"
+    )
+    done = patience.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert "main task was cancelled" in done.stderr
+
+
+def test_a_look_at_connections_that_fails_is_said_and_is_not_the_last(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[int] = []
+
+    def fails(*_: object) -> int:
+        looks.append(1)
+        raise Broken("no /proc")
+
+    monkeypatch.setattr(Connections, "sweep", fails)
+    monkeypatch.setattr(_server, "_SWEEP_S", 0.01)
+
+    async def scenario() -> None:
+        async with serving() as server:
+            await patience.until_async(lambda: len(looks) > 2, "three looks")
+            assert server.running is not None
+            assert not server.running.done()
+
+    run(scenario)
+    assert "failed to look at its connections" in caplog.text
+
+
+def test_a_failing_end_of_a_session_still_ends_its_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = Jobs.step
+
+    def fails(self: Jobs, name: str, event: Event) -> None:
+        if isinstance(event, SessionClosed):
+            raise Broken("the job cannot let it go")
+        step(self, name, event)
+
+    monkeypatch.setattr(Jobs, "step", fails)
+
+    async def scenario() -> None:
+        async with serving(min_replicas=1) as server, Client(server.port) as client:
+            await client.hello()
+            await client._call.done_writing()  # its half of the stream
+            while await client.hear() is not None:
+                pass
+
+    run(scenario)
+    assert "the coordinator failed at its end" in caplog.text
+
+
+def test_a_status_that_cannot_be_told_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with serving() as server:
+            monkeypatch.setattr(server._health, "set", breaks)
+            server._leads()
+            await patience.until_async(lambda: "could not say whether it leads" in caplog.text, "the log")
+
+    run(scenario)

@@ -1,0 +1,297 @@
+"""Whatever ends a part of the session, the training thread hears of it, from whichever call it is in."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from jaxft_coordinator.core.messages import GroupName, HealId, Incarnation, Pin, Step, Waiting
+
+import jaxft
+from jaxft._credentials import Credentials
+from jaxft._errors import SessionFailed
+from jaxft._replica import _session
+from jaxft._replica._session import Session
+from jaxft._replica._types import Identity, LeaveNow, Prepared
+from jaxft._wire import Abort
+from tests import patience
+from tests.replica.scripted import Coordinator, coordinating
+
+
+class Broken(Exception):
+    """What no code of jaxft expects."""
+
+
+class Pins:
+    """Keeps nothing; `on_pin` is called in the session's thread."""
+
+    def __init__(self, on_pin: Callable[[], None] = lambda: None) -> None:
+        self._on_pin = on_pin
+
+    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None:
+        self._on_pin()
+
+    def release(self, heal_id: int) -> None:
+        pass
+
+
+def breaks() -> None:
+    raise Broken("the store is broken")
+
+
+@contextlib.contextmanager
+def session_with(
+    coordinator: Coordinator,
+    on_pin: Callable[[], None] = lambda: None,
+    *,
+    started: bool = True,
+    credentials: Any = None,
+    failure_timeout_s: float = 600.0,
+) -> Iterator[Session]:
+    address = f"localhost:{coordinator.port}"
+    identity = Identity("job", GroupName("g"), Incarnation(7), "g:1", address)
+    session = Session(
+        identity,
+        Pins(on_pin),
+        failure_timeout_s=failure_timeout_s,
+        credentials=credentials or Credentials(),
+    )
+    try:
+        if started:
+            patience.call(session.start)
+        yield session
+    finally:
+        patience.call(session.close)
+
+
+PIN = Pin(HealId(1), Step(3))
+
+# How the training thread may wait when the session ends under it.
+WAITS: dict[str, Callable[[Session], object]] = {
+    "wait": lambda session: session.wait(-1),
+    "wait_until_left": lambda session: session.wait_until_left(3600.0),
+}
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Coordinator]:
+    with coordinating() as made:
+        yield made
+
+
+def stop_loop(session: Session) -> None:
+    session._loop.stop()
+
+
+def computed_nonsense(session: Session) -> None:
+    session.computed = None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def says_what_cannot_be_written(session: Session) -> None:
+    session.post(Prepared(Step(0), "digest", {"shards": 3}))  # pyright: ignore[reportArgumentType]
+
+
+def posts_nonsense(session: Session) -> None:
+    session.post("nonsense")  # pyright: ignore[reportArgumentType]
+
+
+# What is done to the session, and what the error must say.
+FAULTS: dict[str, tuple[Callable[[Session], None], str]] = {
+    "the loop is stopped": (stop_loop, "its loop was stopped"),
+    "a tick fails": (computed_nonsense, "the event Tick failed with TypeError"),
+    "a message cannot be written": (says_what_cannot_be_written, "its task 'writer' failed with TypeError"),
+    "an event fails": (posts_nonsense, "the event str failed with AssertionError"),
+}
+
+
+@pytest.mark.parametrize("way", WAITS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_ends_a_part_of_the_session_ends_each_wait(
+    coordinator: Coordinator, way: str, fault: str
+) -> None:
+    break_it, text = FAULTS[fault]
+    with session_with(coordinator) as session:
+        waiting = threading.Timer(0.05, break_it, (session,))
+        waiting.start()
+        with pytest.raises(SessionFailed, match=f"session of group 'g' of job 'job' .*{text}"):
+            patience.call(lambda: WAITS[way](session), limit_s=15.0)
+
+
+@pytest.mark.parametrize("way", WAITS)
+@pytest.mark.parametrize("error", [Broken("the store is broken"), SystemExit(3), MemoryError()])
+def test_an_error_behind_a_message_of_the_coordinator_is_the_cause(
+    coordinator: Coordinator, way: str, error: BaseException
+) -> None:
+    def on_pin() -> None:
+        raise error
+
+    with session_with(coordinator, on_pin) as session:
+        coordinator.say(PIN)
+        with pytest.raises(SessionFailed) as caught:
+            patience.call(lambda: WAITS[way](session), limit_s=15.0)
+        assert caught.value.__cause__ is error
+        assert "Start the group again: it heals from the others" in str(caught.value)
+
+
+def test_each_later_call_says_it_again(coordinator: Coordinator) -> None:
+    with session_with(coordinator, breaks) as session:
+        coordinator.say(PIN)
+        for call in (
+            lambda: session.wait(-1),
+            lambda: session.wait(5),
+            lambda: session.wait_until_left(1.0),
+            lambda: session.post(LeaveNow(finished=True)),
+        ):
+            with pytest.raises(SessionFailed, match="Broken: the store is broken"):
+                patience.call(call, limit_s=15.0)
+
+
+def test_a_stream_that_cannot_be_opened_ends_the_start(coordinator: Coordinator) -> None:
+    class NoChannels(Credentials):
+        def channel(self, address: str, options: object) -> Any:
+            raise Broken("no channel")
+
+    with session_with(coordinator, started=False, credentials=NoChannels()) as session:
+        with pytest.raises(SessionFailed, match="its task 'stream' failed with Broken: no channel"):
+            patience.call(session.start, limit_s=15.0)
+
+
+def test_what_is_no_message_ends_the_stream_and_another_is_dialled(coordinator: Coordinator) -> None:
+    with session_with(coordinator):
+        for opened, data in enumerate((b"\xff\xff\xff", b"\x0a\x80", b"\x00"), start=1):
+            assert coordinator.opened == opened
+            coordinator.say(data)
+            patience.until(lambda opened=opened: coordinator.opened > opened, "another stream")
+
+
+def test_the_coordinator_hears_at_once_that_the_session_is_over(coordinator: Coordinator) -> None:
+    with session_with(coordinator, breaks) as session:
+        coordinator.say(PIN)
+        patience.until(lambda: coordinator.ended == 1, "the end of the stream", limit_s=15.0)
+        with pytest.raises(SessionFailed):
+            patience.call(lambda: session.wait(-1))
+
+
+def test_work_under_way_is_told_to_stop_and_none_begins(coordinator: Coordinator) -> None:
+    with session_with(coordinator, breaks) as session:
+        directive = session._directive  # that of the welcome: it stands
+        with session.activity(directive, Abort()) as abort:
+            assert not abort.is_set
+            coordinator.say(PIN)
+            patience.until(lambda: abort.is_set, "the abort", limit_s=15.0)
+            assert "the store is broken" in abort.reason
+        with session.activity(directive, Abort()) as abort:
+            assert "the store is broken" in abort.reason
+
+
+def test_a_loop_that_is_stuck_is_found(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_session, "LOOK_S", 0.05)
+    let_go = threading.Event()
+
+    def never_returns() -> None:
+        let_go.wait()
+
+    with session_with(coordinator, never_returns, failure_timeout_s=1.0) as session:
+        coordinator.say(PIN)
+        try:
+            with pytest.raises(
+                SessionFailed, match=r"has not turned for .* stands at .*threading.py:\d+ in wait"
+            ):
+                patience.call(lambda: session.wait(-1), limit_s=15.0)
+        finally:
+            let_go.set()
+
+
+def test_a_long_wait_says_for_whom(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_session, "FIRST_MENTION_S", 0.05)
+    monkeypatch.setattr(_session, "LOOK_S", 0.02)
+    caplog.set_level(logging.INFO, "jaxft")
+    coordinator.silent = True
+    with session_with(coordinator, started=False) as session, pytest.raises(patience.TooLong):
+        patience.call(session.start, limit_s=1.0)
+    assert f"s for the coordinator localhost:{coordinator.port} (connecting)" in caplog.text
+    coordinator.silent = False
+    with session_with(coordinator) as session:
+        coordinator.say(Waiting("more groups"))
+        with pytest.raises(patience.TooLong):
+            patience.call(lambda: session.wait(-1), limit_s=1.0)
+        assert "s for more groups" in caplog.text
+        caplog.clear()
+        session.wait_until_left(0.3)
+        assert "s for more groups" in caplog.text
+
+
+def test_each_task_of_the_loop_may_be_cancelled_and_none_of_them_in_silence(coordinator: Coordinator) -> None:
+    """Whatever runs in the loop, gRPC's own tasks among it: the stream is dialled again, or the session ends."""
+    coordinator.mute = True  # so that a stream of which gRPC tells nothing any more is noticed
+    killed: set[str] = set()
+    while True:
+        opened = coordinator.opened
+        with session_with(coordinator) as session:
+            victims = [task for task in tasks_of(session) if task.get_coro().__qualname__ not in killed]
+            if not victims:
+                break
+            killed.add(victims[0].get_coro().__qualname__)
+            session._loop.call(victims[0].cancel)
+            patience.until(
+                lambda opened=opened: session._ended is not None or coordinator.opened > opened + 1,
+                f"word of the end of {victims[0]}",
+                limit_s=15.0,
+            )
+    assert {
+        "Session._tick_forever",
+        "Session._connect",
+        "Session._write",
+        "LoopThread._count_turns",
+    } <= killed
+
+
+def tasks_of(session: Session) -> list[asyncio.Task[Any]]:
+    return sorted(asyncio.all_tasks(session._loop._loop), key=lambda task: task.get_coro().__qualname__)
+
+
+# ---- what the user sees ----
+
+
+def manager(coordinator: Coordinator) -> jaxft.Manager:
+    return jaxft.Manager(f"localhost:{coordinator.port}", group="g", job="job", host="localhost")
+
+
+def test_the_manager_raises_it_where_the_block_ends(coordinator: Coordinator) -> None:
+    def train() -> None:
+        with manager(coordinator) as entered:
+            assert entered._session is not None
+            stop_loop(entered._session)
+
+    with pytest.raises(SessionFailed, match="its loop was stopped"):
+        patience.call(train, limit_s=15.0)
+
+
+def test_an_error_that_ends_the_block_is_not_replaced(
+    coordinator: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train() -> None:
+        with manager(coordinator) as entered:
+            assert entered._session is not None
+            stop_loop(entered._session)
+            raise Broken("the user's own")
+
+    with pytest.raises(Broken, match="the user's own"):
+        patience.call(train, limit_s=15.0)
+    assert "could not take its leave" in caplog.text
+
+
+def test_a_step_after_the_block_is_an_error_and_does_not_wait(coordinator: Coordinator) -> None:
+    with manager(coordinator) as entered:
+        session = entered._session
+        raising = pytest.raises(jaxft.ConfigurationError, match="`with` block has been left")
+    assert session is not None
+    with raising:
+        patience.call(lambda: session.wait(-1), limit_s=15.0)
+    with pytest.raises(jaxft.ConfigurationError, match="`with` block has been left"):
+        session.post(LeaveNow(finished=True))

@@ -1,0 +1,94 @@
+"""Each thread and task that jaxft starts has a test of what happens when it fails. A new one must be listed here."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+STARTS = {
+    "Thread",
+    "Timer",
+    "ThreadPoolExecutor",
+    "ProcessPoolExecutor",
+    "create_task",
+    "ensure_future",
+    "run_coroutine_threadsafe",
+    "run_in_executor",
+    "to_thread",
+    "start_new_thread",
+    "submit",
+}
+
+# Where something is started, and the test that ends it by an error (or why its error cannot be lost).
+KNOWN = {
+    ("jaxft/_replica/_loop.py", "LoopThread.__init__"): "tests/replica/test_session.py",
+    ("jaxft/_replica/_loop.py", "LoopThread.keep"): "tests/replica/test_session.py",
+    ("jaxft/_dataplane.py", "Listener.__init__"): "tests/test_dataplane.py",
+    ("jaxft/_dataplane.py", "Listener._admit_heal"): "tests/test_dataplane.py",
+    ("jaxft/_checkpoints/_checkpoints.py", "Checkpoints.save"): "tests/checkpoints/test_saving.py",
+    ("jaxft/_heal/_fetch.py", "Fetcher._fetch"): "tests/heal/test_hostile.py",
+    ("jaxft/_chaos/_victim.py", "Doom._die_soon"): "tests/chaos/test_chaos_victim.py",
+    ("jaxft/_chaos/_victim.py", "take_orders"): "tests/chaos/test_chaos_victim.py",
+    ("jaxft/_chaos/_network.py", "Network.__init__"): "tests/chaos/test_chaos_network.py",
+    ("jaxft/_chaos/_network.py", "Network._call"): "its result is awaited at once",
+    ("jaxft/_chaos/_network.py", "Network._accepter.accept"): "tests/chaos/test_chaos_network.py",
+    ("jaxft/_chaos/_network.py", "Network._carry"): "a task group raises what its tasks raise",
+    ("coordinator/jaxft_coordinator/stores/_file.py", "FileStore.open"): "an executor's results are awaited",
+    (
+        "coordinator/jaxft_coordinator/stores/_file.py",
+        "FileStore._do",
+    ): "an executor's results are awaited",
+    ("coordinator/jaxft_coordinator/stores/_etcd.py", "EtcdStore._try_to_lead"): "tests/stores/test_etcd.py",
+    ("coordinator/jaxft_coordinator/_jobs.py", "Jobs._lead"): "tests/coordinator/test_jobs.py",
+    ("coordinator/jaxft_coordinator/_server.py", "Server.start"): "tests/coordinator/test_failing_parts.py",
+    ("coordinator/jaxft_coordinator/_server.py", "Server._run"): "tests/coordinator/test_failing_parts.py",
+    (
+        "coordinator/jaxft_coordinator/_server.py",
+        "Server._set_health",
+    ): "tests/coordinator/test_failing_parts.py",
+    ("coordinator/jaxft_coordinator/_server.py", "Server.Session"): "tests/coordinator/test_failing_parts.py",
+    (
+        "coordinator/jaxft_coordinator/_server.py",
+        "Server._sweep_forever",
+    ): "tests/coordinator/test_failing_parts.py",
+}
+
+
+def starts(path: Path) -> Iterator[str]:
+    """The functions in a file that start a thread or a task, by their qualified names."""
+
+    def visit(node: ast.AST, within: tuple[str, ...]) -> Iterator[str]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            within = (*within, node.name)
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in STARTS:
+                yield ".".join(within)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, within)
+
+    return visit(ast.parse(path.read_text()), ())
+
+
+def found() -> Counter[tuple[str, str]]:
+    files = [
+        path
+        for folder in ("jaxft", "coordinator/jaxft_coordinator")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
+    return Counter((str(path.relative_to(ROOT)), name) for path in files for name in starts(path))
+
+
+def test_each_thread_and_task_is_known_here() -> None:
+    unknown = set(found()) - set(KNOWN)
+    assert not unknown, f"{sorted(unknown)}: test what happens when it fails, and list that test in KNOWN"
+    gone = set(KNOWN) - set(found())
+    assert not gone, f"{sorted(gone)} starts nothing any more: remove it from KNOWN"
+
+
+@pytest.mark.parametrize("test", sorted({test for test in KNOWN.values() if test.startswith("tests/")}))
+def test_the_tests_that_are_named_are_there(test: str) -> None:
+    assert (ROOT / test).exists()
