@@ -5,6 +5,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -320,8 +321,9 @@ def answering(said: bytes) -> Iterator[str]:
 def test_any_answer_to_a_dialler_with_a_key(said: bytes) -> None:
     """None of them is accepted, for none proves anything."""
     key = credentials.data_key(JobKey(bytes(32)))
-    with answering(said) as address, pytest.raises(ConnectionError):
-        dial(address, HELLO, deadline_s=patience.far(), key=key)
+    # One that says that it is busy is dialled again until the deadline.
+    with answering(said) as address, pytest.raises((ConnectionError, TimeoutError)):
+        dial(address, HELLO, deadline_s=time.monotonic() + 1.0, key=key)
 
 
 @some
@@ -329,8 +331,8 @@ def test_any_answer_to_a_dialler_with_a_key(said: bytes) -> None:
 def test_any_answer_to_a_dialler(said: bytes) -> None:
     with answering(said) as address:
         try:
-            dial(address, HELLO, deadline_s=patience.far()).close()
-        except ConnectionError:
+            dial(address, HELLO, deadline_s=time.monotonic() + 1.0).close()
+        except (ConnectionError, TimeoutError):
             return
 
 
