@@ -256,12 +256,19 @@ class Manager:
         # Only of a job that the coordinator remembers: else fresh states could found it before a restored one comes.
         if not frontier_step:
             return self._restored(state, changed, frontier_step)
+        state, others_read = self._read(state, changed, frontier_step)
+        if others_read:
+            self._runner.heals_only(lambda like: self._read(like, changed, frontier_step))
+        return state
+
+    def _read(self, state: Any, changed: Collection[str], frontier_step: int | None) -> tuple[Any, bool]:
+        """Read the newest checkpoint, unless others do so right now; return the state, and whether others do."""
+        assert self._checkpoints is not None
         with self._checkpoints.reading(self._failure_timeout_s) as mine:
             if mine:
-                return self._restored(state, changed, frontier_step)
+                return self._restored(state, changed, frontier_step), False
         _log.info("[jaxft %s] reads no checkpoint: others have, and it heals from them", self._group)
-        self._runner.heals_only()
-        return state
+        return state, True
 
     def _restored(self, state: Any, changed: Collection[str], frontier_step: int | None) -> Any:
         assert self._checkpoints is not None
