@@ -240,7 +240,7 @@ class Runner:
         saved = {name: value for name, value in self._restored.settings.items() if name in LATER}
         now = {name: present[name] for name in saved}
         if differing := differences(saved, now, self._changed):
-            raise ConfigurationError(refusal(str(self._restored.folder), differing, self.step))
+            raise ConfigurationError(refusal(str(self._restored.folder), differing, self.step, self._changed))
 
     def serve_until_left(self, timeout_s: float) -> None:
         """Take digests of the last state for joiners, until this group has left the job."""

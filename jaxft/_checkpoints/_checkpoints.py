@@ -191,7 +191,7 @@ class Checkpoints:
             return
         users = {name: value for name, value in manifest.settings.items() if name not in LATER}
         if differing := differences(users, settings, changed):
-            raise ConfigurationError(refusal(str(folder), differing, manifest.step))
+            raise ConfigurationError(refusal(str(folder), differing, manifest.step, changed))
 
     def save(
         self, step: int, state: Any, *, job: str, history: int, settings: Mapping[str, str] | None = None

@@ -20,12 +20,14 @@ def differences(
     ]
 
 
-def refusal(where: str, differing: list[tuple[str, str, str]], step: int) -> str:
-    """What differs, what a change would mean, and what to do."""
+def refusal(
+    where: str, differing: list[tuple[str, str, str]], step: int, changed: Collection[str] = ()
+) -> str:
+    """What differs, what a change would mean, and what to do, beside what was `changed` on purpose already."""
     lines = [f"The checkpoint {where!r} was saved by a run with other settings:"]
     lines += [f"  {name}: saved {was!r}, now {now!r}" for name, was, now in differing]
     lines += [f"  {_shards(was, now, step)}" for name, was, now in differing if name == "shards"]
-    names = "{" + ", ".join(repr(name) for name, _, _ in differing) + "}"
+    names = "{" + ", ".join(map(repr, sorted({*changed, *(name for name, _, _ in differing)}))) + "}"
     lines.append(
         "Start with the saved settings; or choose another folder for another run; or, to go on with other settings "
         f"on purpose, say so: `manager.restore(state, changed={names})`. A coordinator that remembers this job still "

@@ -65,7 +65,9 @@ def test_all_that_differs_is_listed_and_one_that_is_named_is_not_enough(tmp_path
     with pytest.raises(ConfigurationError) as refused:
         saved_with(tmp_path, SAVED).restore(of_optax(), job="docs", settings=other, changed={"seed"})
     assert "learning_rate" in str(refused.value)
-    assert "seed" not in str(refused.value)
+    assert "seed: saved" not in str(refused.value)
+    # What it says to write keeps what was written already.
+    assert "changed={'learning_rate', 'seed'}" in str(refused.value)
 
 
 def test_another_job_goes_on_from_it_on_purpose(tmp_path: Path) -> None:
