@@ -12,6 +12,7 @@ from jaxft_coordinator.core.messages import GroupName, Incarnation, NewQuorum
 from jaxft_coordinator.core.names import done_again
 
 from jaxft._checkpoints import Checkpoints
+from jaxft._checkpoints._settings import check_changed
 from jaxft._credentials import TLS, Credentials
 from jaxft._dataplane import Listener
 from jaxft._errors import ConfigurationError, SessionFailed
@@ -243,6 +244,7 @@ class Manager:
                 number of shards is compared in the first step.
             CannotRestore: there are checkpoints, and all are damaged.
         """
+        check_changed(changed)
         if self._runner is None or self._session is None or self._runner.started:
             raise ConfigurationError("restore belongs inside `with Manager(...)` and before the first step")
         if self._checkpoints is None:

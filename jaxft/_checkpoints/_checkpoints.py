@@ -13,7 +13,7 @@ from jaxft._checkpoints import _folder, _orbax
 from jaxft._checkpoints._host import HostCopy, key_impls, placed, template, with_keys
 from jaxft._checkpoints._manifest import Damaged, Manifest, difference, leaves_of
 from jaxft._checkpoints._readers import turn
-from jaxft._checkpoints._settings import LATER, differences, refusal
+from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
 from jaxft._checkpoints._writer import write
 from jaxft._digest import digest
 from jaxft._errors import CannotRestore, ConfigurationError
@@ -129,6 +129,7 @@ class Checkpoints:
                 is said.
             CannotRestore: there are checkpoints, and all are damaged. Training does not start anew by itself.
         """
+        check_changed(changed)
         found = self.steps()
         for step in reversed(found):
             try:

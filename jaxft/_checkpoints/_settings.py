@@ -2,11 +2,21 @@
 
 from collections.abc import Collection, Mapping
 
+from jaxft._errors import ConfigurationError
+
 # Users' own settings, as they stand beside those that jaxft knows.
 _USERS = "settings."
 _NONE = "(none)"
 # What only the first call of the step knows.
 LATER = frozenset({"shards"})
+
+
+def check_changed(changed: Collection[str]) -> None:
+    """Raises ConfigurationError for one text in the place of several: each part of it would count as a name."""
+    if isinstance(changed, str):
+        raise ConfigurationError(
+            f"changed must be a collection of names, such as {{{changed!r}}}, not {changed!r}"
+        )
 
 
 def differences(
