@@ -156,7 +156,9 @@ def _resources(options: Options, groups: int, coordinator: int, round_cpu_s: flo
 @contextlib.contextmanager
 def _coordinator(*options: str) -> Iterator[tuple[str, int]]:
     """A coordinator on a free port: its address and its process."""
-    command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "127.0.0.1:0", *options]
+    # Groups of the benchmark speak only when they are to, and none of them has a state from before.
+    command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "127.0.0.1:0", "--founding-wait-ms", "0"]
+    command += options
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stderr is not None

@@ -386,7 +386,7 @@ def test_an_error_of_the_listener_itself_reaches_the_training_thread(
         with contextlib.suppress(OSError):
             stranger(listener).close()
         assert_ended(parked)
-        listener._thread.join(10)
+        listener._thread.join(patience.FAR_S)
         with pytest.raises(ConnectionError, match="This process is leaving"):
             take(listener, quorum_id=7)
         with pytest.raises(

@@ -42,6 +42,8 @@ class Arguments:
     """How often silence is looked for; a death that closes its connection is seen at once."""
     heartbeat_timeout_ms: int = 5_000
     """Silence after which a group is taken for dead."""
+    founding_wait_ms: int | None = None
+    """How long a job that begins or resumes waits for groups with a newer state; default: the heartbeat timeout."""
     forget_after_s: int = int(limits.FORGET_AFTER_S)
     """For how long a job is remembered that has finished, or on which nothing was committed, after its last group."""
     state: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
@@ -108,6 +110,7 @@ async def serve(arguments: Arguments) -> None:
         min_replicas=arguments.min_replicas,
         join_timeout_s=arguments.join_timeout_ms / 1000,
         heartbeat_timeout_s=arguments.heartbeat_timeout_ms / 1000,
+        founding_wait_s=None if arguments.founding_wait_ms is None else arguments.founding_wait_ms / 1000,
     )
     limits.allow_all_descriptors()
     server = Server(
@@ -160,6 +163,8 @@ def _problem(arguments: Arguments) -> str:
     ):
         if getattr(arguments, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}"
+    if arguments.founding_wait_ms is not None and arguments.founding_wait_ms < 0:
+        return f"--founding-wait-ms must be at least 0, not {arguments.founding_wait_ms}"
     if arguments.state is not None and arguments.etcd:
         return "--state and --etcd are two places for the same thing: give one of them"
     if not arguments.etcd:

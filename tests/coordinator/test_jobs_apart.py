@@ -41,6 +41,7 @@ from jaxft_coordinator.core.messages import (
 )
 from jaxft_coordinator.stores import FileStore, Store
 
+from tests import patience
 from tests.stores import examples
 
 
@@ -138,7 +139,7 @@ async def leading(store: Store | None, **settings: Any) -> AsyncIterator[Desk]:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(patience.FAR_S):
             await scenario()
 
     asyncio.run(bounded())

@@ -19,6 +19,7 @@ from jaxft._dataplane import Abort, Connection, Hello, Listener
 from jaxft._exchange import Links, Peer
 from jaxft._exchange._patience import Patience
 from jaxft._hello import Dialling
+from tests import patience
 from tests.security.strangers import crowd, raw_hello
 
 KEY = credentials.data_key(JobKey(b"k" * 32))
@@ -51,9 +52,9 @@ def dial_at_once(listener: Listener, count: int, key: DataKey | None) -> list[Co
     hellos = (Hello("exchange", "job", f"group-{i}", 1, "me", 9, 5) for i in range(count))
     dialling = {i: Dialling(f"127.0.0.1:{listener.port}", hello, key) for i, hello in enumerate(hellos)}
     made: list[Connection] = []
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = patience.machine_s() + PATIENCE_S
     while dialling:
-        assert time.monotonic() < deadline_s, f"{len(dialling)} of {count} dials have not been answered"
+        assert patience.machine_s() < deadline_s, f"{len(dialling)} of {count} dials have not been answered"
         poller = select.poll()
         by_fd = {one.sock.fileno(): i for i, one in dialling.items()}
         for one in dialling.values():
@@ -136,10 +137,7 @@ def test_a_group_without_descriptors_lets_strangers_go_and_peers_in(
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {PATIENCE_S:.0f} s for {what}"
-        time.sleep(0.002)
+    patience.until(condition, what)
 
 
 def meet(listeners: list[Listener], members: list[Peer], quorum_id: int) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import grpc
@@ -13,7 +12,8 @@ from jaxft_coordinator._server import SERVICE, Server
 from jaxft_coordinator.core.messages import Evicted, Heartbeat, Leave
 
 import jaxft
-from tests.security.groups import KEY, PATIENCE_S, SECRET, run, serving
+from tests import patience
+from tests.security.groups import KEY, SECRET, run, serving
 
 
 class Relay:
@@ -77,10 +77,7 @@ def relayed() -> Iterator[tuple[Relay, Server]]:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {PATIENCE_S:.0f} s for {what}"
-        time.sleep(0.005)
+    patience.until(condition, what)
 
 
 def entered(relay: Relay) -> jaxft.Manager:
@@ -94,10 +91,8 @@ def test_a_group_does_not_follow_what_a_man_in_the_middle_adds() -> None:
         with entered(relay) as manager:
             session = manager._session
             assert session is not None
-            until(
-                lambda: session.failed is not None or relay.streams > 1, "the group to hear the forged word"
-            )
-            assert session.failed is None, session.failed
+            until(lambda: session._replica.failure or relay.streams > 1, "the group to hear the forged word")
+            assert session._replica.failure is None
 
 
 @pytest.mark.parametrize("forged", [Leave(finished=True), Heartbeat()])
@@ -109,7 +104,7 @@ def test_the_coordinator_does_not_count_what_a_man_in_the_middle_adds(forged: Le
             session = manager._session
             assert session is not None
             until(lambda: relay.streams > 1 and "g" in groups_of(server), "the group to come back")
-            assert session.failed is None, session.failed
+            assert session._replica.failure is None
 
 
 def groups_of(server: Server) -> set[str]:

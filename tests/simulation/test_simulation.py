@@ -25,7 +25,7 @@ KEPT = [int(line.split()[0]) for line in LINES if not line.startswith("#")]
 SEEDS = 2000
 BATCH = 100
 # Within so many seeds each rare path is taken several times over.
-RARE_WITHIN = 1500
+RARE_WITHIN = 4000
 
 
 def test_seeds_that_found_something_pass():
@@ -56,7 +56,13 @@ def test_without_faults_nothing_is_tried_twice():
     assert len(world.truth.line) > 2
     assert set(world.truth.line) == {1}, "the first quorum has committed every step"
     # Those who finish first leave their places to a spare for a moment.
-    assert set(world.sometimes) <= {"below min_replicas", "stands by", "spare called up", "nearly there"}
+    assert set(world.sometimes) <= {
+        "below min_replicas",
+        "stands by",
+        "spare called up",
+        "nearly there",
+        "all computed",
+    }
 
 
 def test_the_same_seed_gives_the_same_trace():
@@ -85,9 +91,9 @@ def test_tracing_changes_nothing():
 
 
 def test_a_fault_that_is_left_out_leaves_the_others_as_they_are():
-    seed = next(seed for seed in range(100) if len(draw(seed).faults) > 3)
-    all_of_it, less = trace_of(seed), trace_of(seed, frozenset({1}))
-    assert any("FAULT 1:" in line for line in all_of_it) or draw(seed).faults[1].kind == "flip"
+    seed = next(seed for seed in range(100) if any("FAULT 1:" in line for line in trace_of(seed)))
+    less = trace_of(seed, frozenset({1}))
+    assert any("FAULT" in line for line in less)
     assert not any("FAULT 1:" in line for line in less)
 
 
