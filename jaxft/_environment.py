@@ -110,7 +110,8 @@ def _accelerator(device: Any) -> dict[str, str]:
                 path.read_text(encoding="utf-8", errors="replace").split("\n")[0].strip()
             )
     for package in metadata.distributions():
-        name = package.metadata["Name"].lower().replace("_", "-")
+        # What is left of an installation that was broken off has no name. Of two, Python finds the first.
+        name = (package.metadata["Name"] or "").lower().replace("_", "-")
         if _PACKAGES.fullmatch(name):
-            versions[name] = package.version
+            versions.setdefault(name, package.version)
     return versions

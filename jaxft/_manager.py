@@ -12,6 +12,7 @@ from jaxft_coordinator.core.messages import GroupName, Incarnation, NewQuorum
 from jaxft_coordinator.core.names import done_again
 
 from jaxft._checkpoints import Checkpoints
+from jaxft._checkpoints._settings import check_changed
 from jaxft._credentials import TLS, Credentials
 from jaxft._dataplane import Listener
 from jaxft._errors import ConfigurationError, SessionFailed
@@ -243,6 +244,7 @@ class Manager:
                 number of shards is compared in the first step.
             CannotRestore: there are checkpoints, and all are damaged.
         """
+        check_changed(changed)
         if self._runner is None or self._session is None or self._runner.started:
             raise ConfigurationError("restore belongs inside `with Manager(...)` and before the first step")
         if self._checkpoints is None:
@@ -256,12 +258,19 @@ class Manager:
         # Only of a job that the coordinator remembers: else fresh states could found it before a restored one comes.
         if not frontier_step:
             return self._restored(state, changed, frontier_step)
+        state, others_read = self._read(state, changed, frontier_step)
+        if others_read:
+            self._runner.heals_only(lambda like: self._read(like, changed, frontier_step))
+        return state
+
+    def _read(self, state: Any, changed: Collection[str], frontier_step: int | None) -> tuple[Any, bool]:
+        """Read the newest checkpoint, unless others do so right now; return the state, and whether others do."""
+        assert self._checkpoints is not None
         with self._checkpoints.reading(self._failure_timeout_s) as mine:
             if mine:
-                return self._restored(state, changed, frontier_step)
+                return self._restored(state, changed, frontier_step), False
         _log.info("[jaxft %s] reads no checkpoint: others have, and it heals from them", self._group)
-        self._runner.heals_only()
-        return state
+        return state, True
 
     def _restored(self, state: Any, changed: Collection[str], frontier_step: int | None) -> Any:
         assert self._checkpoints is not None

@@ -50,6 +50,7 @@ from jaxft._replica._types import (
     Identity,
     Over,
     Prepared,
+    ReadCheckpoint,
     Replay,
     Replayed,
     TakeDigest,
@@ -61,6 +62,8 @@ from jaxft._version import __version__
 _log = logging.getLogger("jaxft")
 
 BatchFor = Callable[[int, int], Any]
+# Reads the job's checkpoint, like this state, unless others do so right now; returns the state and whether others do.
+Read = Callable[[Any], tuple[Any, bool]]
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class Runner:
         self._state: Any = None  # the newest, for the last checkpoint
         self._restored: Restored | None = None
         self._changed: Collection[str] = ()
-        self._heals_only = False
+        self._read: Read | None = None
         self._prepared: tuple[Mapping[str, str], int | None] | None = None
         self._work = _Work(step)
         self._links: Links | None = None
@@ -177,6 +180,8 @@ class Runner:
                     continue  # applied already; the stream broke before the session's thread heard of it
                 case Apply(_, step):
                     return self._apply(programs, state, step)
+                case ReadCheckpoint():
+                    state = self._read_after_all(programs, state)
                 case TakeDigest(step):
                     self._say_digest(step, state)
                 case HealFrom():
@@ -208,9 +213,25 @@ class Runner:
         self.report = StepReport(step=self.step)
         self._restored, self._changed = found, changed
 
-    def heals_only(self) -> None:
-        """The state of the first call is a fresh one of a job that has a checkpoint, which others have read."""
-        self._heals_only = True
+    def heals_only(self, read: Read) -> None:
+        """The state of the first call is a fresh one of a job that has a checkpoint, which others have read.
+
+        Args:
+            read: for when they are gone before this group has healed from them.
+        """
+        self._read = read
+
+    def _read_after_all(self, programs: Programs, state: Any) -> Any:
+        """Read the checkpoint that had been left to others; or leave it to others once more, who read right now."""
+        if self._read is None:
+            return state  # read already, before the session's thread had heard of it
+        with self._session.in_step(False):
+            state, others_read = self._read(state)
+            if not others_read:
+                self._read = None
+            state = programs.owned(state)
+            self._say_prepared(state)
+        return state
 
     def _check_restored(self, present: Mapping[str, str]) -> None:
         """Compare what is known of the step with what the checkpoint was saved with. Raises ConfigurationError."""
@@ -219,7 +240,7 @@ class Runner:
         saved = {name: value for name, value in self._restored.settings.items() if name in LATER}
         now = {name: present[name] for name in saved}
         if differing := differences(saved, now, self._changed):
-            raise ConfigurationError(refusal(str(self._restored.folder), differing, self.step))
+            raise ConfigurationError(refusal(str(self._restored.folder), differing, self.step, self._changed))
 
     def serve_until_left(self, timeout_s: float) -> None:
         """Take digests of the last state for joiners, until this group has left the job."""
@@ -270,16 +291,22 @@ class Runner:
         if self._prepared is not None:
             self._check_same(settings)
             return
-        self._check_restored(settings)
         if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):
             _log.warning("[jaxft %s] %s", self._me.group, text)
         self._prepared = (settings, shards)
+        self._say_prepared(state)
+
+    def _say_prepared(self, state: Any) -> None:
+        """Let the coordinator know which state this group brings, and what must be alike in all groups."""
+        assert self._prepared is not None
+        settings, _ = self._prepared
+        self._check_restored(settings)
         leaves = jax.tree.leaves(state)
         self._store.publish(self.step, leaves)
         digest = self._state_digest.start(leaves).result()
         history, least = HistoryId(self.history), self._min_replicas or 0
         self._session.post(
-            Prepared(Step(self.step), digest, settings, least, history, self._spare, self._heals_only)
+            Prepared(Step(self.step), digest, settings, least, history, self._spare, self._read is not None)
         )
 
     def _check_same(self, settings: Mapping[str, str]) -> None:

@@ -97,6 +97,15 @@ def test_an_accelerator_says_which_runtime_and_libraries_it_has() -> None:
     assert found["cores"] == "-"
 
 
+def test_what_is_left_of_a_broken_installation_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = environment([Device()], {})
+    (tmp_path / "libtpu-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert environment([Device()], {}) == before
+
+
 @pytest.mark.parametrize(
     ("platform", "flags", "warns"),
     [

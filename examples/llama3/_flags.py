@@ -63,7 +63,7 @@ class Flags:
     host: str | None = None
     """The HOST or HOST:PORT at which the other groups reach this one. None finds out."""
     failure_timeout_s: float = 60.0
-    """How long a peer may be silent before the others go on without it."""
+    """How long any one failure may take before this group gives up. How long a step takes plays no part."""
 
     spare: bool = False
     """Only stand by, to take the place of a group that is lost."""

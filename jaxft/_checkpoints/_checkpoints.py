@@ -13,7 +13,7 @@ from jaxft._checkpoints import _folder, _orbax
 from jaxft._checkpoints._host import HostCopy, key_impls, placed, template, with_keys
 from jaxft._checkpoints._manifest import Damaged, Manifest, difference, leaves_of
 from jaxft._checkpoints._readers import turn
-from jaxft._checkpoints._settings import LATER, differences, refusal
+from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
 from jaxft._checkpoints._writer import write
 from jaxft._digest import digest
 from jaxft._errors import CannotRestore, ConfigurationError
@@ -129,6 +129,7 @@ class Checkpoints:
                 is said.
             CannotRestore: there are checkpoints, and all are damaged. Training does not start anew by itself.
         """
+        check_changed(changed)
         found = self.steps()
         for step in reversed(found):
             try:
@@ -191,7 +192,7 @@ class Checkpoints:
             return
         users = {name: value for name, value in manifest.settings.items() if name not in LATER}
         if differing := differences(users, settings, changed):
-            raise ConfigurationError(refusal(str(folder), differing, manifest.step))
+            raise ConfigurationError(refusal(str(folder), differing, manifest.step, changed))
 
     def save(
         self, step: int, state: Any, *, job: str, history: int, settings: Mapping[str, str] | None = None

@@ -2,11 +2,21 @@
 
 from collections.abc import Collection, Mapping
 
+from jaxft._errors import ConfigurationError
+
 # Users' own settings, as they stand beside those that jaxft knows.
 _USERS = "settings."
 _NONE = "(none)"
 # What only the first call of the step knows.
 LATER = frozenset({"shards"})
+
+
+def check_changed(changed: Collection[str]) -> None:
+    """Raises ConfigurationError for one text in the place of several: each part of it would count as a name."""
+    if isinstance(changed, str):
+        raise ConfigurationError(
+            f"changed must be a collection of names, such as {{{changed!r}}}, not {changed!r}"
+        )
 
 
 def differences(
@@ -20,12 +30,14 @@ def differences(
     ]
 
 
-def refusal(where: str, differing: list[tuple[str, str, str]], step: int) -> str:
-    """What differs, what a change would mean, and what to do."""
+def refusal(
+    where: str, differing: list[tuple[str, str, str]], step: int, changed: Collection[str] = ()
+) -> str:
+    """What differs, what a change would mean, and what to do, beside what was `changed` on purpose already."""
     lines = [f"The checkpoint {where!r} was saved by a run with other settings:"]
     lines += [f"  {name}: saved {was!r}, now {now!r}" for name, was, now in differing]
     lines += [f"  {_shards(was, now, step)}" for name, was, now in differing if name == "shards"]
-    names = "{" + ", ".join(repr(name) for name, _, _ in differing) + "}"
+    names = "{" + ", ".join(map(repr, sorted({*changed, *(name for name, _, _ in differing)}))) + "}"
     lines.append(
         "Start with the saved settings; or choose another folder for another run; or, to go on with other settings "
         f"on purpose, say so: `manager.restore(state, changed={names})`. A coordinator that remembers this job still "

@@ -91,6 +91,7 @@ from jaxft._replica._types import (
     Phase,
     PinState,
     Prepared,
+    ReadCheckpoint,
     ReleasePin,
     Replay,
     Replayed,
@@ -168,6 +169,8 @@ def directive(replica: Replica) -> Directive:
             return Over(replica.step if replica.finished is None else replica.finished)
         case _:
             pass
+    if replica.reads and replica.phase in (Phase.PRESENT, Phase.JOINING):
+        return ReadCheckpoint()
     if _needs_digest(replica):
         return TakeDigest(replica.step)
     return Wait(_whom(replica))
@@ -295,12 +298,8 @@ def _join_or_wait(turn: _Turn) -> None:
         turn.enter(Phase.PRESENT)
         return  # `directive` asks for it
     if prepared.heals_only and not replica.frontier_step:
-        me = replica.identity
-        turn.fail(
-            "CannotHeal",
-            f"group {me.group!r} of job {me.job!r} has left it to other groups to read the checkpoint, and the "
-            "coordinator no longer knows the job. Start this group again: it then reads the checkpoint itself.",
-        )
+        turn.enter(Phase.PRESENT)
+        _read_after_all(turn, "the coordinator no longer knows the job")
         return
     turn.enter(Phase.JOINING, joined=True, vote=None)
     turn.say(
@@ -318,10 +317,21 @@ def _join_or_wait(turn: _Turn) -> None:
 
 
 def _prepared(turn: _Turn, prepared: Prepared) -> None:
-    turn.update(prepared=prepared, step=prepared.step, history=prepared.history)
+    turn.update(prepared=prepared, step=prepared.step, history=prepared.history, reads=False)
     turn.update(digest=prepared.digest, digest_taken=True)
     if turn.replica.phase is Phase.PRESENT:
         _join_or_wait(turn)
+    elif turn.replica.phase is Phase.JOINING and prepared.heals_only:
+        turn.enter(Phase.JOINING)  # others have read it meanwhile, and are given as long again
+    elif turn.replica.phase is Phase.JOINING:
+        turn.update(joined=False)
+        turn.effects.append(HangUp("joins again, with the state of a checkpoint"))
+
+
+def _read_after_all(turn: _Turn, why: str) -> None:
+    if not turn.replica.reads:
+        turn.update(reads=True)
+        turn.note(f"had left the checkpoint to other groups, and reads it after all: {why}", warning=True)
 
 
 def _new_quorum(turn: _Turn, quorum: NewQuorum) -> None:
@@ -608,6 +618,9 @@ def _check_deadlines(turn: _Turn) -> None:
     # With a state of the job's history it can be part of a resumption, and may wait for the others to come.
     alone = not replica.history and not replica.frontier_held
     if replica.phase is Phase.JOINING and behind and alone and waited_s > timeout_s:
+        if replica.prepared is not None and replica.prepared.heals_only:
+            _read_after_all(turn, f"for {timeout_s:g} s no group that holds the job's state was there")
+            return
         turn.fail(
             "CannotHeal",
             f"group {me.group!r} holds step {replica.step} of job {me.job!r}, whose last committed step is "

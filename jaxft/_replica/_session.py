@@ -49,6 +49,7 @@ from jaxft._replica._types import (
     Over,
     Phase,
     PinState,
+    ReadCheckpoint,
     ReleasePin,
     Replay,
     Replica,
@@ -465,6 +466,8 @@ def _key(directive: Directive) -> tuple[object, ...]:
             return ("apply", quorum_id, step)
         case TakeDigest(step):
             return ("digest", step)
+        case ReadCheckpoint():
+            return ("read",)
         case Wait() | Over() | Fail():
             return ("none",)
         case _:

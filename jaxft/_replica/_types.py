@@ -296,6 +296,11 @@ class TakeDigest:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadCheckpoint:
+    """Those to whom this group had left the checkpoint are gone: read it here, and say so with `Prepared`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
     """The job finished at state `step`."""
 
@@ -307,7 +312,7 @@ class Fail:
     failure: Failure
 
 
-Directive = Wait | TakeDigest | HealFrom | Replay | Attempt | Apply | Over | Fail
+Directive = Wait | TakeDigest | ReadCheckpoint | HealFrom | Replay | Attempt | Apply | Over | Fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +325,7 @@ class Replica:
     step: Step = Step(0)
     prepared: Prepared | None = None
     joined: bool = False
+    reads: bool = False  # the checkpoint, which it had left to others
     busy: bool = False  # the training thread was at work when the stream ended, and has not come to wait yet
     history: HistoryId = HistoryId(0)  # of the state that this group holds
     job_history: HistoryId = HistoryId(0)

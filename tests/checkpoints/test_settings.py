@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxft import ConfigurationError
+from jaxft import ConfigurationError, Manager
 from jaxft._checkpoints import Checkpoints, _orbax
 from jaxft._checkpoints._manifest import Damaged, Manifest
 from jaxft._checkpoints._settings import differences, refusal
@@ -65,7 +65,9 @@ def test_all_that_differs_is_listed_and_one_that_is_named_is_not_enough(tmp_path
     with pytest.raises(ConfigurationError) as refused:
         saved_with(tmp_path, SAVED).restore(of_optax(), job="docs", settings=other, changed={"seed"})
     assert "learning_rate" in str(refused.value)
-    assert "seed" not in str(refused.value)
+    assert "seed: saved" not in str(refused.value)
+    # What it says to write keeps what was written already.
+    assert "changed={'learning_rate', 'seed'}" in str(refused.value)
 
 
 def test_another_job_goes_on_from_it_on_purpose(tmp_path: Path) -> None:
@@ -73,6 +75,15 @@ def test_another_job_goes_on_from_it_on_purpose(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="add 'job' to `changed`"):
         checkpoints.restore(of_optax(), job="other", settings=present())
     assert checkpoints.restore(of_optax(), job="other", settings=present(), changed={"job"}) is not None
+
+
+def test_one_text_is_no_collection_of_names(tmp_path: Path) -> None:
+    """`"rate" in "learning_rate"` would be true."""
+    checkpoints = saved_with(tmp_path, SAVED)
+    with pytest.raises(ConfigurationError, match=r"such as \{'learning_rate'\}, not 'learning_rate'"):
+        checkpoints.restore(of_optax(), job="docs", settings=present(), changed="learning_rate")
+    with pytest.raises(ConfigurationError, match="must be a collection of names"):
+        Manager("localhost:29510", group="group-0").restore({}, changed="job")
 
 
 def test_one_without_settings_is_restored_with_a_warning(

@@ -150,3 +150,18 @@ def test_those_who_wait_for_a_reader_heal_from_it(tmp_path: Path, undisturbed: s
         here.until_finished(first, second)
         assert "reads no checkpoint: others have, and it heals from them" in second.log()
         assert first.digest == second.digest == undisturbed
+
+
+def test_one_that_left_it_to_readers_that_die_reads_it_after_all(tmp_path: Path, undisturbed: str) -> None:
+    with cluster(tmp_path) as here:
+        train_and_kill_all(here)
+        folder = here.folder / "checkpoints"
+        with turn(folder, timeout_s=0), turn(folder, timeout_s=0):
+            group = here.start("group-0", *flags(here), "--failure-timeout-s", "10")
+            here.until(lambda: group.says("waits for others, who read"), "it to wait")
+        # Both readers have left their mark, and none of them comes.
+        here.until_finished(group)
+        assert "reads no checkpoint: others have, and it heals from them" in group.log()
+        assert "reads it after all" in group.log()
+        assert "restored step 20" in group.log()
+        assert group.digest == undisturbed

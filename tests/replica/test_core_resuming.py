@@ -30,6 +30,7 @@ from jaxft._replica._types import (
     Disconnected,
     Exchanged,
     Fail,
+    HangUp,
     HealBroke,
     Healed,
     HealFrom,
@@ -37,6 +38,7 @@ from jaxft._replica._types import (
     Phase,
     PinState,
     Prepared,
+    ReadCheckpoint,
     Replay,
     Replayed,
     Tick,
@@ -61,6 +63,7 @@ from .test_core import (
 )
 
 HISTORY = HistoryId(77)
+TIMEOUT_S = 60.0  # of the group
 SAVED = HistoryId(55)
 
 
@@ -325,12 +328,51 @@ def test_one_that_left_the_checkpoint_to_others_joins_a_job_that_goes_on():
 def test_it_never_begins_a_job_that_the_coordinator_does_not_know(frontier_step: int | None):
     group = heals_only(frontier_step)
     assert not any(isinstance(message, Join) for message in group.said)
-    assert group.replica.phase is Phase.FAILED
-    assert group.replica.failure is not None
-    assert "has left it to other groups to read the checkpoint" in group.replica.failure.text
+    assert group.directive == ReadCheckpoint()
 
 
 def test_nor_after_the_coordinator_has_lost_its_memory():
     group = heals_only(20)
     group.on(Disconnected("reset")).on(Connected()).hear(welcome(None))
-    assert group.replica.phase is Phase.FAILED
+    assert group.directive == ReadCheckpoint()
+    group.on(Prepared(Step(20), 0xD2, SETTINGS, 2, history=HISTORY))
+    (join,) = group.said
+    assert isinstance(join, Join)
+    assert join.step == 20
+
+
+def test_it_reads_the_checkpoint_itself_when_those_who_had_read_it_are_gone():
+    group = heals_only(20)
+    assert isinstance(group.directive, Wait)
+    group.now_s += TIMEOUT_S + 1
+    group.on(Tick())
+    assert group.directive == ReadCheckpoint()
+    assert "after all" in group.notes[0]
+    group.on(Prepared(Step(20), 0xD2, SETTINGS, 2, history=HISTORY))
+    assert any(isinstance(effect, HangUp) for effect in group.effects)
+    assert isinstance(group.directive, Wait)
+    group.on(Disconnected("joins again")).on(Connected()).hear(welcome(20))
+    (join,) = group.said
+    assert isinstance(join, Join)
+    assert (join.step, join.history) == (20, HISTORY)
+
+
+def test_it_leaves_it_to_others_once_more_if_they_read_right_now():
+    group = heals_only(20)
+    group.now_s += TIMEOUT_S + 1
+    group.on(Tick()).on(Prepared(Step(0), 0xD1, SETTINGS, 2, heals_only=True))
+    assert isinstance(group.directive, Wait)
+    group.now_s += TIMEOUT_S / 2
+    assert isinstance(group.on(Tick()).directive, Wait)
+    group.now_s += TIMEOUT_S
+    assert group.on(Tick()).directive == ReadCheckpoint()
+
+
+def test_a_state_to_heal_from_that_comes_meanwhile_is_taken():
+    group = heals_only(20)
+    group.now_s += TIMEOUT_S + 1
+    heal = Heal(HealId(5), Step(20), DONORS, history=HISTORY)
+    group.on(Tick()).hear(heal)
+    assert group.directive == HealFrom(heal)
+    group.on(Prepared(Step(20), 0xD2, SETTINGS, 2, history=HISTORY))
+    assert group.directive == HealFrom(heal)

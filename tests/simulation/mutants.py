@@ -587,6 +587,12 @@ def _after_an_error_a_job_begins_from_nothing(begun_again: Any) -> Any:
     return lambda job, now_s: durable.new(job.name, job.options)
 
 
+@mutant(replica, "_read_after_all")
+def _a_checkpoint_is_left_to_readers_that_are_dead(read: Any) -> Any:
+    """A group that has left the checkpoint to others goes on waiting when these are gone."""
+    return lambda turn, why: None
+
+
 # ---- terms and ids of several lives ----
 
 

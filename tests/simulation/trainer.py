@@ -220,6 +220,9 @@ class Trainer:
                 self._waits = False
                 self._fetches = heal
                 self._replay(heal, step, self.world.now_s + FETCH_TIMEOUT_S)
+            case r.ReadCheckpoint():
+                self.world.sometimes.note("checkpoint read after all")
+                self._bring(read=True)
             case r.Fail(failure):
                 self.fails(failure)
             case _:
@@ -267,9 +270,13 @@ class Trainer:
         fresh = self.replica.frontier_held and self.world.random() < 0.5
         if checkpoints and checkpoints[-1].old and not self.world.calm:
             fresh = fresh or self.world.random() < 0.5
-        saved = 0
         heals_only = bool(checkpoints) and not fresh and self._others_read()
-        if checkpoints and not fresh and not heals_only:
+        self._bring(read=not fresh and not heals_only, heals_only=heals_only)
+
+    def _bring(self, *, read: bool, heals_only: bool = False) -> None:
+        """Say with which state it comes: the newest checkpoint's, if it reads one."""
+        checkpoints, saved = self.world.checkpoints, 0
+        if checkpoints and read:
             newest = checkpoints[-1]
             self.root, self.history, saved = newest.root, list(newest.state), newest.history
             self.skipped = newest.skipped
@@ -448,5 +455,7 @@ def _key(directive: r.Directive) -> object:
             return ("apply", quorum_id, step)
         case r.Over() | r.Fail():
             return ("end",)
+        case r.ReadCheckpoint():
+            return ("read",)
         case r.Wait() | r.TakeDigest():
             return ("wait",)
