@@ -349,7 +349,11 @@ class Listener:
             self._accept_hello(half, proof)
             self._healing.add(half.sock)
         name = f"jaxft-heal-{hello.group}"
-        threading.Thread(target=self._heal, args=(connection, hello), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._heal, args=(connection, hello), name=name, daemon=True).start()
+        except RuntimeError:  # no room for another thread: the joiner must not wait for one
+            self._end_healing(connection)
+            raise
 
     def _heal(self, connection: Connection, hello: Hello) -> None:
         assert self._on_heal is not None
@@ -360,9 +364,12 @@ class Listener:
         ):  # one joiner's trouble is not the donor's: that connection ends, and training goes on
             _log.exception("Healing group %r from here broke off.", hello.group)
         finally:
-            with self._healing_lock:
-                self._healing.discard(connection.sock)
-            connection.close()
+            self._end_healing(connection)
+
+    def _end_healing(self, connection: Connection) -> None:
+        with self._healing_lock:
+            self._healing.discard(connection.sock)
+        connection.close()
 
     def _accept_hello(self, half: HalfOpen, proof: bytes) -> None:
         half.sock.send(accepted(proof), SEND_FLAGS)

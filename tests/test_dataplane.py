@@ -303,6 +303,26 @@ def test_healing_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCapture
     assert "RuntimeError: no such state" in caplog.text
 
 
+def test_a_process_without_room_for_a_thread_sends_the_joiner_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = threading.Event()
+    start = threading.Thread.start
+
+    def without_room(thread: threading.Thread) -> None:
+        if thread.name.startswith("jaxft-heal"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with listening(lambda connection, _: served.set()) as listener:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", without_room)
+            with call(listener, hello("heal")) as sock:
+                assert_ended(sock)
+        assert not listener._healing
+        with call(listener, hello("heal")) as sock:
+            assert_ended(sock)
+        assert served.is_set()
+
+
 def test_healing_is_bounded_and_a_stopped_joiner_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_dataplane, "_MAX_HEALING", 2)
     with listening(lambda one, _: assert_ended(one.sock)) as listener, ExitStack() as stack:
