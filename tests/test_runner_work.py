@@ -49,7 +49,7 @@ def quorum(quorum_id: int, total: int, **shards: tuple[int, ...]) -> NewQuorum:
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    made = Listener(host="127.0.0.1", job="job", on_heal=None)
+    made = Listener(host="127.0.0.1", job="job", group=ME, incarnation=1, on_heal=None)
     yield made
     made.close()
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,7 +73,7 @@ PIN = Pin(HealId(1), Step(3))
 # How the training thread may wait when the session ends under it.
 WAITS: dict[str, Callable[[Session], object]] = {
     "wait": lambda session: session.wait(-1),
-    "wait_until_left": lambda session: session.wait_until_left(3600.0),
+    "wait_until_left": lambda session: session.wait_until_left(time.monotonic() + 3600.0, None),
 }
 
 
@@ -91,7 +92,7 @@ def computed_nonsense(session: Session) -> None:
 
 
 def says_what_cannot_be_written(session: Session) -> None:
-    session.post(Prepared(Step(0), "digest", {"shards": 3}))  # pyright: ignore[reportArgumentType]
+    session.post(Prepared(Step(0), None, {"shards": 3}))  # pyright: ignore[reportArgumentType]
 
 
 def posts_nonsense(session: Session) -> None:
@@ -142,7 +143,7 @@ def test_each_later_call_says_it_again(coordinator: Coordinator) -> None:
         for call in (
             lambda: session.wait(-1),
             lambda: session.wait(5),
-            lambda: session.wait_until_left(1.0),
+            lambda: session.wait_until_left(time.monotonic() + 1.0, None),
             lambda: session.post(LeaveNow(finished=True)),
         ):
             with pytest.raises(SessionFailed, match="Broken: the store is broken"):
@@ -222,7 +223,7 @@ def test_a_long_wait_says_for_whom(
             patience.call(lambda: session.wait(-1), limit_s=1.0)
         assert "s for more groups" in caplog.text
         caplog.clear()
-        session.wait_until_left(0.3)
+        session.wait_until_left(time.monotonic() + 0.3, None)
         assert "s for more groups" in caplog.text
 
 

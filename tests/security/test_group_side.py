@@ -123,7 +123,7 @@ def test_a_refusal_at_the_start_needs_no_proof() -> None:
 def test_nothing_is_believed_that_is_said_before_our_hello(message: CoordinatorMessage) -> None:
     greeting = Greeting(KEY, known=False)
     greeting.challenged(challenge())
-    with pytest.raises(Unproven, match="without a proof|does not prove that it knows"):
+    with pytest.raises(Unproven, match=r"without a proof|does not prove that it knows"):
         greeting.decode(said(message))
     assert not greeting.proved
 

@@ -95,9 +95,10 @@ def test_a_group_does_not_follow_what_a_man_in_the_middle_adds() -> None:
             session = manager._session
             assert session is not None
             until(
-                lambda: session.failed is not None or relay.streams > 1, "the group to hear the forged word"
+                lambda: session._replica.failure is not None or relay.streams > 1,
+                "the group to hear the forged word",
             )
-            assert session.failed is None, session.failed
+            assert session._replica.failure is None, session._replica.failure
 
 
 @pytest.mark.parametrize("forged", [Leave(finished=True), Heartbeat()])
@@ -109,7 +110,7 @@ def test_the_coordinator_does_not_count_what_a_man_in_the_middle_adds(forged: Le
             session = manager._session
             assert session is not None
             until(lambda: relay.streams > 1 and "g" in groups_of(server), "the group to come back")
-            assert session.failed is None, session.failed
+            assert session._replica.failure is None, session._replica.failure
 
 
 def groups_of(server: Server) -> set[str]:
