@@ -26,7 +26,7 @@ A quorum's connections are parked under (quorum, group, incarnation), because a 
 do. `forget` drops those of quorums that are over, and lets in no more of them.
 
 Errors. One that a connection brings about ends that connection. One of the listener itself ends it: it is logged, and
-`check`, which comes before each quorum's connections, raises it in the training thread.
+`check`, which comes before each step and each quorum's connections, raises it in the training thread.
 
 Left out: encryption. Frames carry MACs (`_seal.py`) where the job has a key; who sits on the path can still read.
 """
