@@ -255,16 +255,22 @@ class Listener:
         known = [(fd, half.name) for fd, half in self._half_open.items() if half.owes_proof == owes_proof]
         if len(known) > most:
             for fd in crowded_out(known, most):
-                self._drop(self._half_open[fd], "too many have not proved who they are")
+                half = self._half_open[fd]
+                self._read(half)  # what it owes may have come since
+                if self._half_open.get(fd) is half and half.owes_proof == owes_proof:
+                    self._drop(half, "too many have not proved who they are")
 
     def _read(self, half: HalfOpen) -> None:
         try:
-            received = half.sock.recv(half.missing_bytes, socket.MSG_DONTWAIT)
-            half.received += received
-            if not received:
-                self._drop(half, "it closed the connection")
-            elif half.missing_bytes == 0:
-                self._answer(half)
+            while (
+                missing := half.missing_bytes
+            ) > 0:  # the length of the names stands in what comes before them
+                received = half.sock.recv(missing, socket.MSG_DONTWAIT)
+                if not received:
+                    self._drop(half, "it closed the connection")
+                    return
+                half.received += received
+            self._answer(half)
         except BlockingIOError:
             return
         except OSError as error:
