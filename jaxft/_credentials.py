@@ -147,13 +147,15 @@ class Greeting:
     def _decoded(self, received: bytes) -> m.CoordinatorMessage:
         if self._key is None:
             return wire.coordinator_from_proto(wire.coordinator_message(received), self._carried)
+        if self._seals is None:  # we have not said Hello yet, so nobody can have proved anything
+            return self._unproved(wire.coordinator_message(received))
         try:
-            data = received if self._seals is None else self._seals[0].open(received)
+            data = self._seals[0].open(received)
         except Broken as error:
             if self.proved:
                 raise Unproven(str(error)) from error
             return self._unproved(wire.coordinator_message(received))
-        self.proved |= self._seals is not None
+        self.proved = True
         return wire.coordinator_from_proto(wire.coordinator_message(data), self._carried)
 
     def _unproved(self, message: pb.CoordinatorMessage) -> m.CoordinatorMessage:

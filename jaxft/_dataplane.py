@@ -26,7 +26,7 @@ A quorum's connections are parked under (quorum, group, incarnation), because a 
 do. `forget` drops those of quorums that are over, and lets in no more of them.
 
 Errors. One that a connection brings about ends that connection. One of the listener itself ends it: it is logged, and
-`check`, which comes before each quorum's connections, raises it in the training thread.
+`check`, which comes before each step and each quorum's connections, raises it in the training thread.
 
 Left out: encryption. Frames carry MACs (`_seal.py`) where the job has a key; who sits on the path can still read.
 """
@@ -255,16 +255,22 @@ class Listener:
         known = [(fd, half.name) for fd, half in self._half_open.items() if half.owes_proof == owes_proof]
         if len(known) > most:
             for fd in crowded_out(known, most):
-                self._drop(self._half_open[fd], "too many have not proved who they are")
+                half = self._half_open[fd]
+                self._read(half)  # what it owes may have come since
+                if self._half_open.get(fd) is half and half.owes_proof == owes_proof:
+                    self._drop(half, "too many have not proved who they are")
 
     def _read(self, half: HalfOpen) -> None:
         try:
-            received = half.sock.recv(half.missing_bytes, socket.MSG_DONTWAIT)
-            half.received += received
-            if not received:
-                self._drop(half, "it closed the connection")
-            elif half.missing_bytes == 0:
-                self._answer(half)
+            while (
+                missing := half.missing_bytes
+            ) > 0:  # the length of the names stands in what comes before them
+                received = half.sock.recv(missing, socket.MSG_DONTWAIT)
+                if not received:
+                    self._drop(half, "it closed the connection")
+                    return
+                half.received += received
+            self._answer(half)
         except BlockingIOError:
             return
         except OSError as error:
@@ -349,7 +355,11 @@ class Listener:
             self._accept_hello(half, proof)
             self._healing.add(half.sock)
         name = f"jaxft-heal-{hello.group}"
-        threading.Thread(target=self._heal, args=(connection, hello), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._heal, args=(connection, hello), name=name, daemon=True).start()
+        except RuntimeError:  # no room for another thread: the joiner must not wait for one
+            self._end_healing(connection)
+            raise
 
     def _heal(self, connection: Connection, hello: Hello) -> None:
         assert self._on_heal is not None
@@ -360,9 +370,12 @@ class Listener:
         ):  # one joiner's trouble is not the donor's: that connection ends, and training goes on
             _log.exception("Healing group %r from here broke off.", hello.group)
         finally:
-            with self._healing_lock:
-                self._healing.discard(connection.sock)
-            connection.close()
+            self._end_healing(connection)
+
+    def _end_healing(self, connection: Connection) -> None:
+        with self._healing_lock:
+            self._healing.discard(connection.sock)
+        connection.close()
 
     def _accept_hello(self, half: HalfOpen, proof: bytes) -> None:
         half.sock.send(accepted(proof), SEND_FLAGS)

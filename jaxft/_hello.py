@@ -38,8 +38,9 @@ _ACCEPTED, _REFUSED, _CHALLENGE, _BUSY = 0, 1, 2, 3
 # What the dialler answers a challenge with: its own nonce, and its proof.
 RESPONSE_BYTES = NONCE_BYTES + PROOF_BYTES
 # A listener that has too many connections which have not said who they are drops some of them without an answer. The
-# dialler then dials again at once: one that is dead refuses the connection, so this delays no bad news.
-_MAX_REDIALS = 5
+# dialler then dials again at once: one that is dead refuses the connection, so this delays no bad news. When all
+# groups of a large job dial one of them in the same moment, each time only some hundred are let in.
+_MAX_REDIALS = 20
 # Between two attempts at a listener that says that it is busy.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 

@@ -332,6 +332,8 @@ class Runner:
         step: int,
     ) -> None:
         assert step == self.step, f"asked for step {step} while holding state {self.step}"
+        # Also where the links stand: nobody could join or heal from here any more, and nobody would say so.
+        self._listener.check(len(quorum.members))
         if self._work.step != step:
             self._work = _Work(step)
         self._note_members(quorum)

@@ -1,6 +1,7 @@
 """What the training thread has computed of a step, and of which state, when an attempt gives way to another."""
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -11,9 +12,11 @@ import pytest
 from jaxft_coordinator.core.messages import GroupName, Incarnation, Member, NewQuorum, QuorumId, Step
 
 from jaxft._dataplane import Abort, Listener
+from jaxft._errors import JaxftError
 from jaxft._programs import Programs, cut_programs, joined
 from jaxft._replica._types import Event, Exchanged, Identity
 from jaxft._runner import Runner, _Own
+from tests import patience
 
 ME = GroupName("group-1")
 STEP = Step(5)
@@ -155,3 +158,17 @@ def test_a_batch_that_the_group_brings_is_kept_at_any_place(listener: Listener) 
     assert made._compute(*one, quorum(2, 1, group_1=(0,)), Abort())
     assert summed(made, 0) == [7.0, 7.0, 7.0]
     assert made.report.shards == (1,), "it is computed once"
+
+
+def test_a_listener_that_has_ended_is_noticed_in_the_next_step_under_the_same_quorum(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, state = runner(listener, Heard(), shards=1), {"w": jnp.zeros(3)}
+    programs = built(state)
+    one = (programs, programs.layout, state, batch_for, quorum(1, 1, group_1=(0,)), STEP)
+    made._attempt(*one)
+    monkeypatch.setattr(listener, "_accept_some", lambda: 1 // 0)
+    socket.create_connection(("127.0.0.1", listener.port)).close()
+    patience.until(lambda: not listener._thread.is_alive(), "the end of the listener")
+    with pytest.raises(JaxftError, match="no other group can reach this one any more: ZeroDivisionError"):
+        made._attempt(*one)

@@ -80,13 +80,21 @@ class Journal:
             StoreLost: another coordinator leads now; what waits is never done.
         """
         while True:
-            await self._more.wait()
-            self._more.clear()
+            await self._until_more()
             together = [job for job in self._pipes if job not in self._apart]
             await self._write(together)
             now_s = time.monotonic()
             for job in [job for job, due_s in self._apart.items() if due_s <= now_s]:
                 await self._write([job])
+
+    async def _until_more(self) -> None:
+        """Return when something was put, or a job apart is due; perhaps a moment before that."""
+        due_s = min(self._apart.values(), default=None)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(
+                self._more.wait(), None if due_s is None else max(0.0, due_s - time.monotonic())
+            )
+        self._more.clear()
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until all that was put is durable and done, or for `timeout_s`."""
@@ -147,7 +155,6 @@ class Journal:
     def _try_later(self, job: str, error: OSError) -> None:
         self._apart[job] = time.monotonic() + RETRY_S
         self._mention(job, f"[{job}] stands still until a decision can be written down: {error}")
-        self._wake_in(RETRY_S)
 
     def _drop(self, job: str, error: ValueError) -> None:
         self._pipes.pop(job, None)
@@ -155,9 +162,6 @@ class Journal:
         self._on_refused(job, error)
         if not self._pipes:
             self._empty.set()
-
-    def _wake_in(self, delay_s: float) -> None:
-        asyncio.get_running_loop().call_later(delay_s, self._more.set)
 
     def _mention(self, about: str, text: str) -> None:
         now_s = time.monotonic()

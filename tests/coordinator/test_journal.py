@@ -214,3 +214,23 @@ def test_what_has_no_record_does_not_wait_for_another_job():
         assert told == ["welcome"]
 
     run(scenario)
+
+
+def test_a_job_apart_is_tried_again_although_its_timer_came_early(monkeypatch: pytest.MonkeyPatch):
+    """As timers of uvloop do, which count whole milliseconds: nothing else may ever wake the journal again."""
+    monkeypatch.setattr("jaxft_coordinator._journal.RETRY_S", 0.05)
+
+    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
+        loop = asyncio.get_running_loop()
+        punctual = loop.call_at
+        monkeypatch.setattr(loop, "call_at", lambda when, *rest, **more: punctual(when - 0.01, *rest, **more))
+        store.gate.set()
+        store.refuses["big"] = OSError(errno.EMSGSIZE, "etcd takes 1.5 MB in one request")
+        journal.put("big", moved(1, "big"), lambda: told.append("big 1"))
+        while not journal.waits_s("big") > 0.01:
+            await turns()
+        del store.refuses["big"]
+        await journal.flush(patience.LIMIT_S / 10)
+        assert told == ["big 1"]
+
+    run(scenario)

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from jaxft_coordinator import _server, deltas, wire
 from jaxft_coordinator._server import SERVICE, Server
 from jaxft_coordinator.core import machine
-from jaxft_coordinator.core.job import Options, Tick
+from jaxft_coordinator.core.job import Options, Phase, Tick
 from jaxft_coordinator.core.messages import (
     AllComputed,
     Commit,
@@ -475,12 +475,20 @@ def test_what_goes_to_many_is_put_into_words_once(monkeypatch: pytest.MonkeyPatc
     run(scenario)
 
 
+def phase_of(server: Server, group: str) -> Phase | None:
+    job = server._jobs.get("job")
+    known = None if job is None else job.groups.get(GroupName(group))
+    return None if known is None else known.phase
+
+
 def test_a_change_of_quorum_is_told_as_a_difference():
     async def scenario() -> None:
         async with serving(min_replicas=2) as server, pair(server) as (a, b, quorum):
             async with Client(server.port, "c") as late:
                 await late.hello()
                 await late.join()
+                # Another connection carries the votes.
+                await patience.until_async(lambda: phase_of(server, "c") is Phase.READY, "c to stand by")
                 for group in (a, b):
                     await group.vote(quorum)
                 data = await a.read()

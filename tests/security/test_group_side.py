@@ -119,6 +119,15 @@ def test_a_refusal_at_the_start_needs_no_proof() -> None:
         greeting.decode(said(Evicted("why", may_return=False)))
 
 
+@pytest.mark.parametrize("message", [Welcome(1000, term=1 << 60), Evicted("why", may_return=False)])
+def test_nothing_is_believed_that_is_said_before_our_hello(message: CoordinatorMessage) -> None:
+    greeting = Greeting(KEY, known=False)
+    greeting.challenged(challenge())
+    with pytest.raises(Unproven, match=r"without a proof|does not prove that it knows"):
+        greeting.decode(said(message))
+    assert not greeting.proved
+
+
 def test_without_a_key_everything_is_believed_and_nothing_is_proved() -> None:
     greeting = Greeting(None, known=False)
     greeting.challenged(challenge())

@@ -91,8 +91,11 @@ def test_a_group_does_not_follow_what_a_man_in_the_middle_adds() -> None:
         with entered(relay) as manager:
             session = manager._session
             assert session is not None
-            until(lambda: session._replica.failure or relay.streams > 1, "the group to hear the forged word")
-            assert session._replica.failure is None
+            until(
+                lambda: session._replica.failure is not None or relay.streams > 1,
+                "the group to hear the forged word",
+            )
+            assert session._replica.failure is None, session._replica.failure
 
 
 @pytest.mark.parametrize("forged", [Leave(finished=True), Heartbeat()])
@@ -104,7 +107,7 @@ def test_the_coordinator_does_not_count_what_a_man_in_the_middle_adds(forged: Le
             session = manager._session
             assert session is not None
             until(lambda: relay.streams > 1 and "g" in groups_of(server), "the group to come back")
-            assert session._replica.failure is None
+            assert session._replica.failure is None, session._replica.failure
 
 
 def groups_of(server: Server) -> set[str]:
