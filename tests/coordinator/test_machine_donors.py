@@ -2,6 +2,7 @@
 
 from jaxft_coordinator.core.job import Phase
 from jaxft_coordinator.core.messages import (
+    Commit,
     Evicted,
     FrontierMoved,
     Halted,
@@ -14,7 +15,7 @@ from jaxft_coordinator.core.messages import (
     Waiting,
 )
 
-from .helpers import Desk, healing, members, running
+from .helpers import Desk, committed, healing, members, running
 
 
 def joined_by(*joiners: str, donors: tuple[str, ...] = ("a", "b", "c")) -> Desk:
@@ -102,6 +103,22 @@ def test_two_joiners_never_outvote_the_healthy_with_what_one_corrupt_donor_gave_
     assert members(desk) == ["a", "b"]
 
 
+def test_one_that_heals_again_because_a_commit_followed_is_given_the_new_state():
+    desk = joined_by("new-1", "new-2")
+    for joiner, told in (("new-1", "abc"), ("new-2", "ab")):
+        for donor in told:
+            desk.pinned(donor, joiner)
+    desk.votes(a=None, b=None)
+    done = desk.pinned("c", "new-2", digest=8)  # it is put out, all others have voted, and new-1 was fed by it
+    assert committed(done) == ["a", "b"]
+    assert desk.step == 2
+    for donor in ("a", "b"):
+        after = done.to(donor)
+        (pin,) = [message for message in after if isinstance(message, Pin)]
+        assert pin.step == 2
+        assert after.index(pin) > [isinstance(message, Commit) for message in after].index(True)
+
+
 def test_of_two_donors_that_differ_neither_is_believed():
     desk = joined_by("new", donors=("a", "b"))
     desk.pinned("a", "new", digest=1)
@@ -144,6 +161,18 @@ def test_a_donor_that_cannot_take_it_is_let_go():
     assert desk.pinned("b", "new", digest=None).to("b") == [Release(heal_id)]
     heal = desk.pinned("c", "new").only(Heal)["new"]
     assert [donor.group for donor in heal.donors] == ["a", "c"]
+
+
+def test_where_no_donor_can_take_it_a_joiner_asks_less_often():
+    desk = joined_by("new", donors=("a", "b"))
+    asked = 0
+    for _ in range(100):
+        if desk.group("new").heal_id is not None:
+            asked += 1
+            for donor in ("a", "b"):
+                desk.pinned(donor, "new", digest=None)
+        desk.tick(0.05)
+    assert 2 <= asked <= 8  # in 5 s, each time but the first after a pause of 1 s
 
 
 def test_a_digest_that_comes_late_or_from_another_means_nothing():
