@@ -109,7 +109,9 @@ def test_one_that_heals_again_because_a_commit_followed_is_given_the_new_state()
         for donor in told:
             desk.pinned(donor, joiner)
     desk.votes(a=None, b=None)
-    done = desk.pinned("c", "new-2", digest=8)  # it is put out, all others have voted, and new-1 was fed by it
+    done = desk.pinned(
+        "c", "new-2", digest=8
+    )  # it is put out, all others have voted, and new-1 was fed by it
     assert committed(done) == ["a", "b"]
     assert desk.step == 2
     for donor in ("a", "b"):
