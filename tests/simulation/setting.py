@@ -237,6 +237,8 @@ def focused(seed: int, kinds: Sequence[str], changes: Mapping[str, Any]) -> Sett
         setting = replace(setting, founding_wait_s=setting.heartbeat_timeout_s)
     if "flip" in kinds:
         setting = replace(setting, compares=True, keeps_bytes=1 << 18)  # as for every seed that has it
+    if "takeover" in kinds or "lie" in kinds:
+        setting = replace(setting, memoryless=False)
     if kinds:
         storm_s = changes.get("storm_s", setting.storm_s)
         setting = replace(setting, faults=_faults(random.Random(seed), list(kinds), storm_s))
