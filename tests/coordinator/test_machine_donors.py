@@ -18,9 +18,9 @@ from jaxft_coordinator.core.messages import (
 from .helpers import Desk, committed, healing, members, running
 
 
-def joined_by(*joiners: str, donors: tuple[str, ...] = ("a", "b", "c")) -> Desk:
+def joined_by(*joiners: str, donors: tuple[str, ...] = ("a", "b", "c"), **options: float) -> Desk:
     """A job at step 1 whose donors have been asked for the digest of their state, and have not told it yet."""
-    desk = running(*donors)
+    desk = running(*donors, **options)
     desk.commit()
     desk.tells_digests = False
     for name in joiners:
@@ -63,6 +63,22 @@ def test_a_donor_whose_training_thread_is_away_does_not_hold_up_a_joiner():
     before = desk.job.frontier
     desk.say("c", Pinned(heal_id, 99))
     assert desk.job.frontier == before
+
+
+def test_one_donor_of_two_that_is_corrupt_does_not_feed_a_joiner_while_the_other_is_away():
+    """Else the two of them would outvote the healthy one in the next step."""
+    desk = joined_by("new", donors=("a", "c"))
+    desk.pinned("c", "new", digest=2)
+    assert not [done for done in desk.wait(20.0) if done.only(Heal)]
+    assert desk.pinned("a", "new", digest=1).only(Halted).keys() == {"a", "c", "new"}
+
+
+def test_a_minority_that_has_told_serves_in_the_end():
+    desk = joined_by("new", donors=("a", "b"), join_timeout_s=10.0)
+    desk.pinned("a", "new")
+    assert not [done for done in desk.wait(9.0) if done.only(Heal)]
+    (told,) = [done for done in desk.wait(2.0) if done.only(Heal)]
+    assert [donor.group for donor in told.only(Heal)["new"].donors] == ["a"]
 
 
 def test_where_all_donors_are_away_they_serve_without_being_compared():

@@ -267,7 +267,8 @@ def _tell_donors(turn: Turn, joiner: Group) -> None:
     """Tell a joiner whom to ask, once its donors that live have told their digests, and a majority agrees.
 
     Donors whose training threads are away tell nothing until these come back. After a heartbeat timeout those that
-    have told serve alone; if none has, there is nothing to compare, and all serve.
+    have told serve alone; if none has, there is nothing to compare, and all serve. Where most are away, they are
+    given `join_timeout_s`: one that is corrupt, and the joiner that it has fed, could outvote them.
     """
     joiner = turn.job.groups.get(joiner.name, joiner)
     if joiner.pinned_step is None or joiner.name not in turn.job.groups:
@@ -277,8 +278,10 @@ def _tell_donors(turn: Turn, joiner: Group) -> None:
         _give_up_heal(turn, joiner)
         return
     told = [donor for donor in donors if donor.holder in joiner.pinned]
-    overdue = turn.now_s - joiner.pinned_s > turn.job.options.heartbeat_timeout_s
-    if len(told) < len(donors) and not overdue:
+    options = turn.job.options
+    few = 0 < 2 * len(told) <= len(donors)
+    most_s = max(options.heartbeat_timeout_s, options.join_timeout_s if few else 0.0)
+    if len(told) < len(donors) and turn.now_s - joiner.pinned_s <= most_s:
         return
     given = {donor.name: joiner.pinned[donor.holder] for donor in told}
     odd = digests.odd_ones(given)
