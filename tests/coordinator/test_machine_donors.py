@@ -2,6 +2,7 @@
 
 from jaxft_coordinator.core.job import Phase
 from jaxft_coordinator.core.messages import (
+    Commit,
     Evicted,
     FrontierMoved,
     Halted,
@@ -14,12 +15,12 @@ from jaxft_coordinator.core.messages import (
     Waiting,
 )
 
-from .helpers import Desk, healing, members, running
+from .helpers import Desk, committed, healing, members, running
 
 
-def joined_by(*joiners: str, donors: tuple[str, ...] = ("a", "b", "c")) -> Desk:
+def joined_by(*joiners: str, donors: tuple[str, ...] = ("a", "b", "c"), **options: float) -> Desk:
     """A job at step 1 whose donors have been asked for the digest of their state, and have not told it yet."""
-    desk = running(*donors)
+    desk = running(*donors, **options)
     desk.commit()
     desk.tells_digests = False
     for name in joiners:
@@ -64,6 +65,22 @@ def test_a_donor_whose_training_thread_is_away_does_not_hold_up_a_joiner():
     assert desk.job.frontier == before
 
 
+def test_one_donor_of_two_that_is_corrupt_does_not_feed_a_joiner_while_the_other_is_away():
+    """Else the two of them would outvote the healthy one in the next step."""
+    desk = joined_by("new", donors=("a", "c"))
+    desk.pinned("c", "new", digest=2)
+    assert not [done for done in desk.wait(20.0) if done.only(Heal)]
+    assert desk.pinned("a", "new", digest=1).only(Halted).keys() == {"a", "c", "new"}
+
+
+def test_a_minority_that_has_told_serves_in_the_end():
+    desk = joined_by("new", donors=("a", "b"), join_timeout_s=10.0)
+    desk.pinned("a", "new")
+    assert not [done for done in desk.wait(9.0) if done.only(Heal)]
+    (told,) = [done for done in desk.wait(2.0) if done.only(Heal)]
+    assert [donor.group for donor in told.only(Heal)["new"].donors] == ["a"]
+
+
 def test_where_all_donors_are_away_they_serve_without_being_compared():
     desk = joined_by("new")
     heals = [heal for done in desk.wait(5.3) for heal in done.only(Heal).values()]
@@ -100,6 +117,24 @@ def test_two_joiners_never_outvote_the_healthy_with_what_one_corrupt_donor_gave_
                 desk.pinned(donor, joiner, digest=digest)
     assert all("c" not in dict(desk.group(joiner).donors) for joiner in ("new-1", "new-2"))
     assert members(desk) == ["a", "b"]
+
+
+def test_one_that_heals_again_because_a_commit_followed_is_given_the_new_state():
+    desk = joined_by("new-1", "new-2")
+    for joiner, told in (("new-1", "abc"), ("new-2", "ab")):
+        for donor in told:
+            desk.pinned(donor, joiner)
+    desk.votes(a=None, b=None)
+    done = desk.pinned(
+        "c", "new-2", digest=8
+    )  # it is put out, all others have voted, and new-1 was fed by it
+    assert committed(done) == ["a", "b"]
+    assert desk.step == 2
+    for donor in ("a", "b"):
+        after = done.to(donor)
+        (pin,) = [message for message in after if isinstance(message, Pin)]
+        assert pin.step == 2
+        assert after.index(pin) > [isinstance(message, Commit) for message in after].index(True)
 
 
 def test_of_two_donors_that_differ_neither_is_believed():
@@ -144,6 +179,18 @@ def test_a_donor_that_cannot_take_it_is_let_go():
     assert desk.pinned("b", "new", digest=None).to("b") == [Release(heal_id)]
     heal = desk.pinned("c", "new").only(Heal)["new"]
     assert [donor.group for donor in heal.donors] == ["a", "c"]
+
+
+def test_where_no_donor_can_take_it_a_joiner_asks_less_often():
+    desk = joined_by("new", donors=("a", "b"))
+    asked = 0
+    for _ in range(100):
+        if desk.group("new").heal_id is not None:
+            asked += 1
+            for donor in ("a", "b"):
+                desk.pinned(donor, "new", digest=None)
+        desk.tick(0.05)
+    assert 2 <= asked <= 8  # in 5 s, each time but the first after a pause of 1 s
 
 
 def test_a_digest_that_comes_late_or_from_another_means_nothing():

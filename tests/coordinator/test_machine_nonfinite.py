@@ -1,5 +1,7 @@
 """Votes that say that the means are not finite: the job halts for all, with nothing of that step committed."""
 
+import pytest
+from jaxft_coordinator.core import durable
 from jaxft_coordinator.core.messages import Commit, Halted, HaltKind
 
 from .helpers import committed, members, running, tried_again
@@ -61,10 +63,42 @@ def test_a_group_that_comes_back_goes_on_from_the_frontier():
     desk.commit()
     desk.vote("a", nonfinite=SAYS)
     desk.vote("b", nonfinite=SAYS)
-    desk.hello("a")
-    desk.join("a", step=1, digest="", history=desk.job.history)
+    desk.come("a", step=1, digest="x", incarnation=2, history=desk.job.history)
+    desk.wait(6.0)
     assert members(desk) == ["a"]
     assert desk.vote("a", nonfinite=SAYS).only(Halted).keys() == {"a"}
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_one_whose_stream_broke_hears_of_the_halt_when_it_is_back(steps: int):
+    """Those for whom it would wait have ended; at the first step the job itself is empty by then."""
+    desk = running("a", "b", "c", min_replicas=3)
+    for _ in range(steps):
+        desk.commit()
+    desk.vote("c")
+    desk.close("c")
+    desk.vote("a", nonfinite=SAYS)
+    desk.vote("b", nonfinite=SAYS)
+    if desk.job.empty:
+        desk.job = durable.anew(desk.job)  # as the shell does
+    (halted,) = desk.come("c", step=steps, digest="x").to("c")
+    assert isinstance(halted, Halted)
+    assert halted.kind is HaltKind.NONFINITE
+    assert halted.reason.endswith("(found while 'c' was not connected)")
+    for name in ("a", "b", "c"):
+        desk.come(name, step=steps, digest="d", incarnation=2, history=desk.job.history)
+    desk.wait(6.0)
+    assert members(desk) == ["a", "b", "c"]
+    assert desk.job.halted is None
+
+
+def test_one_that_differs_without_a_majority_hears_of_it_again():
+    desk = running("a", "b")
+    desk.votes(a=1, b=2)
+    desk.job = durable.anew(desk.job)
+    (halted,) = desk.come("b").to("b")
+    assert isinstance(halted, Halted)
+    assert halted.kind is HaltKind.DIVERGED
 
 
 def test_a_long_text_is_cut():

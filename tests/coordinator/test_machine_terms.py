@@ -1,7 +1,7 @@
 """Terms without a store are learned from the groups; with one, a coordinator that was replaced turns groups away."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxft_coordinator.core.messages import Evicted, Heal, Welcome
 
@@ -117,6 +117,7 @@ def test_a_heal_id_is_not_given_out_twice_when_a_job_begins_again():
     assert second.only(Heal)["b"].heal_id > first
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 400), st.floats(0.0, 8.0)), max_size=20))
 def test_nobody_is_welcomed_under_a_lower_term_than_it_has_met(course: list[tuple[str, int, float]]):
     """And in no session that is open does a group hear from a term below its own."""

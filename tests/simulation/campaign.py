@@ -2,8 +2,9 @@
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import quick
 from .setting import focused
@@ -45,8 +46,14 @@ def attempt(world: World) -> Finding | None:
     return None
 
 
-def run_seeds(seeds: Iterable[int], *, kinds: Sequence[str] = (), stop_at_first: bool = False) -> Tally:
-    """Run each seed; with `kinds`, with faults of these kinds alone."""
+def run_seeds(
+    seeds: Iterable[int],
+    *,
+    kinds: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+    stop_at_first: bool = False,
+) -> Tally:
+    """Run each seed; with `kinds`, with faults of these kinds alone; with `changes` to its setting."""
     tally = Tally()
     # Worlds are cycles: looking for them less often than by default makes a run a sixth faster.
     threshold = gc.get_threshold()
@@ -54,7 +61,8 @@ def run_seeds(seeds: Iterable[int], *, kinds: Sequence[str] = (), stop_at_first:
     try:
         with quick.copies():
             for seed in seeds:
-                world = World(seed, setting=focused(seed, kinds) if kinds else None)
+                setting = focused(seed, kinds, changes or {}) if kinds or changes else None
+                world = World(seed, setting=setting)
                 finding = attempt(world)
                 findings = [] if finding is None else [finding]
                 tally.add(Tally(1, world.events, world.now_s, world.sometimes, findings))

@@ -86,6 +86,7 @@ class Life:
         self._writing: Record | None = None
         self._writes_since_s = 0.0
         self._wrote = False  # the last thing done was to write a record
+        self._without_s = 0.0  # since when there is no quorum
         if world.tracing:
             world.note(f"coordinator {host} leads in term {self.term}")
         self._tick()
@@ -143,6 +144,8 @@ class Life:
             self.job, effects = machine.step(before, event, self.clock.now_s)
         except machine.IllegalEvent as error:
             raise Violation("groups keep to the protocol", f"{error} ({event})") from error
+        if before.quorum is not None and self.job.quorum is None:
+            self._without_s = self.world.now_s
         if self.job is not before:
             self.world.truth.check_turn(before, self.job, event)
             self._note_rare(before, event)
@@ -344,6 +347,13 @@ class Life:
         """Whether a group still fetches from `donor` by this heal, as far as this coordinator knows."""
         groups = self.job.groups.values()
         return not self.dead and any(group.heal_id == heal_id and donor in group.donors for group in groups)
+
+    def without_quorum_s(self, holder: Holder) -> float:
+        """For how long this member has been without a quorum."""
+        group = self.job.groups.get(holder[0])
+        if self.dead or self.job.quorum is not None or group is None or group.holder != holder:
+            return 0.0
+        return self.world.now_s - self._without_s if group.phase is Phase.MEMBER else 0.0
 
     def founders_without_quorum(self) -> list[str]:
         job = self.job

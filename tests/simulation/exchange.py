@@ -63,7 +63,16 @@ class Hub:
             timeout_s = process.clock.real(self.world.setting.exchange_timeout_s)
             self.world.after(timeout_s, self.time_out, attempt, process, token)
         else:
+            self._check_goes_on(process)
             self.world.after(MOVES_EVERY_S, self._wait, attempt, process, token)
+
+    def _check_goes_on(self, process: "Trainer") -> None:
+        """It hears of it when the quorum has ended, for it may be needed for something else."""
+        setting = self.world.setting
+        if setting.prompt and process.without_quorum_s() > 1.0 + setting.disk_s * 10:
+            raise Violation(
+                "nobody waits for ever", f"{process.name}, in the exchange of a quorum that is no more"
+            )
 
     def leave(self, process: "Trainer") -> None:
         """`process` closes its links, or the kernel does so for it."""

@@ -11,8 +11,8 @@ import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxft_coordinator.core import (
@@ -40,6 +40,32 @@ from .exchange import Hub
 from .trainer import Trainer
 
 SEEDS = 1500
+# Settings in which rare faults meet.
+_FIVE_ALIKE: dict[str, Any] = {
+    "names": tuple(f"group-{number}" for number in range(5)),
+    "spares": frozenset[str](),
+    "min_replicas": 1,
+    "shards": "6",
+    "differ": False,
+    "one_differs": False,
+    "leaves_early": False,
+    "starts_s": 0.2,
+    "founding_wait_s": 0.02,
+    "flaky": 0.0,
+}
+_FOUR_THAT_HEAL_SLOWLY: dict[str, Any] = {
+    "names": tuple(f"group-{number}" for number in range(4)),
+    "spares": frozenset[str](),
+    "min_replicas": 1,
+    "shards": "6",
+    "one_differs": False,
+    "leaves_early": False,
+    "founding_wait_s": 0.02,
+    "flaky": 0.0,
+    "saves_every": 1,
+    "fetch_s": 6.0,
+    "storm_s": 3.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +76,9 @@ class Mutant:
     attribute: str
     wrap: Callable[[Any], Any]
     kinds: tuple[str, ...] = ()  # of faults, all others left out: for one that is too rare among all of them
+    changes: Mapping[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # to the setting of each seed, likewise
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
@@ -64,13 +93,15 @@ class Mutant:
 MUTANTS: list[Mutant] = []
 
 
-def mutant(owner: Any, attribute: str, *kinds: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+def mutant(
+    owner: Any, attribute: str, *kinds: str, **changes: Any
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Register a function that takes the original and returns what stands in its place; its docstring tells why."""
 
     def register(wrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
         name = wrap.__name__.removeprefix("_").replace("_", " ")
         sentence = " ".join((wrap.__doc__ or "").split())
-        MUTANTS.append(Mutant(name, sentence, owner, attribute, wrap, kinds))
+        MUTANTS.append(Mutant(name, sentence, owner, attribute, wrap, kinds, changes))
         return wrap
 
     return register
@@ -333,7 +364,20 @@ def _a_pause_between_two_steps_is_taken_for_a_hang(heard: Any) -> Any:
     return lambda turn, group, message: heard(turn, group, replace(message, away=False))
 
 
-@mutant(progress, "heard")
+@mutant(
+    progress,
+    "heard",
+    exchange_s=3.0,
+    slow_from_s=1.5,
+    heartbeat_timeout_s=0.5,
+    storm_s=6.0,
+    flaky=0.0,
+    faults=(),
+    slow="",
+    drift=0.0,
+    brings=0,
+    raises=False,
+)
 def _bytes_that_move_do_not_count(heard: Any) -> Any:
     """A group over whose slow link the sum still comes is put out when others hold it."""
     return lambda turn, group, message: heard(turn, group, replace(message, moves=False))
@@ -345,7 +389,7 @@ def _nobody_hears_that_all_have_computed(tell: Any) -> Any:
     return lambda turn, quorum: None
 
 
-@mutant(progress, "tell_over")
+@mutant(progress, "tell_over", "hang", min_replicas=2, heartbeat_timeout_s=0.5, storm_s=5.0)
 def _nobody_hears_that_a_quorum_has_ended(tell: Any) -> Any:
     """Members wait in the exchange of a quorum that is no more, and do nothing else that is asked of them."""
     return lambda turn, quorum: None
@@ -393,19 +437,33 @@ def _the_first_to_come_founds_at_once(newer: Any) -> Any:
     return lambda turn, candidates: False
 
 
-@mutant(founding, "is_newer", "amnesia", "kill", "isolate")
+@mutant(founding, "is_newer", "amnesia", "isolate", min_replicas=1, founding_wait_s=0.02)
 def _a_newer_state_that_comes_late_is_healed_back(newer: Any) -> Any:
     """A group that holds a later step of this run than the job is told to heal to the job's."""
     return lambda job, message: False
 
 
-@mutant(founding, "_truth", "amnesia", "flip", "kill")
+@mutant(founding, "_truth", "amnesia", "flip", **_FIVE_ALIKE, shard_s=0.08)
 def _the_lowest_name_is_the_truth(truth: Any) -> Any:
     """Of states at one step that of the lowest name is taken, whatever the others hold."""
     return lambda best: min(best, key=lambda group: int(group.name.rpartition("-")[2]))
 
 
-@mutant(sessions, "_pin", "flip", "kill", "crash")
+@mutant(replica, "_join_or_wait", "amnesia", "kill", **_FOUR_THAT_HEAL_SLOWLY)
+def _one_that_left_the_checkpoint_to_others_founds_the_job(join_or_wait: Any) -> Any:
+    """A group that has a fresh state because others have read joins a coordinator that knows nothing of the job."""
+
+    def mutated(turn: Any) -> None:
+        prepared = turn.replica.prepared
+        if prepared is not None:
+            turn.update(prepared=replace(prepared, heals_only=False))
+        join_or_wait(turn)
+        turn.update(prepared=prepared)
+
+    return mutated
+
+
+@mutant(sessions, "_pin", "flip", "kill", **_FIVE_ALIKE, shard_s=0.4, heartbeat_timeout_s=1.0, storm_s=3.0)
 def _donors_are_not_compared(pin: Any) -> Any:
     """A joiner is told whom to ask before the donors have told their digests."""
 
@@ -557,7 +615,7 @@ def _a_place_is_given_up_that_was_never_taken(give_up: Any) -> Any:
     return mutated
 
 
-@mutant(bounds, "forget")
+@mutant(bounds, "forget", "kill", "crash", keeps_bytes=0)
 def _those_who_are_here_are_forgotten_too(forget: Any) -> Any:
     """A bound on what is remembered of groups that are gone takes in those that are here."""
 
@@ -617,10 +675,16 @@ def _heal_ids_restart_at_one(restored: Any) -> Any:
 
 
 def hunt(name: str, seeds: int) -> tuple[str, list[Finding]]:
-    """Look for one mutant in so many seeds."""
+    """Look for one mutant in so many seeds. What the cores do without it as well is not due to it."""
     (found,) = (mutant for mutant in MUTANTS if mutant.name == name)
     with found.planted():
-        return name, run_seeds(range(seeds), kinds=found.kinds).findings
+        findings = run_seeds(range(seeds), kinds=found.kinds, changes=found.changes).findings
+    return name, [finding for finding in findings if is_due_to(found, finding)]
+
+
+def is_due_to(found: Mutant, finding: Finding) -> bool:
+    """Whether nothing is found in this seed without the planted bug."""
+    return not run_seeds([finding.seed], kinds=found.kinds, changes=found.changes).findings
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -258,6 +258,12 @@ class Process(Trainer):
         oldest = min(self.pins.values(), default=None)
         self.log = {step: by for step, by in self.log.items() if oldest is not None and step >= oldest}
 
+    def without_quorum_s(self) -> float:
+        if self.stream is None or self.stream.broken or self.world.now_s < self._stopped_until_s:
+            return 0.0
+        identity = self.replica.identity
+        return self.stream.life.without_quorum_s((identity.group, identity.incarnation))
+
     # ---- the end ----
 
     def ends(self) -> None:

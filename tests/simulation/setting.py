@@ -4,8 +4,9 @@ Faults are drawn up front, each with numbers of its own, so that one can be left
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 # How often each kind comes if a seed has it at all. `faults.py` says what each does.
 WEIGHTS: dict[str, float] = {
@@ -33,6 +34,9 @@ WEIGHTS: dict[str, float] = {
 
 # What a healthy group may do at any time: nobody is put out for it.
 HARMLESS = "pause"
+
+# Those that hold up no message.
+_PROMPT = ("kill", "crash", "leave", "hang", "stuck", "flip", "link", "double", HARMLESS)
 
 MOST_SHARDS = 6
 
@@ -89,6 +93,13 @@ class Setting:
     one_differs: bool = False  # the last regular group begins with another state, and all must be there
     leaves_early: bool = False  # a founder leaves as finished before the first quorum
     raises: bool = False  # the coordinator fails on an event of the job once
+    fetch_s: float = 0.15  # which a joiner needs for a state, at most
+    slow_from_s: float = 0.0  # when the links become slow, if they do
+
+    @property
+    def prompt(self) -> bool:
+        """What is said arrives in milliseconds: no fault holds it up."""
+        return all(fault.kind in _PROMPT for fault in self.faults)
 
     @property
     def harmless(self) -> bool:
@@ -190,7 +201,10 @@ def _widened(seed: int, setting: Setting, regular: int) -> Setting:
             faults=alone,
             brings=0,
         )
-    return replace(setting, raises=rng.random() < 0.05)
+    setting = replace(setting, raises=rng.random() < 0.05)
+    if setting.exchange_s > QUICK_S and rng.random() < 0.5:
+        setting = replace(setting, slow_from_s=rng.uniform(0.3, 1.5))
+    return setting
 
 
 def _unhurried(setting: Setting, rng: random.Random) -> Setting:
@@ -213,12 +227,22 @@ def _unhurried(setting: Setting, rng: random.Random) -> Setting:
     return replace(setting, slow=slow, exchange_s=exchange_s, faults=(*before, *numbered))
 
 
-def focused(seed: int, kinds: Sequence[str]) -> Setting:
-    """The job and the timing of `seed`, with other faults, all of these kinds: for what is too rare else."""
+def focused(seed: int, kinds: Sequence[str], changes: Mapping[str, Any]) -> Setting:
+    """The job and the timing of `seed`, with other faults, all of these kinds: for what is too rare else.
+
+    Without kinds it keeps its own faults. `changes` are made last.
+    """
     setting = draw(seed)
     if "amnesia" in kinds:
         setting = replace(setting, founding_wait_s=setting.heartbeat_timeout_s)
-    return replace(setting, faults=_faults(random.Random(seed), list(kinds), setting.storm_s))
+    if "flip" in kinds:
+        setting = replace(setting, compares=True, keeps_bytes=1 << 18)  # as for every seed that has it
+    if "takeover" in kinds or "lie" in kinds:
+        setting = replace(setting, memoryless=False)
+    if kinds:
+        storm_s = changes.get("storm_s", setting.storm_s)
+        setting = replace(setting, faults=_faults(random.Random(seed), list(kinds), storm_s))
+    return replace(setting, **changes)
 
 
 def _faults(rng: random.Random, kinds: list[str], storm_s: float) -> tuple[Fault, ...]:

@@ -3,11 +3,11 @@
 import pytest
 
 from .campaign import run_seeds
-from .mutants import MUTANTS, Mutant, main
+from .mutants import MUTANTS, Mutant, is_due_to, main
 
 SEEDS = 800
 # What takes rare faults in a rare order to show: among the storms, and given more seeds.
-RARE = {mutant.name for mutant in MUTANTS if mutant.kinds}
+RARE = {mutant.name for mutant in MUTANTS if mutant.kinds or mutant.changes}
 RARE_SEEDS = 5000
 
 
@@ -24,9 +24,10 @@ def test_it_is_found(mutant: Mutant):
     original = getattr(mutant.owner, mutant.attribute)
     with mutant.planted():
         assert getattr(mutant.owner, mutant.attribute) is not original
-        tally = run_seeds(range(seeds), kinds=mutant.kinds, stop_at_first=True)
+        tally = run_seeds(range(seeds), kinds=mutant.kinds, changes=mutant.changes, stop_at_first=True)
     assert getattr(mutant.owner, mutant.attribute) is original
     assert tally.findings, f"not found in {seeds} seeds: {mutant.sentence}"
+    assert is_due_to(mutant, tally.findings[0]), "it is found without the planted bug as well"
 
 
 def test_there_are_enough_and_each_is_told():

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 FETCH_TIMEOUT_S = 1.0
 APPLY_S = 0.008
 DIGEST_S = 0.004
-FETCH_S = 0.15
 # Of a checkpoint from before the coordinator's first life.
 OLD_ROOT = -1
 _OLD_HISTORY = HistoryId(999)
@@ -94,6 +93,11 @@ class Trainer:
         line = len(self.history) if self.world.truth.same_bits else self.history
         return zlib.crc32(repr((self.root, line, sorted(self.skipped), self.flipped)).encode())
 
+    @property
+    def heals_only(self) -> bool:
+        """Whether it still holds the fresh state that it has because others have read the checkpoint."""
+        return self.replica.prepared is not None and self.replica.prepared.heals_only
+
     def flipped_in(self, step: int) -> int:
         """The flipped bit that its state `step` has, or 0."""
         return self.flipped if step >= self.flipped_at else 0
@@ -102,6 +106,10 @@ class Trainer:
 
     def post(self, event: r.Event) -> None:
         """Let `event` happen to the core."""
+        raise NotImplementedError
+
+    def without_quorum_s(self) -> float:
+        """For how long its coordinator has had no quorum, as far as it is a member."""
         raise NotImplementedError
 
     def ends(self) -> None:
@@ -393,7 +401,7 @@ class Trainer:
     def _fetch(self, heal: Heal, until_s: float) -> None:
         donors = self._donors(heal)
         if any(_keeps(donor, heal) for donor in donors):
-            delay_s = self.world.random() * FETCH_S
+            delay_s = self.world.random() * self.world.setting.fetch_s
             self.world.after(delay_s, self.run, self.token, self._fetch_ends, heal, until_s)
         else:
             self._try_again(self._fetch, donors, heal, until_s)

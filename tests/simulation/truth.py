@@ -106,6 +106,8 @@ class Truth:
         if len(line) != new.step:
             raise Violation("equal frontier means equal state", f"founded at {new.step} on {line}")
         self.check_alike(founders)
+        if healers := [each.name for each in founders if each.heals_only]:
+            raise Violation("a fresh state never becomes the truth", f"{healers} have read no checkpoint")
         if old is not None and old.founding:
             # Those who have not heard of it yet still try the first step of the old founding.
             self._world.sometimes.note("founded again")

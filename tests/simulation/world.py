@@ -144,7 +144,8 @@ class World:
     @property
     def exchange_s(self) -> float:
         """How long an exchange takes, at most."""
-        return QUICK_S if self.calm else self.setting.exchange_s
+        quick = self.calm or self.now_s < self.setting.slow_from_s
+        return QUICK_S if quick else self.setting.exchange_s
 
     def note(self, text: str) -> None:
         """Write a line into the trace. Callers ask `tracing` first, so that no text is made in vain."""

@@ -67,7 +67,7 @@ def anew(job: Job) -> Job:
     """Return the job that takes the place of an empty one: whoever comes founds it, with other settings if need be.
 
     Ids go on growing. A group that lost its connection may still hold its vote in a quorum of the first founding, and
-    must not take the commit of a later one for its own.
+    must not take the commit of a later one for its own. Nor must it wait for others if the job has halted.
     """
     return Job(
         job.name,
@@ -75,6 +75,7 @@ def anew(job: Job) -> Job:
         last_quorum_id=job.last_quorum_id,
         last_heal_id=job.last_heal_id,
         term=job.term,
+        halted=job.halted,
         idle_since=job.idle_since,
     )
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jaxft_coordinator.core import digests
-from jaxft_coordinator.core.job import Ballot, Close, Group, Holder
+from jaxft_coordinator.core.job import Ballot, Close, Group, Halt, Holder
 from jaxft_coordinator.core.messages import Halted, HaltKind
 from jaxft_coordinator.core.turn import Turn
 
@@ -11,9 +11,12 @@ from jaxft_coordinator.core.turn import Turn
 def halt(turn: Turn, kind: HaltKind, reason: str) -> None:
     """Stop the job for all its groups. It can resume from a checkpoint, as after the loss of all of them."""
     turn.report(f"halts: {reason}")
+    frontier = turn.job.frontier
+    held = frozenset[Holder]() if frontier is None else frontier.holders
+    halted = Halt(kind, reason, held | {group.holder for group in turn.job.groups.values()})
     for group in turn.select(lambda group: True):
         _stop(turn, group, kind, reason)
-    turn.update(quorum=None, ballot=Ballot())
+    turn.update(quorum=None, ballot=Ballot(), halted=halted)
 
 
 def diverge(turn: Turn, differing: str) -> None:
@@ -35,14 +38,18 @@ def diverge(turn: Turn, differing: str) -> None:
 def stop_late(turn: Turn, group: Group) -> bool:
     """Stop a group that took part in a job that has halted, and has not heard of it; return whether it is one.
 
-    Else it would wait for somebody who holds the job's state, and all who could bring a checkpoint as well.
+    Else it would wait for others, who have ended, or for somebody who holds the job's state, and all who could bring
+    a checkpoint as well.
     """
-    frontier = turn.job.frontier
-    if frontier is None or frontier.holders or group.holder not in turn.job.distrusted:
+    job = turn.job
+    if job.halted is not None and group.holder in job.halted.holders:
+        kind, reason = job.halted.kind, job.halted.reason
+    elif job.frontier is not None and not job.frontier.holders and group.holder in job.distrusted:
+        kind, reason = HaltKind.DIVERGED, _differ_text(turn)  # which a coordinator before this one has found
+    else:
         return False
     turn.report(f"{group.name} is told that the job has halted")
-    reason = f"{_differ_text(turn)} (found before {group.name!r} lost its connection)"
-    _stop(turn, group, HaltKind.DIVERGED, reason)
+    _stop(turn, group, kind, f"{reason} (found while {group.name!r} was not connected)")
     return True
 
 

@@ -13,6 +13,7 @@ from jaxft_coordinator.core.messages import (
     CoordinatorMessage,
     GroupMessage,
     GroupName,
+    HaltKind,
     HealId,
     HistoryId,
     Incarnation,
@@ -131,6 +132,15 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True)
+class Halt:
+    """Why a job was stopped, and who took part then: one whose stream broke at that moment has not heard of it."""
+
+    kind: HaltKind
+    reason: str
+    holders: frozenset[Holder]
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     voter: GroupName
     accused: tuple[GroupName, ...]
@@ -206,6 +216,8 @@ class Job:
     term: int = 0
     # Since when groups of a higher term have come in a row, and when the last one came.
     outdone_s: tuple[float, float] | None = None
+    # Until a quorum is formed again.
+    halted: Halt | None = None
     # Since when no group has been here, in seconds of Unix time, so that it outlives the coordinator.
     idle_since: int | None = None
 

@@ -323,6 +323,7 @@ def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -
         last_quorum_id=quorum.quorum_id,
         left=(),
         restored_s=None,
+        halted=None,
     )
     turn.wait_for("")
     turn.report(_quorum_line(quorum))

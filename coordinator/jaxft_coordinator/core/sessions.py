@@ -144,18 +144,21 @@ def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:
     if message.heal_id != group.heal_id:
         return
     turn.report(f"{group.name} could not heal: {message.reason}")
-    # Its donors may have died, and others serve at once. But where it reaches nobody, it asks less often.
+    turn.put(_give_up_heal(turn, group), **_held_now(turn, group, message))
+    if group.phase is Phase.MEMBER:
+        turn.note_left(group.name, "it could not catch up")
+    quorums.lose(turn, group.name)
+
+
+def _give_up_heal(turn: Turn, group: Group) -> Group:
+    """Its donors may have died, and others serve at once. But where it reaches none, it asks less often."""
     pause_s = turn.job.options.vote_grace_s if group.heals_failed else 0.0
-    turn.put(
+    return turn.put(
         turn.release_heal(group),
         phase=Phase.STALE,
         heals_failed=group.heals_failed + 1,
         heals_again_s=turn.now_s + pause_s,
-        **_held_now(turn, group, message),
     )
-    if group.phase is Phase.MEMBER:
-        turn.note_left(group.name, "it could not catch up")
-    quorums.lose(turn, group.name)
 
 
 def leave(turn: Turn, group: Group, message: Leave) -> None:
@@ -230,11 +233,12 @@ def pinned(turn: Turn, donor: Group, message: Pinned) -> None:
 
 def plan_heals(turn: Turn) -> None:
     """Give donors to every group that needs the frontier, and send home those who need nothing any more."""
+    for joiner in turn.select(lambda group: group.pinned_step is not None):
+        _tell_donors(turn, joiner)
+    # Only now: what donors have told may put out the one whose vote was waited for, and so the step counts.
     frontier = turn.job.frontier
     if frontier is None:
         return
-    for joiner in turn.select(lambda group: group.pinned_step is not None):
-        _tell_donors(turn, joiner)
     stale = turn.select(lambda group: group.phase is Phase.STALE and group.heals_again_s <= turn.now_s)
     donors = _donors(turn) if stale else []
     for group in stale:
@@ -263,18 +267,21 @@ def _tell_donors(turn: Turn, joiner: Group) -> None:
     """Tell a joiner whom to ask, once its donors that live have told their digests, and a majority agrees.
 
     Donors whose training threads are away tell nothing until these come back. After a heartbeat timeout those that
-    have told serve alone; if none has, there is nothing to compare, and all serve.
+    have told serve alone; if none has, there is nothing to compare, and all serve. Where most are away, they are
+    given `join_timeout_s`: one that is corrupt, and the joiner that it has fed, could outvote them.
     """
     joiner = turn.job.groups.get(joiner.name, joiner)
     if joiner.pinned_step is None or joiner.name not in turn.job.groups:
         return  # what another's donors have told has ended this heal, or the job
     donors = [donor for donor in _present(turn, joiner.donors) if donor.phase in _DONATES]
     if not donors:
-        turn.put(turn.release_heal(joiner), phase=Phase.STALE)
+        _give_up_heal(turn, joiner)
         return
     told = [donor for donor in donors if donor.holder in joiner.pinned]
-    overdue = turn.now_s - joiner.pinned_s > turn.job.options.heartbeat_timeout_s
-    if len(told) < len(donors) and not overdue:
+    options = turn.job.options
+    few = 0 < 2 * len(told) <= len(donors)
+    most_s = max(options.heartbeat_timeout_s, options.join_timeout_s if few else 0.0)
+    if len(told) < len(donors) and turn.now_s - joiner.pinned_s <= most_s:
         return
     given = {donor.name: joiner.pinned[donor.holder] for donor in told}
     odd = digests.odd_ones(given)
