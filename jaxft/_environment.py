@@ -111,7 +111,8 @@ def _accelerator(device: Any) -> dict[str, str]:
             )
     for package in metadata.distributions():
         # What is left of an installation that was broken off has no name. Of two, Python finds the first.
-        name = (package.metadata["Name"] or "").lower().replace("_", "-")
+        name = package.metadata["Name"] if "Name" in package.metadata else ""
+        name = name.lower().replace("_", "-")
         if _PACKAGES.fullmatch(name):
             versions.setdefault(name, package.version)
     return versions
