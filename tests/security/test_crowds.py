@@ -6,20 +6,19 @@ import logging
 import os
 import resource
 import select
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from jaxft_coordinator import credentials
 from jaxft_coordinator.credentials import DataKey, JobKey
 
 from jaxft import _dataplane
-from jaxft._dataplane import Abort, Connection, Hello, Listener
-from jaxft._exchange import Links, Peer
-from jaxft._exchange._patience import Patience
+from jaxft._dataplane import Connection, Hello, Listener
+from jaxft._exchange import Peer
 from jaxft._hello import Dialling
 from tests import patience
+from tests.security.meeting import meet
 from tests.security.strangers import crowd, raw_hello
 
 KEY = credentials.data_key(JobKey(b"k" * 32))
@@ -122,7 +121,7 @@ def test_a_group_without_descriptors_lets_strangers_go_and_peers_in(
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listening("me", KEY))
         strangers = stack.enter_context(crowd(listener.port, 200))
-        until(lambda: len(listener._half_open) == len(strangers), "the strangers to be there")
+        patience.until(lambda: len(listener._half_open) == len(strangers), "the strangers to be there")
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         highest = max(one.fileno() for one in strangers)
@@ -134,33 +133,3 @@ def test_a_group_without_descriptors_lets_strangers_go_and_peers_in(
         made.close()
         assert len(listener._half_open) < len(strangers)
     assert sum("Cannot accept connections" in said for said in caplog.messages) <= 20
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    patience.until(condition, what)
-
-
-def meet(listeners: list[Listener], members: list[Peer], quorum_id: int) -> None:
-    """Let two groups open their links for a quorum, as at a change of membership."""
-    made: list[Links] = []
-
-    def open_one(me: int) -> None:
-        made.append(
-            Links.open(
-                listeners[me],
-                job="job",
-                quorum_id=quorum_id,
-                me=members[me].group,
-                members=members,
-                abort=Abort(),
-                patience=Patience(PATIENCE_S),
-            )
-        )
-
-    thread = threading.Thread(target=open_one, args=(1,))
-    thread.start()
-    open_one(0)
-    thread.join()
-    assert len(made) == 2
-    for links in made:
-        links.close()

@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import struct
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,12 +17,12 @@ from jaxft_coordinator import credentials, limits
 from jaxft_coordinator.core.messages import NewQuorum, Welcome
 
 from jaxft import _dataplane
-from jaxft._dataplane import Abort, Listener
-from jaxft._exchange._links import Links, Peer
-from jaxft._exchange._patience import Patience
+from jaxft._dataplane import Listener
+from jaxft._exchange._links import Peer
 from tests import patience
 from tests.processes.harness import Cluster, cluster
 from tests.security.groups import KEY, PATIENCE_S, SECRET, Group, commit, pair, run, until
+from tests.security.meeting import meet
 from tests.security.strangers import crowd, raw_hello, streams
 
 pytestmark = [pytest.mark.storm, pytest.mark.timeout(240)]
@@ -161,29 +160,3 @@ def test_a_flood_at_a_data_port_does_not_keep_groups_apart(monkeypatch: pytest.M
     finally:
         for listener in listeners:
             listener.close()
-
-
-def meet(listeners: list[Listener], members: list[Peer], quorum_id: int) -> None:
-    """Let two groups open their links for a quorum, as at a change of membership."""
-    made: list[Links] = []
-
-    def open_one(me: int) -> None:
-        made.append(
-            Links.open(
-                listeners[me],
-                job="job",
-                quorum_id=quorum_id,
-                me=members[me].group,
-                members=members,
-                abort=Abort(),
-                patience=Patience(patience.FAR_S),
-            )
-        )
-
-    thread = threading.Thread(target=open_one, args=(1,))
-    thread.start()
-    open_one(0)
-    thread.join()
-    assert len(made) == 2
-    for links in made:
-        links.close()
