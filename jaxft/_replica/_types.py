@@ -315,7 +315,7 @@ class Fail:
 Directive = Wait | TakeDigest | ReadCheckpoint | HealFrom | Replay | Attempt | Apply | Over | Fail
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: see `values.changed`
 class Replica:
     """All that a group knows of its job."""
 

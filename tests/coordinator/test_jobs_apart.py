@@ -21,7 +21,6 @@ from jaxft_coordinator.core.job import (
     SessionClosed,
     SessionId,
     Tick,
-    changed,
 )
 from jaxft_coordinator.core.messages import (
     Commit,
@@ -39,6 +38,7 @@ from jaxft_coordinator.core.messages import (
     Vote,
     Welcome,
 )
+from jaxft_coordinator.core.values import changed
 from jaxft_coordinator.stores import FileStore, Store
 
 from tests import patience

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxft_coordinator import limits, records
 from jaxft_coordinator.core import bounds, durable, machine
-from jaxft_coordinator.core.job import Group, Job, Options, Phase, SessionId, changed
+from jaxft_coordinator.core.job import Group, Job, Options, Phase, SessionId
 from jaxft_coordinator.core.messages import (
     GroupName,
     Halted,
@@ -18,6 +18,7 @@ from jaxft_coordinator.core.messages import (
     Refused,
     Step,
 )
+from jaxft_coordinator.core.values import changed
 
 from tests.coordinator.helpers import Desk, members, running
 from tests.stores import examples

@@ -14,6 +14,7 @@ from jaxft_coordinator.core.messages import (
     Step,
     Waiting,
 )
+from jaxft_coordinator.core.values import changed
 
 from jaxft._replica._types import (
     Applied,
@@ -177,9 +178,7 @@ def test_a_joiner_whose_donors_are_there_waits_for_as_long_as_it_takes():
 
 def test_a_group_that_goes_back_says_so():
     group = moved()
-    group.replica = group.replica.__class__(
-        **{name: getattr(group.replica, name) for name in group.replica.__slots__} | {"history": HistoryId(7)}
-    )
+    group.replica = changed(group.replica, history=HistoryId(7))
     group.hear(Heal(HealId(5), Step(0), DONORS, history=HistoryId(7)))
     (line,) = group.notes
     assert line.startswith("this group goes back from step 1 to step 0: the job resumed from an older state")

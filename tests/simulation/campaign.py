@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import quick
 from .setting import focused
 from .truth import Violation
 from .world import World
@@ -59,15 +58,14 @@ def run_seeds(
     threshold = gc.get_threshold()
     gc.set_threshold(200_000, 20, 20)
     try:
-        with quick.copies():
-            for seed in seeds:
-                setting = focused(seed, kinds, changes or {}) if kinds or changes else None
-                world = World(seed, setting=setting)
-                finding = attempt(world)
-                findings = [] if finding is None else [finding]
-                tally.add(Tally(1, world.events, world.now_s, world.sometimes, findings))
-                if finding is not None and stop_at_first:
-                    break
+        for seed in seeds:
+            setting = focused(seed, kinds, changes or {}) if kinds or changes else None
+            world = World(seed, setting=setting)
+            finding = attempt(world)
+            findings = [] if finding is None else [finding]
+            tally.add(Tally(1, world.events, world.now_s, world.sometimes, findings))
+            if finding is not None and stop_at_first:
+                break
     finally:
         gc.set_threshold(*threshold)
     return tally

@@ -5,14 +5,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tests import patience
 
-from . import quick
 from .__main__ import main
 from .campaign import Finding, attempt, minimised, run_seeds, story, trace_of
 from .mutants import MUTANTS
@@ -157,45 +155,6 @@ def test_the_command_fails_with_a_seed(capfd: pytest.CaptureFixture[str]):
     with mutant.planted():
         assert main(["--trace", str(finding.seed)]) == 1
     assert capfd.readouterr().out.splitlines()[-1].startswith("FOUND: durable before told")
-
-
-# ---- the quicker copies ----
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    one: int
-    two: str = "b"
-    three: tuple[int, ...] = ()
-    rest: dict[str, int] = field(default_factory=dict[str, int])
-
-
-@dataclass(frozen=True, slots=True)
-class Single:
-    only: int
-
-
-def test_the_quicker_copies_are_copies():
-    value = Value(1, three=(2,))
-    assert quick.replace(value) == value
-    assert quick.replace(value) is not value
-    assert quick.replace(value, two="c", one=3) == dataclasses.replace(value, two="c", one=3)
-    assert value == Value(1, three=(2,))
-    assert quick.replace(Single(1), only=2) == Single(2)
-
-
-def test_the_quicker_copies_know_their_fields():
-    with pytest.raises(KeyError, match="four"):
-        quick.replace(Value(1), four=4)
-
-
-def test_the_quicker_copies_change_nothing():
-    slow = World(13)
-    finding = attempt(slow)
-    with quick.copies():
-        fast = World(13)
-        assert attempt(fast) == finding
-    assert (slow.events, slow.now_s, slow.sometimes) == (fast.events, fast.now_s, fast.sometimes)
 
 
 def assert_all_pass(seeds: Iterable[int]) -> None:

@@ -25,8 +25,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from jaxft_coordinator.core.job import Holder, Job, Moved, Record, Saved, changed
+from jaxft_coordinator.core.job import Holder, Job, Moved, Record, Saved
 from jaxft_coordinator.core.messages import GroupName, Incarnation
+from jaxft_coordinator.core.values import changed
 
 # The widest numbers of the protocol: steps, quorum ids and incarnations are 64 bits.
 MAX_NUMBER = (1 << 64) - 1

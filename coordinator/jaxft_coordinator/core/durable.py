@@ -18,9 +18,9 @@ from jaxft_coordinator.core.job import (
     Options,
     Record,
     Saved,
-    changed,
 )
 from jaxft_coordinator.core.messages import NewQuorum
+from jaxft_coordinator.core.values import changed
 
 # Heal ids of one life of the coordinator are never those of another: a joiner tells its heals apart by them.
 HEALS_PER_LIFE_BITS = 32

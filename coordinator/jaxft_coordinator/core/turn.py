@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxft_coordinator.core.job import Close, Effect, Group, Holder, Job, Phase, Report, Send, changed
+from jaxft_coordinator.core.job import Close, Effect, Group, Holder, Job, Phase, Report, Send
 from jaxft_coordinator.core.messages import (
     Change,
     CoordinatorMessage,
@@ -23,6 +23,7 @@ from jaxft_coordinator.core.messages import (
     Waiting,
 )
 from jaxft_coordinator.core.names import natural_key
+from jaxft_coordinator.core.values import changed
 
 # Texts go to every group: a job of a thousand must not send a thousand names, or reasons, to each of a thousand.
 MAX_LISTED = 10
@@ -39,13 +40,13 @@ class Turn:
 
     def put(self, group: Group, **changes: Any) -> Group:
         """Store `group` with `changes` and return what was stored."""
-        stored = replace(group, **changes)
+        stored = changed(group, **changes)
         self.update(groups={**self.job.groups, stored.name: stored})
         return stored
 
     def put_all(self, groups: Iterable[Group], **changes: Any) -> None:
         """Store all of `groups` with `changes`, at the cost of one copy of the job's groups."""
-        stored = {group.name: replace(group, **changes) for group in groups}
+        stored = {group.name: changed(group, **changes) for group in groups}
         if stored:
             self.update(groups={**self.job.groups, **stored})
 

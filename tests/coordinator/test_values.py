@@ -3,8 +3,9 @@
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
-from jaxft_coordinator.core.job import Ballot, Job, Options, changed
+from jaxft_coordinator.core.job import Ballot, Job, Options
 from jaxft_coordinator.core.messages import GroupName, QuorumId
+from jaxft_coordinator.core.values import changed
 
 JOB = Job("job", Options(), places=3, seats={GroupName("a"): 0})
 BALLOT = Ballot(ok=5, digests={GroupName("a"): 7})
