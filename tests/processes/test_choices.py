@@ -23,18 +23,22 @@ def report_of(worker: Worker, step: int) -> dict[str, object]:
     return next(event for event in worker.steps() if event["step"] == step)
 
 
+def stands_at(worker: Worker, step: int) -> bool:
+    return [event["step"] for event in worker.steps()][-1:] == [step]
+
+
 def test_a_spare_takes_a_dead_members_shards_in_the_very_same_step(undisturbed: str, tmp_path: Path) -> None:
     following = tmp_path / "spare-follows"
+    gate = ("--gate", f"{KILLED_AT}:{following}")
 
     def flags(group: str) -> tuple[str, ...]:
-        own = {"group-1": ("--die", f"compute step {KILLED_AT}"), "spare": ("--spare",)}.get(group, ())
-        return ("--steps", str(STEPS), "--gate", f"5:{following}", *own)
+        own = {"group-1": (*gate, "--die", f"exchange step {KILLED_AT}"), "spare": ("--spare",)}
+        return ("--steps", str(STEPS), *own.get(group, gate))
 
     with cluster(tmp_path) as here:
         here.start_coordinator()
         workers = here.start_together(("group-0", "group-1", "spare"), flags)
-        at_gate = lambda: [event["step"] for event in workers["spare"].steps()][-1:] == [5]  # noqa: E731
-        here.until(at_gate, "the spare to follow to the gate")
+        here.until(lambda: stands_at(workers["spare"], KILLED_AT), "the spare to follow to the gate")
         following.touch()
         here.until_dead(workers["group-1"])
         survivor, spare = workers["group-0"], workers["spare"]
@@ -56,11 +60,10 @@ def test_a_spare_follows_those_who_came_later(undisturbed: str, tmp_path: Path) 
         tmp_path / "group-1-in",
         tmp_path / "spare-follows-both",
     )
-    last_gate = KILLED_AT + 8
-    dies_at = last_gate + 2
+    dies_at = KILLED_AT + 8
     gates = ("--steps", str(STEPS), "--gate", f"10:{back}", "--gate", f"{KILLED_AT}:{entered}")
     own = {
-        "group-0": ("--gate", f"{last_gate}:{followed}", "--die", f"compute step {dies_at}"),
+        "group-0": ("--gate", f"{dies_at}:{followed}", "--die", f"exchange step {dies_at}"),
         "group-1": ("--die", "compute step 5"),
         "spare": ("--spare",),
     }
@@ -69,7 +72,7 @@ def test_a_spare_follows_those_who_came_later(undisturbed: str, tmp_path: Path) 
         workers = here.start_together(tuple(own), lambda group: (*gates, *own[group]))
         here.until_dead(workers["group-1"])
         tells_all = ("--die", "compute step 99")  # it never comes so far
-        second = here.start("group-1", *gates, "--gate", f"{last_gate}:{followed}", *tells_all)
+        second = here.start("group-1", *gates, "--gate", f"{dies_at}:{followed}", *tells_all)
         here.until(lambda: second.says("heals to step"), "group-1 to heal")
         back.touch()
         first, spare = workers["group-0"], workers["spare"]
@@ -78,6 +81,7 @@ def test_a_spare_follows_those_who_came_later(undisturbed: str, tmp_path: Path) 
         entered.touch()
         both = "follows group-0, group-1"  # as in the beginning, and now again
         here.until(lambda: here.coordinator_log.read_text().count(both) == 2, "the spare to follow both")
+        here.until(lambda: stands_at(spare, dies_at), "the spare to follow to the gate")
         followed.touch()
         here.until_dead(first)
         here.until_finished(second, spare)

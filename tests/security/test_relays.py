@@ -187,17 +187,39 @@ def exchanged(listener: Listener, of: list[Peer], me: int) -> list[np.ndarray]:
 
 
 def forge_sum(victim: socket.socket, honest: socket.socket) -> None:
-    """Take group-1's part in the exchange, with a contribution of another layout's values."""
+    """Take group-1's part in the exchange, with a contribution of another layout's values.
+
+    It is deaf: what it heard of the victim it could not read, and would hang up before all that it says has left.
+    """
+    forger, mouth = socket.socketpair()
     links = Links(
         job="job",
         quorum_id=QUORUM,
         me=1,
         members=members(["", ""]),
-        connections={0: Connection.sealed(victim, outgoing=bytes(32), incoming=bytes(32))},
+        connections={0: Connection.sealed(forger, outgoing=bytes(32), incoming=bytes(32))},
         abort=Abort(),
     )
-    with contextlib.suppress(ExchangeFailed):
-        run_exchange(links, partials_of(LAYOUT, 2, [1]), step=STEP)
+
+    def contribute() -> None:
+        with contextlib.suppress(ExchangeFailed):
+            run_exchange(links, partials_of(LAYOUT, 2, [1]), step=STEP)
+
+    threads = [
+        threading.Thread(target=contribute),
+        threading.Thread(target=relayed_bytes, args=(mouth, victim, bytes)),
+    ]
+    for thread in threads:
+        thread.start()
+    with mouth:
+        with contextlib.suppress(OSError):
+            while victim.recv(1 << 16):
+                pass
+        mouth.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+    forger.close()
 
 
 def flip(piece: bytes) -> bytes:
