@@ -160,7 +160,15 @@ def is_proof(given: bytes, wanted: bytes) -> bool:
 
 
 def _said(hello: Hello) -> tuple[bytes, ...]:
-    numbers = (hello.incarnation, hello.rank, hello.ranks, hello.protocol_version, hello.term)
+    numbers = (
+        hello.incarnation,
+        hello.rank,
+        hello.ranks,
+        hello.protocol_version,
+        hello.term,
+        hello.step,
+        hello.history,
+    )
     texts = (hello.job, hello.group, hello.address, *map(str, numbers))
     return tuple(text.encode() for text in texts)
 

@@ -51,6 +51,8 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
                     ranks=message.ranks,
                     address=message.address,
                     term=message.term,
+                    step=message.step,
+                    history=message.history,
                 )
             )
         case m.Join():
@@ -272,6 +274,8 @@ def _hello(hello: pb.Hello) -> m.Hello:
         hello.ranks,
         hello.protocol_version,
         _count("term", hello.term),
+        m.Step(_count("step", hello.step)),
+        m.HistoryId(hello.history),
     )
 
 

@@ -63,6 +63,7 @@ from jaxft_coordinator.core.messages import (
     Welcome,
 )
 from jaxft_coordinator.core.names import done_again
+from jaxft_coordinator.core.values import changed
 
 from jaxft._replica._types import (
     Applied,
@@ -191,7 +192,7 @@ class _Turn:
         self.effects: list[Effect] = []
 
     def update(self, **changes: Any) -> None:
-        self.replica = replace(self.replica, **changes)
+        self.replica = changed(self.replica, **changes)
 
     def enter(self, phase: Phase, **changes: Any) -> None:
         self.update(phase=phase, since_s=self.now_s, waiting="", **changes)
@@ -255,11 +256,12 @@ def _heard(turn: _Turn, message: CoordinatorMessage) -> None:
 
 
 def _connected(turn: _Turn) -> None:
-    me = turn.replica.identity
-    if turn.replica.phase is not Phase.OFFLINE:
+    replica, me = turn.replica, turn.replica.identity
+    if replica.phase is not Phase.OFFLINE:
         return  # it has left meanwhile
     turn.enter(Phase.GREETING)
-    turn.say(Hello(me.job, me.group, me.incarnation, me.address, term=turn.replica.term))
+    held = {"step": replica.step, "history": replica.history}
+    turn.say(Hello(me.job, me.group, me.incarnation, me.address, term=replica.term, **held))
 
 
 def _welcome(turn: _Turn, message: Welcome) -> None:

@@ -250,6 +250,59 @@ def test_where_all_have_come_back_nobody_waits():
     assert (desk.step, members(desk)) == (7, ["a", "b"])
 
 
+def test_one_that_has_healed_to_the_state_says_nothing_of_those_who_took_part():
+    desk = unsettled()
+    desk.come("laggard", step=40, digest="40", history=HISTORY, members=2)
+    desk.come("healed", step=40, digest="40", history=HISTORY)
+    assert desk.job.quorum is None
+    desk.come("b", step=5000, digest="5000", history=HISTORY, members=2)
+    assert (desk.step, members(desk)) == (5000, ["b"])
+
+
+def test_members_of_a_first_quorum_wait_for_those_who_may_have_gone_on_without_them():
+    # The coordinator has lost its memory. Of a, b and c, which had begun together, c has committed alone since.
+    desk = unsettled()
+    desk.come("a", members=3)
+    desk.come("b", members=3)
+    desk.come("new")
+    assert desk.job.quorum is None
+    desk.come("c", step=5, digest="x", history=HISTORY, members=1)
+    desk.wait(5.2)
+    assert (desk.step, members(desk)) == (5, ["c"])
+    assert {desk.group(name).phase for name in ("a", "b", "new")} == {Phase.HEALING}
+
+
+def test_one_that_is_busy_and_holds_a_committed_state_is_waited_for():
+    desk = unsettled(join_timeout_s=8.0)
+    desk.hello("busy", step=5, history=HISTORY)
+    desk.come("new")
+    for _ in range(40):
+        desk.wait(1.0)
+    assert desk.job.quorum is None
+    assert desk.job.waiting.endswith("; busy holds step 5 of a run that must not be lost")
+    desk.join("busy", step=5, history=HISTORY)
+    assert (desk.step, members(desk), desk.group("new").phase) == (5, ["busy"], Phase.HEALING)
+
+
+def test_one_that_was_seen_with_a_committed_state_is_given_time_to_dial_again():
+    desk = unsettled()
+    desk.come("new")
+    desk.come("old", step=5, history=HISTORY)
+    desk.wait(4.5)
+    desk.close("old")
+    desk.wait(4.5)
+    assert desk.job.quorum is None
+    desk.wait(1.0)
+    assert members(desk) == ["new"]
+
+
+def test_what_a_corrupt_group_holds_is_not_waited_for():
+    desk = running("a", "b", "c")
+    desk.votes(a=1, b=1, c=2)
+    desk.hello("c", step=0, history=HISTORY)
+    assert desk.group("c").history == 0
+
+
 def test_each_newer_state_gives_its_peers_the_time_to_come():
     desk = unsettled()
     desk.come("a", step=6, digest="x", history=HISTORY, members=3)

@@ -12,7 +12,7 @@ from jaxft_coordinator.core.messages import (
     Waiting,
 )
 
-from .helpers import committed, healing, members, orphaned, running, tried_again
+from .helpers import Desk, committed, healing, members, orphaned, running, tried_again
 
 # ---- silence ----
 
@@ -255,11 +255,12 @@ def test_a_joiner_behind_the_end_catches_up_first():
 
 def test_a_group_with_the_very_final_state_is_told_too():
     # A rerun of a finished job: everybody restores the last checkpoint and has nothing to do.
-    desk = running("a")
+    desk = Desk.open()
+    desk.come("a", step=9, history=7)
     desk.hello("b")
     desk.leave("a", finished=True)
-    assert desk.job.finished == 0
-    assert desk.join("b").only(Finished) == {"b": Finished(0)}
+    assert desk.job.finished == 9
+    assert desk.join("b", step=9, history=7).only(Finished) == {"b": Finished(9)}
 
 
 def test_nobody_waits_for_a_finished_job():

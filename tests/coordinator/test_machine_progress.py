@@ -111,6 +111,18 @@ def test_two_slow_steps_are_what_steps_are_like_for_a_while():
     assert progress.patience_s(desk.job) == PATIENCE_S
 
 
+def test_the_time_in_which_one_hung_before_its_vote_is_no_part_of_the_step():
+    desk = running("a", "b", "c")
+    for name in ("a", "b", "c"):
+        computed(desk, name)
+    desk.wait(0.5)
+    desk.vote("a")
+    desk.vote("b")
+    desk.wait(progress.UNMEASURED_PATIENCE * AWAY_S + 0.5)
+    assert (members(desk), desk.step) == (["a", "b"], 1)
+    assert progress.patience_s(desk.job) == PATIENCE_S
+
+
 def test_the_first_steps_count_as_they_are():
     desk = running("a", "b")
     desk.wait(5.0)

@@ -1,5 +1,6 @@
 """Spares follow the job without a place in it, and take the place of a regular group that is missing."""
 
+import pytest
 from jaxft_coordinator.core.job import Phase
 from jaxft_coordinator.core.messages import (
     Commit,
@@ -353,6 +354,31 @@ def test_a_spare_waits_for_a_regular_group_that_has_died_though_another_has_ende
     healing(desk, "b", incarnation=2)
     desk.ready("b")
     assert members(desk) == ["b", "s"]
+
+
+@pytest.mark.parametrize("spares", [(), ("s",)])
+def test_founders_that_leave_before_the_first_commit_do_not_end_the_job(spares: tuple[str, ...]):
+    # Of those that begin together b has lost its connection, and is about to dial again.
+    desk = together("a", "b", spares=spares, min_replicas=2 + len(spares))
+    desk.close("b")
+    desk.leave("a", finished=True)
+    desk.tick()
+    assert desk.job.finished is None
+    for name in ("a", "b"):
+        desk.come(name, incarnation=1 + (name == "a"))
+    desk.commit()
+    assert (members(desk), desk.step) == (["a", "b", *spares], 1)
+
+
+@pytest.mark.parametrize("spares", [(), ("s",)])
+def test_groups_that_resume_at_the_end_end_the_job(spares: tuple[str, ...]):
+    desk = Desk.open("job", min_replicas=2 + len(spares))
+    for name in ("a", "b", *spares):
+        desk.come(name, step=9, history=7, spare=name in spares)
+    for name in ("a", "b"):
+        desk.leave(name, finished=True)
+    desk.tick()
+    assert desk.job.finished == 9
 
 
 def test_one_that_was_called_up_and_lacks_the_last_sum_gets_that_first():

@@ -236,6 +236,8 @@ class Life:
 
     def _check_harmless(self, process: "Process", message: Evicted) -> None:
         """Nobody is put out who only took its time; one that is away for long may be stood aside."""
+        if process.over:
+            return  # the next of its name was quicker than the end of its stream
         # What is known of it is one heartbeat old, and what is said to it is on its way.
         since_s = self.world.now_s - self._options.heartbeat_timeout_s
         if not message.aside or not (process.away or process.away_until_s > since_s):

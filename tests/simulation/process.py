@@ -139,7 +139,8 @@ class Process(Trainer):
             self._away_s = self.world.now_s - self._away_since_s
         if type(event) is r.Disconnected:
             self.stream = None
-            self._away_since_s = self.world.now_s
+            silent_since_s = stream.silent_since_s
+            self._away_since_s = self.world.now_s if silent_since_s is None else silent_since_s
             event = r.Disconnected(event.reason, busy=not self._waits)
         self._step(event)
 

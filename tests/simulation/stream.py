@@ -34,6 +34,7 @@ class Cables:
             self.down[name] = max(until_s, self.down.get(name, 0.0))
         process = self._world.processes.get(name)
         if process is not None and process.stream is not None:
+            process.stream.falls_silent()
             self._world.after(self._world.setting.keepalive_s, process.stream.check_alive)
 
     def block(self, name: str, host: str, until_s: float) -> None:
@@ -70,6 +71,7 @@ class Stream:
         self.life = life
         self.id = life.accept(self)
         self.broken = False
+        self.silent_since_s: float | None = None  # whether or not an end has noticed
         self._ups: deque[GroupMessage | None] = deque()  # under way; None is the end
         self._downs: deque[CoordinatorMessage | None] = deque()
         self._up_s = self._down_s = world.now_s  # when the last one arrives
@@ -123,6 +125,7 @@ class Stream:
         if self.broken:
             return
         self.broken = True
+        self.falls_silent()
         world = self.world
         delay_s = world.setting.delay_s
         self._down_ends_s = world.now_s + world.random() * delay_s
@@ -135,6 +138,10 @@ class Stream:
                 world.at(self._up_ends_s, self._coordinator_sees)
         noticed_s = self._down_ends_s + (0.0 if group else world.setting.keepalive_s)
         world.at(noticed_s, self._group_sees, "connection reset")
+
+    def falls_silent(self) -> None:
+        if self.silent_since_s is None:
+            self.silent_since_s = self.world.now_s
 
     def hang_up(self) -> None:
         """The group ends the stream."""

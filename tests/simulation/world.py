@@ -190,7 +190,7 @@ class World:
         if before is not None and before.over and self.target is not None:
             return
         if before is not None and not before.dead:
-            if before.leaving:
+            if before.leaving and not self.calm:  # in the calm all are launched again and again
                 self.after(0.1, self.launch, name)
             return
         self.start(name)

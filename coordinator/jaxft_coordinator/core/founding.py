@@ -6,9 +6,10 @@ truth. Without a majority the job halts. Fresh states may differ, since each gro
 commonest one is taken, then the lowest name. All who hold the chosen state are founders.
 
 *When.* Not at once: those who hold a newer state may be on their way, and a coordinator that has lost its memory
-cannot know of them. The best state that is here must have been here for `heartbeat_timeout_s`, or as many groups
-of its history must have come as its last quorum had members. Groups that compile are waited for up to
-`join_timeout_s`.
+cannot know of them. The best state that is here must have been here for `heartbeat_timeout_s`, or, of a committed
+one, as many groups that took part in its history must have come as its last quorum had members. Groups that
+compile are waited for up to `join_timeout_s`. Where all states are fresh, one that holds a committed state, and is
+busy still, is waited for as long as it lives.
 
 *Resuming.* Of a job that has committed something, a fresh state never becomes the truth. But when no group is left
 that holds the frontier, groups that bring a state of the same history (from a checkpoint, or because they took
@@ -44,6 +45,8 @@ def found(turn: Turn) -> None:
     if job.frontier is not None and not _founders_are_gone(turn):
         _resume(turn, job.frontier)
         return
+    if turn.select(lambda group: bool(group.history)):
+        turn.update(committed_seen_s=turn.now_s)
     if job.first_join_s is None:
         return
     joined = turn.select(has_joined)
@@ -54,7 +57,7 @@ def found(turn: Turn) -> None:
     timed_out = turn.now_s - job.first_join_s >= job.options.join_timeout_s
     if len(joined) < job.min_replicas or (not timed_out and turn.select(compiles)):
         return
-    if newer_may_come(turn, joined):
+    if newer_may_come(turn, joined) or held_by_busy(turn, joined):
         return
     founders = _go_on_from(turn, joined)
     if founders:
@@ -65,12 +68,27 @@ def found(turn: Turn) -> None:
 def newer_may_come(turn: Turn, candidates: Sequence[Group]) -> bool:
     """Whether it is too early to begin with the best of these states: its peers, or a newer one, may be coming."""
     best = _best(candidates)
-    if turn.now_s - min(group.came_s for group in best) >= turn.job.options.newer_may_come_s:
+    since_s = min(group.came_s for group in best)
+    if not best[0].history and turn.job.committed_seen_s is not None:
+        since_s = max(since_s, turn.job.committed_seen_s)  # it has lost its connection, and may dial again
+    if turn.now_s - since_s >= turn.job.options.newer_may_come_s:
         return False
-    members = max(group.members for group in best)
-    of_history = [group for group in candidates if group.history == best[0].history]
+    if not best[0].history:
+        # None of them knows what came of its quorum: another may have committed a step and gone on.
+        return True
+    # Those that have healed to this state and never took part say nothing of how many did.
+    took_part = [g for g in candidates if g.history == best[0].history and g.members]
     # One that was alone may be a laggard that the others have left behind.
-    return not 1 < members <= len(of_history)
+    return not 1 < max(group.members for group in best) <= len(took_part)
+
+
+def held_by_busy(turn: Turn, candidates: Sequence[Group]) -> list[Group]:
+    """Groups that are busy with something else and hold a committed state, where only fresh ones would be chosen.
+
+    Else they would be refused, once they join, as of another history.
+    """
+    fresh = not any(group.history for group in candidates)
+    return turn.select(lambda group: fresh and compiles(group) and bool(group.history))
 
 
 def foreign_state(job: Job, group: Group) -> str:

@@ -33,6 +33,9 @@ class Hello:
     ranks: int = 1
     protocol_version: int = PROTOCOL_VERSION
     term: int = 0
+    # What it holds, if it has taken part already: it may be busy for long before it joins.
+    step: Step = Step(0)
+    history: HistoryId = HistoryId(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,9 +41,10 @@ patience, so that two that hang cannot take each other's place for ever.
 
 from dataclasses import dataclass
 
-from jaxft_coordinator.core.job import Ballot, Group, Job, Phase, changed
+from jaxft_coordinator.core.job import Ballot, Group, Job, Phase
 from jaxft_coordinator.core.messages import AllComputed, GroupName, Heartbeat, NewQuorum
 from jaxft_coordinator.core.turn import Turn, names_text
+from jaxft_coordinator.core.values import changed
 
 STEPS_OF_PATIENCE = 8
 # Of the heartbeat timeout: no step is so fast that a hiccup of this length is a fault.
@@ -91,9 +92,12 @@ def slow_step_s(job: Job) -> float | None:
 
 
 def measure(turn: Turn) -> None:
-    """A step counts: note how long its last attempt took with all members in it."""
+    """A step counts: note how long its last attempt took those who hold its sum, with all members in it.
+
+    That it counted no earlier may be due to one that hung before its vote: this is no part of what steps take.
+    """
     ballot = turn.job.ballot
-    took_s = turn.now_s - max(ballot.began_s, ballot.away_s)
+    took_s = max(0.0, ballot.last_voted_s - max(ballot.began_s, ballot.away_s))
     turn.update(recent_s=(*turn.job.recent_s, took_s)[-REMEMBERED_STEPS:], hung=0)
 
 

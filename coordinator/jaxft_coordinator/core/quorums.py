@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from jaxft_coordinator.core import assign, digests, founding, halting, progress
-from jaxft_coordinator.core.job import Ballot, Failure, Frontier, Group, Holder, Phase, changed
+from jaxft_coordinator.core.job import Ballot, Failure, Frontier, Group, Holder, Phase
 from jaxft_coordinator.core.messages import (
     Change,
     Commit,
@@ -40,6 +40,7 @@ from jaxft_coordinator.core.messages import (
 )
 from jaxft_coordinator.core.names import natural_key
 from jaxft_coordinator.core.turn import Turn, as_member, listed, names_text
+from jaxft_coordinator.core.values import changed
 
 # How often the same members may fail the same step before one of them must go.
 RETRIES_WITH_SAME_MEMBERS = 1
@@ -69,7 +70,8 @@ def explain(turn: Turn) -> None:
     elif job.first_join_s is not None:
         joined, compiling = turn.select(founding.has_joined), turn.select(founding.compiles)
         newer = bool(joined) and founding.newer_may_come(turn, joined)
-        turn.wait_for(_founding_text(joined, compiling, job.min_replicas, newer=newer))
+        holding = founding.held_by_busy(turn, joined)
+        turn.wait_for(_founding_text(joined, compiling, holding, job.min_replicas, newer=newer))
 
 
 def vote(turn: Turn, group: Group, vote: Vote) -> None:
@@ -95,6 +97,7 @@ def vote(turn: Turn, group: Group, vote: Vote) -> None:
             nonfinite=nonfinite,
             ahead_s=ahead_s,
             voted_s=voted_s,
+            last_voted_s=turn.now_s,
         )
         turn.update(ballot=ballot)
     else:
@@ -429,12 +432,17 @@ def _quorum_line(quorum: NewQuorum) -> str:
     return f"quorum {quorum.quorum_id} from step {quorum.step}: {members}{details}"
 
 
-def _founding_text(joined: list[Group], compiling: list[Group], min_replicas: int, *, newer: bool) -> str:
+def _founding_text(
+    joined: list[Group], compiling: list[Group], holding: list[Group], min_replicas: int, *, newer: bool
+) -> str:
     still = f"; present but not ready yet: {names_text(compiling)}" if compiling else ""
     others = "; groups that may bring a newer state are given a moment to come" if newer else ""
+    held = "; ".join(
+        f"{group.name} holds step {group.step} of a run that must not be lost" for group in holding
+    )
     return (
         f"{len(joined)} of at least {max(1, min_replicas)} groups have joined "
-        f"({names_text(joined)}){still}{others}"
+        f"({names_text(joined)}){still}{others}{held and '; ' + held}"
     )
 
 

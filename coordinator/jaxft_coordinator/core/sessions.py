@@ -31,6 +31,7 @@ from jaxft_coordinator.core.messages import (
     Welcome,
 )
 from jaxft_coordinator.core.turn import Turn, as_member, names_text
+from jaxft_coordinator.core.values import changed
 
 MAX_NAME_LENGTH = 200
 # A quorum lists every shard: this many are 200 KB.
@@ -57,6 +58,8 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
     elif known is not None:
         dismiss(turn, known, f"another process has joined as {message.group!r}", may_return=False)
     group = Group(message.group, message.incarnation, session, message.address, turn.now_s, came_s=turn.now_s)
+    if group.holder not in turn.job.distrusted:
+        group = changed(group, step=message.step, history=message.history)
     turn.add(group)
     frontier = turn.job.frontier
     interval_ms, term = turn.job.options.heartbeat_interval_ms, turn.job.term
@@ -85,7 +88,7 @@ def join(turn: Turn, group: Group, message: Join) -> None:
     if founding.gives_way_to(turn, message):
         founding.give_way(turn)
         job = turn.job
-    brought = replace(group, step=message.step, history=message.history)
+    brought = changed(group, step=message.step, history=message.history)
     problem = founding.foreign_state(job, brought) or bounds.join_problem(job, group.name, message.settings)
     if problem:
         refuse(turn, group, problem)
@@ -176,7 +179,7 @@ def leave(turn: Turn, group: Group, message: Leave) -> None:
     if message.finished and not group.spare and group.phase is Phase.MEMBER:
         _give_up_place(turn, group)
     last = not turn.select(quorums.is_member)
-    if last and message.finished and left in turn.holders():
+    if last and message.finished and left in turn.holders() and not _nothing_was_done(turn):
         _finish_here(turn)
     quorums.mark_lost(turn, left.name)
     # Those who finish come in a crowd: the next tick makes one quorum without them all.
@@ -408,10 +411,16 @@ def _spares_are_left(turn: Turn) -> bool:
     job = turn.job
     if job.frontier is None or job.ended != job.frontier.step or job.places > 0:
         return False
-    if job.quorum is not None or job.finished is not None:
+    if job.quorum is not None or job.finished is not None or _nothing_was_done(turn):
         return False
     staying = turn.select(lambda group: group.phase is not Phase.LEAVING)
     return 0 < len(staying) < job.min_replicas and all(group.spare for group in staying)
+
+
+def _nothing_was_done(turn: Turn) -> bool:
+    """Who leaves such a job has not ended it: others, which may be about to dial again, have yet to begin."""
+    frontier = turn.job.frontier
+    return frontier is not None and frontier.founding and frontier.fresh
 
 
 def _stands_at(turn: Turn, group: Group, step: Step | None) -> bool:
