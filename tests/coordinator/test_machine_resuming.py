@@ -363,6 +363,16 @@ def test_the_job_goes_on_from_a_newer_state_that_comes_late():
     assert desk.group("c").phase is Phase.HEALING
 
 
+def test_while_it_goes_back_for_a_newer_state_a_corrupt_group_heals():
+    """That nobody holds the job's state then is no sign of a halt."""
+    desk = running("a", "b", "c")
+    desk.votes(a=1, b=1, c=2)
+    desk.come("new", step=3, history=desk.job.history)
+    assert desk.come("c", step=0).only(Halted) == {}
+    desk.wait(6.0)
+    assert (members(desk), desk.group("c").phase) == (["new"], Phase.HEALING)
+
+
 def test_the_peers_of_the_newer_state_are_waited_for_and_the_majority_decides():
     desk = resumed_at(1)
     history = desk.job.history

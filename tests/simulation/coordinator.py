@@ -259,7 +259,11 @@ class Life:
             attempt.tainted and attempt.step >= len(self.world.truth.line) - 1
             for attempt in self.world.hub.attempts.values()
         )
-        if not told and not any(process.is_flipped for process in self.world.incarnations.values()):
+        living = [process for process in self.world.incarnations.values() if not process.dead]
+        runs = {process.replica.history for process in living if process.replica.history}
+        if self.world.setting.brings and len(runs) > 1:
+            told = True  # one has brought the checkpoint of another run, of the same step as this one's state
+        if not told and not any(process.is_flipped for process in living):
             raise Violation("no halt without a flipped bit", self.world.standing())
         self.world.sometimes.note("halt")
         self.world.halted = self.world.over = True

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from jaxft_coordinator.core import (
 )
 from jaxft_coordinator.core.job import Group, Job, Persist, Phase
 from jaxft_coordinator.core.messages import HealId, HistoryId, QuorumId, Release
+from jaxft_coordinator.core.values import changed
 
 from jaxft._replica import _core as replica
 from jaxft._replica import _types as r
@@ -79,6 +80,11 @@ class Mutant:
     changes: Mapping[str, Any] = field(
         default_factory=dict[str, Any]
     )  # to the setting of each seed, likewise
+    seeds: tuple[int, ...] = ()  # of `seeds.txt`, where even that is too rare: these alone
+
+    def among(self, seeds: int) -> Sequence[int]:
+        """Where to look for it, if so many seeds are to be run."""
+        return self.seeds or range(seeds)
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
@@ -94,14 +100,14 @@ MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    owner: Any, attribute: str, *kinds: str, **changes: Any
+    owner: Any, attribute: str, *kinds: str, seeds: tuple[int, ...] = (), **changes: Any
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Register a function that takes the original and returns what stands in its place; its docstring tells why."""
 
     def register(wrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
         name = wrap.__name__.removeprefix("_").replace("_", " ")
         sentence = " ".join((wrap.__doc__ or "").split())
-        MUTANTS.append(Mutant(name, sentence, owner, attribute, wrap, kinds, changes))
+        MUTANTS.append(Mutant(name, sentence, owner, attribute, wrap, kinds, changes, seeds))
         return wrap
 
     return register
@@ -651,6 +657,49 @@ def _a_checkpoint_is_left_to_readers_that_are_dead(read: Any) -> Any:
     return lambda turn, why: None
 
 
+# ---- a committed state that is near ----
+
+
+@mutant(sessions, "_nothing_was_done", seeds=(107615, 147508))
+def _founders_that_leave_end_a_job_that_has_not_begun(nothing: Any) -> Any:
+    """The last member that leaves as finished ends the job, also before the first commit."""
+    return lambda turn: False
+
+
+@mutant(founding, "newer_may_come", seeds=(119372,))
+def _fresh_groups_of_one_quorum_wait_for_no_other(newer: Any) -> Any:
+    """As many fresh groups as a quorum had begin at once, whoever they are."""
+
+    def mutated(turn: Any, candidates: Any) -> bool:
+        members = max(group.members for group in candidates)
+        fresh = not any(group.history for group in candidates)
+        return newer(turn, candidates) and not (fresh and 1 < members <= len(candidates))
+
+    return mutated
+
+
+@mutant(founding, "newer_may_come", seeds=(152330,))
+def _one_that_is_busy_holds_nothing(newer: Any) -> Any:
+    """Fresh groups begin although one holds a committed state, and is busy or has just lost its connection."""
+
+    def mutated(turn: Any, candidates: Any) -> bool:
+        turn.update(committed_seen_s=None)
+        return newer(turn, candidates)
+
+    return mutated
+
+
+@mutant(progress, "measure", seeds=(126928,))
+def _the_time_in_which_one_hung_is_what_steps_take(measure: Any) -> Any:
+    """A step that counted late, because one hung before its vote, makes the job as patient."""
+
+    def mutated(turn: Any) -> None:
+        turn.update(ballot=changed(turn.job.ballot, last_voted_s=turn.now_s))
+        measure(turn)
+
+    return mutated
+
+
 # ---- terms and ids of several lives ----
 
 
@@ -678,7 +727,7 @@ def hunt(name: str, seeds: int) -> tuple[str, list[Finding]]:
     """Look for one mutant in so many seeds. What the cores do without it as well is not due to it."""
     (found,) = (mutant for mutant in MUTANTS if mutant.name == name)
     with found.planted():
-        findings = run_seeds(range(seeds), kinds=found.kinds, changes=found.changes).findings
+        findings = run_seeds(found.among(seeds), kinds=found.kinds, changes=found.changes).findings
     return name, [finding for finding in findings if is_due_to(found, finding)]
 
 
@@ -694,16 +743,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--only", default="", help="part of a name")
     options = parser.parse_args(arguments)
-    names = [mutant.name for mutant in MUTANTS if options.only in mutant.name]
+    mutants = {mutant.name: mutant for mutant in MUTANTS if options.only in mutant.name}
     missed = 0
     say(f"{'mutant':48}  found in  first seed  by")
-    for name, findings in _hunts(names, options.seeds, options.jobs):
+    for name, findings in _hunts(list(mutants), options.seeds, options.jobs):
         missed += not findings
         by = Counter(finding.invariant for finding in findings).most_common(3)
         words = ", ".join(f"{what} ({number})" for what, number in by) or "NOT FOUND"
         first = findings[0].seed if findings else "-"
-        say(f"{name:48}  {len(findings):4d}/{options.seeds:<4d} {first!s:>10}  {words}")
-    say(f"{len(names) - missed} of {len(names)} mutants found")
+        among = len(mutants[name].among(options.seeds))
+        say(f"{name:48}  {len(findings):4d}/{among:<4d} {first!s:>10}  {words}")
+    say(f"{len(mutants) - missed} of {len(mutants)} mutants found")
     return 1 if missed else 0
 
 

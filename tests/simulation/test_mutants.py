@@ -24,7 +24,7 @@ def test_it_is_found(mutant: Mutant):
     original = getattr(mutant.owner, mutant.attribute)
     with mutant.planted():
         assert getattr(mutant.owner, mutant.attribute) is not original
-        tally = run_seeds(range(seeds), kinds=mutant.kinds, changes=mutant.changes, stop_at_first=True)
+        tally = run_seeds(mutant.among(seeds), kinds=mutant.kinds, changes=mutant.changes, stop_at_first=True)
     assert getattr(mutant.owner, mutant.attribute) is original
     assert tally.findings, f"not found in {seeds} seeds: {mutant.sentence}"
     assert is_due_to(mutant, tally.findings[0]), "it is found without the planted bug as well"

@@ -155,7 +155,7 @@ class Trainer:
     # ---- what is to be done ----
 
     def leave(self, *, finished: bool) -> None:
-        if self.leaving:
+        if self.leaving or self.replica.failure is not None:  # which the user is about to see
             return
         self._begin(None)
         self.leaving = True

@@ -301,11 +301,13 @@ class World:
             self.over = True
 
     def _stuck(self) -> None:
-        # What a process holds that was put out, or whose state is corrupt, nobody will take.
+        # What a process holds that was put out, or whose state is corrupt, or may be, nobody will take.
+        distrusted = frozenset[Holder]() if self.leader is None else self.leader.job.distrusted
         holders = [
             p
             for p in self.incarnations.values()
             if not p.dead and p.replica.history and p.replica.failure is None and not p.flipped
+            if (p.name, p.incarnation) not in distrusted
         ]
         of_another = self.truth.root != OLD_ROOT
         checkpoints = [each for each in self.checkpoints if not (each.old and of_another)]

@@ -57,7 +57,7 @@ def found(turn: Turn) -> None:
     timed_out = turn.now_s - job.first_join_s >= job.options.join_timeout_s
     if len(joined) < job.min_replicas or (not timed_out and turn.select(compiles)):
         return
-    if newer_may_come(turn, joined) or held_by_busy(turn, joined):
+    if newer_may_come(turn, joined):
         return
     founders = _go_on_from(turn, joined)
     if founders:
@@ -70,7 +70,8 @@ def newer_may_come(turn: Turn, candidates: Sequence[Group]) -> bool:
     best = _best(candidates)
     since_s = min(group.came_s for group in best)
     if not best[0].history and turn.job.committed_seen_s is not None:
-        since_s = max(since_s, turn.job.committed_seen_s)  # it has lost its connection, and may dial again
+        # It is busy, or has lost its connection and may dial again. Later it would be refused.
+        since_s = max(since_s, turn.job.committed_seen_s)
     if turn.now_s - since_s >= turn.job.options.newer_may_come_s:
         return False
     if not best[0].history:
@@ -82,13 +83,9 @@ def newer_may_come(turn: Turn, candidates: Sequence[Group]) -> bool:
     return not 1 < max(group.members for group in best) <= len(took_part)
 
 
-def held_by_busy(turn: Turn, candidates: Sequence[Group]) -> list[Group]:
-    """Groups that are busy with something else and hold a committed state, where only fresh ones would be chosen.
-
-    Else they would be refused, once they join, as of another history.
-    """
-    fresh = not any(group.history for group in candidates)
-    return turn.select(lambda group: fresh and compiles(group) and bool(group.history))
+def hold_committed(turn: Turn) -> list[Group]:
+    """Groups that are busy with something else, and hold a committed state of this job while the job has none."""
+    return turn.select(lambda group: compiles(group) and bool(group.history))
 
 
 def foreign_state(job: Job, group: Group) -> str:

@@ -115,13 +115,17 @@ class Group:
         return (self.name, self.incarnation)
 
 
+# In the place of a frontier's digest: those who held it differ, and no majority says whose state is right.
+NO_MAJORITY = "no majority"
+
+
 @dataclass(frozen=True, slots=True)
 class Frontier:
     """State `step`, the quorum whose commit made it (0: the founding state), and who is known to hold it."""
 
     step: Step
     quorum_id: QuorumId
-    digest: str
+    digest: str  # of a founding state
     holders: frozenset[Holder]
     fresh: bool = False  # founded on a state that nobody had committed
 

@@ -70,7 +70,7 @@ def explain(turn: Turn) -> None:
     elif job.first_join_s is not None:
         joined, compiling = turn.select(founding.has_joined), turn.select(founding.compiles)
         newer = bool(joined) and founding.newer_may_come(turn, joined)
-        holding = founding.held_by_busy(turn, joined)
+        holding = founding.hold_committed(turn)
         turn.wait_for(_founding_text(joined, compiling, holding, job.min_replicas, newer=newer))
 
 
