@@ -260,8 +260,17 @@ def _connected(turn: _Turn) -> None:
     if replica.phase is not Phase.OFFLINE:
         return  # it has left meanwhile
     turn.enter(Phase.GREETING)
-    held = {"step": replica.step, "history": replica.history}
-    turn.say(Hello(me.job, me.group, me.incarnation, me.address, term=replica.term, **held))
+    turn.say(
+        Hello(
+            me.job,
+            me.group,
+            me.incarnation,
+            me.address,
+            term=replica.term,
+            step=replica.step,
+            history=replica.history,
+        )
+    )
 
 
 def _welcome(turn: _Turn, message: Welcome) -> None:
