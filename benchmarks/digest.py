@@ -21,7 +21,7 @@ import tyro
 import xxhash
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxft._state_digest import StateDigest, period_steps
+from jaxft._arrays._device_digest import StateDigest, period_steps
 
 # Leaves by their shapes: one leaf, a small model of many leaves, a larger one of few.
 STATES = {

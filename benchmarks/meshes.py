@@ -29,7 +29,7 @@ from examples.llama3._runtime import start_jax
 from examples.llama3._sharding import batch_sharding, make_mesh
 from examples.llama3._state import init_state
 from examples.llama3.train import make_train_step
-from jaxft._programs import cut_programs
+from jaxft._programs._build import cut_programs
 
 WIDTH = 256
 # How the MLP's parameters and its batch lie on a mesh ("fsdp", "tp").

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from jaxft_coordinator.core.job import Frontier, Moved, Saved
-from jaxft_coordinator.core.messages import HistoryId, QuorumId, Step
 from jaxft_coordinator.stores import EtcdStore, FileStore, Store
+from jaxft_protocol.coordinator.job import Frontier, Moved, Saved
+from jaxft_protocol.messages import HistoryId, QuorumId, Step
 
 from tests.stores.etcd_server import etcd_in
 from tests.stores.processes import Process, members

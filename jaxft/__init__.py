@@ -3,9 +3,8 @@
 import logging as _logging
 
 from jaxft import data
+from jaxft._arrays._digest import digest
 from jaxft._checkpoints import Checkpoints
-from jaxft._credentials import TLS
-from jaxft._digest import digest
 from jaxft._errors import (
     CannotHeal,
     CannotRestore,
@@ -21,7 +20,8 @@ from jaxft._errors import (
     StepError,
 )
 from jaxft._manager import Manager
-from jaxft._marker import pmean, psum
+from jaxft._programs._primitive import pmean, psum
+from jaxft._replica._credentials import TLS
 from jaxft._report import HealReport, StepReport
 from jaxft._step import fault_tolerant, from_functions
 from jaxft._version import __version__

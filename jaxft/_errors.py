@@ -65,3 +65,7 @@ class ExchangeFailed(JaxftError):
     def __init__(self, message: str, peers: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.peers = peers
+
+
+class HealFailed(JaxftError):
+    """No donor of a heal could be used any more. The group asks the coordinator for other donors."""

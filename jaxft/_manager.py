@@ -8,23 +8,23 @@ from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from jaxft_coordinator.core.messages import GroupName, Incarnation, NewQuorum
-from jaxft_coordinator.core.names import done_again
+from jaxft_protocol.messages import GroupName, Incarnation, NewQuorum
+from jaxft_protocol.names import done_again
+from jaxft_protocol.replica.state import Identity, LeaveNow
 
+from jaxft._arrays._layout import Layout
 from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._settings import check_changed
-from jaxft._credentials import TLS, Credentials
-from jaxft._dataplane import Listener
 from jaxft._errors import ConfigurationError, SessionFailed
-from jaxft._exchange._layout import Layout
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
-from jaxft._nonfinite import Policy
-from jaxft._programs import Programs
+from jaxft._programs._build import Programs
+from jaxft._programs._nonfinite import Policy
+from jaxft._replica._credentials import TLS, Credentials
+from jaxft._replica._runner import Runner
 from jaxft._replica._session import Session
-from jaxft._replica._types import Identity, LeaveNow
 from jaxft._report import StepReport
-from jaxft._runner import Runner
+from jaxft._transport._listener import Listener
 
 _log = logging.getLogger("jaxft")
 

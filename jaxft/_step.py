@@ -9,15 +9,15 @@ from typing import Any, Protocol
 
 import jax
 
+from jaxft._arrays._layout import Layout
 from jaxft._errors import ConfigurationError, NonFinite, StepError
-from jaxft._exchange._layout import Layout
 from jaxft._exchange._partials import Partials
-from jaxft._halves import Local, OtherTypes, Programs
-from jaxft._leaves import refuse_tracers
-from jaxft._nonfinite import Policy, checked_policy, find
-from jaxft._placement import placed
-from jaxft._programs import Shared, cut_only, cut_programs, joined, program_settings
-from jaxft._statics import Statics
+from jaxft._programs._build import Shared, cut_only, cut_programs, joined, program_settings
+from jaxft._programs._leaves import refuse_tracers
+from jaxft._programs._nonfinite import Policy, checked_policy, find
+from jaxft._programs._programs import Local, OtherTypes, Programs
+from jaxft._programs._shardings import placed
+from jaxft._programs._static_args import Statics
 
 _log = logging.getLogger("jaxft")
 

@@ -11,12 +11,12 @@ import numpy as np
 import optax
 
 import jaxft
-from jaxft._cut import cut
-from jaxft._fingerprint import program_digest as fingerprint_of
-from jaxft._leaves import labels
-from jaxft._placement import specs
-from jaxft._programs import Programs, cut_programs
-from jaxft._trace import trace_step
+from jaxft._programs._build import Programs, cut_programs
+from jaxft._programs._fingerprint import program_digest as fingerprint_of
+from jaxft._programs._leaves import labels
+from jaxft._programs._partition import cut
+from jaxft._programs._shardings import specs
+from jaxft._programs._trace import trace_step
 
 Mean = Callable[[Any], Any]
 TrainStep = Callable[[Any, Any], tuple[Any, Any]]

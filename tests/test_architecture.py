@@ -22,8 +22,8 @@ def forbid(what):
 
 # What jaxft stands on may look around while it is imported; jaxft itself may not.
 import jax, numpy, xxhash, grpc.aio, google.protobuf, jax.numpy, jax.extend.core
-from jaxft_coordinator import wire
-from jaxft_coordinator.proto import coordinator_pb2_grpc
+from jaxft_protocol import wire
+from jaxft_protocol.proto import coordinator_pb2_grpc
 
 threads = threading.active_count()
 handlers = list(__import__("logging").getLogger().handlers)

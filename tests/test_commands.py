@@ -76,7 +76,8 @@ def test_make_works_in_a_folder_with_a_space(tmp_path: Path) -> None:
     clone = tmp_path / "some dir" / "a clone"
     (clone / ".venv" / "bin").mkdir(parents=True)
     (clone / "coordinator").mkdir()
-    for name in ("Makefile", "pyproject.toml", "coordinator/pyproject.toml"):
+    (clone / "protocol").mkdir()
+    for name in ("Makefile", "pyproject.toml", "coordinator/pyproject.toml", "protocol/pyproject.toml"):
         (clone / name).write_text((ROOT / name).read_text())
     (clone / ".venv" / ".installed").touch()
     for name in ("jaxft", "pytest", "python", "ruff", "pyright", "lint-imports"):

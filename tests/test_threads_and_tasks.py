@@ -26,8 +26,8 @@ STARTS = {
 KNOWN = {
     ("jaxft/_replica/_loop.py", "LoopThread.__init__"): "tests/replica/test_session.py",
     ("jaxft/_replica/_loop.py", "LoopThread.keep"): "tests/replica/test_session.py",
-    ("jaxft/_dataplane.py", "Listener.__init__"): "tests/test_dataplane.py",
-    ("jaxft/_dataplane.py", "Listener._admit_heal"): "tests/test_dataplane.py",
+    ("jaxft/_transport/_listener.py", "Listener.__init__"): "tests/transport/test_listener.py",
+    ("jaxft/_transport/_listener.py", "Listener._admit_heal"): "tests/transport/test_listener.py",
     ("jaxft/_checkpoints/_checkpoints.py", "Checkpoints.save"): "tests/checkpoints/test_saving.py",
     ("jaxft/_heal/_fetch.py", "Fetcher._fetch"): "tests/heal/test_hostile.py",
     ("jaxft/_chaos/_victim.py", "Doom._die_soon"): "tests/chaos/test_chaos_victim.py",

@@ -10,7 +10,7 @@ import numpy as np
 
 import jaxft
 from benchmarks._worker import serve
-from jaxft._programs import Programs, cut_programs
+from jaxft._programs._build import Programs, cut_programs
 
 State = dict[str, list[jax.Array]]
 Call = Callable[[State, jax.Array], State]

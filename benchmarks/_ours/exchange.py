@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 import xxhash
-from jaxft_coordinator.credentials import DataKey
+from jaxft_protocol.credentials import DataKey
 
 from benchmarks._worker import serve
-from jaxft._dataplane import Abort, Listener
 from jaxft._exchange import Layout, LeafSpec, Links, Partials, Patience, Peer
 from jaxft._exchange._exchange import exchange
 from jaxft._exchange._plan import CHUNK_BYTES, ONE_TRIP_BYTES
+from jaxft._transport._listener import Abort, Listener
 
 TIMEOUT_S = 60.0
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxft_coordinator.credentials import DataKey
+from jaxft_protocol.credentials import DataKey
 
 from benchmarks._state import make_memory_fresh, sums, values
 from benchmarks._worker import serve
-from jaxft._dataplane import Abort, Listener
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
+from jaxft._transport._listener import Abort, Listener
 
 STEP = 3
 HEAL_ID = 1

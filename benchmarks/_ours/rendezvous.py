@@ -12,9 +12,10 @@ from typing import Any
 
 import grpc.aio
 import uvloop
-from jaxft_coordinator import limits, wire
-from jaxft_coordinator.core import messages as m
-from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_protocol import messages as m
+from jaxft_protocol import wire
+from jaxft_protocol.admission import allow_all_descriptors
+from jaxft_protocol.proto import coordinator_pb2 as pb
 
 from benchmarks._worker import serve
 
@@ -179,7 +180,7 @@ def _decoded(data: bytes) -> m.CoordinatorMessage:
 
 
 def main() -> None:
-    limits.allow_all_descriptors()
+    allow_all_descriptors()
     loop = uvloop.new_event_loop()
     gc.freeze()
     gc.set_threshold(50_000)

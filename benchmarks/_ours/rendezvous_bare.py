@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 
-from jaxft_coordinator import limits
+from jaxft_protocol.admission import allow_all_descriptors
 
 from benchmarks._worker import serve
 
@@ -77,7 +77,7 @@ def _answer(listening: socket.socket, groups: int) -> None:
 
 
 def main() -> None:
-    limits.allow_all_descriptors()
+    allow_all_descriptors()
     bare = _Bare()
     serve({"listen": bare.listen, "join": bare.join, "rounds": bare.rounds})
 

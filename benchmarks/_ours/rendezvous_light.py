@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from jaxft_coordinator import limits, wire
-from jaxft_coordinator.core import messages as m
-from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_protocol import messages as m
+from jaxft_protocol import wire
+from jaxft_protocol.admission import allow_all_descriptors
+from jaxft_protocol.proto import coordinator_pb2 as pb
 
 from benchmarks._ours import _http2
 from benchmarks._ours._http2 import Connection
@@ -227,7 +228,7 @@ def _quorum_request(number: int) -> bytes:
 
 
 def main() -> None:
-    limits.allow_all_descriptors()
+    allow_all_descriptors()
     ours, peers = _Ours(), _Peers()
     joined: list[_Ours | _Peers] = []
 

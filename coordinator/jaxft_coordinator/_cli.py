@@ -12,10 +12,12 @@ from typing import Annotated
 
 import tyro
 import uvloop
+from jaxft_protocol import credentials, tls
+from jaxft_protocol.admission import allow_all_descriptors
+from jaxft_protocol.coordinator.job import Options
 
-from jaxft_coordinator import credentials, limits, tls
+from jaxft_coordinator import limits
 from jaxft_coordinator._server import Server
-from jaxft_coordinator.core.job import Options
 from jaxft_coordinator.stores import EtcdStore, FileStore, Store, StoreDamaged
 
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
@@ -112,7 +114,7 @@ async def serve(arguments: Arguments) -> None:
         heartbeat_timeout_s=arguments.heartbeat_timeout_ms / 1000,
         founding_wait_s=None if arguments.founding_wait_ms is None else arguments.founding_wait_ms / 1000,
     )
-    limits.allow_all_descriptors()
+    allow_all_descriptors()
     server = Server(
         arguments.bind,
         options,

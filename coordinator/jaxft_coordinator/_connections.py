@@ -12,7 +12,9 @@ import socket
 from collections.abc import Set
 from urllib.parse import unquote
 
-from jaxft_coordinator.limits import MAX_STRANGERS, crowded_out
+from jaxft_protocol.admission import crowded_out
+
+from jaxft_coordinator.limits import MAX_STRANGERS
 
 # From the first look at a connection: a group is let in within milliseconds, and a health check has had its answer.
 STRANGER_TIMEOUT_S = 15.0

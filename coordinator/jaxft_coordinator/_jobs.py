@@ -17,10 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jaxft_coordinator import limits
-from jaxft_coordinator._journal import Journal
-from jaxft_coordinator.core import durable, machine
-from jaxft_coordinator.core.job import (
+from jaxft_protocol.coordinator import durable, machine
+from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
     Event,
@@ -34,7 +32,10 @@ from jaxft_coordinator.core.job import (
     SessionId,
     Tick,
 )
-from jaxft_coordinator.core.messages import Halted, HaltKind, HealId, Hello
+from jaxft_protocol.messages import Halted, HaltKind, HealId, Hello
+
+from jaxft_coordinator import limits
+from jaxft_coordinator._journal import Journal
 from jaxft_coordinator.stores import Opened, Store, StoreLost
 
 _log = logging.getLogger("jaxft_coordinator")

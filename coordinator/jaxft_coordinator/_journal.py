@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from jaxft_coordinator.core import durable
-from jaxft_coordinator.core.job import Record, Saved
+from jaxft_protocol.coordinator import durable
+from jaxft_protocol.coordinator.job import Record, Saved
+
 from jaxft_coordinator.stores import Store, StoreLost
 
 E = TypeVar("E", bound=Exception)

@@ -16,14 +16,10 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from jaxft_coordinator import _side, limits, wire
-from jaxft_coordinator._connections import Connections, Peer, peer_of
-from jaxft_coordinator._door import Door
-from jaxft_coordinator._jobs import Jobs
-from jaxft_coordinator._outbox import Outbox
-from jaxft_coordinator.core import machine
-from jaxft_coordinator.core.job import (
+from jaxft_protocol import wire
+from jaxft_protocol.admission import Sparse
+from jaxft_protocol.coordinator import machine
+from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
     GroupSaid,
@@ -34,7 +30,7 @@ from jaxft_coordinator.core.job import (
     SessionClosed,
     SessionId,
 )
-from jaxft_coordinator.core.messages import (
+from jaxft_protocol.messages import (
     Alive,
     CoordinatorMessage,
     Evicted,
@@ -44,12 +40,17 @@ from jaxft_coordinator.core.messages import (
     NewQuorum,
     Refused,
 )
-from jaxft_coordinator.proto import coordinator_pb2 as pb
-from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
-from jaxft_coordinator.seals import Broken, Said, Seal
-from jaxft_coordinator.sparse import Sparse
+from jaxft_protocol.proto import coordinator_pb2 as pb
+from jaxft_protocol.proto import coordinator_pb2_grpc as pb_grpc
+from jaxft_protocol.seals import Broken, Said, Seal
+from jaxft_protocol.tls import Pem
+
+from jaxft_coordinator import _services, limits
+from jaxft_coordinator._admission import Door
+from jaxft_coordinator._connections import Connections, Peer, peer_of
+from jaxft_coordinator._jobs import Jobs
+from jaxft_coordinator._outbox import Outbox
 from jaxft_coordinator.stores import Store
-from jaxft_coordinator.tls import Pem
 
 _log = logging.getLogger("jaxft_coordinator")
 # What strangers bring about: they must not fill the disk either. The second is gRPC's, which writes a page for each
@@ -169,7 +170,7 @@ class Server(pb_grpc.CoordinatorServicer):
         self._ids = itertools.count(1)
         self._server: grpc.aio.Server | None = None
         self.running: asyncio.Task[None] | None = None
-        self._health = _side.Health()
+        self._health = _services.Health()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -182,7 +183,7 @@ class Server(pb_grpc.CoordinatorServicer):
         server = grpc.aio.server(options=[*_OPTIONS, connections])
         self._serve_sessions(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        _side.add_reflection(SERVICE, server)
+        _services.add_reflection(SERVICE, server)
         try:
             self.port = self._add_port(server)
         except RuntimeError as error:

@@ -1,14 +1,6 @@
 """How much of a process strangers can have, and how much of a coordinator its groups."""
 
-import contextlib
-import heapq
 import resource
-import sys
-from collections import defaultdict, deque
-from collections.abc import Iterable
-from typing import TypeVar
-
-K = TypeVar("K")
 
 # Streams that have not yet proved who they are, and connections that carry no group. Of a group either is for a few
 # milliseconds.
@@ -40,35 +32,3 @@ def max_connections() -> int:
     if descriptors == resource.RLIM_INFINITY:
         return _MAX_CONNECTIONS
     return max(1, min(_MAX_CONNECTIONS, descriptors - _OWN_DESCRIPTORS))
-
-
-def allow_all_descriptors() -> int:
-    """Take as many descriptors as this process is allowed to, and return how many: the usual 1024 are few."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # some systems allow less than the hard limit says
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed
-
-
-def crowded_out(strangers: Iterable[tuple[K, str]], room: int) -> list[K]:
-    """Choose which of several strangers must go: each time the oldest of the address that has the most.
-
-    So a flood from one machine drives out its own connections, not those of a group that is about to say hello.
-
-    Args:
-        strangers: their keys and addresses, oldest first.
-        room: how many may stay.
-    """
-    by_address: defaultdict[str, deque[K]] = defaultdict(deque)
-    for key, address in strangers:
-        by_address[address].append(key)
-    crowds = [(-len(keys), order, keys) for order, keys in enumerate(by_address.values())]
-    heapq.heapify(crowds)
-    gone: list[K] = []
-    for _ in range(-sum(crowd[0] for crowd in crowds) - room):
-        minus, order, keys = crowds[0]
-        gone.append(keys.popleft())
-        heapq.heapreplace(crowds, (minus + 1, order, keys))
-    return gone

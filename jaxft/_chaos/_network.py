@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from jaxft._chaos._faults import COORDINATOR
-from jaxft._hello import BadHello, decode, missing_bytes
+from jaxft._transport._handshake import BadHello, decode, missing_bytes
 
 HOST = "127.0.0.1"
 PIECE_BYTES = 1 << 18

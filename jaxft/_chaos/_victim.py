@@ -20,8 +20,8 @@ from collections import defaultdict, deque
 from dataclasses import replace
 from pathlib import Path
 
+from jaxft._chaos._phase_file import Word, WordFile, words_beside
 from jaxft._chaos._phases import announced
-from jaxft._chaos._words import Word, WordFile, words_beside
 
 # The length of a phase that this process has not been through yet: most take a few milliseconds.
 UNKNOWN_LENGTH_S = 0.005

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxft._arrays._digest import digest
 from jaxft._checkpoints import _folder, _orbax
 from jaxft._checkpoints._host import HostCopy, key_impls, placed, template, with_keys
 from jaxft._checkpoints._manifest import Damaged, Manifest, difference, leaves_of
 from jaxft._checkpoints._readers import turn
 from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
 from jaxft._checkpoints._writer import write
-from jaxft._digest import digest
 from jaxft._errors import CannotRestore, ConfigurationError
 
 _log = logging.getLogger("jaxft")

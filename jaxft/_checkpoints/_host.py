@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxft._heal._place import place
-from jaxft._heal._snapshot import is_key, type_of
+from jaxft._arrays._leaf_types import is_key, type_of
+from jaxft._arrays._placement import place
 
 _Piece = tuple[tuple[slice, ...], np.ndarray]
 

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Set
 from pathlib import Path
 
+from jaxft._arrays._digest import digest
 from jaxft._checkpoints import _folder, _orbax
 from jaxft._checkpoints._host import HostCopy, with_keys
 from jaxft._checkpoints._manifest import Manifest
-from jaxft._digest import digest
 
 
 def write(folder: Path, manifest: Manifest, copy: HostCopy, *, keep: int, damaged: Set[int]) -> None:

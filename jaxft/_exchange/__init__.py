@@ -1,13 +1,13 @@
 """The sum of contributions across groups, over TCP on the host."""
 
+from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._exchange._exchange import exchange
-from jaxft._exchange._layout import Layout, LeafSpec
 from jaxft._exchange._links import Links
 from jaxft._exchange._mesh import Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._tree import Node, cover
-from jaxft._wire import Abort
+from jaxft._transport._sockets import Abort
 
 __all__ = [
     "Abort",

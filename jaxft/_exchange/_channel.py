@@ -1,6 +1,6 @@
 """One peer's connection during one exchange: frames go out, frames come in, and no call ever blocks.
 
-A frame is a header, its payload, and the tag of both (`_seal.py`). It is added to a sum, or returned, only when the
+A frame is a header, its payload, and the tag of both (`_seals.py`). It is added to a sum, or returned, only when the
 tag has been compared: a sum of damaged or forged parts would be the same wrong sum for all, so no comparison of
 states could find it.
 """
@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from jaxft._exchange._frames import HEADER_BYTES, difference
-from jaxft._exchange._plan import CHUNK_BYTES
-from jaxft._exchange._script import Planned
-from jaxft._seal import Connection, is_tag
-from jaxft._wire import SEND_FLAGS, drop_sent
+from jaxft._exchange._plan import CHUNK_BYTES, Planned
+from jaxft._transport._seals import Connection, is_tag
+from jaxft._transport._sockets import SEND_FLAGS, drop_sent
 
 # So many frames are handed to the kernel at once, while they are small.
 _FRAMES_PER_SEND = 16

@@ -34,17 +34,17 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from jaxft._arrays._layout import Layout
+from jaxft._arrays._memory import leaves_of
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._channel import Channel, Frame
 from jaxft._exchange._frames import Stamp, tag
-from jaxft._exchange._layout import Layout
 from jaxft._exchange._links import Links
-from jaxft._exchange._memory import leaves_of
-from jaxft._exchange._owner import Owner
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import LOOK_S, Patience
-from jaxft._exchange._script import Planned, partials_to, results_from
-from jaxft._wire import SLOW_WAIT_S
+from jaxft._exchange._plan import Planned, partials_to, results_from
+from jaxft._exchange._reducer import Owner
+from jaxft._transport._sockets import SLOW_WAIT_S
 
 _log = logging.getLogger("jaxft")
 

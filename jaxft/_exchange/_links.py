@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxft._dataplane import Abort, Connection, Hello, Listener
-from jaxft._exchange._layout import Layout
+from jaxft._arrays._layout import Layout
 from jaxft._exchange._mesh import Peer, connect_mesh
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import Plan
 from jaxft._exchange._tree import Node
+from jaxft._transport._listener import Abort, Connection, Hello, Listener
 
 
 class Links:

@@ -8,13 +8,13 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from jaxft_coordinator.credentials import DataKey
+from jaxft_protocol.credentials import DataKey
 
-from jaxft._dataplane import Abort, Connection, Hello, Listener
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._patience import Patience
-from jaxft._hello import Dialling
-from jaxft._wire import Aborted, wait_any
+from jaxft._transport._handshake import Dialling
+from jaxft._transport._listener import Abort, Connection, Hello, Listener
+from jaxft._transport._sockets import Aborted, wait_any
 
 
 @dataclass(frozen=True, slots=True)

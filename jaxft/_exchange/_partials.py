@@ -10,7 +10,7 @@ Invariants:
 - A single contribution is kept in the leaves' own dtype, which is exact and, for half precisions, half the
   bytes on the wire. A partial sum is kept in the accumulation dtype, so it is rounded once, at the very end.
 - `add` changes nothing if it raises: leaves are checked before anything is merged.
-- The arrays that `add` was given are read for as long as their node is held (`_held.py`): nobody may donate or
+- The arrays that `add` was given are read for as long as their node is held (`_node_values.py`): nobody may donate or
   rewrite them. Those of numpy are copied, for their owner may.
 """
 
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxft._arrays._layout import Layout, LeafSpec
+from jaxft._arrays._memory import aligned_empty, empty_regions, leaves_of
 from jaxft._errors import ConfigurationError
-from jaxft._exchange._held import Held, Loose, merged
-from jaxft._exchange._layout import Layout, LeafSpec
-from jaxft._exchange._memory import aligned_empty, empty_regions, leaves_of
-from jaxft._exchange._sum import BLOCK_ELEMENTS, combine_into
+from jaxft._exchange._node_values import Held, Loose, merged
+from jaxft._exchange._reduce import BLOCK_ELEMENTS, combine_into
 from jaxft._exchange._tree import Node, parent, root
 
 if TYPE_CHECKING:

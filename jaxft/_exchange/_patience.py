@@ -1,9 +1,9 @@
 """How long a member waits for its peers in an exchange.
 
 Time counts only from the moment at which all members are known to have computed: before it, a peer that sends nothing
-may be computing, and whether it hangs is for the coordinator to say (`jaxft_coordinator/core/progress.py`). From then
-on every byte that moves begins the time anew. So an exchange may take as long as it likes while its bytes move, and a
-link that carries nothing is found out soon, by both of its ends at the same time.
+may be computing, and whether it hangs is for the coordinator to say (`jaxft_protocol.coordinator.progress`). From
+then on each byte that moves restarts the clock. So an exchange may take as long as it likes while its bytes move, and
+both ends of a link that carries nothing find out soon, and at the same time.
 """
 
 import math

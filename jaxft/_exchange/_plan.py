@@ -8,13 +8,14 @@ A contribution that is small enough is not cut at all: everybody sends everythin
 for itself. That takes one trip instead of two, and the bits are the same, because the order of the sum does not
 depend on who makes it.
 
-Both ends of a connection derive the same plan, so each knows exactly which frames follow.
+Both ends of a connection derive the same plan and the same frames from it, so each knows exactly what follows.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxft._exchange._layout import ALIGN_ELEMENTS, Layout, Region
+from jaxft._arrays._layout import ALIGN_ELEMENTS, Layout, Region
+from jaxft._exchange._frames import PARTIAL, RESULT, Stamp
 from jaxft._exchange._tree import Node, cover
 
 # The most a frame carries. The best of a sweep over 64 MB: 0.5 to 2 MB (128 KB costs a third more, 4 MB too).
@@ -89,3 +90,52 @@ def _chunk_size(region: Region, slice_size: int) -> int:
     share_bytes = slice_size * region.sum_item_bytes // _CHUNKS_PER_SLICE
     chunk_bytes = min(CHUNK_BYTES, max(_SMALL_CHUNK_BYTES, share_bytes))
     return chunk_bytes // region.sum_item_bytes // ALIGN_ELEMENTS * ALIGN_ELEMENTS
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A frame that one member will send and another expects."""
+
+    header: bytes
+    chunk: Chunk
+    number: int  # of the chunk, among those of its owner
+    node: Node | None  # whose sum it carries; None: it carries results
+    length_bytes: int
+
+
+def value_dtype(region: Region, node: Node) -> str:
+    """The dtype in which a node's values are kept and sent: a single contribution's is that of the leaves."""
+    return region.dtype if node.size == 1 else region.sum_dtype
+
+
+def partials_to(receiver: int, *, stamp: Stamp, plan: Plan, layout: Layout) -> list[Planned]:
+    """What the member of this stamp holds of a receiver's slice, chunk by chunk."""
+    frames: list[Planned] = []
+    for number, chunk in enumerate(plan.chunks[receiver]):
+        region = layout.regions[chunk.region]
+        for node in plan.nodes[stamp.sender]:
+            single = value_dtype(region, node) == region.dtype
+            length_bytes = chunk.size * (region.item_bytes if single else region.sum_item_bytes)
+            header = stamp.header(
+                PARTIAL,
+                node=(node.start, node.stop),
+                region=chunk.region,
+                offset=chunk.offset,
+                length_bytes=length_bytes,
+            )
+            frames.append(Planned(header, chunk, number, node, length_bytes))
+    return frames
+
+
+def results_from(*, stamp: Stamp, plan: Plan, layout: Layout) -> list[Planned]:
+    """The results of the slice of the member of this stamp; the same to every other member."""
+    if plan.one_trip:
+        return []
+    frames: list[Planned] = []
+    for number, chunk in enumerate(plan.chunks[stamp.sender]):
+        length_bytes = chunk.size * layout.regions[chunk.region].item_bytes
+        header = stamp.header(
+            RESULT, node=(0, 0), region=chunk.region, offset=chunk.offset, length_bytes=length_bytes
+        )
+        frames.append(Planned(header, chunk, number, None, length_bytes))
+    return frames

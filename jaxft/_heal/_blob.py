@@ -5,13 +5,13 @@ Each leaf starts at a multiple of 64 bytes, so that a joiner that receives the r
 """
 
 import bisect
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 and its kin with numpy by name)
 import numpy as np
+
+from jaxft._arrays._leaf_types import LeafType
 
 ALIGN_BYTES = 64
 # Loopback and networks are at their best from 1 MB on; a chunk that is damaged is fetched anew as a whole.
@@ -22,16 +22,6 @@ _ZEROS = bytes(ALIGN_BYTES)
 
 class Spoiled(LookupError):
     """Memory that was to be sent has been overwritten, or is there no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeafType:
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,19 +15,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxft_coordinator.credentials import DataKey
+from jaxft_protocol.credentials import DataKey
 
-from jaxft._dataplane import Abort, Connection, Hello, dial
-from jaxft._exchange._layout import LeafSpec
-from jaxft._exchange._memory import aligned_empty
-from jaxft._heal import HealFailed
-from jaxft._heal._blob import ALIGN_BYTES, BlobLayout, LeafType
-from jaxft._heal._frames import BadFrame, Kind, Request, Status
-from jaxft._heal._manifest import manifest, read_manifest
-from jaxft._heal._place import place
-from jaxft._heal._snapshot import type_of
+from jaxft._arrays._layout import LeafSpec
+from jaxft._arrays._leaf_types import LeafType, type_of
+from jaxft._arrays._memory import aligned_empty
+from jaxft._arrays._placement import place
+from jaxft._errors import HealFailed
+from jaxft._heal._blob import ALIGN_BYTES, BlobLayout
+from jaxft._heal._frames import BadFrame, Kind, Request, Status, manifest, read_manifest
 from jaxft._heal._stripes import Stripes, ask, header, text
-from jaxft._wire import Aborted
+from jaxft._transport._listener import Abort, Connection, Hello, dial
+from jaxft._transport._sockets import Aborted
 
 _log = logging.getLogger("jaxft")
 

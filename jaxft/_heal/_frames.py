@@ -1,11 +1,16 @@
 """The bytes of a heal connection: fixed requests, and a fixed header before each answer's payload.
 
-The tag of both (`_seal.py`) follows: nothing is used before it has been compared.
+The tag of both (`_seals.py`) follows: nothing is used before it has been compared. What a donor says of the state
+that it keeps, the *manifest*, is its step and the shape and dtype of each leaf, as JSON.
 """
 
 import enum
+import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from jaxft._arrays._leaf_types import LeafType
 
 MAGIC = 0x4A58_4832  # "JXH2"
 _REQUEST = struct.Struct("!IBxxxQQII")
@@ -67,3 +72,17 @@ class Reply:
         if magic != MAGIC or status not in Status._value2member_map_:
             raise BadFrame(f"a reply of status {status} with magic {magic:#x} is none of healing's")
         return Reply(Status(status), index, length)
+
+
+def manifest(step: int, leaves: Sequence[LeafType]) -> str:
+    return json.dumps({"step": step, "leaves": [[list(leaf.shape), leaf.dtype] for leaf in leaves]})
+
+
+def read_manifest(said: str) -> tuple[int, list[LeafType]]:
+    """Read what a donor has sent. Raises BadFrame if that is anything but a manifest."""
+    try:
+        found = json.loads(said)
+        leaves = [LeafType(tuple(map(int, shape)), str(dtype)) for shape, dtype in found["leaves"]]
+        return int(found["step"]), leaves
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise BadFrame(f"its manifest cannot be read ({error!r}): {said[:80]!r}") from error

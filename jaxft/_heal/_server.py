@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from jaxft._dataplane import Connection, Hello, recv_exactly, send_all
 from jaxft._heal._blob import Spoiled
-from jaxft._heal._frames import REQUEST_BYTES, BadFrame, Kind, Reply, Request, Status
-from jaxft._heal._manifest import manifest
+from jaxft._heal._frames import REQUEST_BYTES, BadFrame, Kind, Reply, Request, Status, manifest
 from jaxft._heal._store import Gone, NotYet, StateStore
-from jaxft._seal import is_tag
+from jaxft._transport._listener import Connection, Hello, recv_exactly, send_all
+from jaxft._transport._seals import is_tag
 
 _log = logging.getLogger("jaxft")
 

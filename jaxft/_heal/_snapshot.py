@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxft._heal._blob import Blob, BlobLayout, LeafType, Spoiled, bytes_of
+from jaxft._arrays._leaf_types import LeafType, is_key, type_of
+from jaxft._heal._blob import Blob, BlobLayout, Spoiled, bytes_of
 
 _Piece = tuple[tuple[slice, ...], np.ndarray]
 
@@ -126,15 +126,3 @@ def _host_pieces(leaf: Any, leaf_type: LeafType) -> tuple[list[_Piece], list[jax
             view = np.array(view)  # offloaded to host memory: the view may be the array's own memory
         pieces.append((shard.index, view))
     return pieces, watched
-
-
-def type_of(leaf: Any) -> LeafType:
-    """The type of a leaf as it is served: a key as the numbers that it is made of."""
-    aval = jax.typeof(leaf)
-    if is_key(aval):
-        aval = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-    return LeafType(tuple(aval.shape), aval.dtype.name)
-
-
-def is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxft._dataplane import Abort, Connection, recv_exactly, send_all
 from jaxft._heal._blob import BlobLayout
 from jaxft._heal._frames import MAX_TEXT_BYTES, REPLY_BYTES, BadFrame, Reply, Request, Status
-from jaxft._seal import is_tag
-from jaxft._wire import Aborted
+from jaxft._transport._listener import Abort, Connection, recv_exactly, send_all
+from jaxft._transport._seals import is_tag
+from jaxft._transport._sockets import Aborted
 
 # Chunks taken at once, at most: with as many again asked for ahead, enough to keep a connection busy.
 SPAN_CHUNKS = 8

@@ -20,16 +20,11 @@ from typing import Any, Protocol, TypeVar, assert_never
 
 import grpc
 import grpc.aio
-from jaxft_coordinator import wire
-from jaxft_coordinator.core.messages import GroupMessage, HistoryId, NewQuorum, QuorumId, Step
-from jaxft_coordinator.proto import coordinator_pb2 as pb
-
-from jaxft import _errors
-from jaxft._credentials import Credentials, Greeting, Unproven
-from jaxft._errors import JaxftError
-from jaxft._replica import _core
-from jaxft._replica._loop import LoopThread, Watch
-from jaxft._replica._types import (
+from jaxft_protocol import wire
+from jaxft_protocol.messages import GroupMessage, HistoryId, NewQuorum, QuorumId, Step
+from jaxft_protocol.proto import coordinator_pb2 as pb
+from jaxft_protocol.replica import machine
+from jaxft_protocol.replica.state import (
     Apply,
     Attempt,
     Connected,
@@ -58,7 +53,12 @@ from jaxft._replica._types import (
     Tick,
     Wait,
 )
-from jaxft._wire import Abort
+
+from jaxft import _errors
+from jaxft._errors import JaxftError
+from jaxft._replica._credentials import Credentials, Greeting, Unproven
+from jaxft._replica._loop import LoopThread, Watch
+from jaxft._transport._sockets import Abort
 
 _log = logging.getLogger("jaxft")
 
@@ -109,7 +109,7 @@ class Session:
         self._proved = False  # a coordinator has proved once that it knows the job's key
         self._changed = threading.Condition()
         self._sequence = 0
-        self._directive: Directive = _core.directive(self._replica)
+        self._directive: Directive = machine.directive(self._replica)
         self._activity: tuple[tuple[object, ...], Abort] | None = None
         self._waits = False  # the training thread waits for a directive
         # Of which quorum and step it has computed its shards last. A heartbeat says it: no message of its own.
@@ -315,7 +315,7 @@ class Session:
         if self._ended is not None:
             return
         try:
-            replica, effects = _core.step(self._replica, event, time.monotonic())
+            replica, effects = machine.step(self._replica, event, time.monotonic())
             for effect in effects:
                 self._do(effect)
             self._show(replica)
@@ -345,7 +345,7 @@ class Session:
 
     def _show(self, replica: Replica) -> None:
         """Make the new state visible, and wake whoever waits for what changed in it."""
-        directive = _core.directive(replica)
+        directive = machine.directive(replica)
         moved = replica.phase is not self._replica.phase
         with self._changed:
             self._replica = replica
@@ -416,7 +416,7 @@ class Session:
             self._outbox = self._stream = None
             if writer is not None:
                 writer.cancel()
-            async with asyncio.timeout(_core.GREETING_TIMEOUT_S):
+            async with asyncio.timeout(machine.GREETING_TIMEOUT_S):
                 await channel.close()
         with self._changed:
             busy = not self._waits
@@ -424,7 +424,7 @@ class Session:
 
     async def _challenged(self, greeting: Greeting, messages: AsyncIterator[bytes]) -> None:
         """Wait for the stream's first message. One that is frozen sends none: then another is tried."""
-        timeout_s = min(_core.GREETING_TIMEOUT_S, self._replica.failure_timeout_s / 4)
+        timeout_s = min(machine.GREETING_TIMEOUT_S, self._replica.failure_timeout_s / 4)
         try:
             async with asyncio.timeout(timeout_s):
                 first = await anext(messages, None)

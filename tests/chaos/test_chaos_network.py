@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from jaxft._chaos._network import COORDINATOR, LEAST_DAMAGED_BYTES, Network
-from jaxft._dataplane import Abort, Hello, Listener, dial
-from jaxft._wire import recv_exactly, send_all
+from jaxft._transport._listener import Abort, Hello, Listener, dial
+from jaxft._transport._sockets import recv_exactly, send_all
 from tests import patience
 
 GROUPS = ("group-0", "group-1", "group-2")

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from jaxft_coordinator import wire
 from jaxft_coordinator._cli import Arguments, _problem, main
-from jaxft_coordinator.core.messages import GroupName, Hello, Incarnation, Welcome
-from jaxft_coordinator.proto import coordinator_pb2 as pb
-from jaxft_coordinator.proto import coordinator_pb2_grpc as pb_grpc
+from jaxft_protocol import wire
+from jaxft_protocol.messages import GroupName, Hello, Incarnation, Welcome
+from jaxft_protocol.proto import coordinator_pb2 as pb
+from jaxft_protocol.proto import coordinator_pb2_grpc as pb_grpc
 
 from tests import patience
 
@@ -33,7 +33,7 @@ class Forbidden:
         return None
 
 sys.meta_path.insert(0, Forbidden())
-import jaxft_coordinator._cli, jaxft_coordinator._server, jaxft_coordinator.wire, jaxft_coordinator.core.machine
+import jaxft_coordinator._cli, jaxft_coordinator._server, jaxft_protocol.wire, jaxft_protocol.coordinator.machine
 print("imported")
 """
 

@@ -10,7 +10,7 @@ from jaxft_coordinator import _server
 from jaxft_coordinator._connections import Connections
 from jaxft_coordinator._jobs import Jobs
 from jaxft_coordinator._server import Server
-from jaxft_coordinator.core.job import Event, Options, SessionClosed
+from jaxft_protocol.coordinator.job import Event, Options, SessionClosed
 
 from tests import patience
 from tests.coordinator.test_server import Client, serving

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from jaxft_coordinator._jobs import Jobs
-from jaxft_coordinator.core.job import Close, Effect, GroupSaid, Options, Send, SessionId
-from jaxft_coordinator.core.messages import (
+from jaxft_protocol.coordinator.job import Close, Effect, GroupSaid, Options, Send, SessionId
+from jaxft_protocol.messages import (
     Evicted,
     GroupMessage,
     GroupName,

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from jaxft_coordinator import _jobs, limits
 from jaxft_coordinator._jobs import Jobs
-from jaxft_coordinator.core import machine
-from jaxft_coordinator.core.job import (
+from jaxft_coordinator.stores import FileStore, Store
+from jaxft_protocol.coordinator import machine
+from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
     GroupSaid,
@@ -22,7 +23,7 @@ from jaxft_coordinator.core.job import (
     SessionId,
     Tick,
 )
-from jaxft_coordinator.core.messages import (
+from jaxft_protocol.messages import (
     Commit,
     GroupMessage,
     GroupName,
@@ -38,8 +39,7 @@ from jaxft_coordinator.core.messages import (
     Vote,
     Welcome,
 )
-from jaxft_coordinator.core.values import changed
-from jaxft_coordinator.stores import FileStore, Store
+from jaxft_protocol.values import changed
 
 from tests import patience
 from tests.stores import examples
@@ -328,8 +328,8 @@ def test_groups_of_a_job_that_does_not_read_are_told_why_and_others_go_on(tmp_pa
         async with leading(FileStore(tmp_path)) as desk:
             desk.come("good", "a")
             await desk.commits("good", "a")
-        from jaxft_coordinator.records import encode
         from jaxft_coordinator.stores import _logfile
+        from jaxft_coordinator.stores.records import encode
 
         log = tmp_path / "log"
         bad = encode(examples.saved("bad")).replace(b'"places":2', b'"places":-1')

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from jaxft_coordinator._journal import Journal
-from jaxft_coordinator.core.job import Record, Saved
-from jaxft_coordinator.records import RecordError
 from jaxft_coordinator.stores import Opened, StoreLost
+from jaxft_coordinator.stores.records import RecordError
+from jaxft_protocol.coordinator.job import Record, Saved
 
 from tests import patience
 from tests.stores import examples

@@ -14,11 +14,12 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from jaxft_coordinator import _server, deltas, wire
+from jaxft_coordinator import _server
 from jaxft_coordinator._server import SERVICE, Server
-from jaxft_coordinator.core import machine
-from jaxft_coordinator.core.job import Options, Phase, Tick
-from jaxft_coordinator.core.messages import (
+from jaxft_protocol import deltas, wire
+from jaxft_protocol.coordinator import machine
+from jaxft_protocol.coordinator.job import Options, Phase, Tick
+from jaxft_protocol.messages import (
     AllComputed,
     Commit,
     CoordinatorMessage,
@@ -46,7 +47,7 @@ from jaxft_coordinator.core.messages import (
     Vote,
     Welcome,
 )
-from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_protocol.proto import coordinator_pb2 as pb
 
 from tests import patience
 

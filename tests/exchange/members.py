@@ -12,7 +12,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
 from jaxft._exchange import Abort, Layout, LeafSpec, Links, Node, Partials, Patience, Peer, exchange
-from jaxft._seal import Connection
+from jaxft._transport._seals import Connection
 from tests import patience
 
 MIXED = (

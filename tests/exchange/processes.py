@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxft._dataplane import Abort, Listener
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Layout, Links, Node, Partials, Patience, Peer
+from jaxft._transport._listener import Abort, Listener
 from tests import patience
 
 from .members import BIG, contribution, regions_of, run_exchange

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxft._exchange import Layout, LeafSpec, Node, Partials, _owner, _plan
+from jaxft._exchange import Layout, LeafSpec, Node, Partials, _plan, _reducer
 
 from .members import (
     BIG,
@@ -130,7 +130,7 @@ def test_contributions_are_only_read() -> None:
 
 
 def test_a_peer_that_runs_ahead_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_owner, "WINDOW", 1)
+    monkeypatch.setattr(_reducer, "WINDOW", 1)
     monkeypatch.setattr(_plan, "CHUNK_BYTES", 64 << 10)
     monkeypatch.setattr(_plan, "_SMALL_CHUNK_BYTES", 64 << 10)
     check(

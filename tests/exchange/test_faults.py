@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials, _exchange, _owner
+from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials, _exchange, _reducer
 from jaxft._exchange._frames import PARTIAL, Stamp, tag
-from jaxft._exchange._plan import Plan
-from jaxft._exchange._script import partials_to, results_from
-from jaxft._seal import Checksums, Connection
+from jaxft._exchange._plan import Plan, partials_to, results_from
+from jaxft._transport._seals import Checksums, Connection
 from tests import patience
 
 from .members import (
@@ -122,7 +121,7 @@ def test_a_frame_that_does_not_belong_here(header: bytes, match: str) -> None:
 
 
 def test_nothing_is_taken_from_a_refused_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_owner.Owner, "place", lambda *_: pytest.fail("asked for memory"))
+    monkeypatch.setattr(_reducer.Owner, "place", lambda *_: pytest.fail("asked for memory"))
     with against() as (links, theirs):
         theirs.sendall(raw_header(offset=64) + b"\x01" * 1000)
         with pytest.raises(ExchangeFailed, match="offset is 64"):

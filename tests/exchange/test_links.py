@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from jaxft._dataplane import Abort, Hello, Listener, dial
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Layout, Links, Patience, Peer
+from jaxft._transport._listener import Abort, Hello, Listener, dial
 from tests import patience
 
 from .members import (

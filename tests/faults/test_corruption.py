@@ -11,7 +11,7 @@ import pytest
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials
 from jaxft._exchange._frames import HEADER_BYTES
-from jaxft._seal import Connection
+from jaxft._transport._seals import Connection
 from tests.exchange.members import (
     assert_same_bits,
     partials_of,

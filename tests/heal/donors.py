@@ -16,15 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxft._dataplane import Abort, Connection, Hello, Listener, recv_exactly
-from jaxft._exchange._layout import LeafSpec
-from jaxft._heal._blob import Blob, BlobLayout, HostArray, LeafType
+from jaxft._arrays._layout import LeafSpec
+from jaxft._arrays._leaf_types import LeafType, type_of
+from jaxft._heal._blob import Blob, BlobLayout, HostArray
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._frames import REQUEST_BYTES, Kind, Reply, Request, Status
 from jaxft._heal._server import HealServer
-from jaxft._heal._snapshot import type_of
 from jaxft._heal._store import StateStore
-from jaxft._seal import Checksums
+from jaxft._transport._listener import Abort, Connection, Hello, Listener, recv_exactly
+from jaxft._transport._seals import Checksums
 from tests import patience
 
 MB = 1 << 20

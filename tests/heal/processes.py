@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxft._dataplane import Listener
 from jaxft._heal import _server
 from jaxft._heal._blob import Blob
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
+from jaxft._transport._listener import Listener
 from tests import patience
 
 from .donors import MB, values

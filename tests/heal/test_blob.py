@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxft._arrays._leaf_types import LeafType
 from jaxft._heal import _blob
-from jaxft._heal._blob import ALIGN_BYTES, Blob, BlobLayout, HostArray, LeafType, Spoiled, blob_of
+from jaxft._heal._blob import ALIGN_BYTES, Blob, BlobLayout, HostArray, Spoiled, blob_of
 
 from .donors import MB, content, leaf_types, read, values
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import jaxft
-from jaxft._dataplane import Abort, Listener
-from jaxft._digest import digest
+from jaxft._arrays._digest import digest
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
-from jaxft._programs import Programs, cut_programs
+from jaxft._programs._build import Programs, cut_programs
+from jaxft._transport._listener import Abort, Listener
 
 from .donors import LONG_S, Donor, fetch_state, in_thread, joiner, mesh, until
 

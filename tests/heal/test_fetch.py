@@ -13,11 +13,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxft._dataplane import Abort, Connection, Hello, dial
-from jaxft._heal import HealFailed, _fetch, _server, _stripes
+from jaxft._errors import HealFailed
+from jaxft._heal import _fetch, _server, _stripes
 from jaxft._heal._blob import blob_of
 from jaxft._heal._frames import Kind, Request
 from jaxft._heal._store import StateStore
+from jaxft._transport._listener import Abort, Connection, Hello, dial
 from tests import patience
 
 from .donors import (

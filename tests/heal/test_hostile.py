@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxft._dataplane import Abort, Hello, dial
-from jaxft._heal import HealFailed, _server, _stripes
+from jaxft._errors import HealFailed
+from jaxft._heal import _server, _stripes
 from jaxft._heal._frames import MAGIC, BadFrame, Kind, Reply, Request, Status
+from jaxft._transport._listener import Abort, Hello, dial
 from tests import patience
 
 from .donors import (

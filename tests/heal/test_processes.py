@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxft._dataplane import Abort
-from jaxft._heal import HealFailed, _stripes
+from jaxft._errors import HealFailed
+from jaxft._heal import _stripes
 from jaxft._heal._fetch import Fetcher
+from jaxft._transport._listener import Abort
 from tests import patience
 
 from .donors import LONG_S, fetch_state, in_thread, joiner, same_bits, specs_of

@@ -17,11 +17,12 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxft
+from jaxft._arrays._leaf_types import LeafType, type_of
 from jaxft._heal import _snapshot
-from jaxft._heal._blob import LeafType, Spoiled
-from jaxft._heal._snapshot import Snapshot, type_of
+from jaxft._heal._blob import Spoiled
+from jaxft._heal._snapshot import Snapshot
 from jaxft._heal._store import Gone, StateStore
-from jaxft._programs import Programs, cut_programs
+from jaxft._programs._build import Programs, cut_programs
 from tests import patience
 
 from .donors import content, in_thread, leaves_of, mesh, own, raw, read, same_bits, sharded, soon, values

@@ -6,11 +6,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from jaxft._arrays._leaf_types import LeafType
 from jaxft._heal import _stripes
-from jaxft._heal._blob import BlobLayout, LeafType
+from jaxft._heal._blob import BlobLayout
 from jaxft._heal._frames import Kind, Request
 from jaxft._heal._stripes import SPAN_CHUNKS, Stripes, _Taken
-from jaxft._seal import Connection
+from jaxft._transport._seals import Connection
 
 from .donors import MB, blob_of_leaves, fetch_state, hostile, joiner, manifest, same_bits, send_chunk, values
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import grpc.aio
-from jaxft_coordinator import credentials, wire
 from jaxft_coordinator._server import SERVICE
-from jaxft_coordinator.core.messages import Alive, CoordinatorMessage, Goodbye, Welcome
-from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_protocol import credentials, wire
+from jaxft_protocol.messages import Alive, CoordinatorMessage, Goodbye, Welcome
+from jaxft_protocol.proto import coordinator_pb2 as pb
 
 from tests import patience
 from tests.security.groups import run

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from jaxft_coordinator.core.messages import GroupName, HealId, Incarnation, Pin, Step, Waiting
+from jaxft_protocol.messages import GroupName, HealId, Incarnation, Pin, Step, Waiting
+from jaxft_protocol.replica.state import Identity, LeaveNow, Prepared
 
 import jaxft
-from jaxft._credentials import Credentials
 from jaxft._errors import SessionFailed
 from jaxft._replica import _session
+from jaxft._replica._credentials import Credentials
 from jaxft._replica._session import Session
-from jaxft._replica._types import Identity, LeaveNow, Prepared
-from jaxft._wire import Abort
+from jaxft._transport._sockets import Abort
 from tests import patience
 from tests.replica.scripted import Coordinator, coordinating
 

@@ -5,11 +5,11 @@ import time
 
 import pytest
 from jaxft_coordinator._server import Server
-from jaxft_coordinator.core.job import Options
-from jaxft_coordinator.core.messages import GroupName, Hello, Incarnation, Step, Welcome
+from jaxft_protocol.coordinator.job import Options
+from jaxft_protocol.messages import GroupName, Hello, Incarnation, Step, Welcome
+from jaxft_protocol.replica import machine as core
+from jaxft_protocol.replica import state as r
 
-from jaxft._replica import _core as core
-from jaxft._replica import _types as r
 from jaxft._replica._session import Session
 from tests import patience
 

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from jaxft_coordinator.core import durable
-from jaxft_coordinator.core.job import (
+from jaxft_protocol.coordinator import durable
+from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
     Forgotten,
@@ -35,7 +35,7 @@ from jaxft_coordinator.core.job import (
     Saved,
     Send,
 )
-from jaxft_coordinator.core.messages import (
+from jaxft_protocol.messages import (
     Change,
     CoordinatorMessage,
     Heartbeat,
@@ -44,7 +44,7 @@ from jaxft_coordinator.core.messages import (
     NewQuorum,
 )
 
-from tests.coordinator.helpers import Desk, Done
+from tests.protocol.coordinator.helpers import Desk, Done
 
 INDENT = "    "
 

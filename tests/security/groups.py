@@ -10,10 +10,11 @@ from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
-from jaxft_coordinator import credentials, wire
 from jaxft_coordinator._server import SERVICE, Server
-from jaxft_coordinator.core.job import Options
-from jaxft_coordinator.core.messages import (
+from jaxft_protocol import credentials, wire
+from jaxft_protocol.coordinator.job import Options
+from jaxft_protocol.credentials import JobKey
+from jaxft_protocol.messages import (
     Commit,
     CoordinatorMessage,
     GroupMessage,
@@ -26,9 +27,8 @@ from jaxft_coordinator.core.messages import (
     Vote,
     Welcome,
 )
-from jaxft_coordinator.credentials import JobKey
-from jaxft_coordinator.proto import coordinator_pb2 as pb
-from jaxft_coordinator.seals import Broken, Said, Seal
+from jaxft_protocol.proto import coordinator_pb2 as pb
+from jaxft_protocol.seals import Broken, Said, Seal
 
 from tests import patience
 

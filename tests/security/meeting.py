@@ -2,9 +2,9 @@
 
 import threading
 
-from jaxft._dataplane import Abort, Listener
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._patience import Patience
+from jaxft._transport._listener import Abort, Listener
 from tests import patience
 
 

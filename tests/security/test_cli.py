@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import trustme
-from jaxft_coordinator import _cli, credentials
+from jaxft_coordinator import _cli
 from jaxft_coordinator._cli import Arguments, main
+from jaxft_protocol import credentials
 
 from tests import patience
 

@@ -13,13 +13,14 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from jaxft_coordinator import _connections, _door, _server, _side, credentials, limits, sparse
+from jaxft_coordinator import _admission, _connections, _server, _services, limits
 from jaxft_coordinator._connections import Connections, peer_of
 from jaxft_coordinator._server import SERVICE
-from jaxft_coordinator.core.job import Options
-from jaxft_coordinator.core.messages import Evicted, Heartbeat, Join, NewQuorum, Refused, Step, Welcome
-from jaxft_coordinator.credentials import JobKey
-from jaxft_coordinator.sparse import Sparse
+from jaxft_protocol import admission, credentials
+from jaxft_protocol.admission import Sparse, crowded_out
+from jaxft_protocol.coordinator.job import Options
+from jaxft_protocol.credentials import JobKey
+from jaxft_protocol.messages import Evicted, Heartbeat, Join, NewQuorum, Refused, Step, Welcome
 
 from tests import patience
 from tests.security.groups import KEY, SECRET, Group, commit, pair, run, serving, until
@@ -137,7 +138,7 @@ def test_nothing_counts_before_the_hello(message: Heartbeat | Join) -> None:
 
 
 def test_strangers_make_room_for_each_other_and_groups_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_door, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(_admission, "MAX_STRANGERS", 8)
     monkeypatch.setattr(
         _server, "FIRST_MESSAGE_TIMEOUT_S", 3600.0
     )  # they go to make room, not for their silence
@@ -266,7 +267,7 @@ def test_health_cannot_be_watched_only_checked() -> None:
 
 
 def test_few_may_ask_at_once_what_services_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_side, "_MAX_REFLECTIONS", 1)
+    monkeypatch.setattr(_services, "_MAX_REFLECTIONS", 1)
 
     async def scenario() -> None:
         async with serving() as server, grpc.aio.insecure_channel(f"localhost:{server.port}") as channel:
@@ -283,12 +284,12 @@ def test_few_may_ask_at_once_what_services_there_are(monkeypatch: pytest.MonkeyP
 
 def test_the_largest_crowd_makes_room() -> None:
     known = [(1, "x"), (2, "y"), (3, "y"), (4, "z"), (5, "y"), (6, "x")]
-    assert limits.crowded_out(known, 6) == []
-    assert limits.crowded_out(known, 5) == [2]
-    assert limits.crowded_out(known, 4) == [2, 1]
-    assert limits.crowded_out(known, 3) == [2, 1, 3]
-    assert sorted(limits.crowded_out(known, 0)) == [1, 2, 3, 4, 5, 6]
-    assert limits.crowded_out([], 3) == []
+    assert crowded_out(known, 6) == []
+    assert crowded_out(known, 5) == [2]
+    assert crowded_out(known, 4) == [2, 1]
+    assert crowded_out(known, 3) == [2, 1, 3]
+    assert sorted(crowded_out(known, 0)) == [1, 2, 3, 4, 5, 6]
+    assert crowded_out([], 3) == []
 
 
 # ---- connections ----
@@ -430,16 +431,16 @@ def test_a_log_of_strangers_is_sparse(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(sparse.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(admission.time, "monotonic", lambda: now_s)
     logger = logging.getLogger("jaxft_coordinator.test")
     logger.addFilter(filtering := Sparse())
     try:
         for number in range(1000):
             logger.warning("line %d", number)
-        assert len(caplog.records) == sparse._LINES
-        now_s += sparse._PERIOD_S
+        assert len(caplog.records) == admission._LINES
+        now_s += admission._PERIOD_S
         logger.warning("line %d", 1000)
     finally:
         logger.removeFilter(filtering)
-    left_out = 1000 - sparse._LINES
+    left_out = 1000 - admission._LINES
     assert caplog.messages[-1] == f"line 1000 (before it, {left_out} more such lines were left out)"

@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from jaxft_coordinator import credentials
-from jaxft_coordinator.core.messages import GroupName, Hello, Incarnation
-from jaxft_coordinator.credentials import CredentialsError, JobKey
+from jaxft_protocol import credentials
+from jaxft_protocol.credentials import CredentialsError, JobKey
+from jaxft_protocol.messages import GroupName, Hello, Incarnation
 
 HELLO = Hello("toy", GroupName("group-0"), Incarnation(7), "host:1")
 KEY = JobKey(bytes(range(32)))

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from jaxft_coordinator import credentials
-from jaxft_coordinator.credentials import DataKey, JobKey
+from jaxft_protocol import credentials
+from jaxft_protocol.credentials import DataKey, JobKey
 
-from jaxft import _dataplane
-from jaxft._dataplane import Connection, Hello, Listener
 from jaxft._exchange import Peer
-from jaxft._hello import Dialling
+from jaxft._transport import _listener
+from jaxft._transport._handshake import Dialling
+from jaxft._transport._listener import Connection, Hello, Listener
 from tests import patience
 from tests.security.meeting import meet
 from tests.security.strangers import crowd, raw_hello
@@ -28,7 +28,7 @@ PATIENCE_S = 60.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for seconds must not cost a peer its connection."""
-    monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -107,8 +107,8 @@ def test_strangers_do_not_keep_a_group_from_its_peers(
         stack.enter_context(crowd(listeners[1].port, count, said))
         for quorum_id in range(1, 4):
             meet(listeners, members, quorum_id)
-        assert len(listeners[1]._half_open) <= _dataplane._MAX_UNKNOWN
-        assert not listeners[1]._parking._parked
+        assert len(listeners[1]._half_open) <= _listener._MAX_UNKNOWN
+        assert not listeners[1]._pending._waiting
     assert len(caplog.records) <= 30, "a crowd does not fill the disk"
 
 
@@ -116,7 +116,7 @@ def test_a_group_without_descriptors_lets_strangers_go_and_peers_in(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The limit is lowered below what strangers hold; each that is let go gives a peer its place."""
-    monkeypatch.setattr(_dataplane, "_MAX_UNKNOWN", 10**6)
+    monkeypatch.setattr(_listener, "_MAX_UNKNOWN", 10**6)
     gc.collect()  # a descriptor that is freed in between would be one more
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listening("me", KEY))

@@ -1,4 +1,4 @@
-"""The data plane with a key: who does not know it is neither parked nor healed, and learns nothing."""
+"""The data plane with a key: who does not know it is neither let in nor healed, and learns nothing."""
 
 import socket
 import struct
@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from jaxft_coordinator import credentials
-from jaxft_coordinator.credentials import DataKey, JobKey
+from jaxft_protocol import credentials
+from jaxft_protocol.credentials import DataKey, JobKey
 
-from jaxft import _dataplane
-from jaxft._dataplane import Abort, Connection, Hello, Listener, dial
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._patience import Patience
-from jaxft._hello import MAX_REASON_BYTES, RESPONSE_BYTES, accepted, challenge, refused
+from jaxft._transport import _listener
+from jaxft._transport._handshake import MAX_REASON_BYTES, RESPONSE_BYTES, accepted, challenge, refused
+from jaxft._transport._listener import Abort, Connection, Hello, Listener, dial
 from tests import patience
 from tests.security.strangers import assert_ended, raw_hello
 
@@ -30,7 +30,7 @@ OnHeal = Callable[[Connection, Hello], None]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for seconds must not cost us a connection in the middle of a test."""
-    monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", PATIENCE_S)
 
 
 def soon(wait_s: float = PATIENCE_S) -> float:
@@ -65,7 +65,7 @@ def assert_serves(listener: Listener) -> None:
         assert ours.recv(4, socket.MSG_WAITALL) == b"ping"
 
 
-def assert_nobody_is_parked(listener: Listener, group: str = "group-1") -> None:
+def assert_nothing_is_pending(listener: Listener, group: str = "group-1") -> None:
     with pytest.raises(TimeoutError):
         take(listener, group, wait_s=0.0)
 
@@ -145,7 +145,7 @@ def test_unequal_keys_do_not_connect(
         with pytest.raises(ConnectionError, match=text):
             call(door, hello(kind), dialler)
         if listener is not None:
-            assert_nobody_is_parked(door)
+            assert_nothing_is_pending(door)
             assert_serves(door)
             assert not healed.is_set()
 
@@ -192,7 +192,7 @@ def test_a_response_serves_for_one_connection_and_one_hello_only() -> None:
             assert again.recv(1000).startswith(refused("")[:10])
             assert_ended(again)
             again.close()
-        assert_nobody_is_parked(listener)
+        assert_nothing_is_pending(listener)
 
 
 def test_the_response_may_come_in_pieces_and_has_no_more_time_than_a_hello(
@@ -205,7 +205,7 @@ def test_the_response_may_come_in_pieces_and_has_no_more_time_than_a_hello(
             sock.sendall(bytes([byte]))
         take(listener).close()
         sock.close()
-    monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", 0.2)
     with listening() as listener:
         silent, _ = challenged(listener, said)
         assert_ended(silent)
@@ -281,7 +281,7 @@ def impostor(script: list[bytes]) -> Iterator[str]:
 
 
 def test_a_flood_from_one_machine_drives_out_its_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_dataplane, "_MAX_UNKNOWN", 8)
+    monkeypatch.setattr(_listener, "_MAX_UNKNOWN", 8)
     with listening() as listener, ExitStack() as stack:
 
         def from_address(address: str) -> socket.socket:

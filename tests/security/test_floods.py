@@ -13,12 +13,13 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from jaxft_coordinator import credentials, limits
-from jaxft_coordinator.core.messages import NewQuorum, Welcome
+from jaxft_coordinator import limits
+from jaxft_protocol import credentials
+from jaxft_protocol.messages import NewQuorum, Welcome
 
-from jaxft import _dataplane
-from jaxft._dataplane import Listener
 from jaxft._exchange._links import Peer
+from jaxft._transport import _listener
+from jaxft._transport._listener import Listener
 from tests import patience
 from tests.processes.harness import Cluster, cluster
 from tests.security.groups import KEY, PATIENCE_S, SECRET, Group, commit, pair, run, until
@@ -142,7 +143,7 @@ def test_floods_at_the_coordinator_neither_stop_the_groups_nor_fill_its_memory(c
 
 
 def test_a_flood_at_a_data_port_does_not_keep_groups_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_dataplane, "_HELLO_TIMEOUT_S", patience.FAR_S)
+    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", patience.FAR_S)
     key = credentials.data_key(KEY)
     listeners = [
         Listener(host="127.0.0.1", job="job", group=f"g{i}", incarnation=i, on_heal=None, key=key)
@@ -154,7 +155,7 @@ def test_a_flood_at_a_data_port_does_not_keep_groups_apart(monkeypatch: pytest.M
             for said in (b"", b"jaxft-hi", raw_hello(), random.Random(7).randbytes(1000)):
                 for listener in listeners:
                     stack.enter_context(crowd(listener.port, 250, said))
-            assert all(len(listener._half_open) <= _dataplane._MAX_UNKNOWN for listener in listeners)
+            assert all(len(listener._half_open) <= _listener._MAX_UNKNOWN for listener in listeners)
             for quorum_id in range(1, 6):
                 meet(listeners, members, quorum_id)
     finally:

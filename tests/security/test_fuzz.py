@@ -15,22 +15,22 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jaxft_coordinator import credentials, records, wire
-from jaxft_coordinator.core import machine
-from jaxft_coordinator.core import messages as m
-from jaxft_coordinator.core.job import GroupSaid as Said
-from jaxft_coordinator.core.job import Job, Options, Persist, Send, SessionClosed, SessionId, Tick
-from jaxft_coordinator.credentials import CredentialsError, JobKey
-from jaxft_coordinator.proto import coordinator_pb2 as pb
+from jaxft_coordinator.stores import records
+from jaxft_protocol import credentials, wire
+from jaxft_protocol import messages as m
+from jaxft_protocol.coordinator import machine
+from jaxft_protocol.coordinator.job import GroupSaid as Said
+from jaxft_protocol.coordinator.job import Job, Options, Persist, Send, SessionClosed, SessionId, Tick
+from jaxft_protocol.credentials import CredentialsError, JobKey
+from jaxft_protocol.proto import coordinator_pb2 as pb
 
-from jaxft import _hello
+from jaxft._arrays._leaf_types import LeafType
 from jaxft._checkpoints._manifest import Damaged, Manifest, _checksum
-from jaxft._dataplane import Hello, Listener, dial
 from jaxft._exchange import _frames
-from jaxft._heal._blob import LeafType
-from jaxft._heal._frames import REPLY_BYTES, REQUEST_BYTES, BadFrame, Reply, Request
-from jaxft._heal._manifest import manifest, read_manifest
-from jaxft._hello import BadHello
+from jaxft._heal._frames import REPLY_BYTES, REQUEST_BYTES, BadFrame, Reply, Request, manifest, read_manifest
+from jaxft._transport import _handshake
+from jaxft._transport._handshake import BadHello
+from jaxft._transport._listener import Hello, Listener, dial
 from tests import patience
 from tests.security.strangers import raw_hello, read_all
 
@@ -238,12 +238,12 @@ def test_any_bytes_for_a_hello(data: bytes) -> None:
     """It asks for no more than a hello has, and decodes only a whole one."""
     received = b""
     try:
-        while (missing := _hello.missing_bytes(received)) > 0:
+        while (missing := _handshake.missing_bytes(received)) > 0:
             assert missing <= 39 + 3 * 255
             if len(received) == len(data):
                 return
             received = data[: len(received) + missing]
-        assert isinstance(_hello.decode(received), Hello)
+        assert isinstance(_handshake.decode(received), Hello)
     except BadHello:
         return
 
@@ -275,7 +275,7 @@ def test_any_bytes_at_a_data_port(listeners: list[Listener], said: bytes, locked
         assert len(answers) < 1200
         assert listener._thread.is_alive()
     if locked:
-        assert not listener._parking._parked
+        assert not listener._pending._waiting
 
 
 def end(sock: socket.socket) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import trustme
-from jaxft_coordinator import credentials, wire
-from jaxft_coordinator.core.messages import (
+from jaxft_protocol import credentials, wire
+from jaxft_protocol.messages import (
     CoordinatorMessage,
     Evicted,
     GroupName,
@@ -17,13 +17,13 @@ from jaxft_coordinator.core.messages import (
     Waiting,
     Welcome,
 )
-from jaxft_coordinator.core.messages import Refused as RefusedMessage
-from jaxft_coordinator.proto import coordinator_pb2 as pb
-from jaxft_coordinator.seals import Said, Seal
-from jaxft_coordinator.tls import Pem, read_pem
+from jaxft_protocol.messages import Refused as RefusedMessage
+from jaxft_protocol.proto import coordinator_pb2 as pb
+from jaxft_protocol.seals import Said, Seal
+from jaxft_protocol.tls import Pem, read_pem
 
 import jaxft
-from jaxft._credentials import TLS, Credentials, Greeting, Unproven
+from jaxft._replica._credentials import TLS, Credentials, Greeting, Unproven
 from tests import patience
 from tests.security.groups import KEY, SECRET, serving_beside
 

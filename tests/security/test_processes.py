@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from jaxft_coordinator import credentials
+from jaxft_protocol import credentials
 
 from jaxft._heal._frames import Kind, Request
 from tests import patience
@@ -92,7 +92,7 @@ def test_a_job_behind_tls_and_token_trains_to_the_same_bits_and_strangers_get_no
 
 
 def strangers_at_the_data_port(group: Worker) -> None:
-    """They are challenged, and refused: nobody is healed, and nobody is parked in a member's place."""
+    """They are challenged, and refused: nobody is healed, and nobody waits in a member's place."""
     port = data_port(group)
     manifest = Request(Kind.MANIFEST, 1, 3).encode()
     for hello in (

@@ -14,8 +14,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from jaxft._errors import ExchangeFailed
-from jaxft._heal import HealFailed
+from jaxft._errors import ExchangeFailed, HealFailed
 from tests.exchange.members import reference_means
 from tests.heal.donors import same_bits
 from tests.security import test_relays as relays

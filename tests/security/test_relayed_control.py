@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import grpc
 import grpc.aio
 import pytest
-from jaxft_coordinator import wire
 from jaxft_coordinator._server import SERVICE, Server
-from jaxft_coordinator.core.messages import Evicted, Heartbeat, Leave
+from jaxft_protocol import wire
+from jaxft_protocol.messages import Evicted, Heartbeat, Leave
 
 import jaxft
 from tests import patience

@@ -11,21 +11,19 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
-from jaxft_coordinator import credentials
-from jaxft_coordinator.credentials import JobKey
+from jaxft_protocol import credentials
+from jaxft_protocol.credentials import JobKey
 
-from jaxft._dataplane import Abort, Connection, Listener
-from jaxft._errors import ExchangeFailed
+from jaxft._arrays._leaf_types import type_of
+from jaxft._errors import ExchangeFailed, HealFailed
 from jaxft._exchange import Layout, LeafSpec, Links, Peer
 from jaxft._exchange._patience import Patience
-from jaxft._heal import HealFailed
 from jaxft._heal._fetch import DonorAt, Fetcher
-from jaxft._heal._frames import REQUEST_BYTES, Kind, Reply, Request, Status
-from jaxft._heal._manifest import manifest
+from jaxft._heal._frames import REQUEST_BYTES, Kind, Reply, Request, Status, manifest
 from jaxft._heal._server import HealServer
-from jaxft._heal._snapshot import type_of
 from jaxft._heal._store import StateStore
-from jaxft._seal import Macs
+from jaxft._transport._listener import Abort, Connection, Listener
+from jaxft._transport._seals import Macs
 from tests.exchange.members import partials_of, reference_means, run_exchange
 from tests.heal.donors import same_bits, values
 

@@ -8,8 +8,8 @@ one ends.
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from jaxft_coordinator.core import durable, machine
-from jaxft_coordinator.core.job import (
+from jaxft_protocol.coordinator import durable, machine
+from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
     Event,
@@ -26,7 +26,7 @@ from jaxft_coordinator.core.job import (
     SessionId,
     Tick,
 )
-from jaxft_coordinator.core.messages import (
+from jaxft_protocol.messages import (
     Alive,
     Evicted,
     GroupMessage,

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from jaxft_coordinator import records
-from jaxft_coordinator.core import bounds, durable
-from jaxft_coordinator.core.job import Record, Saved
+from jaxft_coordinator.stores import records
+from jaxft_protocol.coordinator import bounds, durable
+from jaxft_protocol.coordinator.job import Record, Saved
 
 from .truth import Violation
 

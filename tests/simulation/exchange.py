@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jaxft_coordinator.core.messages import NewQuorum, QuorumId, Step
+from jaxft_protocol.messages import NewQuorum, QuorumId, Step
 
 from .setting import QUICK_S
 from .truth import Violation

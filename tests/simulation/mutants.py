@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxft_coordinator.core import (
+from jaxft_protocol.coordinator import (
     assign,
     bounds,
     digests,
+    draft,
     durable,
     founding,
     machine,
@@ -26,14 +27,12 @@ from jaxft_coordinator.core import (
     quorums,
     sessions,
     terms,
-    turn,
 )
-from jaxft_coordinator.core.job import Group, Job, Persist, Phase
-from jaxft_coordinator.core.messages import HealId, HistoryId, QuorumId, Release
-from jaxft_coordinator.core.values import changed
-
-from jaxft._replica import _core as replica
-from jaxft._replica import _types as r
+from jaxft_protocol.coordinator.job import Group, Job, Persist, Phase
+from jaxft_protocol.messages import HealId, HistoryId, QuorumId, Release
+from jaxft_protocol.replica import machine as replica
+from jaxft_protocol.replica import state as r
+from jaxft_protocol.values import changed
 
 from .campaign import Finding, run_seeds
 from .coordinator import Life
@@ -179,7 +178,7 @@ def _the_majority_of_states_is_ignored(odd_ones: Any) -> Any:
     return lambda given: ()
 
 
-@mutant(turn.Turn, "distrust")
+@mutant(draft.Turn, "distrust")
 def _the_odd_one_is_believed(distrust: Any) -> Any:
     """A group whose state is corrupt is put out, and taken back with the state that it holds."""
     return lambda self, name, incarnation: None

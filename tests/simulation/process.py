@@ -3,10 +3,9 @@
 from collections import deque
 from typing import TYPE_CHECKING
 
-from jaxft_coordinator.core.messages import GroupName, Incarnation, Join, Pinned, Welcome
-
-from jaxft._replica import _core as core
-from jaxft._replica import _types as r
+from jaxft_protocol.messages import GroupName, Incarnation, Join, Pinned, Welcome
+from jaxft_protocol.replica import machine as core
+from jaxft_protocol.replica import state as r
 
 from .clock import Clock
 from .stream import Stream

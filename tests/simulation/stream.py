@@ -3,10 +3,9 @@
 from collections import deque
 from typing import TYPE_CHECKING
 
-from jaxft_coordinator.core.job import SessionId
-from jaxft_coordinator.core.messages import CoordinatorMessage, GroupMessage
-
-from jaxft._replica import _types as r
+from jaxft_protocol.coordinator.job import SessionId
+from jaxft_protocol.messages import CoordinatorMessage, GroupMessage
+from jaxft_protocol.replica import state as r
 
 if TYPE_CHECKING:
     from .coordinator import Life

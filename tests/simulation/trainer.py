@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jaxft_coordinator.core.messages import GroupName, Heal, HistoryId, NewQuorum, QuorumId, Step
-
-from jaxft._replica import _core as core
-from jaxft._replica import _types as r
+from jaxft_protocol.messages import GroupName, Heal, HistoryId, NewQuorum, QuorumId, Step
+from jaxft_protocol.replica import machine as core
+from jaxft_protocol.replica import state as r
 
 from .clock import Clock
 from .truth import Violation

@@ -7,7 +7,7 @@ earlier and nobody may forget it later. `line` is, for each step, the quorum who
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from jaxft_coordinator.core.job import (
+from jaxft_protocol.coordinator.job import (
     Event,
     Frontier,
     Group,
@@ -16,7 +16,7 @@ from jaxft_coordinator.core.job import (
     Phase,
     Saved,
 )
-from jaxft_coordinator.core.messages import Commit, CoordinatorMessage, Heal, NewQuorum, QuorumId, Step, Vote
+from jaxft_protocol.messages import Commit, CoordinatorMessage, Heal, NewQuorum, QuorumId, Step, Vote
 
 if TYPE_CHECKING:
     from .trainer import Trainer

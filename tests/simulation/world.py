@@ -14,10 +14,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from jaxft_coordinator.core import bounds
-from jaxft_coordinator.core.job import Holder
-
-from jaxft._replica._types import Phase
+from jaxft_protocol.coordinator import bounds
+from jaxft_protocol.coordinator.job import Holder
+from jaxft_protocol.replica.state import Phase
 
 from .coordinator import Life
 from .disk import Disk

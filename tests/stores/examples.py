@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
-from jaxft_coordinator.core import durable
-from jaxft_coordinator.core.job import Forgotten, Frontier, Holder, Moved, Record, Saved
-from jaxft_coordinator.core.messages import GroupName, HistoryId, Incarnation, QuorumId, Step
 from jaxft_coordinator.stores import Opened
+from jaxft_protocol.coordinator import durable
+from jaxft_protocol.coordinator.job import Forgotten, Frontier, Holder, Moved, Record, Saved
+from jaxft_protocol.messages import GroupName, HistoryId, Incarnation, QuorumId, Step
 
 WIDEST = (1 << 64) - 1
 

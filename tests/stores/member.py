@@ -20,10 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxft_coordinator.core.durable import fold
-from jaxft_coordinator.core.job import Frontier, Moved, Record, Saved
-from jaxft_coordinator.core.messages import HistoryId, QuorumId, Step
 from jaxft_coordinator.stores import EtcdStore, FileStore, Opened, Store, StoreLost
+from jaxft_protocol.coordinator.durable import fold
+from jaxft_protocol.coordinator.job import Frontier, Moved, Record, Saved
+from jaxft_protocol.messages import HistoryId, QuorumId, Step
 
 JOB = "llama"
 # So often a quorum is new, and all of the job is saved.

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jaxft_coordinator import _journal, records
-from jaxft_coordinator.core import bounds
-from jaxft_coordinator.core.job import Forgotten, Record
-from jaxft_coordinator.core.messages import Welcome
-from jaxft_coordinator.stores import EtcdStore, Opened, StoreDamaged, StoreLost, _store
-from jaxft_coordinator.tls import Pem, read_pem
+from jaxft_coordinator import _journal
+from jaxft_coordinator.stores import EtcdStore, Opened, StoreDamaged, StoreLost, _store, records
+from jaxft_protocol.coordinator import bounds
+from jaxft_protocol.coordinator.job import Forgotten, Record
+from jaxft_protocol.messages import Welcome
+from jaxft_protocol.tls import Pem, read_pem
 
 from tests import patience
 from tests.coordinator.test_jobs_apart import leading

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from jaxft_coordinator import records
-from jaxft_coordinator.core.job import Forgotten, Record
-from jaxft_coordinator.stores import FileStore, Opened, StoreDamaged, StoreLost, _store
+from jaxft_coordinator.stores import FileStore, Opened, StoreDamaged, StoreLost, _store, records
 from jaxft_coordinator.stores._logfile import HEADER_BYTES, frame, header, read
+from jaxft_protocol.coordinator.job import Forgotten, Record
 
 from tests import patience
 from tests.stores import examples

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from jaxft_coordinator import records
-from jaxft_coordinator.core.job import Moved, Saved
+from jaxft_coordinator.stores import records
 from jaxft_coordinator.stores._logfile import read
+from jaxft_protocol.coordinator.job import Moved, Saved
 
 from tests import patience
 from tests.stores import processes

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxft_coordinator import records
-from jaxft_coordinator.core.job import Record
-from jaxft_coordinator.stores import StoreDamaged
+from jaxft_coordinator.stores import StoreDamaged, records
 from jaxft_coordinator.stores._logfile import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -23,6 +21,7 @@ from jaxft_coordinator.stores._logfile import (
     header,
     read,
 )
+from jaxft_protocol.coordinator.job import Record
 
 from tests.stores import examples
 

@@ -24,13 +24,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxft_coordinator import records
-from jaxft_coordinator.core import durable
-from jaxft_coordinator.core.job import Record, Saved
+from jaxft_protocol.coordinator import durable
+from jaxft_protocol.coordinator.job import Record, Saved
+from jaxft_protocol.tls import Pem
+
+from jaxft_coordinator.stores import records
 from jaxft_coordinator.stores._etcd_keys import jobs_in, led_in, parts, size
 from jaxft_coordinator.stores._etcd_link import EtcdFailed, Link, client_library, parsed
 from jaxft_coordinator.stores._store import Opened, StoreDamaged, StoreLost, Wait, too_big
-from jaxft_coordinator.tls import Pem
 
 _log = logging.getLogger("jaxft_coordinator")
 

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxft_coordinator import records
-from jaxft_coordinator.core import durable
-from jaxft_coordinator.core.job import Forgotten, Moved, Record, Saved
+from jaxft_protocol.coordinator import durable
+from jaxft_protocol.coordinator.job import Forgotten, Moved, Record, Saved
+
+from jaxft_coordinator.stores import records
 from jaxft_coordinator.stores._store import StoreDamaged
 
 # Jobs are independent of each other: what many of them write at once goes in several transactions where etcd would

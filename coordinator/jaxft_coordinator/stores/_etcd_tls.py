@@ -9,8 +9,7 @@ from typing import Any
 import aetcd
 import grpc
 from aetcd import rpc, watcher
-
-from jaxft_coordinator.tls import Pem
+from jaxft_protocol.tls import Pem
 
 
 class SecureClient(aetcd.Client):

@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from jaxft_coordinator import records
-from jaxft_coordinator.core import durable
-from jaxft_coordinator.core.job import Moved, Record, Saved
-from jaxft_coordinator.stores import _logfile
+from jaxft_protocol.coordinator import durable
+from jaxft_protocol.coordinator.job import Moved, Record, Saved
+
+from jaxft_coordinator.stores import _logfile, records
 from jaxft_coordinator.stores._store import Opened, StoreLost, Wait, saying
 
 T = TypeVar("T")

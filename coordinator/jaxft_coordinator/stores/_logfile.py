@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from jaxft_coordinator import records
-from jaxft_coordinator.core.job import Record
+from jaxft_protocol.coordinator.job import Record
+
+from jaxft_coordinator.stores import records
 from jaxft_coordinator.stores._store import StoreDamaged, too_big
 
 _log = logging.getLogger("jaxft_coordinator")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from jaxft_coordinator.core.job import Record, Saved
+from jaxft_protocol.coordinator.job import Record, Saved
 
 _log = logging.getLogger("jaxft_coordinator")
 

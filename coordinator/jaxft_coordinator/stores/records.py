@@ -1,0 +1,278 @@
+"""Between what must survive the coordinator and its bytes, both ways.
+
+A record is one line of JSON in UTF-8 without any control character, so stores may set records apart with those.
+Bytes that come back from a disk or from etcd are foreign: they become a frozen value whose every field has been
+checked, or a `RecordError` that says what was wrong.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar, assert_never, cast
+
+from jaxft_protocol.coordinator.bounds import MAX_NUMBER
+from jaxft_protocol.coordinator.job import Forgotten, Frontier, Holder, Moved, Record, Saved
+from jaxft_protocol.messages import GroupName, HistoryId, Incarnation, QuorumId, Step
+
+# Raise it when fields change, and go on reading the older ones: a new coordinator starts on an old one's records.
+FORMAT = 2
+# What does not need a newer format is written in this one, so that an older coordinator can take over as well.
+_OLDEST_FORMAT = 1
+
+T = TypeVar("T")
+_Object = dict[str, Any]
+
+
+class RecordError(ValueError):
+    """Bytes that are no record, or a record whose fields cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A record of `job` that does not decode: its bytes, to be kept as they are, and why."""
+
+    job: str
+    data: bytes
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """The coordinator at `address` began to lead under `term`."""
+
+    term: int
+    address: str
+
+
+def encode(record: Record | Led) -> bytes:
+    """Return `record` as one line of JSON, without its end.
+
+    Raises:
+        RecordError: a field is out of range, so that `decode` would refuse it. Better now than at the next start.
+    """
+    value = _to_object(record)
+    if _from_object(value) != record:
+        raise RecordError(f"this record would not come back as it is: {record!r:.500}")
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode(data: bytes) -> Record | Led:
+    """Return the record in `data`.
+
+    Raises:
+        RecordError: `data` is anything else than what `encode` makes; the text says which field, and what it holds.
+    """
+    try:
+        value = json.loads(data.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{data[:80]!r} is no record: it is not JSON ({error})") from error
+    return _from_object(_mapping("a record", value))
+
+
+def decode_or_keep(data: bytes) -> Record | Led | Unreadable:
+    """As `decode`, but a record of which only the job can be made out comes back as it is.
+
+    So that one job which a newer coordinator has written, or a faulty one, does not keep all others from beginning.
+
+    Raises:
+        RecordError: nothing in `data` says of which job it is.
+    """
+    try:
+        return decode(data)
+    except RecordError as error:
+        job = _job_in(data)
+        if job is None:
+            raise
+        return Unreadable(job, data, str(error))
+
+
+def _job_in(data: bytes) -> str | None:
+    try:
+        value = json.loads(data.decode(), parse_constant=_no_constant)
+        job = value.get("job") if isinstance(value, dict) and value.get("kind") != "led" else None
+        return None if job is None else _text("job", job)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+# ---- to JSON ----
+
+
+def _to_object(record: Record | Led) -> _Object:
+    match record:
+        case Moved(job, step, quorum_id):
+            return {"v": _OLDEST_FORMAT, "kind": "moved", "job": job, "step": step, "quorum_id": quorum_id}
+        case Forgotten(job):
+            return {"v": _OLDEST_FORMAT, "kind": "forgotten", "job": job}
+        case Led(term, address):
+            return {"v": _OLDEST_FORMAT, "kind": "led", "term": term, "address": address}
+        case Saved():
+            value: _Object = {
+                "v": _OLDEST_FORMAT,
+                "kind": "saved",
+                "job": record.job,
+                "last_quorum_id": record.last_quorum_id,
+                "settings": None if record.settings is None else dict(record.settings),
+                "min_replicas": record.min_replicas,
+                "history": record.history,
+                "frontier": None if record.frontier is None else _frontier_to_object(record.frontier),
+                "proven": dict(record.proven),
+                "distrusted": _sorted(record.distrusted),
+                "members": [list(member) for member in record.members],
+                "held": {name: list(shards) for name, shards in record.held.items()},
+                "places": record.places,
+                "finished": record.finished,
+            }
+            newer: _Object = {"v": FORMAT, "idle_since": record.idle_since}
+            return value if record.idle_since is None else {**value, **newer}
+        case _:
+            assert_never(record)
+
+
+def _frontier_to_object(frontier: Frontier) -> _Object:
+    return {
+        "step": frontier.step,
+        "quorum_id": frontier.quorum_id,
+        "digest": frontier.digest,
+        "holders": _sorted(frontier.holders),
+        "fresh": frontier.fresh,
+    }
+
+
+def _sorted(holders: frozenset[Holder]) -> list[list[Any]]:
+    return sorted(list(holder) for holder in holders)
+
+
+# ---- from JSON ----
+
+_FIELDS = {
+    "moved": {"v", "kind", "job", "step", "quorum_id"},
+    "forgotten": {"v", "kind", "job"},
+    "led": {"v", "kind", "term", "address"},
+    "saved": {"v", "kind", "job", "last_quorum_id", "settings", "min_replicas", "history", "frontier"}
+    | {"proven", "distrusted", "members", "held", "places", "finished", "idle_since"},
+    "frontier": {"step", "quorum_id", "digest", "holders", "fresh"},
+}
+
+
+def _from_object(value: _Object) -> Record | Led:
+    version = value.get("v")
+    if type(version) is not int or not _OLDEST_FORMAT <= version <= FORMAT:
+        raise RecordError(
+            f"a record of format {version!r}, and this coordinator reads formats {_OLDEST_FORMAT} to {FORMAT}: was "
+            "it written by a newer jaxft-coordinator? Run that one"
+        )
+    kind = value.get("kind")
+    if kind == "frontier" or not isinstance(kind, str) or kind not in _FIELDS:
+        raise RecordError(f"a record's kind is {kind!r:.80}, none of moved, saved, forgotten, led")
+    if kind == "saved" and version == 1:
+        value = {"idle_since": None, **value}
+    _check_fields(kind, value)
+    if kind == "led":
+        return Led(_whole("term", value["term"]), _text("address", value["address"]))
+    job = _text("job", value["job"])
+    if kind == "forgotten":
+        return Forgotten(job)
+    if kind == "moved":
+        return Moved(
+            job, Step(_whole("step", value["step"])), QuorumId(_whole("quorum_id", value["quorum_id"]))
+        )
+    return _saved(job, value)
+
+
+def _saved(job: str, value: _Object) -> Saved:
+    settings = _or_none(lambda name, got: _each(name, got, _text), "settings", value["settings"])
+    proven = _each("proven", value["proven"], _whole)
+    held = _each("held", value["held"], lambda name, got: tuple(_list(name, got, _whole)))
+    return Saved(
+        job,
+        QuorumId(_whole("last_quorum_id", value["last_quorum_id"])),
+        settings,
+        _whole("min_replicas", value["min_replicas"]),
+        HistoryId(_whole("history", value["history"])),
+        _or_none(_frontier, "frontier", value["frontier"]),
+        {GroupName(name): Incarnation(incarnation) for name, incarnation in proven.items()},
+        frozenset(_list("distrusted", value["distrusted"], _holder)),
+        tuple(_list("members", value["members"], _holder)),
+        {GroupName(name): shards for name, shards in held.items()},
+        _whole("places", value["places"]),
+        _or_none(lambda name, got: Step(_whole(name, got)), "finished", value["finished"]),
+        _or_none(_whole, "idle_since", value["idle_since"]),
+    )
+
+
+def _frontier(name: str, value: object) -> Frontier:
+    found = _mapping(name, value)
+    _check_fields("frontier", found)
+    fresh = found["fresh"]
+    if not isinstance(fresh, bool):
+        _refuse("frontier.fresh", fresh, "neither true nor false")
+    return Frontier(
+        Step(_whole("frontier.step", found["step"])),
+        QuorumId(_whole("frontier.quorum_id", found["quorum_id"])),
+        _text("frontier.digest", found["digest"]),
+        frozenset(_list("frontier.holders", found["holders"], _holder)),
+        fresh,
+    )
+
+
+def _holder(name: str, value: object) -> Holder:
+    if not isinstance(value, list) or len(pair := cast(list[object], value)) != 2:
+        _refuse(name, value, "not a pair of group and incarnation")
+    return GroupName(_text(name, pair[0])), Incarnation(_whole(name, pair[1]))
+
+
+def _check_fields(kind: str, value: _Object) -> None:
+    if value.keys() == _FIELDS[kind]:
+        return
+    missing = sorted(_FIELDS[kind] - value.keys())
+    foreign = sorted(value.keys() - _FIELDS[kind])
+    raise RecordError(
+        f"a record of kind {kind!r} lacks {missing} and has {foreign!r:.200}, which it should not"
+    )
+
+
+def _or_none(read: Callable[[str, object], T], name: str, value: object) -> T | None:
+    return None if value is None else read(name, value)
+
+
+def _each(name: str, value: object, read: Callable[[str, object], T]) -> Mapping[str, T]:
+    found = _mapping(name, value)
+    return {_text(name, key): read(f"{name}[{key!r:.80}]", item) for key, item in found.items()}
+
+
+def _list(name: str, value: object, read: Callable[[str, object], T]) -> list[T]:
+    if not isinstance(value, list):
+        _refuse(name, value, "not a list")
+    return [read(name, item) for item in cast(list[object], value)]
+
+
+def _mapping(name: str, value: object) -> _Object:
+    if not isinstance(value, dict):
+        _refuse(name, value, "not an object")
+    return cast(_Object, value)
+
+
+def _whole(name: str, value: object) -> int:
+    # bool is an int to Python, and not to us.
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
+        _refuse(name, value, "not a whole number of at most 64 bits")
+    return value
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        _refuse(name, value, "not text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a character: JSON can spell it, UTF-8 cannot
+        _refuse(name, value, "not text that UTF-8 can hold")
+    return value
+
+
+def _refuse(name: str, value: object, why: str) -> NoReturn:
+    raise RecordError(f"{name} is {value!r:.80}, {why}")

@@ -1,0 +1,1 @@
+"""Arrays as bytes: their layout, where they lie, and their digests."""

@@ -1,0 +1,34 @@
+"""Puts a state that was fetched where the joiner's own state lies."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxft._arrays._leaf_types import is_key
+
+
+def place(arrays: Sequence[np.ndarray], like: Sequence[Any]) -> list[jax.Array]:
+    """Put host arrays where the leaves of `like` are. On the CPU backend they stay where they lie.
+
+    A leaf that was not placed on purpose is not committed to its device afterwards either: programs that span a mesh
+    take it as it is, but would refuse one that is committed to a single device.
+    """
+    keys = [isinstance(leaf, jax.Array) and is_key(leaf) for leaf in like]
+    raw = [
+        jnp.array(array) if key else array  # small, and wrapped below
+        for array, key in zip(arrays, keys, strict=True)
+    ]
+    shardings = [leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None for leaf in like]
+    placed = jax.device_put(raw, [None if key else one for key, one in zip(keys, shardings, strict=True)])
+    return [
+        _key(data, leaf, sharding) if key else data
+        for data, leaf, key, sharding in zip(placed, like, keys, shardings, strict=True)
+    ]
+
+
+def _key(data: jax.Array, like: jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:
+    key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
+    return key if sharding is None else jax.device_put(key, sharding)

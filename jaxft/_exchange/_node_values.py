@@ -1,0 +1,105 @@
+"""What a group holds of one node of the tree: values in the order of the layout, wherever they lie.
+
+A single contribution is *loose*: its leaves stay where they are, usually in the memory of the arrays that `compute`
+made, and are read there. A part that spans several leaves, or padding, is gathered when it is asked for, so that the
+copy is as small as a chunk, is still in the cache when it is sent or summed, and waits for nobody. A sum is *packed*:
+one flat array for each region.
+"""
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from jaxft._arrays._layout import ALIGN_ELEMENTS, Layout
+from jaxft._arrays._memory import aligned_empty
+from jaxft._exchange._reduce import add_into
+
+
+class Held(Protocol):
+    """The values of one node."""
+
+    def dtype(self, region: int) -> np.dtype:
+        """In which dtype a region is held."""
+        ...
+
+    def part(self, region: int, start: int, stop: int) -> np.ndarray:
+        """The elements [start, stop) of a region as one flat array, only to be read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    regions: tuple[np.ndarray, ...]
+
+    def dtype(self, region: int) -> np.dtype:
+        return self.regions[region].dtype
+
+    def part(self, region: int, start: int, stop: int) -> np.ndarray:
+        return self.regions[region][start:stop]
+
+
+class Loose:
+    """Leaves where they lie. Nobody may write to them while this lives."""
+
+    def __init__(self, layout: Layout, leaves: Sequence[np.ndarray]) -> None:
+        """`leaves` are flat and contiguous, in the order of the layout."""
+        self._layout = layout
+        self._offsets: list[list[int]] = [[] for _ in layout.regions]
+        self._leaves: list[list[np.ndarray]] = [[] for _ in layout.regions]
+        for place, leaf in zip(layout.places, leaves, strict=True):
+            self._offsets[place.region].append(place.offset)
+            self._leaves[place.region].append(leaf)
+
+    def dtype(self, region: int) -> np.dtype:
+        return np.dtype(self._layout.regions[region].dtype)
+
+    def part(self, region: int, start: int, stop: int) -> np.ndarray:
+        offsets, leaves = self._offsets[region], self._leaves[region]
+        number = max(0, bisect.bisect_right(offsets, start) - 1)  # empty leaves share the offset of the next
+        offset, leaf = offsets[number], leaves[number]
+        if stop - offset <= leaf.size:
+            return leaf[start - offset : stop - offset]
+        return self._gather(region, number, start, stop)
+
+    def _gather(self, region: int, number: int, start: int, stop: int) -> np.ndarray:
+        """Copy what lies in the leaves from `number` on, with zeros for the padding between them."""
+        dtype = self.dtype(region)
+        offsets, leaves = self._offsets[region], self._leaves[region]
+        padding = np.zeros(ALIGN_ELEMENTS, dtype)
+        pieces: list[np.ndarray] = []
+        for offset, leaf, following in zip(
+            offsets[number:], leaves[number:], [*offsets[number + 1 :], stop], strict=True
+        ):
+            if offset >= stop:
+                break
+            pieces.append(leaf[max(0, start - offset) : stop - offset])
+            pieces.append(padding[: max(0, min(stop, following) - max(start, offset + leaf.size))])
+        out = aligned_empty((stop - start) * dtype.itemsize).view(dtype)
+        return np.concatenate(pieces, out=out)
+
+
+def merged(layout: Layout, left: Held, right: Held) -> Packed:
+    """Add two nodes, in the dtype of sums. If the left one is a sum itself, it gives its memory for the result."""
+    return Packed(tuple(_merged(layout, number, left, right) for number in range(len(layout.regions))))
+
+
+def _merged(layout: Layout, number: int, left: Held, right: Held) -> np.ndarray:
+    region = layout.regions[number]
+    if isinstance(left, Packed):
+        out = left.regions[number]
+    else:
+        out = aligned_empty(region.size * region.sum_item_bytes).view(region.sum_dtype)
+    if isinstance(left, Packed) and isinstance(right, Packed):
+        add_into(out, left.regions[number], right.regions[number])
+        return out
+    for place in layout.places:
+        if place.region == number:
+            one, other = (held.part(number, place.offset, place.stop) for held in (left, right))
+            add_into(out[place.offset : place.stop], one, other)
+    for gap in layout.gaps():
+        if gap.region == number:
+            out[gap.offset : gap.stop] = 0
+    return out

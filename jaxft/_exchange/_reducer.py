@@ -1,0 +1,107 @@
+"""What a member sums in an exchange: it owns a slice, and combines what all hold of it."""
+
+import numpy as np
+
+from jaxft._arrays._layout import Layout
+from jaxft._arrays._memory import aligned_empty, empty_regions
+from jaxft._exchange._partials import Partials
+from jaxft._exchange._plan import Chunk, Plan, Planned, value_dtype
+from jaxft._exchange._reduce import combine_into
+from jaxft._exchange._tree import Node
+
+# So many chunks of a slice may be under way at its owner. One is summed, one is received, and two let the
+# members be out of step with each other.
+WINDOW = 4
+
+Scratch = dict[tuple[int, Node], np.ndarray]  # by slot of the window, and node
+
+
+class Owner:
+    """Receives what others hold of this member's slice, and combines it chunk by chunk, in order."""
+
+    def __init__(self, plan: Plan, *, me: int, layout: Layout, partials: Partials, scratch: Scratch) -> None:
+        """Start with nothing received. `scratch` is kept by the caller from one exchange to the next."""
+        self.result = empty_regions(layout, [region.dtype for region in layout.regions])
+        self._plan = plan
+        self._me = me
+        self._layout = layout
+        self._partials = partials
+        self._scratch = scratch
+        self._chunks = plan.chunks[me]
+        # After its one trip a peer may be gone: nothing of it may be left waiting.
+        self._window = len(self._chunks) if plan.one_trip else WINDOW
+        self._next = 0
+        others = sum(len(nodes) for number, nodes in enumerate(plan.nodes) if number != me)
+        self._missing = [others] * len(self._chunks)
+        self._in_place = _in_place(plan, me)
+
+    @property
+    def done(self) -> bool:
+        return self._next == len(self._chunks)
+
+    @property
+    def can_combine(self) -> bool:
+        return not self.done and self._missing[self._next] == 0
+
+    def place(self, frame: Planned) -> memoryview | None:
+        """Where a payload goes: into the result, or into scratch memory, if there is any left."""
+        if frame.node is None:
+            return self.result_bytes(frame.chunk)
+        if frame.number >= self._next + self._window:
+            return None
+        return _bytes(self._received(frame.number, frame.node))
+
+    def arrived(self, frame: Planned) -> None:
+        if frame.node is not None:
+            self._missing[frame.number] -= 1
+
+    def combine(self) -> int:
+        """Combine the next chunk, whose parts are all here, into the result. Returns its number."""
+        assert self.can_combine
+        number = self._next
+        chunk = self._chunks[number]
+        region = self._layout.regions[chunk.region]
+        sources = {
+            node: self._own(chunk, node) if member == self._me else self._received(number, node)
+            for member, nodes in enumerate(self._plan.nodes)
+            for node in nodes
+        }
+        out = self.result[chunk.region][chunk.offset : chunk.stop]
+        combine_into(out, sources, self._partials.shards, region)
+        self._next += 1
+        return number
+
+    def result_bytes(self, chunk: Chunk) -> memoryview:
+        """The memory of a chunk of the result."""
+        return _bytes(self.result[chunk.region][chunk.offset : chunk.stop])
+
+    def partial_bytes(self, chunk: Chunk, node: Node) -> memoryview:
+        """The memory of a chunk of one of this member's own nodes."""
+        return _bytes(self._own(chunk, node))
+
+    def _own(self, chunk: Chunk, node: Node) -> np.ndarray:
+        return self._partials.part(node, chunk.region, chunk.offset, chunk.stop)
+
+    def _received(self, number: int, node: Node) -> np.ndarray:
+        """Where the values of another member's node lie, or will lie, for a chunk of the window."""
+        chunk = self._chunks[number]
+        region = self._layout.regions[chunk.region]
+        dtype = np.dtype(value_dtype(region, node))
+        if node == self._in_place and dtype == np.dtype(region.dtype):
+            return self.result[chunk.region][chunk.offset : chunk.stop]
+        size_bytes = chunk.size * dtype.itemsize
+        key = (number % self._window, node)
+        slot = self._scratch.get(key)
+        if slot is None or slot.nbytes < size_bytes:
+            slot = self._scratch[key] = aligned_empty(size_bytes)
+        return slot[:size_bytes].view(dtype)
+
+
+def _in_place(plan: Plan, me: int) -> Node | None:
+    """The node, if any, that is received into the memory of its result; see `combine_into`."""
+    first_two = sorted(node for nodes in plan.nodes for node in nodes)[:2]
+    return next((node for node in first_two if node not in plan.nodes[me]), None)
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return array.view(np.uint8).data  # bfloat16 has no buffer format of its own

@@ -1,0 +1,185 @@
+"""Builds the programs of a step: trace, cut, compile, and say what must agree between groups."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.sharding import Sharding
+
+from jaxft._arrays._layout import LeafSpec
+from jaxft._programs import _environment, _fingerprint
+from jaxft._programs._compat import PyTreeDef
+from jaxft._programs._compile import Applies, Executables, Spec, compile_cut
+from jaxft._programs._leaves import Separate, labels, own, refuse_tracers
+from jaxft._programs._partition import Cut, cut
+from jaxft._programs._primitive import path_names, pmean
+from jaxft._programs._programs import Local, OtherTypes, Programs, batch_key
+from jaxft._programs._shardings import pins, placed, specs
+from jaxft._programs._slice import Part
+from jaxft._programs._trace import Traced, trace_step
+
+__all__ = [
+    "Local",
+    "OtherTypes",
+    "Programs",
+    "Shared",
+    "cut_only",
+    "cut_programs",
+    "joined",
+    "program_settings",
+]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the programs of one step for several types of batch have in common."""
+
+    applies: Applies = field(default_factory=dict)
+    separate: Separate = field(default_factory=Separate)
+    # How contributions left the first `compute`, by the types of the state and of the contributions: where
+    # that was left to XLA, it must not choose anew for each batch, or `apply` would differ.
+    pins: dict[Hashable, Sequence[Sharding | None]] = field(default_factory=dict)
+
+
+def cut_programs(
+    train_step: Callable[..., Any],
+    state: Any,
+    batch: Any,
+    static_args: tuple[Any, ...] = (),
+    static_kwargs: Mapping[str, Any] | None = None,
+    *,
+    shared: Shared | None = None,
+) -> Programs:
+    """Trace a train step once, cut it at its pmean and psum, and compile the two halves.
+
+    Args:
+        train_step: `train_step(state, batch, *static_args, **static_kwargs) -> (new_state, metrics)`.
+        state: a state of the types to compile for; read for its types only.
+        batch: likewise a batch.
+        static_args: further arguments, part of the program.
+        static_kwargs: likewise by name.
+        shared: what to share with programs built before of the same step.
+
+    Raises:
+        StepError: the step cannot be cut as written.
+        ConfigurationError: the state was consumed before, or is made of tracers.
+    """
+    shared = shared or Shared()
+    leaves, state_tree = jax.tree.flatten(state)
+    leaves = own(leaves, state_tree)
+    batch_leaves, batch_tree = jax.tree.flatten(batch)
+    refuse_tracers(batch_leaves)
+    state_specs, batch_specs = specs(leaves, batch_leaves)
+    traced, parts = _trace_and_cut(
+        train_step, (state_specs, state_tree), (batch_specs, batch_tree), static_args, static_kwargs or {}
+    )
+    kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
+    pinned = shared.pins.get(kind) or pins(parts.contributions, state_specs, _paths(state_tree))
+    executables = compile_cut(parts, state_specs, batch_specs, pinned, shared.applies)
+    if any(spec.sharding is not None for spec in state_specs):
+        shared.pins[kind] = executables.compute.output_shardings[: len(pinned)]
+    contribution = tuple(
+        LeafSpec(one.label, tuple(one.aval.shape), one.aval.dtype.name, one.operation)
+        for one in parts.contributions
+    )
+    return Programs(
+        contribution=contribution,
+        fingerprint=_describe(parts, contribution, labels(state_tree), state_specs, leaves, batch_leaves),
+        state_shardings=state_tree.unflatten(_new_shardings(parts, executables, leaves)),
+        flops=executables.flops,
+        batch_key=batch_key(batch_leaves, batch_tree),
+        traced=traced,
+        cut=parts,
+        executables=executables,
+        separate=shared.separate,
+    )
+
+
+def cut_only(
+    train_step: Callable[..., Any],
+    state: Any,
+    batch: Any,
+    static_args: tuple[Any, ...] = (),
+    static_kwargs: Mapping[str, Any] | None = None,
+) -> Cut:
+    """Trace and cut a step as `cut_programs` does, and compile nothing."""
+    (leaves, state_tree), (batch_leaves, batch_tree) = jax.tree.flatten(state), jax.tree.flatten(batch)
+    state_specs, batch_specs = specs(own(leaves, state_tree), batch_leaves)
+    _, parts = _trace_and_cut(
+        train_step, (state_specs, state_tree), (batch_specs, batch_tree), static_args, static_kwargs or {}
+    )
+    return parts
+
+
+def _trace_and_cut(
+    train_step: Callable[..., Any],
+    state: tuple[Sequence[Spec], PyTreeDef],
+    batch: tuple[Sequence[Spec], PyTreeDef],
+    static_args: tuple[Any, ...],
+    static_kwargs: Mapping[str, Any],
+) -> tuple[Traced, Cut]:
+    state_specs, state_tree = state
+    traced = trace_step(train_step, state, batch, static_args, static_kwargs)
+
+    def may_forward(old: int, new: int) -> bool:
+        return state_specs[old].sharding == state_specs[new].sharding
+
+    return traced, cut(traced.jaxpr, labels(state_tree), labels(batch[1]), may_forward)
+
+
+def joined(
+    grad_fn: Callable[[Any, Any], tuple[Any, Any]],
+    update_fn: Callable[[Any, Any, Any], tuple[Any, Any]],
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """One step out of two functions. Cutting it gives them back, with every check of a step on top."""
+
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        contribution, local = grad_fn(state, batch)
+        return update_fn(state, pmean(contribution), local)
+
+    return train_step
+
+
+def program_settings(parts: Sequence[Part]) -> dict[str, str]:
+    """What of a fingerprint depends on the programs."""
+    return {
+        "program": _fingerprint.program_digest(parts),
+        "program on any mesh": _fingerprint.program_digest(parts, meshes=False),
+    }
+
+
+def _paths(tree: PyTreeDef) -> list[tuple[str, ...]]:
+    dummy = jax.tree.unflatten(tree, range(tree.num_leaves))
+    return [path_names(path) for path, _ in jax.tree_util.tree_flatten_with_path(dummy)[0]]
+
+
+def _new_shardings(parts: Cut, executables: Executables, leaves: Sequence[jax.Array]) -> list[Any]:
+    shardings: list[Any] = [leaf.sharding for leaf in leaves]
+    for j, i in parts.forwarded.items():
+        shardings[j] = leaves[i].sharding
+    for j, sharding in zip(parts.made, executables.apply.output_shardings, strict=False):
+        shardings[j] = sharding
+    return shardings
+
+
+def _describe(
+    parts: Cut,
+    contribution: Sequence[LeafSpec],
+    state_labels: Sequence[str],
+    state_specs: Sequence[Spec],
+    leaves: Sequence[jax.Array],
+    batch_leaves: Sequence[Any],
+) -> Mapping[str, str]:
+    """The fingerprint: compared between groups, key by key, before a group may join."""
+    committed = [sharding for leaf in (*leaves, *batch_leaves) if (sharding := placed(leaf)) is not None]
+    widest = max(committed, key=lambda sharding: len(sharding.device_set), default=None)
+    some = widest.device_set if widest is not None else leaves[0].sharding.device_set if leaves else set()
+    devices = sorted(some, key=lambda device: device.id) or jax.devices()[:1]
+    return {
+        **program_settings([parts.compute, parts.apply]),
+        "state": _fingerprint.leaves_digest(state_labels, state_specs),
+        "sharding": _fingerprint.shardings_digest(state_specs),
+        "contribution": _fingerprint.leaves_digest([one.path for one in contribution], contribution),
+        **_environment.environment(devices),
+    }

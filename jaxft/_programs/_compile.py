@@ -1,0 +1,159 @@
+"""Compiles the parts of a cut step ahead of time."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+
+from jaxft._programs._fingerprint import part_digest
+from jaxft._programs._partition import Cut
+from jaxft._programs._slice import Part
+
+Spec = jax.ShapeDtypeStruct
+# Compiled `apply` programs by what they were compiled from: steps on batches of several shapes share one.
+Applies = dict[Hashable, "Program"]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A compiled part, over the flat leaves that it reads."""
+
+    compiled: jax.stages.Compiled
+    call: Callable[..., list[jax.Array]]
+
+    def __call__(self, *inputs: Any) -> list[jax.Array]:
+        """Run it. Raises ValueError or TypeError if the inputs are not of the types that it was compiled for."""
+        return self.call(*inputs)
+
+    @property
+    def output_shardings(self) -> Any:
+        return self.compiled.output_shardings
+
+    def cost_analysis(self) -> Any:
+        return self.compiled.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        return self.compiled.memory_analysis()
+
+
+@dataclass(frozen=True)
+class Executables:
+    """The compiled parts of a cut, each over the flat leaves that its part reads."""
+
+    compute: Program
+    apply: Program
+    report: Program | None
+    apply_key: Hashable  # equal keys, the same apply program
+
+    @property
+    def flops(self) -> float | None:
+        """Floating point operations of one compute and one apply, as far as XLA can tell."""
+        costs = [program.cost_analysis() for program in (self.compute, self.apply)]
+        if not all(isinstance(cost, dict) and "flops" in cost for cost in costs):
+            return None
+        return float(sum(cost["flops"] for cost in costs if cost is not None))
+
+
+def compile_cut(
+    cut: Cut,
+    state: Sequence[Spec],
+    batch: Sequence[Spec],
+    pins: Sequence[Sharding | None],
+    applies: Applies,
+) -> Executables:
+    """Compile all parts for leaves of these types.
+
+    `compute` donates nothing, so that a step can be tried again. `apply` donates each leaf of the state that it
+    makes anew; it makes them in the order of the donated inputs, which is how XLA can write them in place.
+
+    Args:
+        cut: the parts.
+        state: the types of the leaves of the state; new ones are pinned to the same shardings.
+        batch: the types of the leaves of the batch.
+        pins: the sharding in which each contribution is to leave `compute`; None leaves it to XLA.
+        applies: the `apply` programs that exist; extended.
+    """
+    compute = _compile("compute", cut.compute, cut.compute.inputs(state, batch=batch), pins)
+    # Where nothing was placed on purpose nothing is pinned, so that results stay free to move, as under jit.
+    devices = max((_devices(spec.sharding) for spec in (*state, *batch)), default=0)
+    # What a `compute` that reads nothing of the state makes on one device is free to move to where the state lies.
+    made = _output_specs(
+        cut.compute, [one if _devices(one) == devices else None for one in compute.output_shardings]
+    )
+    means, rest = made[: len(cut.contributions)], made[len(cut.contributions) + len(cut.direct) :]
+    inputs = cut.apply.inputs(state, means=means)
+    apply_key = _key(cut, inputs, state)
+    if apply_key not in applies:
+        donated = [place for place, i in enumerate(cut.apply.state) if i in set(cut.donated)]
+        shardings = [state[i].sharding for i in cut.made]
+        applies[apply_key] = _compile("apply", cut.apply, inputs, shardings, donated)
+    report = None
+    if cut.report is not None:
+        report = _compile("report", cut.report, cut.report.inputs(state, means=means, rest=rest), ())
+    return Executables(compute=compute, apply=applies[apply_key], report=report, apply_key=apply_key)
+
+
+def _devices(sharding: Sharding | None) -> int:
+    return 0 if sharding is None else len(sharding.device_set)
+
+
+def _compile(
+    name: str,
+    part: Part,
+    inputs: Sequence[Spec],
+    out_shardings: Sequence[Sharding | None],
+    donated: Sequence[int] = (),
+) -> Program:
+    function = part.function()
+    function.__name__ = name  # shown by profilers
+    shardings = [*out_shardings, *[None] * (len(part.output_avals) - len(out_shardings))]
+    # Unused leaves are among the inputs only to be donated: their memory serves the new ones.
+    program = jax.jit(function, donate_argnums=tuple(donated), out_shardings=shardings, keep_unused=True)
+    compiled = program.trace(*inputs).lower().compile()
+    if any(_is_packed(spec) for spec in inputs):
+        return Program(compiled, _checked(program, inputs))
+    return Program(compiled, compiled)
+
+
+def _is_packed(spec: Spec) -> bool:
+    """Whether XLA packs several elements into a byte: int4 and its kin."""
+    kinds = ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.finfo))
+    return any(jnp.issubdtype(spec.dtype, kind) and info(spec.dtype).bits < 8 for kind, info in kinds)
+
+
+def _checked(program: Callable[..., Any], inputs: Sequence[Spec]) -> Callable[..., list[jax.Array]]:
+    """A jitted program that refuses inputs of other types, as compiled ones do.
+
+    A compiled program refuses packed arrays that were placed on purpose: it wants them packed, and on the CPU they
+    say that they are not (JAX 0.10 to 0.12). Called through `jax.jit`, the same program takes them.
+    """
+
+    def call(*given: Any) -> list[jax.Array]:
+        for number, (array, spec) in enumerate(zip(given, inputs, strict=True)):
+            if (array.shape, array.dtype) != (spec.shape, spec.dtype) or not _lies(array, spec.sharding):
+                raise ValueError(f"Input {number} is {array.dtype}{list(array.shape)}, which is not {spec}.")
+        return program(*given)
+
+    return call
+
+
+def _lies(array: Any, wanted: Sharding | None) -> bool:
+    committed = isinstance(array, jax.Array) and array.committed
+    return wanted is None or not committed or array.sharding.is_equivalent_to(wanted, array.ndim)
+
+
+def _output_specs(part: Part, shardings: Sequence[Sharding | None]) -> list[Spec]:
+    avals = part.output_avals
+    return [
+        Spec(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
+        for aval, sharding in zip(avals, shardings, strict=True)
+    ]
+
+
+def _key(cut: Cut, inputs: Sequence[Spec], state: Sequence[Spec]) -> Hashable:
+    types = tuple((str(spec.dtype), spec.shape, spec.weak_type, spec.sharding) for spec in inputs)
+    results = tuple(state[i].sharding for i in cut.made)
+    return part_digest(cut.apply), cut.made, cut.donated, tuple(cut.forwarded.items()), types, results

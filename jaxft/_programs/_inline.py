@@ -1,0 +1,142 @@
+"""Brings every `pmean` of a traced step to the top level, where it can be cut."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from jaxft._errors import StepError
+from jaxft._programs import _compat
+from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
+from jaxft._programs._primitive import call_name, pmean_p
+
+# Primitives that only call a jaxpr. Anything else around a pmean changes how often, or whether, it runs.
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
+
+
+@dataclass
+class Flat:
+    """A step as one list of equations in which every pmean is an equation of its own.
+
+    Constants are not part of it: they are variables whose values `consts` tells.
+    """
+
+    invars: list[Var]
+    outvars: list[Atom] = field(default_factory=list)
+    eqns: list[Eqn] = field(default_factory=list)
+    consts: dict[Var, Any] = field(default_factory=dict)
+
+
+def inline(closed: AnyJaxpr) -> Flat:
+    """Inline the nested calls that contain a pmean; the others stay as they are.
+
+    Raises:
+        StepError: a pmean stands inside a primitive that does more than call (scan, cond, remat, ...), or the
+            step has effects that cannot be divided over two programs.
+    """
+    jaxpr = _compat.open_jaxpr(closed)
+    flat = Flat(invars=list(jaxpr.invars))
+    flat.consts.update(zip(jaxpr.constvars, _compat.consts_of(closed), strict=True))
+    flat.outvars = _Inliner(flat).body(jaxpr, {}, rename=False)
+    return flat
+
+
+class _Inliner:
+    def __init__(self, flat: Flat) -> None:
+        self._flat = flat
+        self._has_marker: dict[int, bool] = {}
+
+    def body(self, jaxpr: AnyJaxpr, env: dict[Var, Atom], *, rename: bool) -> list[Atom]:
+        """Append a body's equations. A body may be called twice: then its variables need new names."""
+        for eqn in jaxpr.eqns:
+            invars = [_read(env, atom) for atom in eqn.invars]
+            if eqn.primitive is not pmean_p and self._contains_marker(eqn):
+                self._call(eqn, invars, env)
+                continue
+            _check_effects(eqn)
+            outvars = eqn.outvars
+            if rename:
+                outvars = [_compat.new_var(var.aval) for var in eqn.outvars]
+                env.update(zip(eqn.outvars, outvars, strict=True))
+            self._flat.eqns.append(eqn.replace(invars=invars, outvars=outvars))
+        return [_read(env, atom) for atom in jaxpr.outvars]
+
+    def _call(self, eqn: Eqn, invars: Sequence[Atom], env: dict[Var, Atom]) -> None:
+        sub = _compat.called_jaxpr(eqn)
+        if eqn.primitive.name not in _CALLS or sub is None:
+            raise StepError(_inside(eqn, *self._marker(eqn)))
+        closed = next(_compat.sub_jaxprs(eqn))
+        inner: dict[Var, Atom] = {}
+        for var, value in zip(sub.constvars, _compat.consts_of(closed), strict=True):
+            fresh = _compat.new_var(var.aval)
+            inner[var] = fresh
+            self._flat.consts[fresh] = value
+        constrained = self._constrain(invars, eqn.params.get("in_shardings"))
+        inner.update(zip(sub.invars, constrained, strict=True))
+        results = self.body(sub, inner, rename=True)
+        results = self._constrain(results, eqn.params.get("out_shardings"))
+        env.update(zip(eqn.outvars, results, strict=True))
+
+    def _constrain(self, atoms: Sequence[Atom], shardings: Sequence[Any] | None) -> list[Atom]:
+        """Keep the shardings that an inlined `jax.jit` asked for, as constraints."""
+        result = list(atoms)
+        for index, sharding in enumerate(shardings or ()):
+            aval: Any = result[index].aval
+            if not isinstance(sharding, jax.sharding.Sharding) or _compat.is_explicit(aval):
+                continue  # not asked for, or part of the type already
+            typed = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+            made = _compat.trace(lambda x, s=sharding: jax.lax.with_sharding_constraint(x, s), typed)
+            body = _compat.open_jaxpr(made)
+            result[index] = self.body(body, {body.invars[0]: atoms[index]}, rename=True)[0]
+        return result
+
+    def _contains_marker(self, eqn: Eqn) -> bool:
+        return any(self._jaxpr_has_marker(_compat.open_jaxpr(sub)) for sub in _compat.sub_jaxprs(eqn))
+
+    def _jaxpr_has_marker(self, jaxpr: AnyJaxpr) -> bool:
+        known = self._has_marker.get(id(jaxpr))
+        if known is None:
+            known = any(eqn.primitive is pmean_p or self._contains_marker(eqn) for eqn in jaxpr.eqns)
+            self._has_marker[id(jaxpr)] = known
+        return known
+
+    def _marker(self, eqn: Eqn) -> tuple[str, str]:
+        """What the first mark within an equation is, and where it was written."""
+        for sub in _compat.sub_jaxprs(eqn):
+            for inner in _compat.open_jaxpr(sub).eqns:
+                if inner.primitive is pmean_p:
+                    return call_name(inner), _compat.source_line(inner, eqn)
+                if self._contains_marker(inner):
+                    return self._marker(inner)
+        raise AssertionError("called for an equation without a mark")
+
+
+def _read(env: dict[Var, Atom], atom: Atom) -> Atom:
+    return env.get(atom, atom) if _compat.is_var(atom) else atom
+
+
+def _inside(eqn: Eqn, call: str, line: str) -> str:
+    return (
+        f"{call} stands inside {eqn.primitive.name!r} ({line}). The step is cut where groups exchange, and a "
+        f"{eqn.primitive.name!r} cannot be cut in two. Move the call out of it: accumulate first, then exchange "
+        "the result once, at the top level of the step (a plain nested jax.jit is fine)."
+    )
+
+
+def _check_effects(eqn: Eqn) -> None:
+    if not eqn.effects:
+        return
+    line = _compat.source_line(eqn)
+    if _compat.ref_effects(eqn):
+        raise StepError(
+            f"The step reads or writes a mutable array, a jax Ref ({line}). A write cannot be undone if the job "
+            "does not commit the step, and a group that joins could not repeat it. Pass the value through the "
+            "state instead; a Ref that lives only inside a nested jax.jit is fine."
+        )
+    if _compat.ordered_effects(eqn):
+        raise StepError(
+            f"The step has an ordered effect, {eqn.primitive.name!r} ({line}). The step becomes two programs with "
+            "an exchange between them, so an order of effects over all of it cannot be kept. Use ordered=False, "
+            "or call the host between steps."
+        )

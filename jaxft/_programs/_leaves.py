@@ -1,0 +1,118 @@
+"""The leaves of a state, made safe to hand to programs that consume them."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from jaxft._errors import ConfigurationError
+from jaxft._programs._compat import PyTreeDef
+
+
+def own(leaves: Sequence[Any], tree: PyTreeDef) -> list[jax.Array]:
+    """The leaves of a state as arrays that a program may consume.
+
+    Numbers and numpy arrays are copied to the device. Arrays are returned as they are.
+
+    Raises:
+        ConfigurationError: a leaf is a tracer, or was consumed by an earlier step. Dispatching a deleted array
+            to two or more CPU devices is a segmentation fault (jaxlib 0.9 and 0.10), so we look first.
+    """
+    try:
+        if True not in [leaf.is_deleted() for leaf in leaves]:
+            return list(leaves)
+    except AttributeError:
+        # numpy arrays and numbers; tracers too
+        refuse_tracers(leaves)
+        leaves = [_as_array(leaf) for leaf in leaves]
+        if not any(leaf.is_deleted() for leaf in leaves):
+            return leaves
+    dead = next(index for index, leaf in enumerate(leaves) if leaf.is_deleted())
+    raise ConfigurationError(
+        f"The state's leaf {label(tree, dead)} was consumed by an earlier step: a step reuses the memory of the "
+        "state that it is given. Keep only what the step returned (`state, metrics = step(state, batch)`); to "
+        "keep an older state as well, copy it first (`jax.tree.map(jax.numpy.copy, state)`)."
+    )
+
+
+def all_alive(leaves: Sequence[Any]) -> bool:
+    """Whether no array was consumed. Raises TypeError or AttributeError unless all are arrays of one class."""
+    return not leaves or not any(map(type(leaves[0]).is_deleted, leaves))
+
+
+def refuse_tracers(leaves: Sequence[Any]) -> None:
+    """Raise ConfigurationError if a step is called while something else is being traced."""
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        raise ConfigurationError(
+            "A fault-tolerant step was called on tracers: inside jax.jit, jax.grad, jax.vmap or the like. It talks "
+            "to other groups between its two programs, so it cannot be part of a larger one. Call it from plain "
+            "Python."
+        )
+
+
+def _as_array(leaf: Any) -> jax.Array:
+    if isinstance(leaf, jax.Array):
+        return leaf
+    # Copied, because a numpy array that is aligned would be borrowed, and its owner may write to it. Numbers
+    # keep their weak type.
+    return jnp.array(leaf, copy=True) if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+
+
+def label(tree: PyTreeDef, index: int) -> str:
+    """The path of a leaf, as in `['params']['w']`."""
+    return labels(tree)[index] or "(the state itself)"
+
+
+def labels(tree: PyTreeDef) -> list[str]:
+    dummy = jax.tree.unflatten(tree, range(tree.num_leaves))
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(dummy)[0]]
+
+
+class Separate:
+    """Sees to it that no two donated arrays share memory.
+
+    Donating one buffer twice is an error on one device and a segmentation fault on several (jaxlib 0.10). It
+    happens easily: an average of the parameters that starts as the parameters themselves, or as a
+    `jax.device_put` of them. What `apply` made is known to be separate, and recognised by identity: it is held
+    here until the next step, so that no other array can take its place.
+    """
+
+    def __init__(self) -> None:
+        self._made: Sequence[jax.Array] = ()
+
+    def __call__(
+        self, leaves: list[jax.Array], donated: Sequence[int], others: Sequence[Any] = ()
+    ) -> list[jax.Array]:
+        """The leaves, with copies of donated ones whose memory belongs to another leaf, or to others, as well.
+
+        `others` are the arrays that the step closes over: the initial parameters, say, for a regularizer.
+        """
+        if len(leaves) == len(self._made) and all(map(operator.is_, leaves, self._made)):
+            return leaves
+        consumed = set(donated)
+        taken: set[int] = set().union(*(_pointers(each) for each in others if isinstance(each, jax.Array)))
+        for index, leaf in enumerate(leaves):
+            if index not in consumed:
+                taken |= _pointers(leaf)
+        result = list(leaves)
+        for index in sorted(consumed):
+            pointers = _pointers(leaves[index])
+            if pointers & taken:
+                result[index] = jnp.copy(leaves[index])
+            taken |= pointers
+        return result
+
+    def made(self, leaves: Sequence[jax.Array]) -> None:
+        """Remember the leaves of a new state."""
+        self._made = leaves
+
+
+def _pointers(leaf: jax.Array) -> set[int]:
+    if leaf.size == 0:
+        return set()
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}

@@ -1,0 +1,160 @@
+"""`pmean` and `psum`: the mark in a train step at which it is cut in two."""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxft._arrays._layout import DTYPES, Operation
+from jaxft._errors import StepError
+from jaxft._programs import _compat
+from jaxft._programs._compat import Eqn
+
+T = TypeVar("T")
+
+# The names along a leaf's path in the tree that was handed over, outermost first: ("0", "dense", "kernel").
+Path = tuple[str, ...]
+
+
+def pmean(tree: T) -> T:
+    """Average a pytree over the shards of the job's global batch.
+
+    Call it in a train step, once, on everything that must be the same in all groups: the gradients, and the
+    metrics that should speak of the whole batch. `jaxft.fault_tolerant` cuts the step here. What stands before
+    runs on each shard; then the groups exchange and vote; what stands after runs once the job has committed
+    the step, in every group, on the same means. It is the counterpart of `jax.lax.pmean`, with failures.
+
+    Several calls that do not depend on each other are one exchange. What does not depend on the batch is the
+    same in all groups already and is returned as it is. Under `jax.vmap` it averages each element.
+
+    If a group fails during the exchange, the others compute its shards and average again: the result is the
+    mean over the same shards, in the same order of summation, with the same bits.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxft
+        >>> def train_step(params, batch):
+        ...     loss, grads = jax.value_and_grad(lambda p: jnp.mean((batch @ p) ** 2))(params)
+        ...     grads, loss = jaxft.pmean((grads, loss))
+        ...     return params - 0.1 * grads, {"loss": loss}
+        >>> step = jaxft.fault_tolerant(train_step, manager=None)
+        >>> params, metrics = step(jnp.ones(3), jnp.eye(3))
+
+    Args:
+        tree: a pytree of floating point arrays (float16, bfloat16, float32, float64) of any shapes. The half
+            precisions are summed in float32 and rounded once.
+
+    Returns:
+        The means, as a pytree of the same structure, shapes, dtypes and shardings.
+
+    Raises:
+        StepError: the tree is empty or has a leaf that is not floating point; or pmean stands where it cannot
+            be cut: outside a step given to `jaxft.fault_tolerant`, under `jax.grad`, or inside a control flow
+            primitive, `jax.checkpoint`, a custom derivative or `jax.shard_map`.
+    """
+    return _mark(tree, "mean")
+
+
+def psum(tree: T) -> T:
+    """Sum a pytree over the shards of the job's global batch.
+
+    The counterpart of `jax.lax.psum`, and in all else like `jaxft.pmean`: the step is cut here, `pmean` and
+    `psum` in one step are one exchange, and the bits do not depend on who computed which shard.
+
+    Use it where shards weigh differently: with as many tokens in one as it happens to have, the mean over all
+    tokens is the sum over shards divided by the count over shards.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxft
+        >>> def train_step(params, batch):
+        ...     def total(p):
+        ...         return jnp.sum(batch["weight"] * (batch["x"] @ p - batch["y"]) ** 2)
+        ...     grads, count = jaxft.psum((jax.grad(total)(params), jnp.sum(batch["weight"])))
+        ...     return params - 0.1 * grads / count, {}
+        >>> step = jaxft.fault_tolerant(train_step, manager=None)
+        >>> batch = {"x": jnp.eye(3), "y": jnp.ones(3), "weight": jnp.array([1.0, 1.0, 0.0])}
+        >>> params, metrics = step(jnp.ones(3), batch)
+
+    Args:
+        tree: a pytree of arrays of any shapes: floating point as in `jaxft.pmean`, or int32, int64 or uint32,
+            which are exact and wrap around. Every leaf must depend on the batch: the sum of one that is the same
+            in all shards would be that many times itself, and a step does not know how many shards there are.
+
+    Returns:
+        The sums, as a pytree of the same structure, shapes, dtypes and shardings.
+
+    Raises:
+        StepError: as `jaxft.pmean`; or a leaf does not depend on the batch.
+    """
+    return _mark(tree, "sum")
+
+
+def call_name(eqn: Eqn) -> str:
+    """What the user wrote for a mark."""
+    return f"jaxft.p{eqn.params['operation']}"
+
+
+def _mark(tree: T, operation: Operation) -> T:
+    paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    if not paths_and_leaves:
+        verb = "average" if operation == "mean" else "sum"
+        raise StepError(f"jaxft.p{operation} was given an empty pytree: there is nothing to {verb}.")
+    for path, leaf in paths_and_leaves:
+        _check_leaf(jax.tree_util.keystr(path), leaf, operation)
+    paths = tuple(path_names(path) for path, _ in paths_and_leaves)
+    labels = tuple(jax.tree_util.keystr(path) for path, _ in paths_and_leaves)
+    leaves = (leaf for _, leaf in paths_and_leaves)
+    results = pmean_p.bind(*leaves, operation=operation, paths=paths, labels=labels)
+    return jax.tree.unflatten(treedef, results)
+
+
+def path_names(path: Sequence[Any]) -> Path:
+    """The bare names along a path, so that an attribute `.w` and a key `['w']` compare as equal."""
+    return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
+
+
+def _check_leaf(label: str, leaf: Any, operation: Operation) -> None:
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        dtype = (
+            jnp.result_type(leaf) if isinstance(leaf, bool | int | float | complex) else type(leaf).__name__
+        )
+    name = getattr(dtype, "name", str(dtype))
+    if name in DTYPES[operation]:
+        return
+    if operation == "mean":
+        rule = "Only floating point arrays have a mean: convert the leaf (`x.astype(jnp.float32)`)"
+    else:
+        rule = f"It sums {', '.join(DTYPES[operation])}: convert the leaf (`x.astype(jnp.int32)`)"
+    raise StepError(
+        f"jaxft.p{operation} was given a leaf of type {name} at {label or 'the top of its argument'}. "
+        f"{rule}, or leave it out if it is the same in all groups."
+    )
+
+
+def _refuse(where: str, operation: Operation) -> NoReturn:
+    raise StepError(
+        f"jaxft.p{operation} was {where}. It is a mark for jaxft, not an operation: pass the step to "
+        "`jaxft.fault_tolerant(train_step, manager)` and call what that returns (with manager=None it runs "
+        "alone)."
+    )
+
+
+def _eagerly(*_: Any, operation: Operation, **__: Any) -> NoReturn:
+    _refuse("called outside of a traced step", operation)
+
+
+def _lowering(*_: Any, operation: Operation, **__: Any) -> NoReturn:
+    _refuse("reached by plain `jax.jit`", operation)
+
+
+def _jvp(*_: Any, operation: Operation, **__: Any) -> NoReturn:
+    raise StepError(
+        f"jaxft.p{operation} stands inside a function that is differentiated (jax.grad, jax.vjp, jax.jvp). Groups "
+        "exchange gradients, they do not differentiate through the exchange: take the gradient first, then write "
+        f"`grads = jaxft.p{operation}(grads)`."
+    )
+
+
+# The mark of both functions: its parameter `operation` tells them apart.
+pmean_p = _compat.make_primitive("jaxft_pmean", eagerly=_eagerly, lowering=_lowering, jvp=_jvp)

@@ -1,0 +1,81 @@
+"""Where arrays lie: what a step's programs are compiled for, so that no sharding drifts from step to step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from jaxft._programs._partition import Contribution
+from jaxft._programs._primitive import Path
+
+
+def specs(state: Sequence[Any], batch: Sequence[Any]) -> tuple[list[jax.ShapeDtypeStruct], ...]:
+    """The types, with shardings, for which to compile, of the leaves of the state and of the batch.
+
+    A leaf that was placed on purpose (a committed array) keeps its sharding. If any of them spans a mesh, then
+    the other leaves of the state are replicated over that mesh: this is where plain jit leaves them after one
+    step, and where they must be before, if the second step is to run the same programs.
+    """
+    mesh = _mesh([*state, *batch])
+    replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    return [_spec(leaf, replicated) for leaf in state], [_spec(leaf, None) for leaf in batch]
+
+
+def _spec(leaf: Any, otherwise: Sharding | None) -> jax.ShapeDtypeStruct:
+    aval = jax.typeof(leaf)
+    sharding = placed(leaf) or otherwise
+    weak = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
+
+
+def placed(leaf: Any) -> Sharding | None:
+    """The sharding of an array that was placed on purpose; None for any other and for numpy arrays."""
+    return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
+
+
+def _mesh(leaves: Sequence[Any]) -> jax.sharding.Mesh | None:
+    for leaf in leaves:
+        sharding = placed(leaf)
+        if isinstance(sharding, NamedSharding) and len(sharding.device_set) > 1:
+            mesh = sharding.mesh
+            assert isinstance(mesh, jax.sharding.Mesh)
+            return mesh
+    return None
+
+
+def pins(
+    contributions: Sequence[Contribution],
+    state: Sequence[jax.ShapeDtypeStruct],
+    state_paths: Sequence[Path],
+) -> list[Sharding | None]:
+    """The sharding for each contribution: that of the parameter which it is the gradient of.
+
+    On a mesh with automatic axes nothing else ties the gradients that leave a program to the shardings of their
+    parameters; XLA then often gathers them (measured: four times the memory and traffic). The parameter is the
+    leaf of the state of equal shape whose path ends most like the contribution's. Where no name fits, a
+    sharding is taken if all leaves of that shape have the same one.
+    """
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for index, spec in enumerate(state):
+        by_shape.setdefault(tuple(spec.shape), []).append(index)
+    result: list[Sharding | None] = []
+    for contribution in contributions:
+        alike = by_shape.get(tuple(contribution.aval.shape), [])
+        scores = [_common_suffix(contribution.path, state_paths[index]) for index in alike]
+        best = max(scores, default=0)
+        chosen = [index for index, score in zip(alike, scores, strict=True) if score == best]
+        if best > 0:
+            chosen = chosen[:1]
+        found = [state[index].sharding for index in chosen]
+        result.append(found[0] if found and all(one == found[0] for one in found) else None)
+    return result
+
+
+def _common_suffix(one: Path, other: Path) -> int:
+    count = 0
+    for a, b in zip(reversed(one), reversed(other), strict=False):
+        if a != b:
+            return count
+        count += 1
+    return count

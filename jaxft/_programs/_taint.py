@@ -1,0 +1,202 @@
+"""What each value of a step derives from: the batch, a mean or sum over shards, both, or the state alone.
+
+Theory of operation. A taint is a set of two facts, kept as bits:
+
+- BATCH: derives from the batch, or from a host callback, without a pmean or psum in between. Groups hold
+  different values, and a group that joins later cannot recompute them.
+- MEAN: derives from the result of a pmean or psum, so it exists only after the exchange.
+
+A value with neither derives from the state (and from constants): every group can compute it, at any time.
+`pmean` and `psum` clear BATCH and set MEAN. Of a value without BATCH a pmean is the identity; a psum would be
+that value times the number of shards, which a step cannot know (without `shards` it changes with the quorum).
+
+Facts flow forward, one equation at a time, result by result through nested calls, custom derivatives, remat,
+cond, scan and while (the two loops by iterating until nothing changes; taints only grow, so that ends). An
+equation of an unknown kind gives each of its results what any of its operands has: that can refuse a step
+which would have been fine, but never lets one through that is not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxft._errors import StepError
+from jaxft._programs import _compat
+from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
+from jaxft._programs._inline import Flat
+from jaxft._programs._primitive import call_name, pmean_p
+
+Taint = int
+STATE: Taint = 0
+BATCH: Taint = 1
+MEAN: Taint = 2
+BOTH: Taint = BATCH | MEAN
+
+# Their results come from outside the program, so each group may see others.
+_FROM_OUTSIDE = frozenset({"io_callback", "pure_callback", "buffer_callback", "infeed", "rng_uniform"})
+# Each result depends on the operand at the same place only.
+_PAIRWISE = frozenset({"optimization_barrier", "psum", "psum_invariant", "pmax", "pmin", "pvary"})
+# Each result depends on whatever the called jaxpr says.
+_CALLS = frozenset(
+    {
+        "jit", "pjit", "closed_call", "core_call", "eval_jaxpr",
+        "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
+        "remat", "remat2", "checkpoint", "shard_map", "composite",
+    }
+)  # fmt: skip
+
+
+@dataclass
+class Taints:
+    """The taints of all variables of a flat step, and what each of its pmeans and psums turned out to be."""
+
+    of: dict[Var, Taint]
+    # Result variable of a mark -> its operand, where it must be exchanged; the same, where it is the identity.
+    exchanged: dict[Var, Var]
+    alias: dict[Var, Atom]
+
+    def taint(self, atom: Atom) -> Taint:
+        return self.of.get(atom, STATE) if _compat.is_var(atom) else STATE
+
+
+def analyse(flat: Flat, batch: Sequence[Var]) -> Taints:
+    """Find what every value of a flat step derives from.
+
+    Raises:
+        StepError: a pmean or psum of a value that depends on an earlier one and on the batch at once; a psum of
+            a value that does not depend on the batch.
+    """
+    taints = Taints(of=dict.fromkeys(batch, BATCH), exchanged={}, alias={})
+    rules = _Rules()
+    for eqn in flat.eqns:
+        ins = [taints.taint(atom) for atom in eqn.invars]
+        if eqn.primitive is pmean_p:
+            _mark(eqn, ins, taints)
+            continue
+        taints.of.update(zip(eqn.outvars, rules.results(eqn, ins), strict=True))
+    return taints
+
+
+def _mark(eqn: Eqn, ins: Sequence[Taint], taints: Taints) -> None:
+    for var, atom, taint, label in zip(eqn.outvars, eqn.invars, ins, eqn.params["labels"], strict=True):
+        if taint == BOTH:
+            raise StepError(
+                f"{call_name(eqn)} of a value that itself depends on an earlier pmean or psum and on the batch "
+                f"({_compat.source_line(eqn)}). A step has one exchange: average or sum everything that depends "
+                "on the batch in one place, and compute what follows from those results."
+            )
+        if eqn.params["operation"] == "sum" and not taint & BATCH:
+            raise StepError(
+                f"jaxft.psum was given a leaf that does not depend on the batch, {label or 'its whole argument'} "
+                f"({_compat.source_line(eqn)}). It is the same in all shards, so its sum is the leaf times the "
+                "number of shards. Multiply it by that number yourself, or make it from the batch: a count as "
+                "`jnp.sum(batch.weight)`, for instance, rather than from a shape."
+            )
+        if taint == BATCH:
+            assert _compat.is_var(atom)
+            taints.exchanged[var] = atom
+            taints.of[var] = MEAN
+        else:
+            taints.alias[var] = atom
+            taints.of[var] = taint
+
+
+class _Rules:
+    """How facts pass through one equation. Jaxprs that are called often are looked at once per taints."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, tuple[Taint, ...]], tuple[Taint, ...]] = {}
+        self._alive: list[AnyJaxpr] = []  # an id is only good for as long as its object lives
+        self._rules: dict[str, Callable[[Eqn, list[Taint]], Sequence[Taint]]] = {
+            "scan": self._scan,
+            "while": self._while,
+            "cond": self._cond,
+        }
+
+    def results(self, eqn: Eqn, ins: list[Taint]) -> Sequence[Taint]:
+        name = eqn.primitive.name
+        if name in self._rules:
+            return self._rules[name](eqn, ins)
+        if _from_outside(eqn):
+            return [_union(ins) | BATCH] * len(eqn.outvars)
+        if name in _PAIRWISE and len(ins) == len(eqn.outvars):
+            return ins
+        sub = _compat.called_jaxpr(eqn) if name in _CALLS else None
+        if sub is not None:
+            return self._body(sub, ins)
+        # Unknown equations that contain a callback are tainted by it as well.
+        outside = BATCH if self._contains_outside(eqn) else STATE
+        return [_union(ins) | outside] * len(eqn.outvars)
+
+    def _body(self, jaxpr: AnyJaxpr, ins: Sequence[Taint]) -> Sequence[Taint]:
+        key = (id(jaxpr), tuple(ins))
+        if key not in self._known:
+            self._alive.append(jaxpr)
+            self._known[key] = self._walk(jaxpr, ins)
+        return self._known[key]
+
+    def _walk(self, jaxpr: AnyJaxpr, ins: Sequence[Taint]) -> tuple[Taint, ...]:
+        of: dict[Var, Taint] = dict(zip(jaxpr.invars, ins, strict=True))
+        if any(map(_compat.ref_effects, jaxpr.eqns)):
+            # Values can pass through a Ref unseen: whatever goes in may come out anywhere.
+            outside = BATCH if self._reaches_outside(jaxpr) else STATE
+            return (_union(ins) | outside,) * len(jaxpr.outvars)
+        for eqn in jaxpr.eqns:
+            inner = [of.get(atom, STATE) if _compat.is_var(atom) else STATE for atom in eqn.invars]
+            of.update(zip(eqn.outvars, self.results(eqn, inner), strict=True))
+        return tuple(of.get(atom, STATE) if _compat.is_var(atom) else STATE for atom in jaxpr.outvars)
+
+    def _reaches_outside(self, jaxpr: AnyJaxpr) -> bool:
+        eqns = _compat.open_jaxpr(jaxpr).eqns
+        return any(_from_outside(eqn) or self._contains_outside(eqn) for eqn in eqns)
+
+    def _contains_outside(self, eqn: Eqn) -> bool:
+        inner = (*_compat.sub_jaxprs(eqn), *_compat.hidden_jaxprs(eqn))
+        return any(map(self._reaches_outside, inner))
+
+    def _scan(self, eqn: Eqn, ins: list[Taint]) -> Sequence[Taint]:
+        body = _compat.open_jaxpr(next(_compat.sub_jaxprs(eqn)))
+        consts, carried = _compat.scan_counts(eqn)
+        carry = ins[consts : consts + carried]
+        while True:
+            outs = self._body(body, [*ins[:consts], *carry, *ins[consts + carried :]])
+            grown = [old | new for old, new in zip(carry, outs[:carried], strict=True)]
+            if grown == carry:
+                return [*carry, *outs[carried:]]
+            carry = grown
+
+    def _while(self, eqn: Eqn, ins: list[Taint]) -> Sequence[Taint]:
+        cond, body = (_compat.open_jaxpr(eqn.params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+        for_cond, for_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        cond_consts, body_consts = ins[:for_cond], ins[for_cond : for_cond + for_body]
+        carry = ins[for_cond + for_body :]
+        while True:
+            # How often the body runs shows in everything that it changes.
+            turns = _union(self._body(cond, [*cond_consts, *carry]))
+            outs = self._body(body, [*body_consts, *carry])
+            changed = [out is not var for out, var in zip(body.outvars, body.invars[for_body:], strict=True)]
+            grown = [
+                old | new | (turns if changes else STATE)
+                for old, new, changes in zip(carry, outs, changed, strict=True)
+            ]
+            if grown == carry:
+                return carry
+            carry = grown
+
+    def _cond(self, eqn: Eqn, ins: list[Taint]) -> Sequence[Taint]:
+        choice, operands = ins[0], ins[1:]
+        branches = [self._body(_compat.open_jaxpr(branch), operands) for branch in eqn.params["branches"]]
+        return [choice | _union(outs) for outs in zip(*branches, strict=True)]
+
+
+def _from_outside(eqn: Eqn) -> bool:
+    """Whether an equation brings something in: by its name, or as it has results and a side effect (FFI calls)."""
+    if eqn.primitive.name in _FROM_OUTSIDE:
+        return True
+    return bool(eqn.outvars) and not _compat.has_sub_jaxprs(eqn) and _compat.visible_effects(eqn)
+
+
+def _union(taints: Sequence[Taint]) -> Taint:
+    result = STATE
+    for taint in taints:
+        result |= taint
+    return result

@@ -1,0 +1,95 @@
+"""Traces a train step over flat leaves, and checks that it is of the shape that jaxft needs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxft._errors import StepError
+from jaxft._programs import _compat
+from jaxft._programs._compat import AnyJaxpr, PyTreeDef
+from jaxft._programs._leaves import labels
+
+Spec = jax.ShapeDtypeStruct
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A step as a jaxpr from the leaves of (state, batch) to the leaves of (new state, metrics)."""
+
+    jaxpr: AnyJaxpr
+    state_tree: PyTreeDef
+    batch_tree: PyTreeDef
+    metrics_tree: PyTreeDef
+
+
+def trace_step(
+    train_step: Callable[..., Any],
+    state: tuple[Sequence[Spec], PyTreeDef],
+    batch: tuple[Sequence[Spec], PyTreeDef],
+    static_args: tuple[Any, ...],
+    static_kwargs: Mapping[str, Any],
+) -> Traced:
+    """Trace a step once.
+
+    Raises:
+        StepError: it does not return (state, metrics), or returns a state of another structure, shape or dtype.
+    """
+    (state_specs, state_tree), (batch_specs, batch_tree) = state, batch
+    trees: list[PyTreeDef] = []
+
+    def flat_step(*leaves: Any) -> tuple[list[Any], list[Any]]:
+        count = len(state_specs)
+        result = train_step(
+            jax.tree.unflatten(state_tree, leaves[:count]),
+            jax.tree.unflatten(batch_tree, leaves[count:]),
+            *static_args,
+            **static_kwargs,
+        )
+        new_state, metrics = _pair(result)
+        new_leaves, new_tree = jax.tree.flatten(new_state)
+        if new_tree != state_tree:
+            raise StepError(_other_structure(state_tree, new_tree))
+        metric_leaves, metrics_tree = jax.tree.flatten(metrics)
+        trees.append(metrics_tree)
+        return new_leaves, metric_leaves
+
+    jaxpr = _compat.trace(flat_step, *state_specs, *batch_specs)
+    _check_types(_compat.open_jaxpr(jaxpr).outvars, state_specs, state_tree)
+    return Traced(jaxpr, state_tree, batch_tree, trees[-1])
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    if isinstance(result, tuple) and len(result) == 2:
+        return result
+    what = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    raise StepError(
+        f"The train step returned {what}; it must return a pair: `return new_state, metrics`, where metrics may "
+        "be any pytree, such as {}."
+    )
+
+
+def _other_structure(old: PyTreeDef, new: PyTreeDef) -> str:
+    had, has = labels(old), labels(new)
+    missing = [path or "the state itself" for path in had if path not in has]
+    extra = [path or "the state itself" for path in has if path not in had]
+    parts = [
+        f"{what}: {', '.join(paths[:5])}" for what, paths in (("missing", missing), ("new", extra)) if paths
+    ]
+    difference = "; ".join(parts) or f"the same leaves in other containers: {old} became {new}"
+    return (
+        f"The train step returned a state of another structure than it was given ({difference}). The new state "
+        "must have the same containers and leaves as the old one."
+    )
+
+
+def _check_types(outvars: Sequence[Any], specs: Sequence[Spec], tree: PyTreeDef) -> None:
+    for index, (var, spec) in enumerate(zip(outvars, specs, strict=False)):
+        if var.aval.shape == spec.shape and var.aval.dtype == spec.dtype:
+            continue
+        raise StepError(
+            f"The new state's leaf {labels(tree)[index] or 'state'} has type {var.aval.str_short()}, but the old "
+            f"one has {spec.dtype}{list(spec.shape)}. A step must keep the types of its state; convert the leaf "
+            "(`.astype(old.dtype)`) or start from a state of the new type."
+        )

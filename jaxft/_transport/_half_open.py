@@ -1,0 +1,41 @@
+"""A listening socket, and a connection that has not been let in yet. See `_listener.py`."""
+
+import contextlib
+import socket
+from dataclasses import dataclass, field
+
+from jaxft._transport._handshake import RESPONSE_BYTES, Hello, missing_bytes
+
+
+@dataclass(slots=True)
+class HalfOpen:
+    sock: socket.socket
+    name: str
+    deadline_s: float
+    received: bytearray = field(default_factory=bytearray)
+    owes_proof: bool = False  # it has said a hello for this process
+    # Once it has been challenged: what it had said, and what it must answer to.
+    hello: Hello | None = None
+    said: bytes = b""
+    nonce: bytes = b""
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes it still has to send before the next move is ours. Raises BadHello."""
+        if self.hello is not None:
+            return RESPONSE_BYTES - len(self.received)
+        return missing_bytes(self.received)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Listen at a port; on all addresses of both families where no host is named."""
+    backlog = socket.SOMAXCONN
+    if host:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # IPv6 is compiled in but switched off
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
+            )
+    return socket.create_server(("", port), backlog=backlog)

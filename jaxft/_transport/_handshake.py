@@ -1,0 +1,368 @@
+"""How a connection of the data plane begins: a hello, and the answer to it. See `_listener.py`.
+
+A hello names both ends: who dials, and whom. A listener that is another group, or another incarnation of that group,
+refuses it. Where the job has a key, the first answer is a challenge, and each side proves to the other that it knows
+the key. The proofs, and a key for each direction of the connection, are made from the hello and from a nonce of each
+side (`jaxft_protocol.credentials`). So a proof is worth nothing between any other two ends, and whoever relays it
+has no key for what follows.
+"""
+
+import os
+import select
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from jaxft_protocol import credentials
+from jaxft_protocol.credentials import NONCE_BYTES, PROOF_BYTES, DataKey
+
+from jaxft._errors import ConfigurationError
+from jaxft._transport._seals import Connection
+from jaxft._transport._sockets import SEND_FLAGS, Abort, backoff_s, pause, split_address, tune, wait
+
+MAX_NAME_BYTES = 255
+MAX_REASON_BYTES = 512
+
+_VERSION = 2
+_KINDS = ("exchange", "heal")
+# magic, version, kind, reserved, quorum or heal, the dialler's incarnation, the listener's, and how many bytes the
+# names have: the job's, the dialler's and the listener's
+_HELLO = struct.Struct("<8sBBHQQQBBB")
+_HELLO_MAGIC = b"jaxft-hi"
+# magic, version, status, bytes of what follows: a reason, a nonce or a proof
+_ANSWER = struct.Struct("<8sBBH")
+_ANSWER_MAGIC = b"jaxft-re"
+_ACCEPTED, _REFUSED, _CHALLENGE, _BUSY = 0, 1, 2, 3
+# What the dialler answers a challenge with: its own nonce, and its proof.
+RESPONSE_BYTES = NONCE_BYTES + PROOF_BYTES
+# A listener that has too many connections which have not said who they are drops some of them without an answer. The
+# dialler then dials again at once: one that is dead refuses the connection, so this delays no bad news. When all
+# groups of a large job dial one of them in the same moment, each time only some hundred are let in.
+_MAX_REDIALS = 20
+# Between two attempts at a listener that says that it is busy.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class BadHello(Exception):
+    """What was received is no hello, or none that this process understands.
+
+    Attributes:
+        answerable: it began like one of ours, so whoever sent it understands a refusal.
+    """
+
+    def __init__(self, message: str, *, answerable: bool = True) -> None:
+        super().__init__(message)
+        self.answerable = answerable
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who dials whom, and what for.
+
+    Args:
+        kind: "exchange" or "heal".
+        job: the job of both.
+        group: who dials.
+        incarnation: which process of that group.
+        to_group: who is dialled.
+        to_incarnation: which process of that group.
+        number: the id of the quorum, or of the heal, that the connection is for.
+    """
+
+    kind: str
+    job: str
+    group: str
+    incarnation: int
+    to_group: str
+    to_incarnation: int
+    number: int
+
+
+class Dialling:
+    """A connection on its way: connect, say hello, be accepted. Never blocks; for one thread.
+
+    Poll `sock` for `events`, then call `advance`, until that returns a connection. Both may change with each call.
+    """
+
+    def __init__(self, address: str, hello: Hello, key: DataKey | None = None) -> None:
+        """Begin to connect. Raises ConnectionError. Resolving a host name is the one thing that blocks.
+
+        With a key, only a listener that has proved that it knows the key as well counts as one that has accepted.
+        """
+        self._address = address
+        self._hello = hello
+        self._key = key
+        self._nonces: dict[str, bytes] = {}  # once the listener has challenged us
+        self._all_targets = _resolve(address)
+        self._targets = list(self._all_targets)
+        self._received = bytearray()
+        self._redials = 0
+        self.events = select.POLLOUT
+        self.sock = self._connect(None)
+
+    def advance(self) -> Connection | None:
+        """Go as far as it gets; returns the connection once accepted. Raises ConnectionError, with it closed."""
+        try:
+            if self.events == select.POLLOUT:
+                self._say_hello()
+                return None
+            return self._read_answer()
+        except BlockingIOError:
+            return None
+        except _Unanswered:
+            self.sock.close()
+            raise
+        except OSError as error:
+            self.sock.close()
+            if self._redials == _MAX_REDIALS:
+                raise ConnectionError(
+                    f"{self._address} broke the connection {1 + self._redials} times before it answered our hello: "
+                    f"{error.strerror or error}. Another program listens there, or too many connect to it."
+                ) from error
+        self._redial()
+        return None
+
+    def _redial(self) -> None:
+        self._redials += 1
+        self._targets = list(self._all_targets)
+        self._nonces.clear()
+        self._received.clear()
+        self.events = select.POLLOUT
+        self.sock = self._connect(None)
+
+    def _connect(self, last: OSError | None) -> socket.socket:
+        while self._targets:
+            family, target = self._targets.pop(0)
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            try:
+                sock.connect(target)
+            except BlockingIOError:
+                return sock
+            except OSError as error:
+                sock.close()
+                last = error
+            else:
+                return sock
+        why = last.strerror if last is not None else "it has no address"
+        raise _Unanswered(f"Could not connect to {self._address}: {why}.") from last
+
+    def _say_hello(self) -> None:
+        code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code != 0:
+            self.sock.close()
+            self.sock = self._connect(OSError(code, os.strerror(code)))
+            return
+        tune(self.sock)
+        self.sock.send(encode(self._hello), SEND_FLAGS)  # a fresh socket takes some hundred bytes whole
+        self.events = select.POLLIN
+
+    def _read_answer(self) -> Connection | None:
+        while (missing := _missing_answer_bytes(self._received, self._address)) > 0:
+            piece = self.sock.recv(missing, socket.MSG_DONTWAIT)
+            if not piece:
+                raise ConnectionResetError("it closed the connection")
+            self._received += piece
+        _, _, status, _ = _ANSWER.unpack_from(self._received)
+        said = bytes(self._received[_ANSWER.size :])
+        self._received.clear()
+        if status == _CHALLENGE:
+            self._respond(said)
+            return None
+        if status != _ACCEPTED:
+            reason = said.decode(errors="replace")
+            kind, group = self._hello.kind, self._hello.group
+            text = f"{self._address} refused the {kind} connection of group {group!r}. {reason}"
+            raise Busy(text) if status == _BUSY else _Unanswered(text)
+        self._check_listener(said)
+        self.sock.setblocking(True)
+        if self._key is None:
+            return Connection.plain(self.sock)
+        incoming, outgoing = credentials.connection_keys(self._key, encode(self._hello), **self._nonces)
+        return Connection.sealed(self.sock, outgoing=outgoing, incoming=incoming)
+
+    def _respond(self, nonce: bytes) -> None:
+        if self._key is None:
+            raise _Unanswered(
+                f"{self._address} asks for a proof of the job's key, and group {self._hello.group!r} has none: start "
+                "all groups of a job with the same token."
+            )
+        if self._nonces or len(nonce) != NONCE_BYTES:
+            raise _Unanswered(
+                f"{self._address} sent a challenge that makes no sense: another version of jaxft?"
+            )
+        self._nonces = {"listener_nonce": nonce, "dialler_nonce": credentials.new_nonce()}
+        ours = credentials.dialler_proof(self._key, encode(self._hello), **self._nonces)
+        self.sock.send(self._nonces["dialler_nonce"] + ours, SEND_FLAGS)
+
+    def _check_listener(self, proof: bytes) -> None:
+        if self._key is None:
+            return
+        if self._nonces:
+            wanted = credentials.listener_proof(self._key, encode(self._hello), **self._nonces)
+            if credentials.is_proof(proof, wanted):
+                return
+        raise _Unanswered(
+            f"{self._address} does not prove that it knows the key of job {self._hello.job!r}: it is no group of "
+            "this job, or was started without the job's token."
+        )
+
+
+class _Unanswered(ConnectionError):
+    """A ConnectionError whose text is complete, and that another attempt would not change."""
+
+
+class Busy(_Unanswered):
+    """The listener serves as many as it can, and says that it may take this connection later."""
+
+
+def dial(
+    address: str,
+    hello: Hello,
+    *,
+    deadline_s: float,
+    abort: Abort | None = None,
+    key: DataKey | None = None,
+) -> Connection:
+    """Connect to another process's listener and be accepted. Tries again while it is busy.
+
+    Args:
+        address: "host:port" or "[v6 address]:port".
+        hello: who we are, and what for.
+        deadline_s: when to give up, on the clock of `time.monotonic()`. Resolving a name is not covered.
+        abort: a flag that ends the wait.
+        key: the key of the job's data plane, if it has one; the listener must know it too.
+
+    Raises:
+        ConnectionError: nobody listens there, or no jaxft process, or it refused us, or does not know the key; the
+            text says which.
+        TimeoutError: the deadline passed.
+    """
+    for pause_s in backoff_s(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
+        try:
+            return _dial(address, hello, deadline_s=deadline_s, abort=abort, key=key)
+        except Busy:
+            if time.monotonic() + pause_s >= deadline_s:
+                raise
+        pause(pause_s, abort=abort)
+    raise AssertionError("an endless iterator has ended")
+
+
+def _dial(
+    address: str, hello: Hello, *, deadline_s: float, abort: Abort | None, key: DataKey | None
+) -> Connection:
+    dialling = Dialling(address, hello, key)
+    what = f"{address} to accept a connection for {hello.kind}"
+    try:
+        while True:
+            wait(dialling.sock, dialling.events, deadline_s=deadline_s, what=what, abort=abort)
+            if (connection := dialling.advance()) is not None:
+                return connection
+    except BaseException:
+        dialling.sock.close()
+        raise
+
+
+def missing_bytes(received: bytes | bytearray) -> int:
+    """How many bytes a hello lacks, as far as is known; 0 if it is whole. Raises BadHello."""
+    if received[:8] != _HELLO_MAGIC[: len(received)]:
+        raise BadHello(f"it began with {bytes(received[:8])!r}", answerable=False)
+    if len(received) > len(_HELLO_MAGIC) and (version := received[len(_HELLO_MAGIC)]) != _VERSION:
+        raise BadHello(f"it speaks version {version} of the data plane, this process version {_VERSION}")
+    if len(received) < _HELLO.size:
+        return _HELLO.size - len(received)
+    _, _, kind, _, _, _, _, *lengths = _HELLO.unpack_from(received)
+    if kind >= len(_KINDS):
+        raise BadHello(f"it wants a connection of the unknown kind {kind}")
+    return _HELLO.size + sum(lengths) - len(received)
+
+
+def decode(received: bytes | bytearray) -> Hello:
+    """Decode a whole hello. Raises BadHello."""
+    assert missing_bytes(received) == 0
+    _, _, kind, _, number, incarnation, to_incarnation, *lengths = _HELLO.unpack_from(received)
+    names = bytes(received[_HELLO.size :])
+    group_at, to_at = lengths[0], lengths[0] + lengths[1]
+    try:
+        job, group, to_group = (
+            names[:group_at].decode(),
+            names[group_at:to_at].decode(),
+            names[to_at:].decode(),
+        )
+    except UnicodeDecodeError as error:
+        raise BadHello(f"a name in it is not UTF-8: {names!r}") from error
+    return Hello(_KINDS[kind], job, group, incarnation, to_group, to_incarnation, number)
+
+
+def accepted(proof: bytes = b"") -> bytes:
+    """Encode the answer that lets a dialler in; with the listener's proof where it had to prove itself."""
+    return _answer(_ACCEPTED, proof)
+
+
+def refused(why: str) -> bytes:
+    """Encode the answer that turns a dialler away."""
+    return _answer(_REFUSED, why.encode()[:MAX_REASON_BYTES])
+
+
+def busy(why: str) -> bytes:
+    """Encode the answer that asks a dialler to come again."""
+    return _answer(_BUSY, why.encode()[:MAX_REASON_BYTES])
+
+
+def challenge(nonce: bytes) -> bytes:
+    """Encode the answer that asks a dialler to prove itself."""
+    return _answer(_CHALLENGE, nonce)
+
+
+def _answer(status: int, said: bytes) -> bytes:
+    return _ANSWER.pack(_ANSWER_MAGIC, _VERSION, status, len(said)) + said
+
+
+def check_name(name: str, *, what: str) -> bytes:
+    """Encode a job's or group's name. Raises ConfigurationError if it does not fit into a hello."""
+    encoded = name.encode()
+    if not 0 < len(encoded) <= MAX_NAME_BYTES:
+        raise ConfigurationError(
+            f"The {what}'s name {name!r} has {len(encoded)} bytes; it must have 1 to {MAX_NAME_BYTES}."
+        )
+    return encoded
+
+
+def encode(hello: Hello) -> bytes:
+    """Put a hello into bytes. No two look alike: each name goes in with its length."""
+    job, group = check_name(hello.job, what="job"), check_name(hello.group, what="group")
+    to_group = check_name(hello.to_group, what="group")
+    head = _HELLO.pack(
+        _HELLO_MAGIC,
+        _VERSION,
+        _KINDS.index(hello.kind),
+        0,
+        hello.number,
+        hello.incarnation,
+        hello.to_incarnation,
+        *(len(name) for name in (job, group, to_group)),
+    )
+    return head + job + group + to_group
+
+
+def _resolve(address: str) -> list[tuple[int, tuple[Any, ...]]]:
+    host, port = split_address(address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise _Unanswered(f"The host of {address} is unknown: {error.strerror}.") from error
+    return [(family, target) for family, _, _, _, target in found]
+
+
+def _missing_answer_bytes(received: bytearray, address: str) -> int:
+    if len(received) < _ANSWER.size:
+        return _ANSWER.size - len(received)
+    magic, version, _, reason_bytes = _ANSWER.unpack_from(received)
+    if magic != _ANSWER_MAGIC or version != _VERSION or reason_bytes > MAX_REASON_BYTES:
+        raise _Unanswered(
+            f"{address} answered our hello with {bytes(received[: _ANSWER.size])!r}: another program, or "
+            "another version of jaxft, listens there."
+        )
+    return _ANSWER.size + reason_bytes - len(received)

@@ -1,0 +1,401 @@
+"""The data plane's front door: one listening socket for each process, and the way to reach another's.
+
+Theory of operation. Bulk data between processes (exchanges of contributions, healing) goes over plain TCP
+connections. The dialler says first who it is, whom it wants and what for, in a `Hello`; the listener answers, and
+only then is there a connection. So a dialler never takes a backlog for a living process: a kernel completes
+handshakes on behalf of a stopped one, but does not answer hellos.
+
+    dialler                         listener
+      | -- hello (version, kind, job, both ends, quorum or heal) ----> |  unknown, for 2 s at most
+      | <-- challenge (nonce) --------------------------------------- |  only where the job has a key,
+      | -- nonce, proof --------------------------------------------> |  within the same 2 s
+      | <-- accepted (with a proof), refused with the reason, or busy  |
+      |                                            exchange: pending until `take` asks for it
+      |                                            heal:     handed to `on_heal`, in a thread of its own
+
+One thread accepts and reads hellos, for all connections at once and without ever blocking on one.
+
+Budgets. Connections that have not said a hello for this process (`_MAX_UNKNOWN`) and those that have and still owe a
+proof (`_MAX_CHALLENGED`) are counted apart from those that were accepted, and each kind drops its own: the oldest of
+the address that has the most. A hello for this process names its incarnation, 63 random bits that only the
+coordinator and the job's groups are told. So a program that just connects, or speaks another protocol, can never take
+what peers need, and a peer that is dropped dials again at once (`_handshake.py`). When the process is out of
+descriptors the unknown go first. What is accepted is bounded by what a job of thousands of groups needs.
+
+A quorum's connections wait under (quorum, group, incarnation), because a peer may hear of a quorum before we
+do. `forget` drops those of quorums that are over, and lets in no more of them.
+
+Errors. One that a connection brings about ends that connection. One of the listener itself ends it: it is logged, and
+`check`, which comes before each step and each quorum's connections, raises it in the training thread.
+
+Left out: encryption. Frames carry MACs (`_seals.py`) where the job has a key; who sits on the path can still read.
+"""
+
+import contextlib
+import errno
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from jaxft_protocol import credentials
+from jaxft_protocol.admission import Sparse, allow_all_descriptors, crowded_out
+from jaxft_protocol.credentials import NONCE_BYTES, DataKey
+
+from jaxft._errors import JaxftError
+from jaxft._transport._half_open import HalfOpen, bind
+from jaxft._transport._handshake import (
+    BadHello,
+    Hello,
+    accepted,
+    busy,
+    challenge,
+    check_name,
+    decode,
+    dial,
+    refused,
+)
+from jaxft._transport._pending import PendingConnections
+from jaxft._transport._seals import Connection
+from jaxft._transport._sockets import SEND_FLAGS, Abort, recv_exactly, send_all, tune
+
+__all__ = ["Abort", "Connection", "Hello", "Listener", "dial", "recv_exactly", "send_all"]
+
+_log = logging.getLogger("jaxft")
+# What strangers bring about; it must not fill the disk.
+_strangers_log = logging.getLogger("jaxft.strangers")
+_strangers_log.addFilter(Sparse())
+
+# A hello has 39 bytes and three names; a peer that needs longer than this to send it is not one of ours.
+_HELLO_TIMEOUT_S = 2.0
+# A peer's hello is there within a round trip of its connection.
+_MAX_UNKNOWN = 256
+# All members of a quorum may dial at once, and each owes its proof for a round trip.
+_MAX_CHALLENGED = 2048
+# Each has a thread that serves one joiner. Those of spares stay for as long as the spares follow.
+_MAX_HEALING = 1024
+# None of these takes more than such a part of the descriptors that the process may have.
+_CHALLENGED_PART, _HEALING_PART, _PENDING_PART = 8, 4, 2
+# So many are taken from the kernel before those that are there are looked at again.
+_MAX_ACCEPTED_IN_A_ROW = 64
+# When the process is out of descriptors and has no stranger to let go, accepting is tried again after this.
+_OUT_OF_DESCRIPTORS_PAUSE_S = 0.05
+# What a process needs beside its connections: files of data and checkpoints, devices, other libraries' sockets.
+_OWN_DESCRIPTORS = 500
+
+
+class Listener:
+    """Accepts the connections of one job's data plane, from construction until `close`."""
+
+    def __init__(
+        self,
+        *,
+        host: str = "",
+        port: int = 0,
+        job: str,
+        group: str,
+        incarnation: int,
+        on_heal: Callable[[Connection, Hello], None] | None,
+        key: DataKey | None = None,
+    ) -> None:
+        """Listen, and start the thread that accepts. Takes all descriptors that the process is allowed to have.
+
+        Args:
+            host: the address to bind; empty for all.
+            port: the port to bind; 0 for any that is free (see the attribute `port`).
+            job: connections for any other job are refused,
+            group: and those for any other group,
+            incarnation: or for another process of this group.
+            on_heal: called with each connection for healing, in a thread of its own. The connection is closed
+                when it returns, and shut down under it by `close`. None: such connections are refused.
+            key: the key of the job's data plane, which whoever dials must prove to know; None: nobody has to.
+        """
+        check_name(job, what="job")
+        check_name(group, what="group")
+        self.key = key
+        self._job = job
+        self._me = (group, incarnation)
+        self._on_heal = on_heal
+        self._descriptors = allow_all_descriptors()
+        self._warned_of_descriptors = False
+        self._failure: Exception | None = None
+        self._sock = bind(host, port)
+        self._sock.setblocking(False)
+        self.port: int = self._sock.getsockname()[1]
+        self._half_open: dict[int, HalfOpen] = {}  # by descriptor, oldest first
+        self._poller = select.poll()
+        self._paused_until_s: float | None = None  # while it does not accept
+        self._pending = PendingConnections(self._descriptors // _PENDING_PART)
+        self._healing: set[socket.socket] = set()
+        self._healing_lock = threading.Lock()
+        self._closed = Abort()
+        self._thread = threading.Thread(target=self._run, name="jaxft-listener", daemon=True)
+        self._thread.start()
+
+    def take(
+        self, *, quorum_id: int, group: str, incarnation: int, deadline_s: float, abort: Abort | None
+    ) -> Connection:
+        """Wait for a peer's connection for the exchange of a quorum, and hand it over.
+
+        Raises:
+            TimeoutError: the deadline passed.
+            ConnectionError: the quorum was forgotten, the listener closed, or the abort flag set.
+        """
+        return self._pending.take((quorum_id, group, incarnation), deadline_s=deadline_s, abort=abort)
+
+    def forget(self, quorum_id: int) -> None:
+        """Close what waits for this quorum and older ones, and refuse what still comes for them."""
+        self._pending.forget(quorum_id)
+
+    def check(self, members: int) -> None:
+        """Raise what has ended this listener, if anything has; warn if a quorum of this size needs more descriptors.
+
+        Raises:
+            JaxftError: the listener's thread ended with an error.
+        """
+        if self._failure is not None:
+            raise JaxftError(
+                f"The listener of group {self._me[0]!r} on port {self.port} ended with an error, so no other group "
+                f"can reach this one any more: {self._failure!r}. Start the group again; its log has the traceback."
+            ) from self._failure
+        # Of a quorum, and of the next while its connections are made.
+        needed = 2 * members + _OWN_DESCRIPTORS
+        if needed > self._descriptors and not self._warned_of_descriptors:
+            self._warned_of_descriptors = True
+            _log.warning(
+                "A quorum of %d groups may need %d file descriptors, and this process may have %d: raise the hard "
+                "limit (`ulimit -Hn`, LimitNOFILE= of systemd).",
+                *(members, needed, self._descriptors),
+            )
+
+    def close(self) -> None:
+        """Stop listening and close every connection that was not taken. Idempotent."""
+        self._closed.set("closed")
+        self._thread.join()
+        self._sock.close()
+        self._pending.close()
+        with self._healing_lock:
+            for sock in self._healing:
+                with contextlib.suppress(OSError):  # its peer was quicker
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        try:
+            self._poller.register(self._sock, select.POLLIN)
+            self._poller.register(self._closed, select.POLLIN)
+            while not self._closed.is_set:
+                self._turn()
+        except Exception as error:
+            _log.exception("The listener on port %d ends with an error.", self.port)
+            self._failure = error
+            self._sock.close()  # who dials is refused at once
+            self._pending.close()  # and who waits for a peer here is woken
+        finally:
+            for half in list(self._half_open.values()):
+                self._drop(half, "the listener closes")
+
+    def _turn(self) -> None:
+        now_s = time.monotonic()
+        if self._paused_until_s is not None and now_s >= self._paused_until_s:
+            self._paused_until_s = None
+            self._poller.register(self._sock, select.POLLIN)
+        oldest = next(iter(self._half_open.values()), None)
+        until_s = [half.deadline_s for half in (oldest,) if half is not None]
+        until_s += [] if self._paused_until_s is None else [self._paused_until_s]
+        ready = [
+            fd for fd, _ in self._poller.poll(1000 * max(0.0, min(until_s) - now_s) if until_s else None)
+        ]
+        # First those that are here: who has said its hello needs no room among the unknown.
+        for fd in ready:
+            if (half := self._half_open.get(fd)) is not None:
+                self._read(half)
+        if self._sock.fileno() in ready:
+            self._accept_some()
+        now_s = time.monotonic()
+        for half in [half for half in self._half_open.values() if half.deadline_s <= now_s]:
+            self._drop(half, "no hello came in time")
+
+    def _accept_some(self) -> None:
+        for _ in range(_MAX_ACCEPTED_IN_A_ROW):
+            try:
+                sock, address = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._make_room(error)
+                elif error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
+                    raise  # it is our socket that is wrong, not a connection
+                return
+            self._take_in(sock, str(address[0]))
+
+    def _make_room(self, error: OSError) -> None:
+        """The process is out of descriptors: let go of those who have not said who they are, or else wait."""
+        _strangers_log.warning("Cannot accept connections on port %d: %s.", self.port, error.strerror)
+        unknown = [half for half in self._half_open.values() if not half.owes_proof]
+        for half in unknown:
+            self._drop(half, "the process is out of descriptors")
+        if not unknown:
+            self._poller.unregister(self._sock)
+            self._paused_until_s = time.monotonic() + _OUT_OF_DESCRIPTORS_PAUSE_S
+
+    def _take_in(self, sock: socket.socket, name: str) -> None:
+        half = HalfOpen(sock, name=name, deadline_s=time.monotonic() + _HELLO_TIMEOUT_S)
+        self._half_open[sock.fileno()] = half
+        self._poller.register(sock, select.POLLIN)
+        self._read(half)  # a peer's hello came with the connection, or is on its way
+        self._crowd_out(owes_proof=False, most=_MAX_UNKNOWN)
+
+    def _crowd_out(self, *, owes_proof: bool, most: int) -> None:
+        if len(self._half_open) <= most:
+            return
+        known = [(fd, half.name) for fd, half in self._half_open.items() if half.owes_proof == owes_proof]
+        if len(known) > most:
+            for fd in crowded_out(known, most):
+                half = self._half_open[fd]
+                self._read(half)  # what it owes may have come since
+                if self._half_open.get(fd) is half and half.owes_proof == owes_proof:
+                    self._drop(half, "too many have not proved who they are")
+
+    def _read(self, half: HalfOpen) -> None:
+        try:
+            while (
+                missing := half.missing_bytes
+            ) > 0:  # the length of the names stands in what comes before them
+                received = half.sock.recv(missing, socket.MSG_DONTWAIT)
+                if not received:
+                    self._drop(half, "it closed the connection")
+                    return
+                half.received += received
+            self._answer(half)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._drop(half, str(error))
+        except BadHello as error:
+            if error.answerable:
+                self._refuse(half, f"Its hello cannot be read: {error}.")
+            else:
+                self._drop(half, str(error))
+        except Exception:  # what one connection brings about ends that one
+            _strangers_log.exception("A connection from %s to port %d failed.", half.name, self.port)
+            if half.sock.fileno() in self._half_open:
+                self._drop(half, "an error")
+
+    def _answer(self, half: HalfOpen) -> None:
+        if half.hello is not None:
+            self._check_response(half, half.hello)
+        elif self.key is not None:
+            self._challenge(half)
+        else:
+            self._admit(half, decode(half.received), b"", Connection.plain(half.sock))
+
+    def _challenge(self, half: HalfOpen) -> None:
+        half.hello = decode(half.received)
+        half.said = bytes(half.received)
+        half.nonce = credentials.new_nonce()
+        half.received.clear()
+        half.sock.send(challenge(half.nonce), SEND_FLAGS)
+        half.owes_proof = not self._wrong_end(half.hello)
+        self._crowd_out(owes_proof=True, most=min(_MAX_CHALLENGED, self._descriptors // _CHALLENGED_PART))
+
+    def _check_response(self, half: HalfOpen, hello: Hello) -> None:
+        assert self.key is not None
+        nonce, given = bytes(half.received[:NONCE_BYTES]), bytes(half.received[NONCE_BYTES:])
+        nonces = {"listener_nonce": half.nonce, "dialler_nonce": nonce}
+        if not credentials.is_proof(given, credentials.dialler_proof(self.key, half.said, **nonces)):
+            self._refuse(half, f"It does not prove that it knows the key of job {hello.job!r}: wrong token.")
+            return
+        proof = credentials.listener_proof(self.key, half.said, **nonces)
+        outgoing, incoming = credentials.connection_keys(self.key, half.said, **nonces)
+        self._admit(half, hello, proof, Connection.sealed(half.sock, outgoing=outgoing, incoming=incoming))
+
+    def _admit(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
+        if wrong := self._wrong_end(hello):
+            self._refuse(half, wrong)
+        elif hello.kind == "exchange":
+            self._admit_exchange(half, hello, proof, connection)
+        else:
+            self._admit_heal(half, hello, proof, connection)
+
+    def _wrong_end(self, hello: Hello) -> str:
+        """Why a hello is not for this process; "" if it is."""
+        if hello.job != self._job:
+            return f"It is for job {hello.job!r}; this process belongs to job {self._job!r}."
+        if (hello.to_group, hello.to_incarnation) != self._me:
+            return (
+                f"It is for incarnation {hello.to_incarnation} of group {hello.to_group!r}; this process is "
+                f"incarnation {self._me[1]} of group {self._me[0]!r}."
+            )
+        return ""
+
+    def _admit_exchange(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
+        refusal = self._pending.refusal(hello.number)
+        if refusal is not None:
+            self._refuse(half, refusal)
+            return
+        # Answer first: once it waits there, whoever takes it may send frames.
+        self._accept_hello(half, proof)
+        self._pending.add((hello.number, hello.group, hello.incarnation), connection)
+
+    def _admit_heal(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
+        if self._on_heal is None:
+            self._refuse(half, "This process heals nobody.")
+            return
+        with self._healing_lock:
+            most = min(_MAX_HEALING, self._descriptors // _HEALING_PART)
+            if len(self._healing) >= most:
+                self._send_away(
+                    half, busy(f"This process is healing {most} others already; ask another donor.")
+                )
+                return
+            self._accept_hello(half, proof)
+            self._healing.add(half.sock)
+        name = f"jaxft-heal-{hello.group}"
+        try:
+            threading.Thread(target=self._heal, args=(connection, hello), name=name, daemon=True).start()
+        except RuntimeError:  # no room for another thread: the joiner must not wait for one
+            self._end_healing(connection)
+            raise
+
+    def _heal(self, connection: Connection, hello: Hello) -> None:
+        assert self._on_heal is not None
+        try:
+            self._on_heal(connection, hello)
+        except (
+            Exception
+        ):  # one joiner's trouble is not the donor's: that connection ends, and training goes on
+            _log.exception("Healing group %r from here broke off.", hello.group)
+        finally:
+            self._end_healing(connection)
+
+    def _end_healing(self, connection: Connection) -> None:
+        with self._healing_lock:
+            self._healing.discard(connection.sock)
+        connection.close()
+
+    def _accept_hello(self, half: HalfOpen, proof: bytes) -> None:
+        half.sock.send(accepted(proof), SEND_FLAGS)
+        tune(half.sock)
+        self._release(half)
+
+    def _refuse(self, half: HalfOpen, why: str) -> None:
+        _strangers_log.warning("Refused a connection from %s: %s", half.name, why)
+        self._send_away(half, refused(why))
+
+    def _send_away(self, half: HalfOpen, answer: bytes) -> None:
+        with contextlib.suppress(OSError):  # it is gone already
+            half.sock.send(answer, SEND_FLAGS)
+        self._release(half)
+        half.sock.close()
+
+    def _drop(self, half: HalfOpen, why: str) -> None:
+        _log.debug("Dropped a connection from %s that said no hello: %s.", half.name, why)
+        self._release(half)
+        half.sock.close()
+
+    def _release(self, half: HalfOpen) -> None:
+        del self._half_open[half.sock.fileno()]
+        self._poller.unregister(half.sock)

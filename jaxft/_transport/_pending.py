@@ -1,0 +1,94 @@
+"""Accepted exchange connections, waiting for the exchange that they are for. See `_listener.py`."""
+
+import select
+import threading
+
+from jaxft._transport._seals import Connection
+from jaxft._transport._sockets import Abort, wait
+
+# Those that dial us for the quorum in force, and perhaps for the next. Jobs have thousands of groups.
+MAX_PENDING = 16384
+
+_Key = tuple[int, str, int]  # quorum, group, incarnation: the lowest key is of the oldest quorum
+
+
+class PendingConnections:
+    """A bounded table from (quorum, group, incarnation) to a connection. Used by several threads.
+
+    Args:
+        room: how many may wait at once, if that is less than `MAX_PENDING`.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = min(room, MAX_PENDING)
+        self._lock = threading.Lock()
+        self._over = -1  # this quorum and older ones are over
+        self._closed = False
+        self._waiting: dict[_Key, Connection] = {}
+        self._takers: dict[_Key, Abort] = {}
+
+    def refusal(self, quorum_id: int) -> str | None:
+        """Why no connection is accepted for a quorum, or None."""
+        with self._lock:
+            return self._refusal(quorum_id)
+
+    def add(self, key: _Key, connection: Connection) -> None:
+        """Keep a connection until it is taken, or close it if its quorum is over by now."""
+        with self._lock:
+            if self._refusal(key[0]) is not None:
+                connection.close()
+                return
+            if (older := self._waiting.pop(key, None)) is not None:
+                older.close()  # its peer dialled again, so it has given up this one
+            elif len(self._waiting) >= self._room:
+                self._waiting.pop(min(self._waiting)).close()
+            self._waiting[key] = connection
+            if (taker := self._takers.get(key)) is not None:
+                taker.set("arrived")
+
+    def take(self, key: _Key, *, deadline_s: float, abort: Abort | None) -> Connection:
+        """Wait for a connection and hand it over. Raises TimeoutError or ConnectionError."""
+        quorum_id, group, _ = key
+        arrived = Abort()  # here a mere flag that can be polled
+        with self._lock:
+            if key in self._waiting or self._refusal(quorum_id) is not None:
+                arrived.set("nothing to wait for")
+            self._takers[key] = arrived
+        try:
+            what = f"group {group!r} to connect for quorum {quorum_id}"
+            wait(arrived.fileno(), select.POLLIN, deadline_s=deadline_s, what=what, abort=abort)
+        finally:
+            with self._lock:
+                del self._takers[key]
+                connection = self._waiting.pop(key, None)
+        if connection is None:
+            raise ConnectionError(
+                self.refusal(quorum_id) or f"The connection of group {group!r} was dropped."
+            )
+        return connection
+
+    def forget(self, quorum_id: int) -> None:
+        """Close what waits for this quorum and older ones, and refuse what still comes for them."""
+        with self._lock:
+            self._over = max(self._over, quorum_id)
+            self._drop(quorum_id)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._drop(None)
+
+    def _refusal(self, quorum_id: int) -> str | None:
+        if self._closed:
+            return "This process is leaving."
+        if quorum_id <= self._over:
+            return f"Quorum {quorum_id} is over here; quorums up to {self._over} have ended."
+        return None
+
+    def _drop(self, up_to: int | None) -> None:
+        for key in list(self._waiting):
+            if up_to is None or key[0] <= up_to:
+                self._waiting.pop(key).close()
+        for key, taker in self._takers.items():
+            if up_to is None or key[0] <= up_to:
+                taker.set("dropped")

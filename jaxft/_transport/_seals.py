@@ -1,0 +1,138 @@
+"""What follows each frame of the data plane, to show that it arrived as it was sent, and from whom.
+
+Without a key it is a checksum: TCP's own has 16 bits, and misses what a faulty switch or network card damages once in
+so many times. With a key it is a MAC under a key of this connection and direction (`_handshake.py`), which covers the
+frame and its number: who relayed the handshake, or sits on the path, can neither change nor add, repeat, reorder or
+leave out a frame.
+
+The MAC is AES-256-GMAC. Measured per MB on a Zen 5 core: xxh3 (no MAC) 0.010 ms, GMAC 0.038, Poly1305 0.077,
+HMAC-SHA256 0.52, keyed BLAKE2b 0.78; and 0.5 us for a frame of 64 bytes.
+"""
+
+import hmac
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+import xxhash
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+KEY_BYTES = 32
+# GCM's own length for a nonce. A key is used for one direction of one connection, and a number once.
+_NONCE_BYTES = 12
+_MAC_BYTES = 16
+_CHECKSUM_BYTES = 8
+
+Part = bytes | bytearray | memoryview
+
+
+class Tags(Protocol):
+    """One direction of one connection: the tag of each of its frames, in order. For one thread at a time."""
+
+    size_bytes: int
+
+    def tag(self, header: Part, *payload: Part, verify: Callable[[], None] | None = None) -> bytes:
+        """The tag of the next frame.
+
+        Args:
+            header: the frame's header.
+            payload: its payload, in any number of parts.
+            verify: called before the frame counts as the next. If it raises, the frame must not be sent, and the
+                next call is for another in its place.
+        """
+        ...
+
+
+class Checksums:
+    """Finds errors, not forgeries."""
+
+    size_bytes = _CHECKSUM_BYTES
+
+    def tag(self, header: Part, *payload: Part, verify: Callable[[], None] | None = None) -> bytes:
+        seed = xxhash.xxh3_64_intdigest(header)
+        tag = xxhash.xxh3_64_digest(payload[0], seed) if len(payload) == 1 else _checksum(payload, seed)
+        if verify is not None:
+            verify()
+        return tag
+
+
+def _checksum(parts: Sequence[Part], seed: int) -> bytes:
+    """As of all parts in one, in half as much time again."""
+    checksum = xxhash.xxh3_64(seed=seed)
+    for part in parts:
+        checksum.update(part)
+    return checksum.digest()
+
+
+class Macs:
+    """AES-256-GMAC: the payload is the associated data, the header the plaintext, whose ciphertext is not sent."""
+
+    size_bytes = _MAC_BYTES
+
+    def __init__(self, key: bytes) -> None:
+        assert len(key) == KEY_BYTES
+        self._whole = AESGCM(key)
+        self._in_parts = algorithms.AES256(key)
+        self._count = 0
+
+    def tag(self, header: Part, *payload: Part, verify: Callable[[], None] | None = None) -> bytes:
+        nonce = self._count.to_bytes(_NONCE_BYTES, "big")
+        tag = (
+            self._of_one(nonce, header, payload[0])
+            if len(payload) == 1
+            else self._of(nonce, header, *payload)
+        )
+        if verify is not None:
+            verify()
+        self._count += 1
+        return tag
+
+    def _of_one(self, nonce: bytes, header: Part, payload: Part) -> bytes:
+        """As `_of`, in a fifth of the time where the payload is short."""
+        return self._whole.encrypt(nonce, header, payload)[-_MAC_BYTES:]
+
+    def _of(self, nonce: bytes, header: Part, *payload: Part) -> bytes:
+        mac = Cipher(self._in_parts, modes.GCM(nonce)).encryptor()
+        for part in payload:
+            mac.authenticate_additional_data(part)
+        mac.update(header)
+        mac.finalize()
+        return mac.tag
+
+
+def is_tag(given: Part, wanted: bytes) -> bool:
+    """Compare two tags, in a time that does not tell where they differ."""
+    return hmac.compare_digest(given, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection that was accepted, and the tags of what goes over it."""
+
+    sock: socket.socket
+    outgoing: Tags
+    incoming: Tags
+
+    @staticmethod
+    def plain(sock: socket.socket) -> "Connection":
+        """Without a key."""
+        return Connection(sock, Checksums(), Checksums())
+
+    @staticmethod
+    def sealed(sock: socket.socket, *, outgoing: bytes, incoming: bytes) -> "Connection":
+        """With a key for each direction."""
+        return Connection(sock, Macs(outgoing), Macs(incoming))
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

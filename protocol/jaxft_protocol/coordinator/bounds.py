@@ -1,0 +1,222 @@
+"""What a job may ask a coordinator to remember: how much, and in which numbers.
+
+A record that a store refuses would stop its job for good, and one that cannot be written down would stop the process.
+So both are known here, before a record becomes an effect:
+
+* `join_problem` refuses a group whose entry could make the record too long, while a text can still tell it why;
+* `forget` keeps what is remembered of groups that are gone within a budget;
+* `problem` is the last line: a turn whose record it refuses does not happen (`machine.step` raises).
+
+Forgetting keeps the truth. Of a group that is gone we may forget, in this order:
+
+1. that it was *proven*. When it comes back with a state of this history it heals once more, or, if no group holds the
+   frontier, the job resumes from its state by its history, as from a checkpoint: slower, and the same state;
+2. that it is a *holder* of the frontier: the same;
+3. that it is *distrusted*, and then also that it was proven. Of these, incarnations go first in whose place another
+   process of that name has come since. Should one of those that are forgotten come back all the same, it heals like
+   any other; only if no group holds the frontier could the job resume from it.
+
+Groups that are here, and those that take part in the quorum in force, are never forgotten.
+"""
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from jaxft_protocol.coordinator.job import Holder, Job, Moved, Record, Saved
+from jaxft_protocol.messages import GroupName, Incarnation
+from jaxft_protocol.values import changed
+
+# The widest numbers of the protocol: steps, quorum ids and incarnations are 64 bits.
+MAX_NUMBER = (1 << 64) - 1
+# etcd takes 1.5 MiB in one request. A job of 2,048 groups with names of 20 characters and 65,536 shards has 0.9 MiB.
+MAX_RECORD_BYTES = 1_400_000
+# Of that: what groups that are here account for, each in every list; and what is remembered of others.
+MAX_LIVE_BYTES = 1 << 20
+MAX_GONE_BYTES = 256 << 10
+# Names and values together. Real ones are a handful of digests and short summaries.
+MAX_SETTINGS_BYTES = 64 << 10
+# A group may stand in so many lists: proven, distrusted, members, held, and the holders of the frontier.
+_LISTS = 5
+# An incarnation, quotes, brackets and commas.
+_ENTRY_BYTES = 28
+# A name of 200 characters, each of six bytes: no entry has more.
+_MOST_ENTRY_BYTES = 1230
+# A shard number has five digits at most.
+_SHARD_BYTES = 6
+# Field names, and numbers of 20 digits.
+_FRAME_BYTES = 1000
+
+
+def text_bytes(text: str) -> int:
+    """Return how many bytes `text` takes in a record. Most texts are plain: these cost nothing to measure."""
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return len(text) + 2
+    return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+
+
+def settings_bytes(settings: Mapping[str, str]) -> int:
+    return sum(text_bytes(name) + text_bytes(value) + 2 for name, value in settings.items())
+
+
+@functools.lru_cache(maxsize=65536)
+def entry_bytes(name: GroupName) -> int:
+    """Return what one group takes in one list of a record."""
+    return text_bytes(name) + _ENTRY_BYTES
+
+
+def join_problem(job: Job, name: GroupName, settings: Mapping[str, str]) -> str:
+    """Why the job could not be remembered any more with this group in it; "" if it can."""
+    given = settings_bytes(settings)
+    if given > MAX_SETTINGS_BYTES:
+        return (
+            f"the settings of group {name!r} have {given} bytes, and a job can keep {MAX_SETTINGS_BYTES}: give "
+            "digests in place of long texts"
+        )
+    names = {name, *job.groups}
+    asked = settings.get("shards", "")
+    shards = (int(asked) if asked.isdecimal() else len(names)) * _SHARD_BYTES
+    here = _FRAME_BYTES + given + shards + _LISTS * sum(map(entry_bytes, names))
+    if here <= MAX_LIVE_BYTES:
+        return ""
+    return (
+        f"with group {name!r} as number {len(names)}, job {job.name!r} would need {here} bytes to be remembered, and "
+        f"a job can have {MAX_LIVE_BYTES}: use shorter names of groups, or fewer groups"
+    )
+
+
+# ---- what of groups that are gone is kept ----
+
+
+def forget(job: Job) -> Job:
+    """Return `job` with what it remembers of groups that are gone within `MAX_GONE_BYTES`."""
+    holders = job.frontier.holders if job.frontier is not None else frozenset[Holder]()
+    if _MOST_ENTRY_BYTES * (len(job.proven) + len(holders) + len(job.distrusted)) <= MAX_GONE_BYTES:
+        return job
+    here = {group.holder for group in job.groups.values()}
+    if job.quorum is not None:
+        here |= {(member.group, member.incarnation) for member in job.quorum.members}
+    gone = ({*job.proven.items()} - here, holders - here, job.distrusted - here)
+    if sum(entry_bytes(name) for kind in gone for name, _ in kind) <= MAX_GONE_BYTES:
+        return job
+    distrusted, room = _newest(_by_age(job, gone[2]), MAX_GONE_BYTES)
+    held, left = _newest(_by_age(job, gone[1]), room // 2)
+    unknown = (gone[0] & job.distrusted) - distrusted  # who is distrusted no more must not be believed either
+    in_order = [holder for holder in job.proven.items() if holder in gone[0] and holder not in unknown]
+    proven, _ = _newest(in_order, room - room // 2 + left)
+    frontier, kept = job.frontier, here | proven
+    return changed(
+        job,
+        proven={name: number for name, number in job.proven.items() if (name, number) in kept},
+        distrusted=(job.distrusted & here) | distrusted,
+        frontier=None if frontier is None else replace(frontier, holders=(holders & here) | held),
+    )
+
+
+def _by_age(job: Job, holders: AbstractSet[Holder]) -> list[Holder]:
+    """In the order in which they may be forgotten: first those in whose place another process has come."""
+    return sorted(holders, key=lambda holder: (not _is_replaced(job, holder), holder))
+
+
+def _is_replaced(job: Job, holder: Holder) -> bool:
+    name, incarnation = holder
+    group = job.groups.get(name)
+    newest = job.proven.get(name) if group is None else group.incarnation
+    return newest is not None and newest != incarnation
+
+
+def _newest(holders: Sequence[Holder], room: int) -> tuple[frozenset[Holder], int]:
+    """Return those that are kept, the last of `holders` first, and how much room is left for others."""
+    kept: set[Holder] = set()
+    for holder in reversed(holders):
+        size = entry_bytes(holder[0])
+        if size <= room:
+            kept.add(holder)
+            room -= size
+    return frozenset(kept), room
+
+
+# ---- the last line ----
+
+
+def problem(record: Record) -> str:
+    """Why `record` cannot be written down; "" if it can."""
+    match record:
+        case Saved():
+            return _wrong_number(_numbers(record)) or _wrong_text(_texts(record)) or _too_long(record)
+        case Moved(_, step, quorum_id):
+            return _wrong_number({"step": step, "quorum_id": quorum_id}.items())
+        case _:
+            return ""
+
+
+def _numbers(saved: Saved) -> Iterable[tuple[str, int | None]]:
+    yield from {
+        "last_quorum_id": saved.last_quorum_id,
+        "min_replicas": saved.min_replicas,
+        "history": saved.history,
+        "places": saved.places,
+        "finished": saved.finished,
+        "idle_since": saved.idle_since,
+    }.items()
+    if saved.frontier is not None:
+        yield from {"step": saved.frontier.step, "quorum_id": saved.frontier.quorum_id}.items()
+    for name, incarnation in _holders(saved):
+        yield name, incarnation
+    for name, shards in saved.held.items():
+        for shard in shards:
+            yield name, shard
+
+
+def _texts(saved: Saved) -> Iterable[str]:
+    yield saved.job
+    for name, value in (saved.settings or {}).items():
+        yield name
+        yield value
+    if saved.frontier is not None:
+        yield saved.frontier.digest
+    for name, _ in _holders(saved):
+        yield name
+    yield from saved.held
+
+
+def _holders(saved: Saved) -> Iterable[tuple[GroupName, Incarnation]]:
+    yield from saved.proven.items()
+    yield from saved.distrusted
+    yield from saved.members
+    if saved.frontier is not None:
+        yield from saved.frontier.holders
+
+
+def _wrong_number(numbers: Iterable[tuple[str, int | None]]) -> str:
+    for name, number in numbers:
+        # bool is an int to Python, and not to us.
+        if number is not None and (type(number) is not int or not 0 <= number <= MAX_NUMBER):
+            return f"{name} would be {number!r}, not a whole number of at most 64 bits"
+    return ""
+
+
+def _wrong_text(texts: Iterable[str]) -> str:
+    for text in texts:
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            return f"{text!r:.80} is not text that UTF-8 can hold"
+    return ""
+
+
+def _too_long(saved: Saved) -> str:
+    size = saved_bytes(saved)
+    if size <= MAX_RECORD_BYTES:
+        return ""
+    return f"the record of the job would have {size} bytes, and a store takes {MAX_RECORD_BYTES}"
+
+
+def saved_bytes(saved: Saved) -> int:
+    """Return how many bytes a record takes, or a few more."""
+    texts = text_bytes(saved.job) + settings_bytes(saved.settings or {})
+    if saved.frontier is not None:
+        texts += text_bytes(saved.frontier.digest)
+    entries = sum(entry_bytes(name) for name, _ in _holders(saved)) + sum(map(entry_bytes, saved.held))
+    shards = (len(str(shard)) + 1 for numbers in saved.held.values() for shard in numbers)
+    return _FRAME_BYTES + texts + entries + sum(shards)

@@ -1,0 +1,182 @@
+"""One turn of the machine: a draft of the job's next state and the effects so far.
+
+Local mutation, pure result: `machine.step` makes a Turn, moves it, and takes job and effects out of it. If
+anything raises on the way, the job that came in is untouched.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jaxft_protocol.coordinator.job import Close, Effect, Group, Holder, Job, Phase, Report, Send
+from jaxft_protocol.messages import (
+    Change,
+    CoordinatorMessage,
+    Difference,
+    Evicted,
+    GroupName,
+    HistoryId,
+    Incarnation,
+    Member,
+    Refused,
+    Release,
+    Waiting,
+)
+from jaxft_protocol.names import natural_key
+from jaxft_protocol.values import changed
+
+# Texts go to every group: a job of a thousand must not send a thousand names, or reasons, to each of a thousand.
+MAX_LISTED = 10
+
+
+class Turn:
+    def __init__(self, job: Job, now_s: float) -> None:
+        self.job = job
+        self.now_s = now_s
+        self.effects: list[Effect] = []
+
+    def update(self, **changes: Any) -> None:
+        self.job = changed(self.job, **changes)
+
+    def put(self, group: Group, **changes: Any) -> Group:
+        """Store `group` with `changes` and return what was stored."""
+        stored = changed(group, **changes)
+        self.update(groups={**self.job.groups, stored.name: stored})
+        return stored
+
+    def put_all(self, groups: Iterable[Group], **changes: Any) -> None:
+        """Store all of `groups` with `changes`, at the cost of one copy of the job's groups."""
+        stored = {group.name: changed(group, **changes) for group in groups}
+        if stored:
+            self.update(groups={**self.job.groups, **stored})
+
+    def add(self, group: Group) -> Group:
+        self.update(sessions={**self.job.sessions, group.session: group.name})
+        return self.put(group)
+
+    def remove(self, group: Group) -> None:
+        job = self.job
+        self.update(
+            groups={name: other for name, other in job.groups.items() if name != group.name},
+            sessions={session: name for session, name in job.sessions.items() if session != group.session},
+        )
+        # Pins do not outlive a session: if this donor comes back, it will not tell the digest that it was asked for.
+        for joiner in [one for one in self.job.groups.values() if one.pinned_step is not None]:
+            self.put(joiner, donors=tuple(holder for holder in joiner.donors if holder != group.holder))
+
+    def expel(self, group: Group, reason: str, *, may_return: bool, aside: bool = False) -> None:
+        """Tell `group` that it is out and end its session. The quorum is the caller's to mend.
+
+        `aside`: it was only away, and comes back when it likes.
+        """
+        self.report(f"{'goes on without' if aside else 'evicts'} {group.name}: {reason}")
+        self.send(group, Evicted(reason, may_return, aside))
+        self.effects.append(Close(group.session))
+        self.forget(group, reason)
+
+    def refuse(self, group: Group, reason: str, differences: tuple[Difference, ...] = ()) -> None:
+        """Tell `group` why it cannot take part, and end its session. The quorum is the caller's to mend."""
+        self.report(f"refuses {group.name}: {reason}")
+        self.send(group, Refused(reason, differences))
+        self.effects.append(Close(group.session))
+        self.forget(group, "refused")
+
+    def forget(self, group: Group, reason: str) -> None:
+        """Take `group` out of the job: whatever it held or was given goes back."""
+        self.remove(self.release_heal(group))
+        if group.phase is Phase.MEMBER:
+            self.note_left(group.name, reason)
+
+    def send(self, group: Group, message: CoordinatorMessage) -> None:
+        self.effects.append(Send(group.session, message))
+
+    def report(self, text: str) -> None:
+        self.effects.append(Report(f"[{self.job.name}] {text}"))
+
+    def select(self, condition: Callable[[Group], bool]) -> list[Group]:
+        """Groups that meet `condition`, in the order in which people count them."""
+        found = [group for group in self.job.groups.values() if condition(group)]
+        if len(found) > 1:
+            found.sort(key=lambda group: natural_key(group.name))
+        return found
+
+    def holders(self) -> list[Group]:
+        """Live groups that hold the frontier for certain."""
+        frontier = self.job.frontier
+        if frontier is None:
+            return []
+        holding = (Phase.MEMBER, Phase.READY, Phase.LEAVING)
+        return self.select(lambda group: group.holder in frontier.holders and group.phase in holding)
+
+    def note_state(self, group: Group) -> None:
+        """`group` has shown that it holds state `group.step` of this job."""
+        frontier = self.job.frontier
+        assert frontier is not None
+        distrusted = self.job.distrusted - {group.holder}
+        self.update(proven={**self.job.proven, group.name: group.incarnation}, distrusted=distrusted)
+        if group.step == frontier.step:
+            self.update(frontier=replace(frontier, holders=frontier.holders | {group.holder}))
+
+    def distrust(self, name: GroupName, incarnation: Incarnation) -> None:
+        """What that group holds is not the job's state, whatever its step says; nor is what it gave to joiners."""
+        self._disown((name, incarnation))
+        donor = (name, incarnation)
+        fed_by_it = self.select(
+            lambda other: (
+                donor in other.donors and other.pinned_step is None and other.phase is not Phase.MEMBER
+            )
+        )
+        for fed in fed_by_it:
+            self._disown(fed.holder)
+            self.put(self.release_heal(fed), phase=Phase.STALE, history=HistoryId(0))
+
+    def _disown(self, holder: Holder) -> None:
+        frontier = self.job.frontier
+        assert frontier is not None
+        self.update(
+            distrusted=self.job.distrusted | {holder},
+            frontier=replace(frontier, holders=frontier.holders - {holder}),
+        )
+
+    def note_left(self, name: GroupName, reason: str) -> None:
+        """Remember for the next quorum why `name` is missing; of a group that goes twice, the last reason."""
+        others = (change for change in self.job.left if change.group != name)
+        self.update(left=(*others, Change(name, reason)))
+
+    def release_heal(self, group: Group) -> Group:
+        """Let the donors of `group` free what they keep for it."""
+        if group.heal_id is None:
+            return group
+        for name, incarnation in group.donors:
+            donor = self.job.groups.get(name)
+            if donor is not None and donor.incarnation == incarnation:
+                self.send(donor, Release(group.heal_id))
+        return self.put(group, heal_id=None, donors=(), pinned_step=None, pinned={})
+
+    def wait_for(self, reason: str) -> None:
+        """Tell everyone, once, why the job stands still; "" when it moves."""
+        if reason == self.job.waiting:
+            return
+        self.update(waiting=reason)
+        if not reason:
+            return
+        self.report(f"waiting: {reason}")
+        waiting = Waiting(reason, bool(self.holders()))
+        for group in self.job.groups.values():
+            if group.phase is not Phase.LEAVING:
+                self.send(group, waiting)
+
+
+def listed(items: Sequence[str], separator: str = ", ") -> str:
+    """Of many items the first few, and how many more there are."""
+    more = len(items) - MAX_LISTED
+    shown = [*items[:MAX_LISTED], f"{more} more"] if more > 0 else items
+    return separator.join(shown)
+
+
+def names_text(groups: Sequence[Group]) -> str:
+    return listed([group.name for group in groups]) or "nobody"
+
+
+def as_member(group: Group, shards: tuple[int, ...] = ()) -> Member:
+    return Member(group.name, Incarnation(group.incarnation), group.address, shards)

@@ -1,0 +1,212 @@
+"""The coordinator's protocol: one pure function per job, `step(job, event, now_s) -> (job, effects)`.
+
+Theory of operation
+===================
+
+A group's life, as its job sees it (`Phase`):
+
+    Hello -> PRESENT -> Join -> MEMBER                      if it holds the frontier and no quorum is in force
+                             -> READY                       if it holds the frontier: a spare for this step
+                             -> STALE -> HEALING -> READY   if it does not
+                                                 -> MEMBER  at the next boundary
+    MEMBER -> LEAVING -> (Goodbye)                          of its own accord
+    any    -> (gone)                                        stream closed, no heartbeat, evicted
+
+The job moves by three things only: it is *founded* (its first state is chosen; or, when all who held the frontier
+are gone, one from which it resumes: `founding.py`), a *quorum* is formed, and a quorum's step is *committed*
+(`quorums.py`, with the rule for counting votes).
+
+What holds after every event:
+
+1. `last_quorum_id` never goes back, and no two quorums share an id.
+2. The frontier goes up by one at a time, and only by the votes of a quorum formed at it: each living member
+   said that it holds the complete sum, and no two said that they computed from different states. One decision is
+   made for all of them in one event. The frontier goes back only when nobody is left who holds it, to a state that
+   was committed in the same history.
+3. Only groups in `frontier.holders` donate: they were sent the commit that made the frontier, or founded it, or
+   have healed to exactly that state, or come back with it. An equal step number alone proves nothing.
+4. A quorum has at least `min_replicas` members when it is formed.
+5. In a quorum each shard has exactly one owner; when a step is tried again, owners that live keep theirs.
+6. What must survive the coordinator stands before the effects that tell of it, as a `Persist` (`durable.py`).
+7. A record that becomes an effect can be written down and read again (`bounds.py`).
+8. The stream to each group is ordered. So a Pin of state s, sent while the frontier is s, arrives before the
+   Commit that would overwrite state s; nothing waits for a joiner.
+
+Deliberately not here: sockets, clocks (time comes as an argument), files, groups of several ranks.
+"""
+
+from typing import assert_never
+
+from jaxft_protocol.coordinator import bounds, durable, founding, progress, quorums, sessions
+from jaxft_protocol.coordinator.draft import Turn
+from jaxft_protocol.coordinator.job import (
+    Effect,
+    Event,
+    Group,
+    GroupSaid,
+    Job,
+    Persist,
+    Phase,
+    SessionClosed,
+    SessionId,
+    Tick,
+)
+from jaxft_protocol.messages import (
+    GroupMessage,
+    HealFailed,
+    Heartbeat,
+    Hello,
+    Join,
+    Leave,
+    Pinned,
+    Ready,
+    Vote,
+)
+
+
+class IllegalEvent(Exception):
+    """A group broke the protocol. The job is untouched; the shell ends that group's session."""
+
+
+class Unwritable(IllegalEvent):
+    """What would follow from this event could not be written down. The job is untouched."""
+
+
+def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]:
+    """Return the job after `event` at time `now_s` (monotonic seconds), and what must be done.
+
+    Raises:
+        IllegalEvent: if the event's sender may not send it now; or, as `Unwritable`, if what would follow from it
+            could not be written down.
+    """
+    turn = Turn(job, now_s)
+    match event:
+        case GroupSaid(session, Hello() as message):
+            if session in job.sessions:
+                raise IllegalEvent("a session has one Hello")
+            sessions.hello(turn, session, message)
+        case GroupSaid(session, message):
+            if not _said(turn, _speaker(job, session), message):
+                return turn.job, tuple(turn.effects)  # nothing of it must survive the coordinator
+        case SessionClosed(session, reason):
+            group = _group_of(job, session)
+            if group is None:
+                return job, ()
+            sessions.closed(turn, group, reason)
+        case Tick(unix_s):
+            _tick(turn)
+            _note_idle(turn, unix_s)
+        case _:
+            assert_never(event)
+    _advance(turn)
+    if isinstance(event, Tick):
+        # Not at each event: a thousand groups that come would change the text a thousand times.
+        quorums.explain(turn)
+    if _remembers_more(job, turn.job):
+        turn.job = bounds.forget(turn.job)
+    record = durable.record_of(job, turn.job)
+    if record is None:
+        return turn.job, tuple(turn.effects)
+    if problem := bounds.problem(record):
+        raise Unwritable(f"what job {job.name!r} would have to remember cannot be written down: {problem}")
+    return turn.job, (Persist(record), *turn.effects)
+
+
+def _remembers_more(before: Job, after: Job) -> bool:
+    """Whether a group was added to those that are remembered; a commit, at every step, adds none."""
+    if after.proven is not before.proven or after.distrusted is not before.distrusted:
+        return True
+    old, new = before.frontier, after.frontier
+    return old is not None and new is not None and new is not old and new.step == old.step
+
+
+def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
+    """Handle `message`; return whether anything else may follow from it at once."""
+    match message:
+        case Heartbeat():
+            progress.heard(turn, group, message)
+            quorum = turn.job.quorum
+            quorums.end_gathering(turn)
+            return turn.job.quorum is not quorum
+        case Vote():
+            frontier, quorum = turn.job.frontier, turn.job.quorum
+            quorums.vote(turn, group, message)
+            return turn.job.frontier is not frontier or turn.job.quorum is not quorum
+        case Join():
+            if group.phase is not Phase.PRESENT:
+                raise IllegalEvent(f"group {group.name!r} joined twice")
+            sessions.join(turn, group, message)
+        case Pinned():
+            sessions.pinned(turn, group, message)
+        case Ready():
+            sessions.ready(turn, group, message)
+        case HealFailed():
+            sessions.heal_failed(turn, group, message)
+        case Leave():
+            sessions.leave(turn, group, message)
+        case Hello():
+            raise IllegalEvent("a session has one Hello")
+        case _:
+            assert_never(message)
+    return True
+
+
+def _advance(turn: Turn) -> None:
+    """Whatever can happen now without a further event."""
+    founding.found(turn)
+    sessions.plan_heals(turn)
+    quorums.form(turn)
+    sessions.plan_following(turn)
+    sessions.finish(turn)
+
+
+def _tick(turn: Turn) -> None:
+    job, now_s = turn.job, turn.now_s
+    timeout_s = job.options.heartbeat_timeout_s
+    # If the coordinator itself stood still, the silence was its own: nobody is judged by it.
+    last_tick_s = now_s if job.last_tick_s is None else job.last_tick_s
+    turn.update(last_tick_s=now_s)
+    if now_s - last_tick_s > timeout_s / 2:
+        turn.put_all(job.groups.values(), last_heard_s=now_s)
+        return
+    silent = turn.select(lambda group: now_s - group.last_heard_s > timeout_s)
+    for group in silent:
+        turn.expel(group, f"no heartbeat for {now_s - group.last_heard_s:.1f} s", may_return=True)
+    quorums.lose(turn, *(group.name for group in silent))
+    quorums.end_gathering(turn)
+    quorums.end_grace(turn, last_tick_s)
+    _go_on_without_the_late(turn)
+    founding.end_reunion(turn)
+
+
+def _note_idle(turn: Turn, unix_s: int) -> None:
+    job = turn.job
+    if not job.groups and job.restored_s is None and job.idle_since is None:
+        turn.update(idle_since=unix_s)
+
+
+def _go_on_without_the_late(turn: Turn) -> None:
+    late = progress.late(turn)
+    if turn.job.quorum is not None:
+        turn.wait_for(progress.waits_for(turn, late))
+    out = [each for each in late if not each.needed]
+    if not out:
+        return
+    turn.update(hung=turn.job.hung + 1)
+    for each in out:
+        turn.expel(each.group, each.reason, may_return=True, aside=each.away)
+        if not each.away:
+            progress.blame(turn, each.group.name)
+    quorums.lose(turn, *(each.group.name for each in out))
+
+
+def _speaker(job: Job, session: SessionId) -> Group:
+    group = _group_of(job, session)
+    if group is None:
+        raise IllegalEvent("the first message of a session must be Hello")
+    return group
+
+
+def _group_of(job: Job, session: SessionId) -> Group | None:
+    name = job.sessions.get(session)
+    return None if name is None else job.groups[name]

@@ -1,0 +1,473 @@
+"""Forming quorums, counting votes.
+
+The rule for counting (`settle`), with "living" = members of the quorum not lost since it was formed:
+
+* every living member voted ok  -> COMMIT. Each of them holds the complete sum, so it does not matter that a
+  member died after its contribution had reached everyone.
+* ... but their states differ   -> the odd ones are evicted and the step is tried again without what they gave, so
+  their error reaches nobody. If no majority says who is odd, the job halts: nobody knows the truth.
+* ... but the means are not finite, and the job's policy is to stop then -> the job halts with nothing applied. All
+  members compute this from the same bits, so one that says so speaks for all, also for those that were lost.
+* a member is lost and nobody has voted ok yet -> the step is tried again at once under a new quorum; in a job of a
+  hundred groups or more, after some milliseconds in which losses that belong together are gathered.
+* a member is lost after somebody voted ok, or a vote failed -> the exchange is in its last milliseconds: wait for
+  the other votes, at most `vote_grace_s`. They may still make a COMMIT, or say who is to blame.
+* all living members have voted -> the step is tried again.
+* the grace is over -> those who have computed, are accused and are silent are evicted, and the step is tried again.
+* the same members have failed the same step once already -> the most accused goes (of two that accuse each other:
+  the later by name), so that a dead link between two healthy groups costs one of them its place and not the job
+  its progress.
+
+Only a tick ends the grace, and only one whose predecessor found it over as well: if the coordinator itself stood
+still, the votes that arrived meanwhile are counted first.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from jaxft_protocol.coordinator import assign, digests, founding, halting, progress
+from jaxft_protocol.coordinator.draft import Turn, as_member, listed, names_text
+from jaxft_protocol.coordinator.job import Ballot, Failure, Frontier, Group, Holder, Phase
+from jaxft_protocol.messages import (
+    Change,
+    Commit,
+    FrontierMoved,
+    GroupName,
+    HaltKind,
+    NewQuorum,
+    QuorumId,
+    Step,
+    Vote,
+)
+from jaxft_protocol.names import natural_key
+from jaxft_protocol.values import changed
+
+# How often the same members may fail the same step before one of them must go.
+RETRIES_WITH_SAME_MEMBERS = 1
+
+MAX_REASON_LENGTH = 300
+
+
+def form(turn: Turn) -> None:
+    """Form a quorum where there is none and enough groups stand at the frontier."""
+    job = turn.job
+    if job.frontier is None or job.quorum is not None or job.finished is not None:
+        return
+    members = _candidates(turn)
+    if len(members) < max(1, job.min_replicas) or founding.reunites(turn):
+        return
+    turn.update(ballot=progress.fresh_ballot(turn))
+    _install(turn, members, again=True, announce=True)
+
+
+def explain(turn: Turn) -> None:
+    """Tell everyone why the job stands still, if it does."""
+    job = turn.job
+    if not job.groups or job.quorum is not None or job.finished is not None:
+        return
+    if job.frontier is not None:
+        turn.wait_for(_quorum_text(turn, _candidates(turn)))
+    elif job.first_join_s is not None:
+        joined, compiling = turn.select(founding.has_joined), turn.select(founding.compiles)
+        newer = bool(joined) and founding.newer_may_come(turn, joined)
+        holding = founding.hold_committed(turn)
+        turn.wait_for(_founding_text(joined, compiling, holding, job.min_replicas, newer=newer))
+
+
+def vote(turn: Turn, group: Group, vote: Vote) -> None:
+    job = turn.job
+    if job.quorum is None or job.frontier is None:
+        return
+    if (vote.quorum_id, vote.step) != (job.quorum.quorum_id, job.frontier.step):
+        return  # a vote on an attempt that is over
+    # (`computed` plays no part in counting: see progress.py.)
+    bit = _bit(turn, group.name)
+    if not bit or bit & (job.ballot.lost | job.ballot.ok | job.ballot.failed):
+        return  # not a member, or it has voted: a vote is given once
+    if vote.ok:
+        known = job.ballot.digests
+        given = known if vote.digest is None else {**known, group.name: vote.digest}
+        ahead_s = turn.now_s if job.ballot.ahead_s is None else job.ballot.ahead_s
+        voted_s = turn.now_s if job.ballot.voted_s is None else job.ballot.voted_s
+        nonfinite = job.ballot.nonfinite or vote.nonfinite[:MAX_REASON_LENGTH]
+        ballot = changed(
+            job.ballot,
+            ok=job.ballot.ok | bit,
+            digests=given,
+            nonfinite=nonfinite,
+            ahead_s=ahead_s,
+            voted_s=voted_s,
+            last_voted_s=turn.now_s,
+        )
+        turn.update(ballot=ballot)
+    else:
+        failure = Failure(group.name, vote.accused, vote.reason[:MAX_REASON_LENGTH])
+        failures = (*job.ballot.failures, failure)
+        turn.update(ballot=changed(job.ballot, failed=job.ballot.failed | bit, failures=failures))
+        turn.report(f"{group.name} failed step {vote.step}: {failure.reason}")
+    settle(turn)
+
+
+def lose(turn: Turn, *names: GroupName) -> None:
+    """Those of `names` that are members are gone from the quorum in force."""
+    mark_lost(turn, *names)
+    settle(turn)
+
+
+def mark_lost(turn: Turn, *names: GroupName) -> None:
+    """As `lose`, but what follows from it waits for the next vote, loss or tick."""
+    if turn.job.quorum is None:
+        return
+    lost = turn.job.ballot.lost
+    for name in names:
+        lost |= _bit(turn, name)
+    turn.update(ballot=changed(turn.job.ballot, lost=lost))
+
+
+def settle(turn: Turn) -> None:
+    """Draw the conclusion from the votes and losses so far."""
+    quorum, ballot = turn.job.quorum, turn.job.ballot
+    if quorum is None:
+        return
+    living = _living(quorum, ballot)
+    if living and ballot.ok & living == living:
+        _compare(turn, quorum)
+    elif not ballot.lost and not ballot.failed:
+        pass
+    elif not _silent(quorum, ballot):
+        retry(turn, quorum, silent=0)
+    elif ballot.lost and not ballot.ok:
+        if _has_gathered(turn, quorum):
+            retry(turn, quorum, silent=0)
+    elif ballot.deadline_s is None:
+        turn.update(ballot=changed(ballot, deadline_s=turn.now_s + turn.job.options.vote_grace_s))
+
+
+def _has_gathered(turn: Turn, quorum: NewQuorum) -> bool:
+    """Whether the losses that belong together are known: a rack that loses power is a hundred losses in a row."""
+    ballot = turn.job.ballot
+    wait_s = turn.job.options.gather_s(len(quorum.members))
+    if not wait_s:
+        return True
+    if ballot.gather_until_s is None:
+        turn.update(ballot=changed(ballot, gather_until_s=turn.now_s + wait_s))
+        return False
+    return turn.now_s >= ballot.gather_until_s
+
+
+def end_gathering(turn: Turn) -> None:
+    """Try the step again if losses have been gathered for long enough."""
+    until_s = turn.job.ballot.gather_until_s
+    if until_s is not None and turn.now_s >= until_s:
+        settle(turn)
+
+
+def _compare(turn: Turn, quorum: NewQuorum) -> None:
+    """All living members hold the sum: it counts if all who gave to it, and said so, computed from one state."""
+    given = turn.job.ballot.digests
+    odd = digests.odd_ones(given)
+    unknown = _without_fingerprint(turn, quorum)
+    if odd is None:
+        halting.diverge(turn, digests.listed(given))
+    elif odd or unknown:
+        retry(turn, quorum, silent=0, odd=(*odd, *unknown))
+    elif turn.job.ballot.nonfinite:
+        _stop_at_nonfinite(turn)
+    else:
+        commit(turn, quorum)
+
+
+def _without_fingerprint(turn: Turn, quorum: NewQuorum) -> tuple[GroupName, ...]:
+    """Who does not say from which state it computed, in the first step of a quorum, where the others do."""
+    ballot, frontier = turn.job.ballot, turn.job.frontier
+    if not ballot.digests or frontier is None or quorum.step != frontier.step:
+        return ()
+    voted = (member.group for place, member in enumerate(quorum.members) if ballot.ok >> place & 1)
+    return tuple(name for name in voted if name not in ballot.digests)
+
+
+def _stop_at_nonfinite(turn: Turn) -> None:
+    """The step is not committed, and its members go on holding the frontier, from which the job may resume."""
+    job = turn.job
+    assert job.frontier is not None
+    reason = (
+        f"the means of step {job.frontier.step} of job {job.name!r} are not finite: {job.ballot.nonfinite}"
+    )
+    halting.halt(turn, HaltKind.NONFINITE, reason)
+
+
+def end_grace(turn: Turn, last_tick_s: float) -> None:
+    """Wait no longer for votes that are overdue since `last_tick_s`."""
+    quorum, ballot = turn.job.quorum, turn.job.ballot
+    if quorum is not None and ballot.deadline_s is not None and last_tick_s >= ballot.deadline_s:
+        retry(turn, quorum, silent=_silent(quorum, ballot))
+
+
+def commit(turn: Turn, quorum: NewQuorum) -> None:
+    """The step counts: move the frontier, tell the members, let those in who are ready."""
+    frontier = turn.job.frontier
+    assert frontier is not None
+    ballot = turn.job.ballot
+    living = [turn.job.groups[m.group] for i, m in enumerate(quorum.members) if not ballot.lost >> i & 1]
+    held = frozenset(group.holder for group in living)
+    frontier = Frontier(Step(frontier.step + 1), quorum.quorum_id, "", held)
+    progress.measure(turn)
+    turn.update(frontier=frontier, ballot=progress.fresh_ballot(turn))
+    for group in living:
+        turn.release_heal(group)  # it has come in with this commit: nobody needs to keep anything for it
+    for group in turn.job.groups.values():
+        if group.phase in (Phase.HEALING, Phase.READY, Phase.STALE):
+            turn.send(group, FrontierMoved(frontier.step))
+    # One that stands by without a donor cannot fetch the sum of this step either.
+    alone = turn.select(lambda group: group.phase is Phase.READY and group.heal_id is None)
+    turn.put_all(alone, phase=Phase.STALE)
+    members = _candidates(turn)
+    staying = {group.name for group in members}
+    following = ended = None
+    # One that was lost and is back in time makes the same members; but it must hear that it is one of them.
+    if len(members) >= turn.job.min_replicas and (ballot.lost or _differs(turn, quorum, members)):
+        following = _install(turn, members, again=False, announce=False)
+    elif len(members) < turn.job.min_replicas:
+        turn.update(quorum=None)
+        ended = quorum
+    step = Step(frontier.step - 1)
+    message, last = Commit(quorum.quorum_id, step, following), Commit(quorum.quorum_id, step)
+    for group in living:
+        turn.send(group, message if group.name in staying else last)
+    if ended is not None:
+        progress.tell_over(turn, ended)
+    if following is None:
+        return
+    told = {group.name for group in living}
+    for group in members:
+        if group.name not in told:
+            turn.send(group, following)
+
+
+def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...] = ()) -> None:
+    """Try the step again under a new quorum, without those who must go.
+
+    Bit i of `silent` is set for a living member that has not voted; `odd` hold another state than the majority.
+    """
+    ballot = turn.job.ballot
+    failures = ballot.failures
+    accused = Counter(name for failure in failures for name in set(failure.accused))
+    # One that still computes has no exchange to speak of; whether it hangs is for progress.py to say.
+    mute = silent & ballot.computed
+    out = [m.group for i, m in enumerate(quorum.members) if mute >> i & 1 and accused[m.group]]
+    retries = 0 if out or odd or ballot.lost else ballot.retries + 1
+    if retries > RETRIES_WITH_SAME_MEMBERS:
+        out = [_most_accused(quorum, failures, accused)]
+        retries = 0
+    turn.update(quorum=None)
+    for name in out:
+        group = turn.job.groups.get(name)
+        if group is not None:  # it may have died meanwhile
+            turn.expel(group, _why(name, failures), may_return=True)
+            progress.blame(turn, name)
+    for member in quorum.members:
+        if member.group in odd:
+            put_out_odd(turn, (member.group, member.incarnation), ballot.digests)
+    assert turn.job.frontier is not None
+    members = _candidates(turn)
+    if len(members) < max(1, turn.job.min_replicas):
+        progress.tell_over(turn, quorum)
+        return  # `form` goes on when there are enough
+    turn.update(ballot=progress.fresh_ballot(turn, retries))
+    _install(turn, members, again=True, announce=True)
+
+
+def put_out_odd(turn: Turn, holder: Holder, given: Mapping[GroupName, int]) -> None:
+    """A group's state is not the majority's: what it holds, and what it gave to joiners, counts for nothing."""
+    turn.distrust(*holder)
+    group = turn.job.groups.get(holder[0])
+    if group is not None and group.holder == holder:  # it may have gone since it told its digest
+        reason = f"its state is not the majority's: {digests.listed(given)}"
+        if group.name not in given:
+            reason = (
+                "it gave no fingerprint of its state in the first step of a quorum, where all are compared"
+            )
+        turn.expel(group, reason, may_return=True)
+
+
+def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -> NewQuorum:
+    """Put a quorum of `members` in force; `again` if its first step may have been tried before."""
+    job = turn.job
+    assert job.frontier is not None
+    total = job.total_shards
+    names = [group.name for group in members]
+    left = {change.group: change for change in job.left if change.group in job.seats}
+    if total is None:
+        shards = {name: (position,) for position, name in enumerate(names)}
+        total = len(names)
+    elif again and any(name in job.held for name in names):
+        shards = assign.after_loss(total, names, {str(name): value for name, value in job.held.items()})
+    else:
+        shards = assign.at_boundary(total, names)
+    quorum = NewQuorum(
+        QuorumId(job.last_quorum_id + 1),
+        job.frontier.step,
+        total,
+        tuple(as_member(group, shards[group.name]) for group in members),
+        joined=tuple(Change(name) for name in names if name not in job.seats or name in left),
+        left=tuple(left.values()),
+        history=job.history,
+    )
+    _relieve(turn, quorum)
+    turn.put_all(members, phase=Phase.MEMBER)
+    seats = {name: position for position, name in enumerate(names)}
+    held = {member.group: member.shards for member in quorum.members}
+    places = max(job.places, sum(not group.spare for group in members))
+    turn.update(
+        quorum=quorum,
+        seats=seats,
+        held=held,
+        places=places,
+        last_quorum_id=quorum.quorum_id,
+        left=(),
+        restored_s=None,
+        halted=None,
+    )
+    turn.wait_for("")
+    turn.report(_quorum_line(quorum))
+    if announce:
+        for group in members:
+            turn.send(group, quorum)
+    return quorum
+
+
+def _relieve(turn: Turn, quorum: NewQuorum) -> None:
+    """Spares whose place is taken again stand by; `sessions.plan_following` lets them follow."""
+    frontier = turn.job.frontier
+    assert frontier is not None
+    staying = {member.group for member in quorum.members}
+    for group in turn.select(lambda group: is_member(group) and group.name not in staying):
+        group = turn.release_heal(group)
+        if group.holder in frontier.holders:
+            # What it holds is the job's, also if it came with a fresh state: should all others die, it can resume.
+            turn.put(group, phase=Phase.READY, step=frontier.step, history=turn.job.history)
+        else:
+            turn.put(group, phase=Phase.STALE)
+
+
+def is_member(group: Group) -> bool:
+    return group.phase is Phase.MEMBER
+
+
+def _candidates(turn: Turn) -> list[Group]:
+    """Who makes the next quorum: members, joiners that have caught up, and spares in the place of those missing.
+
+    A joiner that lacks only the sum of the last step counts too, for it has that as soon as its donors have it.
+    """
+    frontier = turn.job.frontier
+    assert frontier is not None
+    if all(group.phase is Phase.MEMBER and not group.spare for group in turn.job.groups.values()):
+        return turn.select(is_member)  # what follows comes to the same, and this is how a step ends as a rule
+    standing = turn.select(
+        lambda group: is_member(group) or (group.phase is Phase.READY and group.step >= frontier.step)
+    )
+    if not standing:
+        return []  # without a donor nobody gets that sum
+    nearly = turn.select(
+        lambda group: (
+            group.phase is Phase.READY and group.heal_id is not None and group.step == frontier.step - 1
+        )
+    )
+    able = [*standing, *nearly]
+    admitted = [group for group in able if not progress.held_back(turn, group)]
+    if len(admitted) >= max(1, turn.job.min_replicas):
+        able = admitted
+    regular = [group for group in able if not group.spare]
+    wanted = max(1, turn.job.places, turn.job.min_replicas)
+    # One that takes part already stays before another is called up.
+    spares = sorted((group for group in able if group.spare), key=lambda group: not is_member(group))
+    chosen = [*regular, *spares[: max(0, wanted - len(regular))]]
+    return sorted(chosen, key=lambda group: natural_key(group.name))
+
+
+def _differs(turn: Turn, quorum: NewQuorum, members: list[Group]) -> bool:
+    """Whether the next quorum must be another: other members, or shards not dealt as at a boundary."""
+    if [(m.group, m.incarnation) for m in quorum.members] != [group.holder for group in members]:
+        return True
+    total = turn.job.total_shards
+    if total is None:
+        return False
+    dealt = assign.at_boundary(total, [group.name for group in members])
+    return any(member.shards != dealt[member.group] for member in quorum.members)
+
+
+def _living(quorum: NewQuorum, ballot: Ballot) -> int:
+    return (1 << len(quorum.members)) - 1 & ~ballot.lost
+
+
+def _silent(quorum: NewQuorum, ballot: Ballot) -> int:
+    """The living members that have not voted."""
+    return _living(quorum, ballot) & ~(ballot.ok | ballot.failed)
+
+
+def _bit(turn: Turn, name: GroupName) -> int:
+    position = turn.job.seats.get(name)
+    return 0 if position is None else 1 << position
+
+
+def _most_accused(quorum: NewQuorum, failures: tuple[Failure, ...], accused: Counter[GroupName]) -> GroupName:
+    """Who goes when the same members keep failing; without any accusation, a failed voter."""
+    names = [member.group for member in quorum.members]
+    blamed = [name for name in names if accused[name]] or [failure.voter for failure in failures]
+    return max(blamed, key=lambda name: (accused[name], natural_key(name)))
+
+
+def _why(name: GroupName, failures: tuple[Failure, ...]) -> str:
+    accusers = [failure for failure in failures if name in failure.accused]
+    if not accusers:
+        return "its exchange keeps failing"
+    return listed([f"{failure.voter} says: {failure.reason}" for failure in accusers], "; ")
+
+
+def _quorum_line(quorum: NewQuorum) -> str:
+    members = listed([member.group for member in quorum.members])
+    gone = listed([f"lost {change.group} ({change.reason})" for change in quorum.left], "; ")
+    came = listed([change.group for change in quorum.joined])
+    details = "".join([f"; {gone}" if gone else "", f"; joined {came}" if came else ""])
+    return f"quorum {quorum.quorum_id} from step {quorum.step}: {members}{details}"
+
+
+def _founding_text(
+    joined: list[Group], compiling: list[Group], holding: list[Group], min_replicas: int, *, newer: bool
+) -> str:
+    still = f"; present but not ready yet: {names_text(compiling)}" if compiling else ""
+    others = "; groups that may bring a newer state are given a moment to come" if newer else ""
+    held = "; ".join(
+        f"{group.name} holds step {group.step} of a run that must not be lost" for group in holding
+    )
+    return (
+        f"{len(joined)} of at least {max(1, min_replicas)} groups have joined "
+        f"({names_text(joined)}){still}{others}{held and '; ' + held}"
+    )
+
+
+def _quorum_text(turn: Turn, members: list[Group]) -> str:
+    job = turn.job
+    assert job.frontier is not None
+    held = {group.name for group in members}
+    others = turn.select(lambda group: group.name not in held and group.phase is not Phase.LEAVING)
+    coming = listed([f"{group.name} ({group.phase.value})" for group in others]) or "nobody else is present"
+    wanted = max(1, job.min_replicas)
+    lost = listed([f"{change.group} ({change.reason})" for change in job.left])
+    gone = f"; lost: {lost}" if lost else ""
+    return (
+        f"step {job.frontier.step} needs {wanted} groups that hold it, and {len(members)} do "
+        f"({names_text(members)}); {coming}{gone}{_orphaned_text(turn)}{_reunion_text(turn)}"
+    )
+
+
+def _reunion_text(turn: Turn) -> str:
+    if not founding.reunites(turn):
+        return ""
+    return "; the coordinator has just started, and gives those who took part before a moment to come back"
+
+
+def _orphaned_text(turn: Turn) -> str:
+    if turn.job.orphaned_s is None:
+        return ""
+    return "; nobody is left who holds the job's state: a group that brings a checkpoint of it goes on from there"

@@ -1,0 +1,492 @@
+"""Groups come, join, heal, and go."""
+
+from dataclasses import replace
+
+from jaxft_protocol.coordinator import bounds, digests, founding, halting, quorums, terms
+from jaxft_protocol.coordinator.draft import Turn, as_member, names_text
+from jaxft_protocol.coordinator.job import Close, Group, Holder, Phase, Send, SessionId
+from jaxft_protocol.messages import (
+    PROTOCOL_VERSION,
+    Difference,
+    Finished,
+    FrontierMoved,
+    Goodbye,
+    GroupName,
+    Heal,
+    HealFailed,
+    HealId,
+    Hello,
+    HistoryId,
+    Incarnation,
+    Join,
+    Leave,
+    Member,
+    Pin,
+    Pinned,
+    QuorumId,
+    Ready,
+    Refused,
+    Release,
+    Step,
+    Waiting,
+    Welcome,
+)
+from jaxft_protocol.values import changed
+
+MAX_NAME_LENGTH = 200
+# A quorum lists every shard: this many are 200 KB.
+MAX_SHARDS = 65536
+
+_DONATES = (Phase.MEMBER, Phase.READY, Phase.LEAVING)
+# Phases of groups that need the frontier, or may need it as soon as they have joined.
+_WITHOUT_FRONTIER = (Phase.PRESENT, Phase.STALE, Phase.HEALING, Phase.READY)
+
+
+def hello(turn: Turn, session: SessionId, message: Hello) -> None:
+    problem = _hello_problem(message)
+    if problem:
+        turn.effects += [Send(session, Refused(problem)), Close(session)]
+        return
+    if terms.turns_away(turn, session, message):
+        return
+    if turn.job.idle_since is not None:
+        turn.update(idle_since=None)
+    known = turn.job.groups.get(message.group)
+    if known is not None and known.incarnation == message.incarnation:
+        turn.effects.append(Close(known.session))  # its other end is gone, though nobody has told this one
+        remove(turn, known, "it lost its connection")
+    elif known is not None:
+        dismiss(turn, known, f"another process has joined as {message.group!r}", may_return=False)
+    group = Group(message.group, message.incarnation, session, message.address, turn.now_s, came_s=turn.now_s)
+    if group.holder not in turn.job.distrusted:
+        group = changed(group, step=message.step, history=message.history)
+    turn.add(group)
+    frontier = turn.job.frontier
+    interval_ms, term = turn.job.options.heartbeat_interval_ms, turn.job.term
+    if frontier is None:
+        turn.send(group, Welcome(interval_ms, term=term))
+    else:
+        held = bool(turn.holders())
+        turn.send(group, Welcome(interval_ms, frontier.step, frontier.quorum_id, held, term))
+    turn.report(f"{group.name} is present")
+
+
+def join(turn: Turn, group: Group, message: Join) -> None:
+    job = turn.job
+    problem = _settings_problem(message)
+    if problem:
+        refuse(turn, group, problem)
+        return
+    differences = _differences(turn, message)
+    if differences:
+        names = ", ".join(difference.name for difference in differences)
+        refuse(turn, group, f"group {group.name!r} differs from job {job.name!r} in: {names}", differences)
+        return
+    if message.step == 0 and job.frontier is not None and message.history != job.history:
+        # It healed to the first state of a founding on which nothing was committed, and which is undone.
+        message = replace(message, history=HistoryId(0))
+    if founding.gives_way_to(turn, message):
+        founding.give_way(turn)
+        job = turn.job
+    brought = changed(group, step=message.step, history=message.history)
+    problem = founding.foreign_state(job, brought) or bounds.join_problem(job, group.name, message.settings)
+    if problem:
+        refuse(turn, group, problem)
+        return
+    if halting.stop_late(turn, group):
+        return
+    if group.holder in job.distrusted:
+        # A state that was found to be corrupt is of no history until it has been healed.
+        message = replace(message, history=HistoryId(0))
+    if founding.is_newer(job, message):
+        founding.go_back_for_newer(turn, group, message)
+    turn.update(
+        settings=job.settings if job.settings is not None else dict(message.settings),
+        min_replicas=job.min_replicas or message.min_replicas or job.options.min_replicas,
+        last_quorum_id=QuorumId(max(job.last_quorum_id, message.last_quorum_id)),
+    )
+    if job.first_join_s is None:
+        turn.update(first_join_s=turn.now_s)
+    joined = turn.put(
+        group,
+        step=message.step,
+        digest=message.digest,
+        history=message.history,
+        joined_s=turn.now_s,
+        spare=message.spare,
+        members=message.members,
+        phase=Phase.STALE,
+    )
+    if _holds_frontier(turn, joined):
+        turn.note_state(joined)
+        # A quorum in force may commit the step without it: then it would be a member that lacks a step.
+        spare = job.quorum is not None or job.finished is not None
+        turn.put(joined, phase=Phase.READY if spare else Phase.MEMBER)
+    if job.waiting:
+        turn.send(group, Waiting(job.waiting, bool(turn.holders())))
+
+
+def ready(turn: Turn, group: Group, message: Ready) -> None:
+    if message.heal_id != group.heal_id:
+        return  # of a heal that was given up meanwhile
+    # One that has been let in already says so again when it has the sum that it still lacked.
+    phase = Phase.MEMBER if group.phase is Phase.MEMBER else Phase.READY
+    caught_up = turn.put(
+        group,
+        phase=phase,
+        step=message.step,
+        digest="",  # that of its own state, which it has not any more
+        history=turn.job.history,
+        ready_s=turn.now_s,
+        heals_failed=0,
+    )
+    turn.note_state(caught_up)
+
+
+def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:
+    if message.heal_id != group.heal_id:
+        return
+    turn.report(f"{group.name} could not heal: {message.reason}")
+    turn.put(_give_up_heal(turn, group), **_held_now(turn, group, message))
+    if group.phase is Phase.MEMBER:
+        turn.note_left(group.name, "it could not catch up")
+    quorums.lose(turn, group.name)
+
+
+def _give_up_heal(turn: Turn, group: Group) -> Group:
+    """Its donors may have died, and others serve at once. But where it reaches none, it asks less often."""
+    pause_s = turn.job.options.vote_grace_s if group.heals_failed else 0.0
+    return turn.put(
+        turn.release_heal(group),
+        phase=Phase.STALE,
+        heals_failed=group.heals_failed + 1,
+        heals_again_s=turn.now_s + pause_s,
+    )
+
+
+def leave(turn: Turn, group: Group, message: Leave) -> None:
+    """Take `group` out of the quorum; it stays as a donor for those who need it."""
+    turn.report(f"{group.name} leaves")
+    if group.phase in (Phase.STALE, Phase.HEALING):
+        # It has said that it holds something else than the frontier, whatever it held once: nobody needs it.
+        turn.send(group, Goodbye())
+        turn.effects.append(Close(group.session))
+        turn.remove(turn.release_heal(group))
+        return
+    left = turn.put(turn.release_heal(group), phase=Phase.LEAVING)
+    if group.phase is Phase.MEMBER:
+        turn.note_left(left.name, "it left")
+    if message.finished and not group.spare and group.phase is Phase.MEMBER:
+        _give_up_place(turn, group)
+    last = not turn.select(quorums.is_member)
+    if last and message.finished and left in turn.holders() and not _nothing_was_done(turn):
+        _finish_here(turn)
+    quorums.mark_lost(turn, left.name)
+    # Those who finish come in a crowd: the next tick makes one quorum without them all.
+    if not message.finished:
+        quorums.settle(turn)
+
+
+def _give_up_place(turn: Turn, group: Group) -> None:
+    """No spare needs to take the place of a group that has finished; once each, and only where it had one.
+
+    A founder that leaves before the first quorum has taken none.
+    """
+    assert turn.job.frontier is not None
+    turn.update(ended=turn.job.frontier.step)
+    if group.name in turn.job.held:
+        held = {name: shards for name, shards in turn.job.held.items() if name != group.name}
+        turn.update(places=turn.job.places - 1, held=held)
+
+
+def closed(turn: Turn, group: Group, reason: str) -> None:
+    if group.phase is not Phase.LEAVING:
+        turn.report(f"lost {group.name} ({reason})")
+    remove(turn, group, reason)
+
+
+def remove(turn: Turn, group: Group, reason: str) -> None:
+    """The group's session is over."""
+    turn.forget(group, reason)
+    quorums.lose(turn, group.name)
+
+
+def dismiss(turn: Turn, group: Group, reason: str, *, may_return: bool) -> None:
+    """Evict `group`: tell it, end its session, go on without it."""
+    turn.expel(group, reason, may_return=may_return)
+    quorums.lose(turn, group.name)
+
+
+def refuse(turn: Turn, group: Group, reason: str, differences: tuple[Difference, ...] = ()) -> None:
+    turn.refuse(group, reason, differences)
+    quorums.lose(turn, group.name)
+
+
+def pinned(turn: Turn, donor: Group, message: Pinned) -> None:
+    """A donor has told the digest of the state that it keeps for a heal."""
+    joiner = next((one for one in turn.job.groups.values() if one.heal_id == message.heal_id), None)
+    if joiner is None or joiner.pinned_step is None or donor.holder not in joiner.donors:
+        return  # of a heal that was given up, or that runs already
+    if message.digest is None:
+        turn.send(donor, Release(message.heal_id))
+        turn.put(joiner, donors=tuple(holder for holder in joiner.donors if holder != donor.holder))
+    else:
+        turn.put(joiner, pinned={**joiner.pinned, donor.holder: message.digest})
+
+
+def plan_heals(turn: Turn) -> None:
+    """Give donors to every group that needs the frontier, and send home those who need nothing any more."""
+    for joiner in turn.select(lambda group: group.pinned_step is not None):
+        _tell_donors(turn, joiner)
+    # Only now: what donors have told may put out the one whose vote was waited for, and so the step counts.
+    frontier = turn.job.frontier
+    if frontier is None:
+        return
+    stale = turn.select(lambda group: group.phase is Phase.STALE and group.heals_again_s <= turn.now_s)
+    donors = _donors(turn) if stale else []
+    for group in stale:
+        if not donors:
+            if turn.job.finished is not None:
+                _tell_finished(turn, group)
+            continue
+        _pin(turn, turn.put(group, phase=Phase.HEALING), frontier.step, donors)
+        turn.report(f"{group.name} heals to step {frontier.step} from {names_text(donors)}")
+
+
+def _pin(turn: Turn, joiner: Group, step: Step, donors: list[Group]) -> None:
+    """Let donors keep state `step`, and ask for its digest: whose is odd must not feed a joiner."""
+    heal_id = _ask_donors(turn, step, donors, log_only=False)
+    holders = tuple(donor.holder for donor in donors)
+    joiner = turn.put(
+        joiner, heal_id=heal_id, donors=holders, pinned_step=step, pinned={}, pinned_s=turn.now_s
+    )
+    if len(donors) == 1:
+        _tell_heal(turn, joiner, donors)  # there is nothing to compare
+        return
+    turn.send(joiner, Waiting(f"the digest of state {step} at {names_text(donors)}", held=True))
+
+
+def _tell_donors(turn: Turn, joiner: Group) -> None:
+    """Tell a joiner whom to ask, once its donors that live have told their digests, and a majority agrees.
+
+    Donors whose training threads are away tell nothing until these come back. After a heartbeat timeout those that
+    have told serve alone; if none has, there is nothing to compare, and all serve. Where most are away, they are
+    given `join_timeout_s`: one that is corrupt, and the joiner that it has fed, could outvote them.
+    """
+    joiner = turn.job.groups.get(joiner.name, joiner)
+    if joiner.pinned_step is None or joiner.name not in turn.job.groups:
+        return  # what another's donors have told has ended this heal, or the job
+    donors = [donor for donor in _present(turn, joiner.donors) if donor.phase in _DONATES]
+    if not donors:
+        _give_up_heal(turn, joiner)
+        return
+    told = [donor for donor in donors if donor.holder in joiner.pinned]
+    options = turn.job.options
+    few = 0 < 2 * len(told) <= len(donors)
+    most_s = max(options.heartbeat_timeout_s, options.join_timeout_s if few else 0.0)
+    if len(told) < len(donors) and turn.now_s - joiner.pinned_s <= most_s:
+        return
+    given = {donor.name: joiner.pinned[donor.holder] for donor in told}
+    odd = digests.odd_ones(given)
+    if odd is None:
+        halting.diverge(turn, digests.listed(given))
+        return
+    for donor in told:
+        if donor.name in odd:
+            quorums.put_out_odd(turn, donor.holder, given)
+    _tell_heal(turn, joiner, [donor for donor in told if donor.name not in odd] or donors)
+    quorums.lose(turn, *odd)
+
+
+def _tell_heal(turn: Turn, joiner: Group, donors: list[Group]) -> None:
+    step, heal_id, frontier = joiner.pinned_step, joiner.heal_id, turn.job.frontier
+    assert step is not None
+    assert heal_id is not None
+    assert frontier is not None
+    serving = tuple(donor.holder for donor in donors)
+    for donor in _present(turn, joiner.donors):
+        if donor.holder not in serving:
+            turn.send(donor, Release(heal_id))
+    joiner = turn.put(joiner, donors=serving, pinned_step=None, pinned={})
+    turn.send(joiner, Heal(heal_id, step, _as_members(donors), history=turn.job.history))
+    if frontier.step != step:
+        turn.send(joiner, FrontierMoved(frontier.step))
+
+
+def _present(turn: Turn, holders: tuple[Holder, ...]) -> list[Group]:
+    groups = turn.job.groups
+    return [groups[name] for name, incarnation in holders if _is_here(groups.get(name), incarnation)]
+
+
+def _is_here(group: Group | None, incarnation: Incarnation) -> bool:
+    return group is not None and group.incarnation == incarnation
+
+
+def plan_following(turn: Turn) -> None:
+    """Let every group that stands by, at the frontier, follow the job: donors log the sums for it from here on.
+
+    A spare that follows already gets new donors when others have become able to be: it stands by for long, and
+    would be cut off by the death of the last of those that it began with, just when it is needed.
+    """
+    frontier = turn.job.frontier
+    if frontier is None or turn.job.quorum is None:
+        return
+    standing = turn.select(
+        lambda group: group.phase is Phase.READY and (group.heal_id is None or group.spare)
+    )
+    for group in standing:
+        donors = turn.select(lambda other: quorums.is_member(other) and other.holder in frontier.holders)
+        new = [donor for donor in donors if donor.holder not in group.donors]
+        if group.step != frontier.step or not new:
+            continue
+        follower = turn.release_heal(group)
+        _begin_following(turn, follower, frontier.step, donors)
+        turn.report(f"{group.name} stands by at step {frontier.step}, follows {names_text(donors)}")
+
+
+def _begin_following(turn: Turn, group: Group, step: Step, donors: list[Group]) -> None:
+    """Tell donors what to log for `group`, and then `group` whom to ask."""
+    heal_id = _ask_donors(turn, step, donors, log_only=True)
+    turn.put(group, heal_id=heal_id, donors=tuple(donor.holder for donor in donors))
+    turn.send(group, Heal(heal_id, step, _as_members(donors), True, turn.job.history))
+
+
+def _ask_donors(turn: Turn, step: Step, donors: list[Group], *, log_only: bool) -> HealId:
+    heal_id = HealId(turn.job.last_heal_id + 1)
+    turn.update(last_heal_id=heal_id)
+    for donor in donors:
+        turn.send(donor, Pin(heal_id, step, log_only))
+    return heal_id
+
+
+def _as_members(donors: list[Group]) -> tuple[Member, ...]:
+    return tuple(as_member(donor) for donor in donors)
+
+
+def _held_now(turn: Turn, group: Group, message: HealFailed) -> dict[str, object]:
+    """What a group holds after a heal that failed half-way: maybe a committed state, newer than its own was."""
+    history = message.history if message.history == turn.job.history else HistoryId(0)
+    if (message.step, history) == (group.step, group.history) or group.holder in turn.job.distrusted:
+        return {}
+    return {"step": message.step, "history": history, "digest": ""}
+
+
+def _donors(turn: Turn) -> list[Group]:
+    """Members; spares if there is none; those who are leaving only if nobody stays."""
+    holders = turn.holders()
+    for phase in (Phase.MEMBER, Phase.READY):
+        if staying := [holder for holder in holders if holder.phase is phase]:
+            return staying
+    return holders
+
+
+def finish(turn: Turn) -> None:
+    """After the end: tell joiners that have caught up, and let leavers go whom nobody needs."""
+    if _spares_are_left(turn):
+        _finish_here(turn)
+    job = turn.job
+    if job.finished is not None:
+        for group in turn.select(lambda group: _stands_at(turn, group, job.finished)):
+            _tell_finished(turn, group)
+    leavers = turn.select(lambda group: group.phase is Phase.LEAVING)
+    needed = _needed_names(turn) if leavers else set[GroupName]()
+    for group in leavers:
+        if group.name not in needed:
+            turn.send(group, Goodbye())
+            turn.effects.append(Close(group.session))
+            turn.remove(group)
+
+
+def _finish_here(turn: Turn) -> None:
+    assert turn.job.frontier is not None
+    turn.update(finished=turn.job.frontier.step, quorum=None)
+    turn.report(f"finished at step {turn.job.frontier.step}")
+
+
+def _spares_are_left(turn: Turn) -> bool:
+    """All regular groups have ended their loops, at this very step, and spares are left that may not go on alone.
+
+    Not if one of them has died, for it may come back: then its place is to be filled still.
+    """
+    job = turn.job
+    if job.frontier is None or job.ended != job.frontier.step or job.places > 0:
+        return False
+    if job.quorum is not None or job.finished is not None or _nothing_was_done(turn):
+        return False
+    staying = turn.select(lambda group: group.phase is not Phase.LEAVING)
+    return 0 < len(staying) < job.min_replicas and all(group.spare for group in staying)
+
+
+def _nothing_was_done(turn: Turn) -> bool:
+    """Who leaves such a job has not ended it: others, which may be about to dial again, have yet to begin."""
+    frontier = turn.job.frontier
+    return frontier is not None and frontier.founding and frontier.fresh
+
+
+def _stands_at(turn: Turn, group: Group, step: Step | None) -> bool:
+    if group.phase is Phase.MEMBER:  # of a quorum that is no more: a spare, or nothing had been finished
+        return group in turn.holders()
+    return group.phase is Phase.READY and group.step == step
+
+
+def _needed_names(turn: Turn) -> set[GroupName]:
+    """Who must stay: donors of the heals that run, and, if nobody else holds it, the keepers of the frontier."""
+    groups = turn.job.groups.values()
+    needed = {name for group in groups for name, _ in group.donors}
+    holders = turn.holders()
+    stayers_hold_it = any(holder.phase is not Phase.LEAVING for holder in holders)
+    if not stayers_hold_it and any(group.phase in _WITHOUT_FRONTIER for group in groups):
+        needed |= {holder.name for holder in holders}
+    return needed
+
+
+def _tell_finished(turn: Turn, group: Group) -> None:
+    assert turn.job.finished is not None
+    turn.send(group, Finished(turn.job.finished))
+    turn.put(turn.release_heal(group), phase=Phase.LEAVING)
+
+
+def _settings_problem(message: Join) -> str:
+    shards = message.settings.get("shards", "members")
+    if shards == "members":
+        return ""
+    number = int(shards) if shards.isdecimal() and len(shards) <= len(str(MAX_SHARDS)) else 0
+    if 1 <= number <= MAX_SHARDS:
+        return ""
+    return f'the setting shards must be "members" or a number from 1 to {MAX_SHARDS}, not {shards[:40]!r}'
+
+
+def _hello_problem(message: Hello) -> str:
+    if message.protocol_version != PROTOCOL_VERSION:
+        return (
+            f"protocol version {message.protocol_version} of group {message.group!r} is not the "
+            f"coordinator's {PROTOCOL_VERSION}: install the same jaxft on both"
+        )
+    if not message.group or len(message.group) > MAX_NAME_LENGTH:
+        return f"a group needs a name of 1 to {MAX_NAME_LENGTH} characters, not {len(message.group)}"
+    if (message.rank, message.ranks) != (0, 1):
+        return f"rank {message.rank} of {message.ranks}: groups of several processes are not supported yet"
+    return ""
+
+
+def _differences(turn: Turn, message: Join) -> tuple[Difference, ...]:
+    job = turn.job
+    if job.settings is None:
+        return ()
+    ours = {**job.settings, "min_replicas": str(job.min_replicas)}
+    asked = message.min_replicas or job.options.min_replicas
+    theirs = {**message.settings, "min_replicas": str(asked)}
+    return tuple(
+        Difference(name, ours.get(name, "-"), theirs.get(name, "-"))
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    )
+
+
+def _holds_frontier(turn: Turn, group: Group) -> bool:
+    frontier = turn.job.frontier
+    if frontier is None or group.step != frontier.step or group.holder in turn.job.distrusted:
+        return False
+    if turn.job.proven.get(group.name) == group.incarnation:
+        return True
+    return bool(group.digest and group.digest == frontier.digest)

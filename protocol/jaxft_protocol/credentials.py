@@ -1,0 +1,182 @@
+"""Who may take part: the coordinator's secret, the key of each job, and the proofs that somebody knows one.
+
+A coordinator has one secret. The key of a job is derived from it, so that whoever runs a job's groups can speak for
+that job and for no other. Keys never travel: each side sends a fresh random nonce, and the group answers with a
+proof, which only the holder of the key can make and which is worth nothing in any other connection.
+
+    coordinator                                     group
+      | -- Challenge(nonce C) ----------------------> |
+      | <-- Hello(..., nonce G, proof over C, G) ---- |
+      | -- every later message, with a MAC ---------- |
+      | <- every later message, with a MAC ---------- |
+
+A proof covers everything that the Hello says: the job, the group, its incarnation and address. From the same
+transcript both sides derive one key for each direction of this stream (`_seals.py`), so the Welcome proves the
+coordinator, and whoever relays the greeting can add nothing to it. Each label is used once, so that no proof can be
+handed back as another. The data plane does the same with a key of its own, and names both ends: see
+`jaxft/_transport/_handshake.py`.
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import NewType
+
+from jaxft_protocol.messages import Hello
+
+JobKey = NewType("JobKey", bytes)
+DataKey = NewType("DataKey", bytes)
+
+# As much as a proof has: fewer bits could be guessed, more would add nothing to HMAC-SHA256.
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+KEY_BYTES = 32
+# Against guessing off line by somebody who has overheard a proof: 128 bits, if they are random.
+MIN_SECRET_BYTES = 16
+# A secret is no larger; whatever else the path leads to is not read on.
+_MAX_SECRET_BYTES = 1 << 16
+
+
+class CredentialsError(ValueError):
+    """A secret, a key or a certificate cannot be used. The text says why, and what to do; never the secret."""
+
+
+def read_secret(path: Path) -> bytes:
+    """Read the coordinator's secret: any bytes, less a newline at their end.
+
+    Raises:
+        CredentialsError: the file cannot be read, others than its owner may read it, or it is too short.
+    """
+    secret = _private(path, "token file")
+    if len(secret) < MIN_SECRET_BYTES:
+        raise CredentialsError(
+            f"the token file {str(path)!r} holds {len(secret)} bytes; a secret needs at least {MIN_SECRET_BYTES} "
+            f"random ones: `(umask 077; head -c 32 /dev/urandom | base64 > {path})`"
+        )
+    return secret
+
+
+def read_password(path: Path) -> str:
+    """Read a password: text, less a newline at its end.
+
+    Raises:
+        CredentialsError: the file cannot be read, others than its owner may read it, or it holds no text.
+    """
+    try:
+        password = _private(path, "password file").decode()
+    except UnicodeDecodeError as error:
+        raise CredentialsError(f"the password file {str(path)!r} holds no text: {error}") from error
+    if not password:
+        raise CredentialsError(f"the password file {str(path)!r} is empty")
+    return password
+
+
+def _private(path: Path, what: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            secret = file.read(_MAX_SECRET_BYTES)
+    except OSError as error:
+        raise CredentialsError(f"cannot read the {what} {str(path)!r}: {error.strerror}") from error
+    if mode & 0o077:
+        raise CredentialsError(
+            f"the {what} {str(path)!r} is open to others than its owner (mode {mode:04o}): make it private with "
+            f"`chmod 600 {path}`, and take a new secret if they may have read it"
+        )
+    return secret.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def job_key(secret: bytes, job: str) -> JobKey:
+    """The key of one job, for its groups to hold."""
+    return JobKey(hmac.digest(secret, b"jaxft job\0" + job.encode(), hashlib.sha256))
+
+
+def key_from_text(text: str) -> JobKey:
+    """Read a key as `jaxft-coordinator token` prints it. Raises CredentialsError."""
+    digits = text.strip()
+    try:
+        key = bytes.fromhex(digits) if digits.isalnum() else b""
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise CredentialsError(
+            f"the token must be {2 * KEY_BYTES} hexadecimal digits, not {len(digits)} characters: the key of this "
+            "job, as `jaxft-coordinator token --token-file FILE JOB` prints it, not the coordinator's secret itself"
+        )
+    return JobKey(key)
+
+
+def data_key(key: JobKey) -> DataKey:
+    """The key for connections between a job's groups. Whoever learns it learns nothing of the job's key."""
+    return DataKey(hmac.digest(key, b"jaxft data", hashlib.sha256))
+
+
+def new_nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def group_proof(key: JobKey, hello: Hello, *, coordinator_nonce: bytes, group_nonce: bytes) -> bytes:
+    """What a group answers the coordinator's challenge with."""
+    return _proof(key, "jaxft control", coordinator_nonce, group_nonce, *_said(hello))
+
+
+def stream_keys(
+    key: JobKey, hello: Hello, *, coordinator_nonce: bytes, group_nonce: bytes
+) -> tuple[bytes, bytes]:
+    """The keys of one stream: for what the coordinator says in it, and for what the group says."""
+    said = _said(hello)
+    return (
+        _proof(key, "jaxft stream to group", coordinator_nonce, group_nonce, *said),
+        _proof(key, "jaxft stream to coordinator", coordinator_nonce, group_nonce, *said),
+    )
+
+
+def dialler_proof(key: DataKey, hello: bytes, *, listener_nonce: bytes, dialler_nonce: bytes) -> bytes:
+    """What a group that dials another answers its challenge with; `hello` is what it has said."""
+    return _proof(key, "jaxft data dial", listener_nonce, dialler_nonce, hello)
+
+
+def listener_proof(key: DataKey, hello: bytes, *, listener_nonce: bytes, dialler_nonce: bytes) -> bytes:
+    """What the group that was dialled accepts with."""
+    return _proof(key, "jaxft data accept", listener_nonce, dialler_nonce, hello)
+
+
+def connection_keys(
+    key: DataKey, hello: bytes, *, listener_nonce: bytes, dialler_nonce: bytes
+) -> tuple[bytes, bytes]:
+    """The keys of one connection: for what the listener sends over it, and for what the dialler sends."""
+    return (
+        _proof(key, "jaxft data to dialler", listener_nonce, dialler_nonce, hello),
+        _proof(key, "jaxft data to listener", listener_nonce, dialler_nonce, hello),
+    )
+
+
+def is_proof(given: bytes, wanted: bytes) -> bool:
+    """Compare two proofs, in a time that tells nothing about where they differ."""
+    return hmac.compare_digest(given, wanted)
+
+
+def _said(hello: Hello) -> tuple[bytes, ...]:
+    numbers = (
+        hello.incarnation,
+        hello.rank,
+        hello.ranks,
+        hello.protocol_version,
+        hello.term,
+        hello.step,
+        hello.history,
+    )
+    texts = (hello.job, hello.group, hello.address, *map(str, numbers))
+    return tuple(text.encode() for text in texts)
+
+
+def _proof(key: bytes, label: str, *fields: bytes) -> bytes:
+    """Each field goes in with its length: no two lists of fields look alike."""
+    mac = hmac.new(key, label.encode() + b"\0", hashlib.sha256)
+    for field in fields:
+        mac.update(len(field).to_bytes(8, "big"))
+        mac.update(field)
+    return mac.digest()

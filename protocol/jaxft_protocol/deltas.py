@@ -1,0 +1,141 @@
+"""A quorum on the wire: complete, or as what has changed since the last one on the same stream.
+
+A quorum of a thousand members is 60 KB. When one of them dies, a thousand messages of that size would leave, to say a
+name. A stream is ordered, so both ends know which quorum it carried last, and the next is told as the difference: who
+is gone, who is new, and by which rule the shards are dealt. Both ends deal them by the same pure functions.
+"""
+
+from collections.abc import Callable, Mapping
+
+from jaxft_protocol import messages as m
+from jaxft_protocol.coordinator import assign
+from jaxft_protocol.coordinator.sessions import MAX_SHARDS
+from jaxft_protocol.names import natural_key
+from jaxft_protocol.proto import coordinator_pb2 as pb
+
+Shards = Mapping[str, tuple[int, ...]]
+Deal = Callable[[int, list[str], Shards], Shards]
+
+
+class UnknownBase(ValueError):
+    """A quorum was told as the difference to another one than this stream carried last."""
+
+
+def to_proto(quorum: m.NewQuorum, base: m.NewQuorum | None) -> pb.NewQuorum:
+    """Return `quorum` as the difference to `base`, which the stream carried last; complete if that is None."""
+    message = pb.NewQuorum(
+        quorum_id=quorum.quorum_id,
+        step=quorum.step,
+        total_shards=quorum.total_shards,
+        joined=[pb.Change(group=change.group, reason=change.reason) for change in quorum.joined],
+        left=[pb.Change(group=change.group, reason=change.reason) for change in quorum.left],
+        history=quorum.history,
+    )
+    rule = None if base is None else _rule_of(quorum, base)
+    if base is None or rule is None:
+        message.members.extend(member_to_proto(member) for member in quorum.members)
+        return message
+    before = {member.group: member for member in base.members}
+    names = {member.group for member in quorum.members}
+    message.base_quorum_id = base.quorum_id
+    message.dealt = rule
+    message.gone.extend(name for name in before if name not in names)
+    message.members.extend(
+        pb.Member(group=member.group, incarnation=member.incarnation, address=member.address)
+        for member in quorum.members
+        if not _is_same(before.get(member.group), member)
+    )
+    return message
+
+
+def from_proto(message: pb.NewQuorum, base: m.NewQuorum | None) -> m.NewQuorum:
+    """Return the quorum that a message tells, on a stream that carried `base` last.
+
+    Raises:
+        UnknownBase: it is told as the difference to another quorum.
+    """
+    members = tuple(member_from_proto(member) for member in message.members)
+    if message.base_quorum_id:
+        members = _merged(message, members, base)
+    return m.NewQuorum(
+        m.QuorumId(message.quorum_id),
+        m.Step(message.step),
+        message.total_shards,
+        members,
+        tuple(m.Change(m.GroupName(change.group), change.reason) for change in message.joined),
+        tuple(m.Change(m.GroupName(change.group), change.reason) for change in message.left),
+        m.HistoryId(message.history),
+    )
+
+
+def member_to_proto(member: m.Member) -> pb.Member:
+    return pb.Member(
+        group=member.group, incarnation=member.incarnation, address=member.address, shards=member.shards
+    )
+
+
+def member_from_proto(member: pb.Member) -> m.Member:
+    return m.Member(
+        m.GroupName(member.group), m.Incarnation(member.incarnation), member.address, tuple(member.shards)
+    )
+
+
+def _at_boundary(total_shards: int, names: list[str], held: Shards) -> Shards:
+    return assign.at_boundary(total_shards, names)
+
+
+def _one_each(total_shards: int, names: list[str], held: Shards) -> Shards:
+    return {name: (position,) for position, name in enumerate(names)}
+
+
+_RULES: dict[pb.NewQuorum.Dealt, Deal] = {
+    pb.NewQuorum.AT_BOUNDARY: _at_boundary,
+    pb.NewQuorum.AFTER_LOSS: assign.after_loss,
+    pb.NewQuorum.ONE_EACH: _one_each,
+}
+
+
+def _rule_of(quorum: m.NewQuorum, base: m.NewQuorum) -> pb.NewQuorum.Dealt | None:
+    """By which rule the shards are dealt; None if by no rule that the other end could follow."""
+    names: list[str] = [member.group for member in quorum.members]
+    if names != sorted(names, key=natural_key):
+        return None
+    dealt = {member.group: member.shards for member in quorum.members}
+    for rule, deal in _RULES.items():
+        if deal(quorum.total_shards, names, _held(base)) == dealt:
+            return rule
+    return None
+
+
+def _merged(
+    message: pb.NewQuorum, changed: tuple[m.Member, ...], base: m.NewQuorum | None
+) -> tuple[m.Member, ...]:
+    if base is None or base.quorum_id != message.base_quorum_id:
+        carried = "none" if base is None else f"quorum {base.quorum_id}"
+        raise UnknownBase(
+            f"quorum {message.quorum_id} is told as the difference to quorum {message.base_quorum_id}, but the last "
+            f"on this stream was {carried}"
+        )
+    gone = set(message.gone)
+    found = {member.group: member for member in base.members if member.group not in gone}
+    found |= {member.group: member for member in changed}
+    names = sorted(found, key=natural_key)
+    deal = _RULES.get(message.dealt)
+    if deal is None or not names or message.total_shards > MAX_SHARDS:
+        raise UnknownBase(
+            f"quorum {message.quorum_id} deals {message.total_shards} shards to {len(names)} members by rule "
+            f"{message.dealt}: this jaxft knows no such quorum"
+        )
+    dealt = deal(message.total_shards, [*names], _held(base))
+    return tuple(m.Member(name, found[name].incarnation, found[name].address, dealt[name]) for name in names)
+
+
+def _held(quorum: m.NewQuorum) -> Shards:
+    return {member.group: member.shards for member in quorum.members}
+
+
+def _is_same(before: m.Member | None, member: m.Member) -> bool:
+    """But for the shards."""
+    if before is None:
+        return False
+    return (before.incarnation, before.address) == (member.incarnation, member.address)

@@ -1,0 +1,278 @@
+"""The digest of the training state that is taken on the devices."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxft._arrays._device_digest import StateDigest, period_steps
+
+SMALL = ["float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int4", "uint4"]
+DTYPES = ["float32", "bfloat16", "float16", "int32", "uint32", "int16", "uint16", *SMALL]
+WIDE = ["float64", "int64", "uint64", "complex64", "complex128"]
+
+
+FOLD = StateDigest()  # one for all tests: compiling is what takes long
+
+
+def digest(*leaves: Any) -> int:
+    return FOLD.start([jnp.asarray(leaf) for leaf in leaves]).result()
+
+
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def on_mesh(array: Any, sizes: Sequence[int], spec: P, axes: AxisType = AxisType.Auto) -> jax.Array:
+    names = ("a", "b", "c")[: len(sizes)]
+    mesh = jax.make_mesh(tuple(sizes), names, axis_types=(axes,) * len(sizes))
+    return jax.device_put(array, NamedSharding(mesh, spec))
+
+
+def test_the_same_bits_give_the_same_digest_in_every_version() -> None:
+    # Groups compare digests, perhaps of two versions of jaxft: a change of the formula must be noticed.
+    leaves = np.arange(12, dtype=np.float32).reshape(3, 4), np.int32(7), np.zeros(5, np.float16)
+    assert digest(*leaves) == reference([np.asarray(leaf) for leaf in leaves])
+
+
+def reference(leaves: Sequence[np.ndarray]) -> int:
+    """The same digest, written plainly in numpy."""
+
+    def scramble(number: int) -> int:
+        x = number * 0x9E3779B97F4A7C15 % 2**64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return (x ^ x >> 31) >> 32
+
+    def mix(x: int) -> int:
+        x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+        x = (x ^ x >> 15) * 0x846CA68B % 2**32
+        return x ^ x >> 16
+
+    def place(index: Sequence[int], lane: int) -> int:
+        factors = [scramble(lane + 2 * dimension + 2) | 1 for dimension in range(len(index))]
+        return (scramble(lane) + sum(map(int.__mul__, index, factors))) % 2**32
+
+    totals = [0, 0]
+    for number, leaf in enumerate(leaves):
+        sums = [0, 0]
+        for index in np.ndindex(leaf.shape):
+            word = int.from_bytes(leaf[index].tobytes(), "little")
+            first = mix(word ^ place(index, 1))
+            sums = [sums[0] + first, sums[1] + mix(first ^ place(index, 2))]
+        for lane in (0, 1):
+            totals[lane] += mix(mix(sums[lane] % 2**32) ^ place((number, lane), 3))
+    return totals[0] % 2**32 | totals[1] % 2**32 << 32
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_bit_of_every_dtype_counts(dtype: str) -> None:
+    clean = jnp.asarray(noise(3, 5)).astype(dtype)
+    bits = 4 if dtype.endswith("int4") else 8 * clean.dtype.itemsize
+    words = np.asarray(jax.lax.bitcast_convert_type(clean, f"uint{bits}").astype(jnp.uint32))
+    seen = {digest(clean)}
+    for bit in range(bits):
+        flipped = words.copy()
+        flipped[2, 1] ^= np.uint32(1 << bit)
+        seen.add(
+            digest(jax.lax.bitcast_convert_type(jnp.asarray(flipped).astype(f"uint{bits}"), clean.dtype))
+        )
+    assert len(seen) == 1 + bits
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_every_bit_of_wide_dtypes_counts(dtype: str) -> None:
+    with jax.enable_x64(True):
+        seen = {digest(noise(4).astype(dtype))}
+        bits = 8 * np.dtype(dtype).itemsize
+        for bit in range(bits):
+            flipped = noise(4).astype(dtype)
+            flipped.view(np.uint8)[bits // 8 + bit // 8] ^= np.uint8(1 << bit % 8)
+            seen.add(digest(flipped))
+    assert len(seen) == 1 + bits
+
+
+def test_x64_mode_changes_nothing() -> None:
+    with jax.enable_x64(True):
+        wide = digest(noise(4, 3), np.int32(5))
+    assert wide == digest(noise(4, 3), np.int32(5))
+
+
+def test_booleans_and_keys_count() -> None:
+    yes, no = np.array([True, False]), np.array([False, False])
+    assert digest(yes) != digest(no)
+    keys = [jax.random.key(0), jax.random.key(1), jax.random.split(jax.random.key(0), 2)]
+    assert len({digest(key) for key in keys}) == 3
+    assert digest(keys[0]) == digest(jax.random.key(0))
+
+
+def test_signs_of_zero_and_nan_payloads_count() -> None:
+    zeros = np.zeros(1000, np.float32)
+    negative = zeros.copy()
+    negative[[3, 700]] = -0.0
+    nans = [np.uint32(0x7FC00000 + payload).view(np.float32) for payload in (0, 1, 2)]
+    signaling = np.uint32(0x7F800001).view(np.float32)
+    assert len({digest(zeros), digest(negative), digest(-zeros)}) == 3
+    assert len({digest(nan) for nan in (*nans, signaling)}) == 4
+
+
+def test_order_counts() -> None:
+    leaf, other = noise(6, 7), noise(6, 7, seed=1)
+    swapped, rows, crossed = leaf.copy(), leaf.copy(), [leaf.copy(), other.copy()]
+    swapped[0, 0], swapped[5, 6] = leaf[5, 6], leaf[0, 0]
+    rows[[1, 2]] = rows[[2, 1]]
+    crossed[0][2, 3], crossed[1][2, 3] = other[2, 3], leaf[2, 3]
+    pairs = [(leaf, other), (other, leaf), (swapped, other), (rows, other), tuple(crossed)]
+    assert len({digest(*pair) for pair in pairs}) == len(pairs)
+
+
+def test_collisions_are_as_rare_as_chance() -> None:
+    # 2,850 states that differ in the signs of two zeros: in 24 bits, half of each lane, 0.24 pairs agree by chance.
+    seen: list[int] = []
+    for one in range(76):
+        for other in range(one):
+            leaf = np.zeros(76, np.float32)
+            leaf[[one, other]] = -0.0
+            seen.append(digest(leaf))
+    for low, high in [(0, 32), (20, 52)]:
+        parts = {(value >> low & 0xFFF, value >> high & 0xFFF) for value in seen}
+        assert len(parts) >= len(seen) - 4
+
+
+def test_empty_leaves_and_scalars() -> None:
+    assert digest() == digest()
+    assert digest(np.zeros((0, 3), np.float32), np.float32(1)) != digest(
+        np.float32(1), np.zeros((0, 3), np.float32)
+    )
+    assert digest(np.float32(1)) != digest(np.float32(2))
+
+
+LAYOUTS = [
+    ((4,), P("a")),
+    ((4,), P(None, "a")),
+    ((4,), P()),
+    ((2, 2), P("a", "b")),
+    ((2, 2), P("b", "a")),
+    ((2, 2), P("b")),
+    ((2, 2), P(None, ("b", "a"))),
+    ((1, 3), P(None, "b")),
+    ((2, 1, 2), P("c", ("a", "b"))),
+]
+
+
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(("sizes", "spec"), LAYOUTS)
+def test_sharding_does_not_matter(sizes: Sequence[int], spec: P, axes: AxisType) -> None:
+    leaf, count = noise(8, 12), np.int32(3)
+    keys = jax.random.split(jax.random.key(0), (4, 12))
+    sharded = [
+        on_mesh(leaf, sizes, spec, axes),
+        on_mesh(count, sizes, P(), axes),
+        on_mesh(keys, sizes, spec, axes),
+    ]
+    assert FOLD.start(sharded).result() == digest(leaf, count, keys)
+
+
+def test_wide_words_may_be_sharded() -> None:
+    with jax.enable_x64(True):
+        leaf = np.arange(24, dtype=np.float64).reshape(8, 3)
+        assert FOLD.start([on_mesh(leaf, (4,), P("a"))]).result() == digest(leaf)
+
+
+def test_leaves_may_lie_on_several_meshes_of_the_same_devices_and_beside_them() -> None:
+    leaf, other, loose = noise(8, 4), noise(4, 4, seed=1), noise(3)
+    leaves = [on_mesh(leaf, (4,), P("a")), jnp.asarray(loose), on_mesh(other, (2, 2), P("b", "a"))]
+    assert FOLD.start(leaves).result() == digest(leaf, loose, other)
+
+
+@pytest.mark.parametrize("spec", [None, P("a"), P()])
+def test_a_leaf_may_be_donated_right_after(spec: P | None) -> None:
+    size, expected = 1 << 22, digest(np.zeros(1 << 22, np.float32))
+    step = jax.jit(lambda x: x + jnp.float32(1), donate_argnums=0)
+    given = jnp.zeros(size) if spec is None else on_mesh(np.zeros(size, np.float32), (4,), spec)
+    leaf = given + jnp.float32(0)  # what came from numpy may still be numpy's, and is never written in place
+    FOLD.start([leaf]).result()
+    step(leaf + jnp.float32(0)).block_until_ready()  # compiled, so that what follows overlaps
+    where = addresses(leaf)
+    pending = FOLD.start([leaf])
+    after = step(leaf)
+    # Written in place, and yet the digest is that of the old values.
+    assert leaf.is_deleted()
+    assert addresses(after) == where
+    assert pending.result() == expected
+    assert FOLD.start([after]).result() == digest(np.ones(size, np.float32))
+
+
+def addresses(array: jax.Array) -> list[int]:
+    return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+
+
+def test_a_donated_leaf_is_refused() -> None:
+    leaf = jnp.zeros(3)
+    leaf.delete()
+    with pytest.raises(RuntimeError, match="leaf 1 of 2 was donated before"):
+        FOLD.start([jnp.zeros(3), leaf])
+
+
+def test_the_second_digest_does_not_compile(caplog: pytest.LogCaptureFixture) -> None:
+    fold = StateDigest()
+    with jax.log_compiles():
+        fold.start([on_mesh(noise(8), (4,), P("a")), jnp.float32(1)])
+        assert "Compiling" in caplog.text
+        leaves = [on_mesh(noise(8, seed=1), (4,), P("a")), jnp.float32(2)]
+        caplog.clear()
+        fold.start(leaves)
+    assert "Compiling" not in caplog.text
+
+
+def test_there_is_one_collective_for_all_leaves() -> None:
+    leaves = [on_mesh(noise(8, size), (4,), P("a")) for size in (1, 2, 3, 4, 5)]
+    fold = StateDigest()
+    fold.start(leaves)
+    ((program, _),) = fold._folds.values()
+    text = program.lower(leaves).compile().as_text()  # pyright: ignore[reportFunctionMemberAccess]
+    assert len(re.findall(r" = \S+ all-reduce\(", text)) == 1
+    assert "all-gather" not in text
+
+
+def test_the_period_grows_with_the_state() -> None:
+    assert [period_steps(size, "cpu") for size in (0, 1000, 5_000_000, 5_000_001, 200_000_000)] == [
+        1,
+        1,
+        1,
+        2,
+        40,
+    ]
+    assert period_steps(16 * 10**9, "rocm") == 32
+
+
+@pytest.mark.parametrize("kind", ["pinned_host", "unpinned_host"])
+def test_the_memory_in_which_a_leaf_lies_does_not_matter(kind: str) -> None:
+    leaf, other = noise(8, 4), noise(3, seed=1)
+    keys = jax.random.split(jax.random.key(0), 4)
+    device = jax.devices()[0]
+    alone = [
+        jax.device_put(one, SingleDeviceSharding(device, memory_kind=kind)) for one in (leaf, other, keys)
+    ]
+    assert FOLD.start(alone).result() == digest(leaf, other, keys)
+    mesh = Mesh(np.array(jax.devices()), ("a",))
+    spread = jax.device_put(leaf, NamedSharding(mesh, P("a"), memory_kind=kind))
+    whole = jax.device_put(keys, NamedSharding(mesh, P(), memory_kind=kind))
+    assert FOLD.start([spread, jnp.asarray(other), whole]).result() == digest(leaf, other, keys)
+
+
+def test_leaves_may_lie_on_several_meshes_with_explicit_axes() -> None:
+    leaf, other, loose = noise(8, 4), noise(4, 4, seed=1), noise(3)
+    explicit = AxisType.Explicit
+    leaves = [
+        on_mesh(leaf, (4,), P("a"), explicit),
+        jnp.asarray(loose),
+        on_mesh(other, (2, 2), P("b", "a"), explicit),
+    ]
+    assert FOLD.start(leaves).result() == digest(leaf, loose, other)

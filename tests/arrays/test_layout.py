@@ -1,0 +1,102 @@
+"""Where elements lie."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxft._arrays._layout import ALIGN_ELEMENTS, Layout, LeafSpec
+from jaxft._errors import ConfigurationError
+from tests.exchange.members import MIXED
+
+DTYPES = st.sampled_from(["float32", "bfloat16", "float16", "float64"])
+SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+OPERATIONS = st.sampled_from(["mean", "sum"])
+SPECS = st.lists(st.builds(LeafSpec, st.text(max_size=4), SHAPES, DTYPES, OPERATIONS), max_size=12)
+
+
+@settings(deadline=None)
+@given(SPECS)
+def test_every_element_has_one_place(specs: list[LeafSpec]) -> None:
+    layout = Layout.of(specs)
+    taken: list[set[int]] = [set() for _ in layout.regions]
+    for spec, place in zip(specs, layout.places, strict=True):
+        assert layout.regions[place.region].dtype == spec.dtype
+        assert layout.regions[place.region].operation == spec.operation
+        assert place.offset % ALIGN_ELEMENTS == 0
+        assert place.size == spec.size
+        assert taken[place.region].isdisjoint(range(place.offset, place.stop))
+        taken[place.region].update(range(place.offset, place.stop))
+    for gap in layout.gaps():
+        assert taken[gap.region].isdisjoint(range(gap.offset, gap.stop))
+        taken[gap.region].update(range(gap.offset, gap.stop))
+    assert taken == [set(range(region.size)) for region in layout.regions]
+
+
+@settings(deadline=None)
+@given(SPECS)
+def test_leaves_of_a_dtype_keep_their_order(specs: list[LeafSpec]) -> None:
+    layout = Layout.of(specs)
+    for region in range(len(layout.regions)):
+        offsets = [place.offset for place in layout.places if place.region == region and place.size]
+        assert offsets == sorted(set(offsets))
+
+
+def test_sizes() -> None:
+    layout = Layout.of(MIXED)
+    assert [(region.dtype, region.operation) for region in layout.regions] == [
+        ("float32", "mean"),
+        ("bfloat16", "mean"),
+        ("float64", "mean"),
+        ("float16", "mean"),
+        ("int32", "sum"),
+        ("float32", "sum"),
+        ("bfloat16", "sum"),
+    ]
+    accumulated = ["float32", "float32", "float64", "float32", "int32", "float32", "float32"]
+    assert [region.sum_dtype for region in layout.regions] == accumulated
+    assert [region.item_bytes for region in layout.regions] == [4, 2, 8, 2, 4, 4, 2]
+    assert [region.sum_item_bytes for region in layout.regions] == [4, 4, 8, 4, 4, 4, 4]
+    assert all(region.size_bytes % 64 == 0 for region in layout.regions)
+    assert layout.size_bytes == sum(region.size_bytes for region in layout.regions)
+    assert Layout.of([]).size_bytes == 0
+
+
+def test_equal_digests_mean_equal_layouts() -> None:
+    specs = list(MIXED)
+    digest = Layout.of(specs).digest
+    assert Layout.of(list(specs)).digest == digest
+    others = [
+        specs[1:],
+        [specs[1], specs[0], *specs[2:]],
+        [LeafSpec("matrix", (70, 130), "float32"), *specs[1:]],
+        [LeafSpec("matrix", (130, 70), "float16"), *specs[1:]],
+        [LeafSpec("other", (130, 70), "float32"), *specs[1:]],
+        [LeafSpec("matrix", (130, 70), "float32", "sum"), *specs[1:]],
+    ]
+    assert digest not in {Layout.of(other).digest for other in others}
+
+
+def test_a_path_cannot_imitate_two_leaves() -> None:
+    two = [LeafSpec("a", (1,), "float32"), LeafSpec("b", (1,), "float32")]
+    one = [LeafSpec("a' float32 1\n'b", (1,), "float32")]
+    assert Layout.of(two).digest != Layout.of(one).digest
+
+
+def test_a_dtype_that_has_no_mean() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"Leaf 'step' has dtype 'int32'.* no mean .* convert the leaf"
+    ):
+        Layout.of([LeafSpec("step", (), "int32")])
+
+
+def test_integers_have_a_sum() -> None:
+    dtypes = ("int32", "int64", "uint32", "float32")
+    layout = Layout.of([LeafSpec(dtype, (3,), dtype, "sum") for dtype in dtypes])
+    assert [(region.sum_dtype, region.sum_item_bytes) for region in layout.regions] == [
+        ("int32", 4),
+        ("int64", 8),
+        ("uint32", 4),
+        ("float32", 4),
+    ]
+    with pytest.raises(ConfigurationError, match=r"'int8'.* no sum .*psum takes .*int32"):
+        Layout.of([LeafSpec("small", (), "int8", "sum")])

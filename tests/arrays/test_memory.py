@@ -1,0 +1,129 @@
+"""Memory is recycled, and never under anybody who still reads it."""
+
+import gc
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxft._arrays import _memory
+from jaxft._arrays._layout import Layout
+from jaxft._arrays._memory import aligned_empty, empty_regions, leaves_of
+from tests.exchange.members import MIXED, together
+
+MB = 1 << 20
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("size_bytes", [1, 63, 64, 1000, MB - 1, MB, 5 * MB + 3])
+def test_alignment(size_bytes: int) -> None:
+    array = aligned_empty(size_bytes)
+    assert array.nbytes == size_bytes
+    assert address(array) % 64 == 0
+    array[:] = 7
+
+
+def test_a_block_is_used_again_once_nobody_sees_it() -> None:
+    size = 3 * MB + 64  # a size that no other test uses
+    array = aligned_empty(size)
+    where = address(array)
+    view = array[100:200].view(np.uint16).reshape(5, 10)
+    del array
+    other = aligned_empty(size)
+    assert address(other) != where
+    del view
+    assert address(aligned_empty(size)) == where
+
+
+def test_idle_blocks_are_bounded() -> None:
+    arrays = [aligned_empty(MB + 128 * k) for k in range(40)]
+    del arrays
+    assert _memory._idle.maxlen is not None
+    assert len(_memory._idle) <= _memory._idle.maxlen
+
+
+def test_a_garbage_collection_may_recycle_at_any_moment() -> None:
+    # A copy of the idle blocks is a tuple, and making one may collect garbage, which adds a block to them: that
+    # once ended an exchange. Small tuples come without a collection while there are used ones to be had.
+    used_up = [tuple(range(size)) for size in range(1, 20) for _ in range(2100)]
+    blocks = [aligned_empty(MB + 64 * k) for k in range(20)]
+    del blocks
+    thresholds = gc.get_threshold()
+    try:
+        for allocations in range(1, 6):  # the collection comes with one of the next allocations
+            gc.disable()
+            circle: list[object] = [aligned_empty(MB + 64)]
+            circle.append(circle)
+            del circle
+            used_up += [tuple(range(size)) for size in range(1, 20) for _ in range(5)]
+            gc.set_threshold(gc.get_count()[0] + allocations)
+            gc.enable()
+            aligned_empty(MB + 128)[:] = 0
+            gc.set_threshold(*thresholds)
+            gc.collect()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()
+
+
+def test_threads_do_not_get_into_each_others_way() -> None:
+    def churn(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(400):
+            array = aligned_empty(MB + 64 * int(rng.integers(0, 6)))
+            array[:64] = seed
+            time.sleep(0)  # let the others run
+            assert (array[:64] == seed).all()
+
+    assert together([lambda seed=seed: churn(seed) for seed in range(6)]) == [None] * 6
+
+
+def test_a_jax_array_that_aliases_a_result_keeps_it() -> None:
+    size = 2 * MB + 4096
+    array = aligned_empty(size).view(np.float32)
+    array[:] = np.arange(array.size)
+    where = address(array)
+    alias = jax.device_put(array)
+    assert alias.unsafe_buffer_pointer() == where, "expected no copy of an aligned array"
+    wanted = array.copy()
+    del array
+    for _ in range(3):
+        fresh = aligned_empty(size)
+        assert address(fresh) != where
+        fresh[:] = 0
+        del fresh
+    assert np.array_equal(np.asarray(alias), wanted)
+    del alias
+    gc.collect()
+
+
+def test_a_computation_that_still_reads_its_argument_keeps_it() -> None:
+    size = 4 * MB + 64
+    slow = jax.jit(lambda x: jnp.sum(jnp.sin(jnp.cumsum(jnp.tanh(x)))))
+    array = aligned_empty(size).view(np.float32)
+    array[:] = 0.001
+    wanted = float(slow(array.copy()))
+    for _ in range(5):
+        array = aligned_empty(size).view(np.float32)
+        array[:] = 0.001
+        pending = slow(array)
+        del array
+        aligned_empty(size)[:] = 255  # would spoil the argument if it were the same memory
+        assert float(pending) == wanted
+
+
+def test_leaves_are_views_of_regions() -> None:
+    layout = Layout.of(MIXED)
+    regions = empty_regions(layout, [region.dtype for region in layout.regions])
+    leaves = leaves_of(layout, regions)
+    for leaf, spec, place in zip(leaves, MIXED, layout.places, strict=True):
+        assert leaf.shape == spec.shape
+        assert leaf.dtype.name == spec.dtype
+        assert leaf.flags.c_contiguous
+        assert address(leaf) % 64 == 0
+        assert np.shares_memory(leaf, regions[place.region]) == (leaf.size > 0)

@@ -1,0 +1,256 @@
+"""What was fetched lies where it was received, for as long as anybody reads it."""
+
+import gc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxft
+from jaxft._arrays import _memory
+from jaxft._arrays._memory import aligned_empty
+from jaxft._arrays._placement import place
+from jaxft._heal import _fetch
+from jaxft._heal._blob import BlobLayout
+from jaxft._programs._build import cut_programs
+from jaxft._transport._listener import Abort
+from tests.heal.donors import (
+    MB,
+    donor,
+    fetch_state,
+    joiner,
+    leaf_types,
+    mesh,
+    own,
+    raw,
+    same_bits,
+    sharded,
+    specs_of,
+    values,
+)
+
+HEAL = 5
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def arena_of(arrays: list[np.ndarray], arena: np.ndarray) -> list[np.ndarray]:
+    """The leaves of an arena, filled with these values."""
+    layout = BlobLayout.of(leaf_types(*((array.shape, array.dtype.name) for array in arrays)))
+    views = layout.arrays(arena[: layout.total_bytes])
+    for view, array in zip(views, arrays, strict=True):
+        view[...] = array
+    return views
+
+
+def test_what_is_placed_is_not_copied() -> None:
+    arrays = [values((500, 300)), values((100_000,), "bfloat16")]
+    views = arena_of(arrays, aligned_empty(3 * MB))
+    placed = place(views, [jnp.zeros_like(array) for array in arrays])
+    assert [leaf.unsafe_buffer_pointer() for leaf in placed] == [address(view) for view in views]
+    assert same_bits(placed, arrays)
+
+
+def test_rows_on_several_devices_are_not_copied_either() -> None:
+    array = values((64, 32))
+    (view,) = arena_of([array], aligned_empty(MB))
+    (leaf,) = place([view], [sharded(np.zeros_like(array), mesh(4), "x")])
+    pointers = [shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards]
+    assert pointers == [address(view) + number * 16 * 32 * 4 for number in range(4)]
+    assert same_bits([leaf], [array])
+
+
+@pytest.mark.parametrize("spec", [("x",), (None, "x"), (), (None, ("x", "y")), ("y", "x")], ids=str)
+def test_shardings_are_those_of_the_joiner(spec: Any) -> None:
+    array = values((8, 12), "bfloat16")
+    like = sharded(np.zeros_like(array), mesh(2, 2), *spec)
+    (leaf,) = place([array], [like])
+    assert leaf.sharding == like.sharding
+    assert leaf.committed
+    assert same_bits([leaf], [array])
+
+
+def test_keys_become_keys_again() -> None:
+    spread = NamedSharding(mesh(4), PartitionSpec("x"))
+    keys = [
+        jax.random.key(3),
+        jax.random.key(4, impl="rbg"),
+        jax.random.split(jax.random.key(5), 6),
+        jax.device_put(jax.random.split(jax.random.key(6), 8), spread),
+    ]
+    like = [
+        jax.random.key(0),
+        jax.random.key(0, impl="rbg"),
+        jax.random.split(jax.random.key(0), 6),
+        jax.device_put(jax.random.split(jax.random.key(0), 8), spread),
+    ]
+    placed = place([np.asarray(jax.random.key_data(key)) for key in keys], like)
+    for leaf, key in zip(placed, keys, strict=True):
+        assert leaf.dtype == key.dtype
+        assert leaf.sharding == key.sharding
+        assert leaf.committed == key.committed
+        assert raw(leaf) == raw(key)
+
+
+def test_what_was_not_placed_on_purpose_stays_free() -> None:
+    """A scalar that is committed to one device would be refused by a program that spans four."""
+    like: list[Any] = [jnp.zeros(()), 0, 1.5, np.zeros(3, np.float32), jax.random.key(1)]
+    arrays = [np.float32(2), np.int32(4), np.float32(2.5), values((3,)), values((2,), "uint32")]
+    placed = place([np.asarray(array) for array in arrays], like)
+    assert not any(leaf.committed for leaf in placed)
+    assert same_bits(placed, arrays)
+    spread = sharded(values((8,)), mesh(4), "x")
+    assert same_bits([jax.jit(jnp.add)(spread, placed[0])], [values((8,)) + np.float32(2)])
+    (committed,) = place([np.asarray(arrays[0])], [jax.device_put(np.float32(0), jax.devices()[1])])
+    assert committed.committed
+    assert committed.devices() == {jax.devices()[1]}
+
+
+# ---- memory that an array still reads is nobody else's ----
+
+
+def test_no_block_is_handed_out_that_an_array_still_reads() -> None:
+    """Arrays of one arena die one after another: only the last one frees it. Whoever asks meanwhile gets another."""
+    size = 2 * MB + 64 * 77  # of no other test
+    arrays = [values((64 * 1024,), seed=seed) for seed in range(4)]
+    arena = aligned_empty(size)
+    where = address(arena)
+    views = arena_of(arrays, arena)
+    like = [jnp.zeros(1)] * 2 + [sharded(np.zeros(64 * 1024, np.float32), mesh(4), "x")] * 2
+    placed = dict(enumerate(place(views, like)))
+    pointers = {
+        shard.data.unsafe_buffer_pointer() for leaf in placed.values() for shard in leaf.addressable_shards
+    }
+    assert all(where <= pointer < where + size for pointer in pointers), "this test is of aliases"
+    del arena, views
+    while placed:
+        gc.collect()
+        assert where not in scribble(size)
+        for number, leaf in placed.items():
+            assert raw(leaf) == arrays[number].tobytes()
+        del leaf
+        placed.popitem()
+    gc.collect()
+    assert where in scribble(size)
+
+
+def scribble(size: int) -> list[int]:
+    """Write over every block of this size that can be had; returns where they are."""
+    blocks = [aligned_empty(size) for _ in range(sum(len(idle) == size for idle in _memory._idle) + 1)]
+    for block in blocks:
+        block[:] = 0xFF
+    return list(map(address, blocks))
+
+
+def test_a_shard_or_a_view_of_an_array_keeps_the_block_as_well() -> None:
+    size = 2 * MB + 64 * 78
+    array = values((128 * 1024,))
+    arena = aligned_empty(size)
+    where = address(arena)
+    views = arena_of([array], arena)
+    (leaf,) = place(views, [sharded(np.zeros_like(array), mesh(2), "x")])
+    shard = leaf.addressable_shards[1].data
+    view = np.asarray(shard)[100:200]
+    del arena, views, leaf
+    held: list[Any] = [shard]
+    del shard
+    while held:
+        gc.collect()
+        assert where not in scribble(size)
+        assert view.tobytes() == array[64 * 1024 + 100 : 64 * 1024 + 200].tobytes()
+        held.pop()
+    gc.collect()
+    assert where not in scribble(size)
+    del view
+    gc.collect()
+    assert where in scribble(size)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_arena_is_not_written_to_by_steps_that_donate_what_lies_in_it(devices: int) -> None:
+    step = jax.jit(lambda xs: [x * 2 + 1 for x in xs], donate_argnums=0)
+    arrays = [np.arange(100_000, dtype=np.float32), np.ones((512, 64), np.float32)]
+    arena = aligned_empty(MB + 64 * 79)
+    views = arena_of(arrays, arena)
+    like = [sharded(np.zeros_like(array), mesh(devices), "x") for array in arrays]
+    leaves = place(views, like)
+    wanted = arrays
+    for _ in range(3):
+        leaves = jax.block_until_ready(step(leaves))
+        wanted = [array * 2 + 1 for array in wanted]
+        assert same_bits(leaves, wanted)
+    assert same_bits(views, arrays)
+
+
+def test_a_fetched_state_belongs_to_nobody_but_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arena of a state is as big as the state: it must not wait to be used again when the state is gone."""
+    arenas: list[Any] = []
+    make = _fetch._aligned
+
+    def noted(size_bytes: int) -> np.ndarray:
+        arena = make(size_bytes)
+        arenas.append((address(arena), arena.nbytes))
+        return arena
+
+    monkeypatch.setattr(_fetch, "_aligned", noted)
+    state = [values((MB,)), own(values((MB,), seed=1))]
+    with donor(leaves=state) as one, joiner(one) as fetcher:
+        one.store.pin(HEAL, 0)
+        fetched = fetch_state(fetcher, 0, [jnp.zeros(MB)] * 2)
+        ((where, size),) = arenas
+        assert where % 64 == 0
+        assert size == 8 * MB
+        assert [leaf.unsafe_buffer_pointer() for leaf in fetched] == [where, where + 4 * MB]
+        idle = sum(len(block) for block in _memory._idle if len(block) == size)
+        del fetched
+        gc.collect()
+        assert sum(len(block) for block in _memory._idle if len(block) == size) == idle
+
+
+# ---- replays ----
+
+
+def train_step(state: Any, batch: Any) -> Any:
+    grads = jaxft.pmean(jax.grad(lambda w: jnp.sum((batch @ w) ** 2))(state["w"]))
+    new = {"w": state["w"] - 0.1 * grads, "m": state["m"] * 0.5 + grads, "count": state["count"] + 1}
+    return new, {}
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_replays_from_an_arena_give_the_bits_of_the_run(devices: int) -> None:
+    """Means are received into blocks that are used again at the next step, while the state moves on."""
+    shape = (512, 600)  # over 1 MB: a block of the pool
+    state = {
+        "w": sharded(np.ones(shape, np.float32), mesh(devices), "x"),
+        "m": sharded(np.zeros(shape, np.float32), mesh(devices), "x"),
+        "count": jnp.zeros((), jnp.int32),
+    }
+    programs = cut_programs(train_step, state, np.ones((2, shape[0]), np.float32))
+    means = [[np.full(shape, 0.01 * (step + 1), np.float32)] for step in range(5)]
+    wanted = state = jax.tree.map(jnp.array, state)
+    leaves, tree = jax.tree.flatten(state)
+    with donor(leaves=leaves) as one, joiner(one) as fetcher:
+        one.store.pin(HEAL, 0)
+        for step in range(5):
+            one.store.log(step, means[step])
+        like = jax.tree.leaves({**state, "count": jnp.zeros((), jnp.int32)})
+        healed = jax.tree.unflatten(tree, fetch_state(fetcher, 0, like))
+        blocks = set()
+        for step in range(5):
+            received = fetcher.means(step, specs_of(means[step]), cancel=Abort())
+            blocks.add(address(received[0]))
+            healed, _ = programs.apply(healed, received, None)
+            jax.block_until_ready(healed)
+            assert same_bits(received, means[step]), "a logged mean must survive apply"
+            del received
+    one.store.release(HEAL)
+    for step in range(5):
+        wanted, _ = programs.apply(wanted, means[step], None)
+    assert same_bits(jax.tree.leaves(healed), jax.tree.leaves(wanted))
+    assert len(blocks) < 5, "blocks should be used again"
+    assert int(healed["count"]) == 5

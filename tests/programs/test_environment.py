@@ -1,0 +1,139 @@
+"""What changes bits without changing the program: which settings are compared, and under which names."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from jaxft_protocol.wire import MAX_SETTINGS
+
+import jaxft
+from jaxft._programs._environment import environment, nondeterminism, xla_flags
+
+DETERMINISTIC = {"xla_gpu_deterministic_ops": "true"}
+
+
+def settings(flags: str = "", **variables: str) -> dict[str, str]:
+    return environment(jax.devices()[:1], {"XLA_FLAGS": flags, **variables})
+
+
+def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
+    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("", {}),
+        ("--xla_b=2 --xla_a", {"xla_a": "true", "xla_b": "2"}),
+        ("--xla_a=1\n--xla_a=2", {"xla_a": "2"}),
+        ("--xla_dump_to=/tmp/x --xla_dump_hlo_as_text --xla_a=", {"xla_a": ""}),
+        ("--xla_cpu_collective_call_terminate_timeout_seconds=600", {}),
+        ("--xla_force_host_platform_device_count=4", {}),
+        ("--xla_allow_excess_precision=false", {"xla_allow_excess_precision": "false"}),
+        ("no-such-file", {}),
+    ],
+)
+def test_flags_are_read_as_xla_reads_them_without_those_that_cannot_change_bits(
+    text: str, flags: dict[str, str]
+) -> None:
+    assert xla_flags(text) == flags
+    assert list(xla_flags(text)) == sorted(flags)
+
+
+def test_flags_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "flags").write_text("--xla_b=2\n--xla_dump_to=here")
+    assert xla_flags(str(tmp_path / "flags")) == {"xla_b": "2"}
+
+
+def test_the_order_of_flags_and_where_dumps_go_do_not_count() -> None:
+    assert settings("--xla_a=1 --xla_b=2") == settings("--xla_b=2 --xla_dump_to=/tmp --xla_a=1")
+
+
+def test_each_flag_is_compared_by_its_name() -> None:
+    one, other = settings("--xla_a=1 --xla_b=2"), settings("--xla_a=3 --xla_c=4")
+    assert differing(one, other) == {"XLA_FLAGS xla_a", "XLA_FLAGS xla_b", "XLA_FLAGS xla_c"}
+    assert other["XLA_FLAGS xla_a"] == "3"
+
+
+def test_very_many_flags_still_fit_into_a_join() -> None:
+    many = " ".join(f"--xla_{number}=1" for number in range(200))
+    assert len(settings(many)) < MAX_SETTINGS / 2
+    assert differing(settings(many), settings(many + " --xla_7=2")) == {"XLA_FLAGS"}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("jax_enable_x64", lambda: jax.enable_x64(True)),
+        ("jax_default_matmul_precision", lambda: jax.default_matmul_precision("float32")),
+        ("jax_threefry_partitionable", lambda: jax.threefry_partitionable(False)),
+        ("jax_debug_nans", lambda: jax.debug_nans(True)),
+        ("jax_default_prng_impl", lambda: jax.default_prng_impl("rbg")),
+    ],
+)
+def test_numeric_settings_of_jax_are_compared_by_name(name: str, change: Any) -> None:
+    before = settings()
+    with change():
+        assert differing(before, settings()) == {name}
+
+
+def test_variables_of_the_libraries_beneath() -> None:
+    assert differing(settings(), settings(NVIDIA_TF32_OVERRIDE="0")) == {"NVIDIA_TF32_OVERRIDE"}
+
+
+class Client:
+    platform_version = "PJRT C API\ncuda 12080"
+
+
+class Device:
+    platform, device_kind, client = "gpu", "some GPU", Client()
+
+
+def test_an_accelerator_says_which_runtime_and_libraries_it_has() -> None:
+    found = environment([Device()], {})
+    assert found["platform version"] == "PJRT C API cuda 12080"
+    assert found["cores"] == "-"
+
+
+def test_what_is_left_of_a_broken_installation_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = environment([Device()], {})
+    (tmp_path / "libtpu-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert environment([Device()], {}) == before
+
+
+@pytest.mark.parametrize(
+    ("platform", "flags", "warns"),
+    [
+        ("cpu", {}, False),
+        ("tpu", {}, False),
+        ("gpu", {}, True),
+        ("rocm", {"xla_gpu_deterministic_ops": "false"}, True),
+        ("cuda", DETERMINISTIC, False),
+        ("gpu", {"xla_gpu_deterministic_ops": "1"}, False),
+        ("rocm", {"xla_gpu_exclude_nondeterministic_ops": "true"}, False),
+    ],
+)
+def test_a_warning_where_kernels_may_give_other_bits(
+    platform: str, flags: dict[str, str], warns: bool
+) -> None:
+    text = nondeterminism(platform, flags)
+    assert (text is not None) == warns
+    assert text is None or "--xla_gpu_exclude_nondeterministic_ops=true" in text
+
+
+def test_the_flags_of_the_llama_example_need_no_warning() -> None:
+    from examples.llama3._runtime import with_default_flags
+
+    assert nondeterminism("gpu", xla_flags(with_default_flags(""))) is None
+
+
+def test_a_fingerprint_has_the_environment_by_name() -> None:
+    step = jaxft.fault_tolerant(lambda state, batch: (state - jaxft.pmean(batch), {}), None)
+    step(jax.numpy.ones(2), jax.numpy.ones(2))
+    (programs,) = step._programs.values()
+    assert programs.fingerprint.items() >= environment(jax.devices()[:1], os.environ).items()

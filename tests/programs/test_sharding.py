@@ -1,0 +1,238 @@
+"""Shardings within a group stay what they are, step after step."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from step_models import MuNuParams, bits, identity, mlp_adam
+
+import jaxft
+from jaxft._programs._build import cut_programs
+from jaxft._programs._shardings import pins
+
+AXES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+# Each parameter of the MLP: sharded over all devices (FSDP), or by columns and rows besides (TP).
+LAYOUTS = {
+    "fsdp": {"w1": P(None, "fsdp"), "b1": P("fsdp"), "w2": P("fsdp", None)},
+    "tp": {"w1": P("fsdp", "tp"), "b1": P("tp"), "w2": P("tp", None)},
+}
+
+
+def mesh_of(axes: str) -> Mesh:
+    return jax.make_mesh((2, 2), ("fsdp", "tp"), axis_types=(AXES[axes],) * 2)
+
+
+def placed_state(mesh: Mesh, layout: str) -> MuNuParams:
+    state = mlp_adam().state()
+
+    def place(params: Any) -> Any:
+        return {
+            name: jax.device_put(p, NamedSharding(mesh, LAYOUTS[layout][name])) for name, p in params.items()
+        }
+
+    return MuNuParams(place(state.mu), place(state.nu), place(state.params), state.count)
+
+
+def explicit_step(mesh: Mesh, mean: Any) -> Any:
+    """With explicit axes the author says where a contraction over a sharded axis leaves its result."""
+
+    def loss_fn(params: Any, batch: Any) -> jax.Array:
+        hidden = jnp.einsum(
+            "bc,ch->bh", batch["x"], params["w1"], out_sharding=NamedSharding(mesh, P(None, "tp"))
+        )
+        hidden = jnp.tanh(hidden + params["b1"][None])
+        out = jnp.einsum("bh,ho->bo", hidden, params["w2"], out_sharding=NamedSharding(mesh, P(None, None)))
+        return jnp.mean((out - batch["y"]) ** 2)
+
+    def train_step(state: MuNuParams, batch: Any) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(state.params, batch)
+        grads, loss = mean((grads, loss))
+        mu = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state.mu, grads)
+        params = jax.tree.map(lambda p, m: p - 0.1 * m, state.params, mu)
+        return MuNuParams(mu, state.nu, params, state.count + 1), {"loss": loss}
+
+    return train_step
+
+
+def on_mesh(mesh: Mesh, batch: Any) -> Any:
+    return jax.device_put(batch, NamedSharding(mesh, P()))
+
+
+@pytest.mark.parametrize(("axes", "layout"), [("auto", "fsdp"), ("auto", "tp"), ("explicit", "tp")])
+def test_shardings_are_kept(axes: str, layout: str) -> None:
+    mesh, model = mesh_of(axes), mlp_adam()
+    traces = 0
+
+    def make(mean: Any) -> Any:
+        return explicit_step(mesh, mean) if axes == "explicit" else model.step(mean)
+
+    def counted(state: Any, batch: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return make(jaxft.pmean)(state, batch)
+
+    step, plain = jaxft.fault_tolerant(counted, None), jax.jit(make(identity))
+    state, expected = placed_state(mesh, layout), placed_state(mesh, layout)
+    before = [leaf.sharding for leaf in jax.tree.leaves((state.mu, state.nu, state.params))]
+    for number in range(3):
+        batch = on_mesh(mesh, model.batch(number))
+        state, metrics = step(state, batch)
+        jax.block_until_ready(state)
+        assert [leaf.sharding for leaf in jax.tree.leaves((state.mu, state.nu, state.params))] == before
+        expected, expected_metrics = plain(expected, batch)
+        jax.block_until_ready(expected)
+        np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=1e-5)
+    assert traces == 1
+    assert len(step._programs) == 1
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_leave_as_their_parameters_lie() -> None:
+    """With automatic axes nothing else ties them: unpinned, XLA gathers some."""
+    mesh, model = mesh_of("auto"), mlp_adam()
+    state, batch = placed_state(mesh, "tp"), on_mesh(mesh, model.batch(0))
+    programs = cut_programs(model.step(jaxft.pmean), state, batch)
+    contribution, _ = programs.compute(state, batch)
+    names = sorted(LAYOUTS["tp"])
+    for name, grad in zip(names, contribution, strict=False):
+        assert grad.sharding == NamedSharding(mesh, LAYOUTS["tp"][name])
+    assert jax.tree.leaves(programs.state_shardings.params) == [state.params[name].sharding for name in names]
+    memory = programs.executables.apply.memory_analysis()
+    assert memory.alias_size_in_bytes == sum(
+        leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state)
+    )
+
+
+def test_means_from_the_host_or_in_pieces() -> None:
+    """Whole numpy arrays, or arrays put together from the pieces that one process has, give the same bits."""
+    mesh, model = mesh_of("auto"), mlp_adam()
+    batch = on_mesh(mesh, model.batch(0))
+    programs = cut_programs(model.step(jaxft.pmean), placed_state(mesh, "tp"), batch)
+    contribution, local = programs.compute(placed_state(mesh, "tp"), batch)
+    whole = [np.asarray(leaf) for leaf in contribution]
+    pieces = [
+        jax.make_array_from_single_device_arrays(
+            leaf.shape, leaf.sharding, [shard.data for shard in leaf.addressable_shards]
+        )
+        for leaf in contribution
+    ]
+    results = [
+        bits(programs.apply(placed_state(mesh, "tp"), means, local))
+        for means in (contribution, whole, pieces)
+    ]
+    assert results[0] == results[1] == results[2]
+
+
+def test_unplaced_state_is_replicated_where_the_batch_lies() -> None:
+    """Plain data parallelism within a group: one trace, although the first state lies on one device."""
+    mesh, model = mesh_of("auto"), mlp_adam()
+    batch = jax.device_put(model.batch(0), NamedSharding(mesh, P(("fsdp", "tp"))))
+    traces = 0
+
+    def counted(state: Any, batch: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return model.step(jaxft.pmean)(state, batch)
+
+    step, state = jaxft.fault_tolerant(counted, None), model.state()
+    for _ in range(3):
+        state, _ = step(state, batch)
+        jax.block_until_ready(state)
+    assert {leaf.sharding for leaf in jax.tree.leaves(state)} == {NamedSharding(mesh, P())}
+    assert traces == 1
+    assert len(step._programs) == 1
+
+
+def test_a_batch_that_is_placed_elsewhere_is_another_program() -> None:
+    """One apply serves both, also where XLA was free to choose how a contribution leaves compute."""
+    mesh, model = mesh_of("auto"), mlp_adam()
+
+    def train_step(state: Any, batch: Any) -> Any:
+        state, metrics = model.step(jaxft.pmean)(state, batch)
+        return state, metrics | {"x": jaxft.pmean(batch["x"])}
+
+    step, state = jaxft.fault_tolerant(train_step, None), model.state()
+    for spec in (P(), P("fsdp"), P(), P("fsdp")):
+        batch = jax.device_put(model.batch(0), NamedSharding(mesh, spec))
+        state, _ = step(state, batch)
+        jax.block_until_ready(state)
+    assert len(step._programs) == 2
+    assert len({id(programs.executables.apply) for programs in step._programs.values()}) == 1
+
+
+def test_a_sharded_key_and_a_counter() -> None:
+    mesh = mesh_of("auto")
+
+    def train_step(state: Any, batch: Any) -> Any:
+        keys = jax.vmap(jax.random.fold_in, (0, None))(state["keys"], state["n"])
+        return {"keys": keys, "n": state["n"] + 1, "w": state["w"] - jaxft.pmean(batch)}, {}
+
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 4), NamedSharding(mesh, P("fsdp")))
+    state: Any = {"keys": keys, "n": 0, "w": jnp.zeros(8)}
+    step = jaxft.fault_tolerant(train_step, None)
+    expected = jax.random.split(jax.random.key(0), 4)
+    for number in range(3):
+        state, _ = step(state, np.ones(8, np.float32))
+        jax.block_until_ready(state)
+        expected = jax.vmap(jax.random.fold_in, (0, None))(expected, number)
+    assert state["keys"].sharding == NamedSharding(mesh, P("fsdp"))
+    assert bits(state["keys"]) == bits(expected)
+    assert len(step._programs) == 1
+
+
+def test_a_nested_jit_keeps_its_shardings() -> None:
+    """A pmean in a jax.jit is inlined; what that jit said of shardings becomes constraints."""
+    mesh = mesh_of("auto")
+    sharded, replicated = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
+
+    @jax.jit
+    def train_step(state: Any, batch: Any) -> Any:
+        average = jax.jit(
+            lambda x: (jaxft.pmean(x), x), in_shardings=replicated, out_shardings=(sharded, sharded)
+        )
+        mean, mine = average(batch)
+        return state + mean, {"mean": mean, "mine": mine}
+
+    step = jaxft.fault_tolerant(train_step, None)
+    state = jax.device_put(jnp.zeros(8), replicated)
+    state, metrics = step(state, np.ones(8, np.float32))
+    assert state.sharding == replicated
+    assert metrics["mean"].sharding == sharded
+    assert metrics["mine"].sharding == sharded
+
+
+# Which parameter a contribution belongs to
+
+
+class Named:
+    def __init__(self, path: tuple[str, ...], shape: tuple[int, ...]) -> None:
+        self.path = path
+        self.aval = jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def test_pins_go_by_name_then_by_shape() -> None:
+    mesh = mesh_of("auto")
+    one, two, none = NamedSharding(mesh, P("tp")), NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
+    state = [
+        (("mu", "dense", "w"), (4, 4), one),
+        (("params", "dense", "w"), (4, 4), one),
+        (("params", "out", "w"), (4, 4), two),
+        (("params", "out", "b"), (4,), none),
+        (("params", "dense", "b"), (4,), none),
+    ]
+    specs = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for _, shape, sharding in state]
+    contributions: Any = [
+        Named(("0", "dense", "w"), (4, 4)),
+        Named(("0", "out", "w"), (4, 4)),
+        Named(("0", "out", "b"), (4,)),
+        Named(("something else",), (4,)),  # all leaves of that shape lie alike
+        Named(("something else",), (4, 4)),  # they do not
+        Named(("0", "dense", "w"), (5,)),  # no leaf of that shape
+    ]
+    found = pins(contributions, specs, [path for path, _, _ in state])
+    assert found == [one, two, none, none, None, None]

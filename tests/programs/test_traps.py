@@ -1,0 +1,270 @@
+"""Memory: what is donated, what is shared, what is borrowed, and what is gone."""
+
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import step_models
+from step_models import bits, mlp_adam, numpy_batch
+
+import jaxft
+from jaxft._errors import ConfigurationError
+from jaxft._programs._build import cut_programs
+
+
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """A float32 array at a 64-byte boundary, which a CPU device borrows instead of copying."""
+    size = int(np.prod(shape)) * 4
+    buffer = np.zeros(size + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    return buffer[start : start + size].view(np.float32).reshape(shape)
+
+
+def add_mean(state: Any, batch: Any) -> Any:
+    means = jaxft.pmean(batch)
+    return jax.tree.map(jnp.add, state, means), {"means": means}
+
+
+# Donation
+
+
+def test_donation_is_the_identity_alias() -> None:
+    """Moments before parameters: paired in any other order, XLA copies into temporaries."""
+    model = mlp_adam(width=4096, columns=64)
+    programs = cut_programs(model.step(jaxft.pmean), model.state(), model.batch(0))
+    memory = programs.executables.apply.memory_analysis()
+    donated = sum(leaf.nbytes for leaf in jax.tree.leaves(model.state()))
+    assert memory.alias_size_in_bytes == donated
+    assert memory.temp_size_in_bytes < 0.01 * donated
+    assert programs.executables.compute.memory_analysis().alias_size_in_bytes == 0
+
+
+def test_each_leaf_is_written_where_it_was() -> None:
+    model = mlp_adam(width=512)
+    step = jaxft.fault_tolerant(model.step(jaxft.pmean), None)
+    state, _ = step(model.state(), model.batch(0))
+    jax.block_until_ready(state)
+    before = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
+    state, _ = step(state, model.batch(1))
+    assert [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)] == before
+
+
+def test_the_state_is_consumed_the_contribution_is_not() -> None:
+    model = mlp_adam()
+    programs, state = cut_programs(model.step(jaxft.pmean), model.state(), model.batch(0)), model.state()
+    contribution, local = programs.compute(state, model.batch(0))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    programs.apply(state, contribution, local)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert not any(leaf.is_deleted() for leaf in contribution)
+
+
+def test_unused_leaves_are_donated_too() -> None:
+    """The old array plays no part in the new one, but its memory does."""
+
+    def train_step(state: Any, batch: Any) -> Any:
+        return {"last": jaxft.pmean(batch), "key": jax.random.key(3)}, {}
+
+    step = jaxft.fault_tolerant(train_step, None)
+    state = {"last": jnp.zeros(1000), "key": jax.random.key(0)}
+    (programs,) = (cut_programs(train_step, state, np.ones(1000, np.float32)),)
+    assert programs.executables.apply.memory_analysis().alias_size_in_bytes == 4008
+    new, _ = step(state, np.ones(1000, np.float32))
+    assert state["last"].is_deleted()
+    assert state["key"].is_deleted()
+    np.testing.assert_array_equal(new["last"], np.ones(1000))
+
+
+# Leaves that are passed on
+
+
+def test_unchanged_leaves_are_the_same_arrays() -> None:
+    def train_step(state: Any, batch: Any) -> Any:
+        w = state["w"] + jaxft.pmean(batch) * state["table"]
+        return state | {"w": w}, {"table": state["table"], "old": state["w"]}
+
+    step = jaxft.fault_tolerant(train_step, None)
+    state = {"w": jnp.zeros(3), "table": jnp.arange(3.0), "key": jax.random.key(0)}
+    new, metrics = step(state, np.ones(3, np.float32))
+    assert new["table"] is state["table"]
+    assert new["key"] is state["key"]
+    assert state["w"].is_deleted()
+    np.testing.assert_array_equal(new["w"], np.arange(3.0))
+    np.testing.assert_array_equal(metrics["table"], np.arange(3.0))
+    np.testing.assert_array_equal(metrics["old"], np.zeros(3))
+
+
+def test_leaves_that_move_are_not_donated() -> None:
+    def train_step(state: Any, batch: Any) -> Any:
+        new = {"now": state["now"] + jaxft.pmean(batch), "last": state["now"], "before": state["last"]}
+        return new, {}
+
+    step = jaxft.fault_tolerant(train_step, None)
+    state = {"now": jnp.zeros(3), "last": jnp.zeros(3), "before": jnp.zeros(3)}
+    for number in range(1, 6):
+        now = state["now"]
+        state, _ = step(state, np.full(3, number, np.float32))
+        assert state["last"] is now
+    assert [float(state[name][0]) for name in ("now", "last", "before")] == [15, 10, 6]
+
+
+def test_swapped_leaves() -> None:
+    def train_step(state: Any, batch: Any) -> Any:
+        return {"a": state["b"], "b": state["a"], "n": state["n"] + jaxft.pmean(batch)}, {}
+
+    step = jaxft.fault_tolerant(train_step, None)
+    state: Any = {"a": jnp.zeros(3), "b": jnp.ones(3), "n": jnp.zeros(())}
+    for _ in range(3):
+        state, _ = step(state, np.float32(1))
+    assert (state["a"][0], state["b"][0], state["n"]) == (1, 0, 3)
+
+
+# The same memory twice
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("share", ["the same array", "another array object"])
+def test_shared_arrays_are_copied_first(devices: int, share: str) -> None:
+    """Donating one buffer twice is an error, and on several CPU devices of jaxlib 0.10 a segmentation fault."""
+    mesh = jax.make_mesh((devices,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    w = jax.device_put(jnp.zeros(8), replicated) if devices > 1 else jnp.zeros(8)
+    other = jax.device_put(w, replicated) if share == "another array object" else w
+    state = {"w": w, "ema": other, "third": w, "fixed": w, "key": jax.random.key(0)}
+
+    def train_step(state: Any, batch: Any) -> Any:
+        mean = jaxft.pmean(batch)
+        new = {"w": state["w"] + mean, "ema": state["ema"] + 2.0 * mean, "third": state["third"] - mean}
+        return state | new, {}
+
+    step = jaxft.fault_tolerant(train_step, None)
+    for number in range(1, 4):
+        state, _ = step(state, np.ones(8, np.float32))
+        jax.block_until_ready(state)
+        values = [float(state[name][0]) for name in ("w", "ema", "third", "fixed")]
+        assert values == [number, 2 * number, -number, 0]
+
+
+def test_arrays_that_the_step_closes_over_are_kept() -> None:
+    initial = {"w": jnp.ones(3)}
+
+    def train_step(state: Any, batch: Any) -> Any:
+        pull = jax.grad(lambda s: jnp.sum((s["w"] - initial["w"]) ** 2) + batch.sum() * s["w"].sum())(state)
+        return jax.tree.map(lambda w, g: w - 0.5 * g, state, jaxft.pmean(pull)), {}
+
+    step, state = jaxft.fault_tolerant(train_step, None), initial
+    for rows in (1, 2, 3):
+        state, _ = step(state, np.ones(rows, np.float32))
+    np.testing.assert_array_equal(initial["w"], np.ones(3))
+    np.testing.assert_array_equal(state["w"], np.full(3, -0.5))
+
+
+# Consumed states
+
+
+def test_a_consumed_state_is_refused() -> None:
+    model = mlp_adam()
+    step, state = jaxft.fault_tolerant(model.step(jaxft.pmean), None), model.state()
+    step(state, model.batch(0))
+    with pytest.raises(
+        ConfigurationError, match=r"leaf \.mu\['b1'\] was consumed by an earlier step.*Keep only"
+    ):
+        step(state, model.batch(0))
+    programs = cut_programs(model.step(jaxft.pmean), model.state(), model.batch(0))
+    means = [np.zeros(spec.shape, spec.dtype) for spec in programs.contribution]
+    for call in (
+        lambda: programs.compute(state, model.batch(0)),
+        lambda: programs.apply(state, means, None),
+        lambda: cut_programs(model.step(jaxft.pmean), state, model.batch(0)),
+    ):
+        with pytest.raises(ConfigurationError, match="was consumed"):
+            call()
+
+
+def test_a_consumed_state_on_several_devices_does_not_crash() -> None:
+    """Dispatching a deleted array to two or more CPU devices kills the process; so this runs in its own."""
+    script = (
+        "import jax, jax.numpy as jnp, numpy as np, jaxft\n"
+        "jax.config.update('jax_num_cpu_devices', 4)\n"
+        "mesh = jax.make_mesh((4,), ('d',), axis_types=(jax.sharding.AxisType.Auto,))\n"
+        "spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('d'))\n"
+        "state = {'w': jax.device_put(jnp.zeros(8), spec)}\n"
+        "step = jaxft.fault_tolerant(lambda s, b: ({'w': s['w'] + jaxft.pmean(b)}, {}), None)\n"
+        "step(state, np.ones(8, np.float32))\n"
+        "try:\n"
+        "    step(state, np.ones(8, np.float32))\n"
+        "except jaxft._errors.ConfigurationError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "leaf ['w'] was consumed by an earlier step" in done.stdout
+
+
+# Borrowed numpy memory
+
+
+def test_numpy_leaves_of_a_state_are_not_written_to() -> None:
+    given = aligned((1024,))
+    step = jaxft.fault_tolerant(add_mean, None)
+    state, _ = step({"w": given}, {"w": np.ones(1024, np.float32)})
+    state, _ = step(state, {"w": np.ones(1024, np.float32)})
+    jax.block_until_ready(state)
+    np.testing.assert_array_equal(given, np.zeros(1024))
+    given[:] = 7
+    np.testing.assert_array_equal(state["w"], np.full(1024, 2.0))
+
+
+@pytest.mark.parametrize("make", [jnp.asarray, jax.device_put])
+def test_arrays_that_borrow_numpy_memory_are_not_written_to(make: Any) -> None:
+    given = aligned((1024,))
+    state = {"w": make(given)}
+    step = jaxft.fault_tolerant(add_mean, None)
+    state, _ = step(state, {"w": np.ones(1024, np.float32)})
+    jax.block_until_ready(state)
+    np.testing.assert_array_equal(given, np.zeros(1024))
+    np.testing.assert_array_equal(state["w"], np.ones(1024))
+
+
+def test_a_logged_mean_survives_apply() -> None:
+    """The log that a joiner replays holds the very buffers that `apply` was given."""
+    programs = cut_programs(add_mean, {"w": jnp.zeros(1024)}, {"w": np.ones(1024, np.float32)})
+    state, logged = {"w": jnp.zeros(1024)}, []
+    for number in range(4):
+        mean = aligned((1024,))
+        mean[:] = number
+        logged.append(mean)
+        state, metrics = programs.apply(state, [mean], None)
+        jax.block_until_ready((state, metrics))
+        np.testing.assert_array_equal(metrics["means"]["w"], np.full(1024, number))
+    for number, mean in enumerate(logged):
+        np.testing.assert_array_equal(mean, np.full(1024, number))
+    np.testing.assert_array_equal(state["w"], np.full(1024, 6.0))
+
+
+def test_a_live_view_keeps_its_values() -> None:
+    """A snapshot for a joiner: numpy views of the old state, while the training goes on."""
+    model = mlp_adam(width=512)
+    step = jaxft.fault_tolerant(model.step(jaxft.pmean), None)
+    state, _ = step(model.state(), model.batch(0))
+    views = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+    copies = [view.copy() for view in views]
+    for number in range(1, 4):
+        state, _ = step(state, model.batch(number))
+    jax.block_until_ready(state)
+    assert bits(views) == bits(copies)
+    assert bits(state) != bits(views)
+
+
+def test_metrics_outlive_the_state_they_came_with() -> None:
+    step = jaxft.fault_tolerant(step_models.plain_dataclass().step(jaxft.pmean), None)
+    state, first = step(step_models.plain_dataclass().state(), numpy_batch(0))
+    kept = bits(first)
+    for number in range(3):
+        state, _ = step(state, numpy_batch(number))
+    jax.block_until_ready(state)
+    assert bits(first) == kept

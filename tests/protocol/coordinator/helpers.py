@@ -1,0 +1,275 @@
+"""A job of the pure machine, driven by group name: `desk.vote("a")` returns what the machine did about it."""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from jaxft_protocol.coordinator import machine
+from jaxft_protocol.coordinator.job import (
+    Close,
+    Effect,
+    Event,
+    Group,
+    GroupSaid,
+    Job,
+    Options,
+    Report,
+    Send,
+    SessionClosed,
+    SessionId,
+    Tick,
+)
+from jaxft_protocol.messages import (
+    Commit,
+    CoordinatorMessage,
+    GroupMessage,
+    GroupName,
+    Heal,
+    HealFailed,
+    HealId,
+    Heartbeat,
+    Hello,
+    HistoryId,
+    Incarnation,
+    Join,
+    Leave,
+    NewQuorum,
+    Pin,
+    Pinned,
+    QuorumId,
+    Ready,
+    Step,
+    Vote,
+)
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What one event led to. Groups go by name here, also those that are gone by now."""
+
+    effects: tuple[Effect, ...]
+    names: dict[SessionId, str]
+
+    @property
+    def sent(self) -> list[tuple[str, CoordinatorMessage]]:
+        return [(self.names[e.session], e.message) for e in self.effects if isinstance(e, Send)]
+
+    def to(self, name: str) -> list[CoordinatorMessage]:
+        return [message for receiver, message in self.sent if receiver == name]
+
+    def only(self, kind: type[M]) -> dict[str, M]:
+        """The messages of one kind, at most one for each receiver."""
+        found = [(receiver, message) for receiver, message in self.sent if isinstance(message, kind)]
+        assert len(dict(found)) == len(found)
+        return dict(found)
+
+    @property
+    def closed(self) -> list[str]:
+        return [self.names[effect.session] for effect in self.effects if isinstance(effect, Close)]
+
+    @property
+    def reports(self) -> list[str]:
+        return [effect.text for effect in self.effects if isinstance(effect, Report)]
+
+
+@dataclass
+class Desk:
+    """One job and the sessions that its groups have open."""
+
+    job: Job
+    now_s: float = 0.0
+    sessions: dict[str, SessionId] = field(default_factory=dict)
+    names: dict[SessionId, str] = field(default_factory=dict)
+    # Donors tell the digest of a pinned state as soon as they are asked for it.
+    tells_digests: bool = True
+
+    @classmethod
+    def open(cls, name: str = "job", **options: float) -> "Desk":
+        options = {"founding_wait_s": 0.0, **options}
+        return cls(Job(name, Options(**options)))  # pyright: ignore[reportArgumentType]
+
+    def do(self, event: Event) -> Done:
+        self.job, effects = machine.step(self.job, event, self.now_s)
+        done = Done(effects, dict(self.names))
+        if not self.tells_digests:
+            return done
+        for effect in effects:
+            match effect:
+                case Send(session, Pin(heal_id, _, log_only=False)) if session in self.job.sessions:
+                    more = self.do(GroupSaid(session, Pinned(heal_id, 7)))
+                    done = Done((*done.effects, *more.effects), done.names)
+                case _:
+                    pass
+        return done
+
+    def say(self, name: str, message: GroupMessage) -> Done:
+        return self.do(GroupSaid(self.sessions[name], message))
+
+    def hello(self, name: str, incarnation: int = 1, **fields: object) -> Done:
+        """Open a session and say Hello in it. An earlier session of that name stays as it is."""
+        session = SessionId(len(self.names) + 1)
+        if name in self.sessions:
+            self.names[self.sessions[name]] = f"old {name}"
+        self.sessions[name] = session
+        self.names[session] = name
+        hello = Hello(self.job.name, GroupName(name), Incarnation(incarnation), f"{name}:1", **fields)  # pyright: ignore[reportArgumentType]
+        return self.say(name, hello)
+
+    def join(self, name: str, step: int = 0, digest: str = "d", **fields: object) -> Done:
+        fields = {"settings": {"shards": "6"}, **fields}
+        return self.say(name, Join(Step(step), digest, **fields))  # pyright: ignore[reportArgumentType]
+
+    def come(
+        self, name: str, step: int = 0, digest: str = "d", incarnation: int = 1, **fields: object
+    ) -> Done:
+        """Say Hello and Join; return what followed from the Join."""
+        self.hello(name, incarnation)
+        return self.join(name, step, digest, **fields)
+
+    def vote(
+        self,
+        name: str,
+        *,
+        quorum_id: int | None = None,
+        step: int | None = None,
+        digest: int | None = None,
+        nonfinite: str = "",
+    ) -> Done:
+        vote = Vote(self._quorum_id(quorum_id), self._step(step), ok=True, digest=digest, nonfinite=nonfinite)
+        return self.say(name, vote)
+
+    def votes(self, **digests: int | None) -> Done:
+        """Let each of these vote ok, with the digest of its state; return what the last vote led to."""
+        return [self.vote(name, digest=digest) for name, digest in digests.items()][-1]
+
+    def fail(self, name: str, *accused: str, reason: str = "connection reset") -> Done:
+        names = tuple(GroupName(peer) for peer in accused)
+        return self.say(name, Vote(self._quorum_id(None), self._step(None), False, names, reason))
+
+    def commit(self) -> Done:
+        """Let every member vote ok; return what the last vote led to."""
+        return [self.vote(member.group) for member in self.quorum.members][-1]
+
+    def computed(self, *names: str, moves: bool = False) -> Done:
+        """Let each of these say with a heartbeat that it has computed; return what the last one led to."""
+        heartbeat = Heartbeat(self.quorum.quorum_id, self.step, moves=moves)
+        return [self.say(name, heartbeat) for name in names][-1]
+
+    def pinned(self, donor: str, joiner: str, digest: int | None = 7) -> Done:
+        """Let a donor tell the digest of the state that it keeps for `joiner`."""
+        heal_id = self.group(joiner).heal_id
+        assert heal_id is not None
+        return self.say(donor, Pinned(heal_id, digest))
+
+    def ready(self, name: str, step: int | None = None) -> Done:
+        heal_id = self.group(name).heal_id
+        assert heal_id is not None
+        return self.say(name, Ready(heal_id, self._step(step)))
+
+    def heal_failed(self, name: str, step: int = 0) -> Done:
+        """The group holds state `step` of the job, or at 0 a fresh one, unless it was ready with the job's."""
+        heal_id = self.group(name).heal_id
+        assert heal_id is not None
+        history = self.job.history if step or self.group(name).history else HistoryId(0)
+        return self.say(name, HealFailed(heal_id, "no donor answers", Step(step), history))
+
+    def leave(self, name: str, *, finished: bool = False) -> Done:
+        return self.say(name, Leave(finished))
+
+    def close(self, name: str, reason: str = "its connection closed") -> Done:
+        return self.do(SessionClosed(self.sessions[name], reason))
+
+    def tick(
+        self,
+        after_s: float = 0.1,
+        silent: tuple[str, ...] = (),
+        away: tuple[str, ...] = (),
+        moving: tuple[str, ...] = (),
+    ) -> Done:
+        """Let a tick pass; every group but the `silent` sends a heartbeat just before it."""
+        self.now_s += after_s
+        for name in self.job.groups:
+            if name not in silent:
+                self.say(name, Heartbeat(away=name in away, moves=name in moving))
+        return self.do(Tick())
+
+    def wait(
+        self,
+        seconds: float,
+        silent: tuple[str, ...] = (),
+        away: tuple[str, ...] = (),
+        moving: tuple[str, ...] = (),
+    ) -> list[Done]:
+        """Let ticks of 0.1 s pass for `seconds`."""
+        return [self.tick(silent=silent, away=away, moving=moving) for _ in range(round(seconds * 10))]
+
+    def group(self, name: str) -> Group:
+        return self.job.groups[GroupName(name)]
+
+    @property
+    def quorum(self) -> NewQuorum:
+        assert self.job.quorum is not None
+        return self.job.quorum
+
+    @property
+    def step(self) -> Step:
+        assert self.job.frontier is not None
+        return self.job.frontier.step
+
+    def _quorum_id(self, quorum_id: int | None) -> QuorumId:
+        return self.quorum.quorum_id if quorum_id is None else QuorumId(quorum_id)
+
+    def _step(self, step: int | None) -> Step:
+        return self.step if step is None else Step(step)
+
+
+def running(*names: str, shards: str = "6", **options: float) -> Desk:
+    """A job of `names`, founded together at step 0, in its first quorum."""
+    desk = Desk.open(**{"min_replicas": 1, **options})
+    for name in names:
+        desk.hello(name)
+    for name in names:
+        desk.join(name, settings={"shards": shards})
+    assert members(desk) == list(names)
+    return desk
+
+
+def orphaned(*names: str, steps: int = 3, shards: str = "6", **options: float) -> Desk:
+    """A job of `names` that all died at once after some steps."""
+    desk = running(*names, shards=shards, **options)
+    for _ in range(steps):
+        desk.commit()
+    for name in names:
+        desk.close(name)
+    return desk
+
+
+def healing(desk: Desk, name: str, incarnation: int = 1) -> HealId:
+    """Let a group without the frontier come; return the heal it was given."""
+    heals = desk.come(name, digest="fresh", incarnation=incarnation).only(Heal)
+    return heals[name].heal_id
+
+
+def members(desk: Desk) -> list[str]:
+    return [member.group for member in desk.quorum.members]
+
+
+def shards(quorum: NewQuorum) -> dict[str, tuple[int, ...]]:
+    return {member.group: member.shards for member in quorum.members}
+
+
+def tried_again(done: Done) -> NewQuorum | None:
+    """The quorum under which the step is tried again, if it is; all its members must have heard of it."""
+    quorums = done.only(NewQuorum)
+    assert not done.only(Commit)
+    if not quorums:
+        return None
+    (quorum,) = set(quorums.values())
+    assert sorted(quorums) == sorted(member.group for member in quorum.members)
+    return quorum
+
+
+def committed(done: Done) -> list[str]:
+    """Who heard that the step counts."""
+    return sorted(done.only(Commit))

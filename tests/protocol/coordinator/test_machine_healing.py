@@ -1,0 +1,467 @@
+"""Joiners, donors and spares; and who comes back under which name."""
+
+from jaxft_protocol.coordinator.job import Close, Phase
+from jaxft_protocol.messages import (
+    Commit,
+    Evicted,
+    FrontierMoved,
+    Heal,
+    HealId,
+    NewQuorum,
+    Pin,
+    QuorumId,
+    Ready,
+    Release,
+    Step,
+    Waiting,
+    Welcome,
+)
+
+from .helpers import Desk, committed, healing, members, running, shards, tried_again
+
+# ---- donors ----
+
+
+def test_a_joiner_gets_all_holders_as_donors_and_each_of_them_a_pin():
+    desk = running("a", "b")
+    desk.commit()
+    done = desk.come("c", digest="fresh")
+    heal = done.only(Heal)["c"]
+    assert (heal.step, [donor.address for donor in heal.donors]) == (1, ["a:1", "b:1"])
+    pin = Pin(heal.heal_id, Step(1))
+    assert done.only(Pin) == {"a": pin, "b": pin}
+
+
+def test_pins_precede_the_heal_and_every_later_commit():
+    desk = running("a")
+    healing(desk, "b")
+    desk.ready("b")
+    done = desk.come("c", digest="fresh")
+    kinds = [(name, type(message)) for name, message in done.sent]
+    assert kinds == [("a", Pin), ("c", Heal)]
+    assert all(not isinstance(message, Pin) for message in desk.commit().to("a"))
+
+
+def test_a_joiner_that_fails_to_heal_is_pinned_anew_after_the_commit_that_moved_the_frontier():
+    desk = running("a")
+    first = healing(desk, "b")
+    desk.commit()
+    done = desk.heal_failed("b")
+    assert [type(message) for message in done.to("a")] == [Release, Pin]
+    heal = done.only(Heal)["b"]
+    assert (heal.heal_id, heal.step) == (first + 1, 1)
+
+
+def test_heal_ids_are_never_used_twice():
+    desk = running("a")
+    ids = [healing(desk, "b")]
+    for _ in range(5):
+        desk.heal_failed("b")
+        desk.wait(1.2)
+        assert desk.group("b").heal_id is not None
+        ids.append(desk.group("b").heal_id)
+    ids.append(healing(desk, "c"))
+    assert len(set(ids)) == 7
+
+
+def test_one_that_reaches_no_donor_asks_less_often_after_the_first_time():
+    desk = running("a", heartbeat_timeout_s=2.0)
+    healing(desk, "b")
+    assert desk.heal_failed("b").only(Heal)  # a donor may have died: others serve at once
+    desk.heal_failed("b")
+    desk.wait(0.3)
+    assert desk.group("b").phase is Phase.STALE
+    desk.wait(0.2)
+    assert desk.group("b").phase is Phase.HEALING
+    desk.ready("b")
+    desk.commit()
+    desk.close("a")
+    assert members(desk) == ["b"]
+
+
+def test_a_heal_that_succeeded_clears_its_name():
+    desk = running("a")
+    healing(desk, "b")
+    desk.heal_failed("b")
+    desk.ready("b")
+    desk.commit()
+    desk.commit()
+    assert desk.group("b").heals_failed == 0
+
+
+def test_a_fresh_group_donates_nothing():
+    desk = running("a")
+    healing(desk, "fresh")
+    assert [donor.group for donor in desk.come("c", digest="x").only(Heal)["c"].donors] == ["a"]
+
+
+def test_a_just_admitted_group_donates_nothing_until_its_first_commit():
+    desk = running("a")
+    healing(desk, "b")
+    desk.ready("b")
+    desk.commit()
+    assert members(desk) == ["a", "b"]
+    assert [donor.group for donor in desk.come("c", digest="x").only(Heal)["c"].donors] == ["a"]
+    desk.commit()
+    assert [donor.group for donor in desk.come("d", digest="x").only(Heal)["d"].donors] == ["a", "b"]
+
+
+def test_an_equal_step_number_proves_nothing():
+    desk = running("a", "b")
+    desk.commit()
+    done = desk.come("c", step=1, digest="d")
+    assert done.only(Heal)["c"].step == 1
+
+
+def test_a_just_admitted_group_that_is_left_alone_without_the_last_sum_is_no_donor_either():
+    desk = running("a")
+    healing(desk, "b")
+    desk.ready("b")
+    desk.commit()
+    desk.close("a")
+    assert members(desk) == ["b"]  # it may have the sum already; if not it says so
+    assert desk.come("c", digest="x").only(Heal) == {}
+    desk.heal_failed("b")
+    assert desk.job.quorum is None
+    assert "step 1 needs 1 groups that hold it, and 0 do (nobody)" in desk.tick().only(Waiting)["b"].reason
+
+
+def test_when_no_member_lives_spares_that_healed_to_the_very_frontier_donate():
+    desk = running("a", "b", min_replicas=2)
+    desk.commit()
+    healing(desk, "spare")
+    desk.ready("spare")
+    desk.wait(5.3, silent=("a", "b"))
+    assert desk.job.quorum is None
+    assert desk.group("spare").phase is Phase.READY
+    done = desk.come("c", digest="fresh")
+    assert [donor.group for donor in done.only(Heal)["c"].donors] == ["spare"]
+    assert sorted(desk.ready("c").only(NewQuorum)) == ["c", "spare"]
+
+
+def test_a_just_admitted_group_says_that_it_has_the_last_sum_and_then_donates():
+    # Else a job whose last founder dies here would have its state in a live group and not know it.
+    desk = running("a", "b", min_replicas=2)
+    healing(desk, "c")
+    desk.ready("c")
+    desk.commit()
+    desk.ready("c")
+    assert desk.group("c").phase is Phase.MEMBER
+    desk.close("a")
+    desk.close("b")
+    assert [donor.group for donor in desk.come("d", digest="x").only(Heal)["d"].donors] == ["c"]
+
+
+def test_a_joiner_that_lacks_a_step_donates_nothing_even_if_it_is_the_last():
+    desk = running("a")
+    healing(desk, "b")
+    desk.commit()
+    desk.ready("b", step=0)
+    desk.close("a")
+    assert desk.come("c", digest="x").only(Heal) == {}
+
+
+def test_a_spare_donates_only_if_there_is_no_member():
+    desk = running("a")
+    healing(desk, "spare")
+    desk.ready("spare")
+    assert [donor.group for donor in desk.come("b", digest="x").only(Heal)["b"].donors] == ["a"]
+
+
+def test_a_joiner_without_donors_gets_them_as_soon_as_a_holder_is_back():
+    desk = running("a")
+    desk.commit()
+    desk.close("a")
+    assert desk.come("b", digest="fresh").only(Heal) == {}
+    done = desk.come("a", step=1, digest="")
+    assert done.only(Heal)["b"].step == 1
+    assert members(desk) == ["a"]
+
+
+# ---- entering ----
+
+
+def test_joiners_are_told_when_the_frontier_moves():
+    desk = running("a", "b")
+    healing(desk, "c")
+    healing(desk, "d")
+    desk.ready("d")
+    desk.hello("compiles")
+    done = desk.commit()
+    assert done.only(FrontierMoved) == {"c": FrontierMoved(Step(1)), "d": FrontierMoved(Step(1))}
+
+
+def test_a_joiner_that_is_ready_at_the_frontier_enters_with_the_commit():
+    desk = running("a", "b")
+    healing(desk, "c")
+    assert desk.ready("c").sent == []
+    done = desk.commit()
+    following = done.only(Commit)["a"].next
+    assert following is not None
+    assert (following.step, shards(following)) == (1, {"a": (0, 1), "b": (2, 3), "c": (4, 5)})
+    assert done.only(NewQuorum) == {"c": following}
+    assert [change.group for change in following.joined] == ["c"]
+
+
+def test_a_joiner_that_is_one_more_step_behind_does_not_enter():
+    desk = running("a", "b")
+    healing(desk, "c")
+    desk.commit()
+    desk.ready("c", step=0)
+    assert committed(desk.commit()) == ["a", "b"]
+    assert members(desk) == ["a", "b"]
+    desk.ready("c", step=2)
+    desk.commit()
+    assert members(desk) == ["a", "b", "c"]
+
+
+def test_several_joiners_enter_together():
+    desk = running("a")
+    for name in ("b", "c", "d"):
+        healing(desk, name)
+        desk.ready(name)
+    desk.commit()
+    assert members(desk) == ["a", "b", "c", "d"]
+    assert desk.quorum.quorum_id == 2
+
+
+def test_a_spare_takes_a_dead_members_shards_in_the_very_same_step():
+    desk = running("a", "b", "c")
+    healing(desk, "spare")
+    desk.ready("spare")
+    again = tried_again(desk.close("b"))
+    assert again is not None
+    assert (again.step, shards(again)) == (0, {"a": (0, 1), "c": (4, 5), "spare": (2, 3)})
+
+
+def test_a_joiner_that_lacks_one_sum_takes_a_dead_members_shards_in_the_same_step():
+    desk = running("a", "b", "c")
+    healing(desk, "late")
+    desk.commit()
+    desk.ready("late", step=0)
+    desk.close("b")
+    assert members(desk) == ["a", "c", "late"]
+
+
+def test_a_joiner_that_lacks_two_does_not():
+    desk = running("a", "b", "c")
+    healing(desk, "late")
+    desk.commit()
+    desk.commit()
+    desk.ready("late", step=0)
+    desk.close("b")
+    assert members(desk) == ["a", "c"]
+
+
+def test_a_joiner_that_lacks_a_sum_is_nothing_without_those_who_have_it():
+    desk = running("a")
+    healing(desk, "late")
+    desk.commit()
+    desk.ready("late", step=0)
+    desk.close("a")
+    assert desk.job.quorum is None
+
+
+def test_ready_of_a_heal_that_was_given_up_means_nothing():
+    desk = running("a")
+    old = healing(desk, "b")
+    desk.heal_failed("b")
+    desk.say("b", Ready(old, Step(0)))
+    assert desk.group("b").phase is Phase.HEALING
+
+
+def test_ready_without_a_heal_means_nothing():
+    desk = running("a")
+    desk.hello("b")
+    desk.say("b", Ready(HealId(1), Step(0)))
+    assert desk.group("b").phase is Phase.PRESENT
+
+
+def test_a_failed_heal_of_another_time_means_nothing():
+    desk = running("a")
+    old = healing(desk, "b")
+    desk.heal_failed("b")
+    assert desk.say("b", Ready(old, Step(0))).effects == ()
+    assert desk.group("b").heal_id == old + 1
+
+
+def test_a_member_that_cannot_get_the_last_sum_goes_back_to_healing_and_the_step_on_without_it():
+    desk = running("a", "b")
+    healing(desk, "c")
+    desk.ready("c")
+    desk.commit()
+    done = desk.heal_failed("c")
+    again = tried_again(done)
+    assert again is not None
+    assert shards(again) == {"a": (0, 1, 4), "b": (2, 3, 5)}
+    assert [(change.group, change.reason) for change in again.left] == [("c", "it could not catch up")]
+    assert done.only(Heal)["c"].step == 1
+
+
+# ---- letting go ----
+
+
+def test_donors_are_released_with_the_joiners_first_commit_and_not_before():
+    desk = running("a", "b")
+    heal_id = healing(desk, "c")
+    desk.ready("c")
+    assert desk.commit().only(Release) == {}
+    done = desk.commit()
+    assert done.only(Release) == {"a": Release(heal_id), "b": Release(heal_id)}
+    assert desk.commit().only(Release) == {}
+
+
+def test_donors_are_released_when_the_joiner_dies():
+    desk = running("a", "b")
+    heal_id = healing(desk, "c")
+    assert desk.close("c").only(Release) == {"a": Release(heal_id), "b": Release(heal_id)}
+
+
+def test_donors_are_released_when_the_joiner_is_evicted_or_leaves():
+    desk = running("a")
+    first = healing(desk, "b")
+    assert desk.leave("b").only(Release) == {"a": Release(first)}
+    second = healing(desk, "c")
+    assert desk.hello("c", incarnation=2).only(Release) == {"a": Release(second)}
+
+
+def test_a_dead_donor_is_not_written_to():
+    desk = running("a", "b")
+    heal_id = healing(desk, "c")
+    desk.close("b")
+    assert desk.close("c").only(Release) == {"a": Release(heal_id)}
+
+
+# ---- who comes back ----
+
+
+def test_the_same_incarnation_at_the_frontier_needs_no_heal():
+    desk = running("a", "b", min_replicas=2)
+    desk.commit()
+    desk.close("b")
+    done = desk.come("b", step=1, digest="")
+    assert done.only(Heal) == {}
+    assert sorted(done.only(NewQuorum)) == ["a", "b"]
+
+
+def test_an_incarnation_that_healed_is_believed_when_it_comes_back():
+    desk = running("a", "b", min_replicas=2)
+    healing(desk, "c")
+    desk.ready("c")
+    desk.close("a")
+    desk.close("b")
+    desk.close("c")
+    assert desk.come("c", step=0, digest="").only(Heal) == {}
+    assert desk.group("c").phase is Phase.MEMBER
+
+
+def test_an_incarnation_that_never_held_a_state_of_the_job_is_not_believed():
+    desk = running("a", "b")
+    healing(desk, "c")
+    desk.close("c")
+    assert desk.come("c", step=0, digest="fresh").only(Heal)["c"].step == 0
+
+
+def test_founders_of_a_founding_that_came_to_nothing_are_not_believed():
+    desk = running("a")
+    desk.hello("b")
+    desk.close("a")
+    desk.join("b", digest="of another seed")
+    assert members(desk) == ["b"]
+    assert desk.come("a", digest="d").only(Heal)["a"].step == 0
+
+
+def test_what_is_believed_is_kept_for_one_incarnation_of_each_name():
+    desk = running("a")
+    for incarnation in range(2, 30):
+        healing(desk, "b", incarnation)
+        desk.ready("b")
+    assert desk.job.proven == {"a": 1, "b": 29}
+
+
+def test_the_same_incarnation_behind_the_frontier_heals():
+    desk = running("a", "b")
+    desk.close("b")
+    desk.commit()
+    assert desk.come("b", step=0, digest="d").only(Heal)["b"].step == 1
+
+
+def test_another_incarnation_at_the_frontiers_number_heals():
+    desk = running("a", "b")
+    desk.commit()
+    desk.close("b")
+    assert desk.come("b", step=1, digest="", incarnation=2).only(Heal)["b"].step == 1
+
+
+def test_who_voted_ok_and_lost_its_stream_holds_the_frontier_once_that_counts():
+    # It hears from Welcome that its sum counts and applies it; so if all others die, the state lives on in it.
+    desk = running("a", "b")
+    desk.vote("b")
+    desk.close("b")
+    assert committed(desk.vote("a")) == ["a"]
+    assert desk.hello("b").only(Welcome)["b"] == Welcome(1000, Step(1), QuorumId(1), frontier_held=True)
+    desk.close("a")
+    assert sorted(desk.join("b", step=1, digest="").only(NewQuorum)) == ["b"]
+
+
+def test_who_voted_ok_and_left_does_not_hold_it():
+    # A group that leaves applies nothing any more.
+    desk = running("a", "b")
+    desk.vote("b")
+    desk.leave("b")
+    desk.vote("a")
+    assert [donor.group for donor in desk.come("c", digest="x").only(Heal)["c"].donors] == ["a"]
+
+
+def test_a_new_incarnation_puts_the_old_one_out_for_good():
+    desk = running("a", "b")
+    done = desk.hello("b", incarnation=2)
+    assert done.only(Evicted)["old b"] == Evicted("another process has joined as 'b'", may_return=False)
+    assert done.closed == ["old b"]
+    assert members(desk) == ["a"]
+    assert desk.group("b").incarnation == 2
+
+
+def test_a_reconnecting_group_ends_its_old_session():
+    desk = running("a", "b")
+    old = desk.sessions["b"]
+    done = desk.hello("b")
+    assert Close(old) in done.effects
+    assert done.only(Evicted) == {}
+    assert old not in desk.job.sessions
+
+
+def test_the_late_end_of_an_old_session_does_not_touch_the_new_one():
+    desk = running("a", "b")
+    old = desk.sessions["b"]
+    desk.come("b", incarnation=2)
+    desk.sessions["old"] = old
+    assert desk.close("old").effects == ()
+    assert "b" in desk.job.groups
+
+
+def test_nothing_is_kept_of_those_who_come_and_go():
+    desk = running("a")
+    for incarnation in range(2, 50):
+        healing(desk, "b", incarnation)
+        desk.hello("c", incarnation)
+        desk.close("b")
+    desk.close("c")
+    assert list(desk.job.groups) == ["a"]
+    assert len(desk.job.sessions) == 1
+    assert desk.job.left == ()
+
+
+def test_a_job_that_lost_everybody_goes_on_with_the_one_who_comes_back():
+    desk = Desk.open(min_replicas=2)
+    desk.come("a")
+    desk.come("b")
+    desk.commit()
+    desk.close("a")
+    desk.close("b")
+    desk.come("b", step=1, digest="")
+    assert "step 1 needs 2 groups that hold it, and 1 do (b); nobody else is present" in (
+        desk.tick().only(Waiting)["b"].reason
+    )
+    assert desk.come("a", digest="d", incarnation=2).only(Heal)["a"].step == 1
+    assert sorted(desk.ready("a").only(NewQuorum)) == ["a", "b"]

@@ -1,0 +1,282 @@
+"""Silence, leaving on purpose, and the end of a job."""
+
+from jaxft_protocol.coordinator.job import Phase
+from jaxft_protocol.messages import (
+    Evicted,
+    Finished,
+    Goodbye,
+    Heal,
+    NewQuorum,
+    Pin,
+    Release,
+    Waiting,
+)
+
+from .helpers import Desk, committed, healing, members, orphaned, running, tried_again
+
+# ---- silence ----
+
+
+def test_a_silent_group_is_put_out_after_the_heartbeat_timeout():
+    desk = running("a", "b")
+    quiet = desk.wait(5.0, silent=("b",))
+    assert all(done.only(Evicted) == {} for done in quiet)
+    evicted = [done.only(Evicted)["b"] for done in desk.wait(0.2, silent=("b",)) if done.only(Evicted)]
+    assert evicted == [Evicted("no heartbeat for 5.1 s", may_return=True)]
+    assert members(desk) == ["a"]
+
+
+def test_groups_that_fall_silent_together_cost_one_quorum():
+    desk = running("a", "b", "c", "d")
+    desk.wait(5.3, silent=("b", "c", "d"))
+    assert members(desk) == ["a"]
+    assert desk.quorum.quorum_id == 2
+
+
+def test_a_heartbeat_leads_to_nothing():
+    desk = running("a")
+    before = desk.job
+    assert desk.tick(0.0).effects == ()
+    assert desk.job.frontier is before.frontier
+
+
+def test_a_clock_gap_of_the_coordinator_itself_evicts_nobody():
+    desk = running("a", "b")
+    desk.tick()
+    done = desk.tick(60.0, silent=("a", "b"))
+    assert done.only(Evicted) == {}
+    assert members(desk) == ["a", "b"]
+    desk.wait(4.9, silent=("b",))
+    assert members(desk) == ["a", "b"]
+    desk.wait(0.3, silent=("b",))
+    assert members(desk) == ["a"]
+
+
+def test_the_first_tick_judges_nobody_by_the_time_before():
+    desk = running("a", "b")
+    desk.now_s = 3.0
+    desk.tick(silent=("a", "b"))
+    assert members(desk) == ["a", "b"]
+
+
+def test_groups_that_compile_or_heal_must_be_heard_as_well():
+    desk = running("a")
+    desk.hello("compiles")
+    heal_id = healing(desk, "heals")
+    done = desk.wait(5.2, silent=("compiles", "heals"))
+    assert sorted(desk.job.groups) == ["a"]
+    assert [release for each in done for release in each.only(Release).values()] == [Release(heal_id)]
+
+
+# ---- leaving ----
+
+
+def test_a_leaver_goes_at_once_if_others_hold_the_state():
+    desk = running("a", "b", "c")
+    done = desk.leave("b")
+    assert done.to("b") == [Goodbye()]
+    assert done.closed == ["b"]
+    again = tried_again(done)
+    assert again is not None
+    assert [(change.group, change.reason) for change in again.left] == [("b", "it left")]
+
+
+def test_a_leaver_is_not_kept_by_a_group_that_others_can_heal():
+    desk = running("a", "b")
+    desk.hello("compiles for an hour")
+    assert desk.leave("b").to("b") == [Goodbye()]
+
+
+def test_a_leaver_stays_a_donor_until_the_heals_it_serves_are_done():
+    desk = running("a", "b")
+    healing(desk, "c")
+    assert desk.leave("b").to("b") == []
+    assert desk.group("b").phase is Phase.LEAVING
+    desk.ready("c")
+    assert desk.commit().to("b") == []  # c is a member now, but may still fetch the last sum
+    assert desk.commit().only(Goodbye) == {"b": Goodbye()}
+
+
+def test_a_leaver_goes_when_its_joiner_dies():
+    desk = running("a", "b")
+    healing(desk, "c")
+    desk.leave("b")
+    assert desk.close("c").only(Goodbye) == {"b": Goodbye()}
+
+
+def test_new_joiners_heal_from_those_who_stay():
+    desk = running("a", "b")
+    healing(desk, "c")
+    desk.leave("b")
+    done = desk.come("d", digest="fresh")
+    assert [donor.group for donor in done.only(Heal)["d"].donors] == ["a"]
+    assert sorted(done.only(Pin)) == ["a"]
+
+
+def test_the_last_holder_that_leaves_stays_for_those_who_need_its_state():
+    desk = running("a")
+    desk.commit()
+    desk.hello("b")
+    assert desk.leave("a").to("a") == []
+    assert [donor.group for donor in desk.join("b", digest="x").only(Heal)["b"].donors] == ["a"]
+    assert sorted(desk.ready("b").only(NewQuorum)) == ["b"]
+    assert desk.commit().only(Goodbye) == {"a": Goodbye()}
+
+
+def test_a_leaver_that_holds_nothing_goes_at_once():
+    desk = running("a")
+    desk.hello("b")
+    assert desk.leave("b").to("b") == [Goodbye()]
+    healing(desk, "c")
+    assert desk.leave("c").to("c") == [Goodbye()]
+
+
+def test_a_leaver_that_holds_something_else_than_it_did_goes_at_once():
+    desk = orphaned("a")
+    desk.come("a", step=desk.step - 1, digest="", history=desk.job.history)
+    assert desk.group("a").holder in desk.job.frontier.holders  # pyright: ignore[reportOptionalMemberAccess]
+    desk.come("b", digest="another")
+    done = desk.leave("a")
+    assert done.to("a") == [Goodbye()]
+    assert done.closed == ["a"]
+    assert done.only(Heal) == {}
+
+
+def test_a_leaver_that_goes_silent_is_forgotten():
+    desk = running("a", "b")
+    healing(desk, "c")
+    desk.leave("b")
+    desk.wait(5.2, silent=("b",))
+    assert "b" not in desk.job.groups
+    assert members(desk) == ["a"]
+
+
+def test_a_leaver_takes_no_part_in_the_vote():
+    desk = running("a", "b", "c")
+    desk.vote("a")
+    desk.vote("b")
+    assert committed(desk.leave("c")) == ["a", "b"]
+
+
+def test_a_leavers_ok_does_not_count():
+    desk = running("a", "b", "c")
+    desk.vote("a")
+    desk.leave("a")
+    desk.vote("b")
+    assert committed(desk.vote("c")) == ["b", "c"]
+
+
+def test_before_the_founding_a_leaver_goes_at_once():
+    desk = running("a", min_replicas=1)
+    desk.close("a")
+    desk.hello("b")
+    assert desk.leave("b").only(Goodbye) == {"b": Goodbye()}
+
+
+# ---- the end ----
+
+
+def test_a_job_is_finished_when_its_last_holder_has_left_so():
+    desk = running("a", "b")
+    desk.commit()
+    desk.leave("a", finished=True)
+    assert desk.job.finished is None
+    desk.leave("b", finished=True)
+    assert desk.job.finished == 1
+    assert desk.job.groups == {}
+
+
+def test_a_job_is_not_finished_by_those_who_leave_early():
+    desk = running("a", "b")
+    desk.commit()
+    desk.leave("b", finished=True)
+    desk.leave("a", finished=False)
+    assert desk.job.finished is None
+
+
+def test_a_job_is_not_finished_by_those_who_do_not_hold_its_state():
+    desk = running("a")
+    desk.commit()
+    healing(desk, "b")
+    desk.close("a")
+    desk.leave("b", finished=True)
+    assert desk.job.finished is None
+
+
+def test_those_who_finish_together_cost_one_quorum():
+    desk = running(*(f"g-{i}" for i in range(20)))
+    for i in range(15):
+        desk.leave(f"g-{i}", finished=True)
+    assert desk.quorum.quorum_id == 1
+    desk.tick()
+    assert desk.quorum.quorum_id == 2
+    assert members(desk) == [f"g-{i}" for i in range(15, 20)]
+
+
+def test_one_who_goes_on_after_the_others_have_finished_trains_alone():
+    desk = running("a", "b")
+    desk.leave("a", finished=True)
+    desk.tick()
+    assert committed(desk.vote("b")) == ["b"]
+
+
+def test_a_late_returner_is_told_that_the_job_is_over():
+    desk = running("a")
+    desk.commit()
+    desk.leave("a", finished=True)
+    done = desk.come("b", digest="fresh")
+    assert done.to("b") == [Finished(1), Goodbye()]
+    assert done.closed == ["b"]
+    assert desk.job.groups == {}
+
+
+def test_a_joiner_still_gets_the_final_state_from_the_leavers():
+    desk = running("a", "b")
+    desk.commit()
+    healing(desk, "c")
+    desk.leave("a", finished=True)
+    desk.leave("b", finished=True)
+    assert desk.job.finished == 1
+    assert {"a", "b"} <= desk.job.groups.keys()
+    done = desk.ready("c")
+    assert done.to("c") == [Finished(1), Goodbye()]
+    assert sorted(done.only(Goodbye)) == ["a", "b", "c"]
+    assert desk.job.groups == {}
+
+
+def test_a_joiner_behind_the_end_catches_up_first():
+    desk = running("a")
+    healing(desk, "b")
+    desk.commit()
+    desk.leave("a", finished=True)
+    assert desk.ready("b", step=0).sent == []
+    assert desk.ready("b", step=1).only(Finished) == {"b": Finished(1)}
+
+
+def test_a_group_with_the_very_final_state_is_told_too():
+    # A rerun of a finished job: everybody restores the last checkpoint and has nothing to do.
+    desk = Desk.open()
+    desk.come("a", step=9, history=7)
+    desk.hello("b")
+    desk.leave("a", finished=True)
+    assert desk.job.finished == 9
+    assert desk.join("b", step=9, history=7).only(Finished) == {"b": Finished(9)}
+
+
+def test_nobody_waits_for_a_finished_job():
+    desk = running("a")
+    desk.commit()
+    desk.hello("b")
+    desk.leave("a", finished=True)
+    assert desk.tick().only(Waiting) == {}
+    desk.close("b")
+    assert desk.job.groups == {}
+
+
+def test_a_second_leave_changes_nothing():
+    desk = running("a", "b")
+    healing(desk, "c")
+    desk.leave("b")
+    quorum_id = desk.quorum.quorum_id
+    desk.leave("b")
+    assert desk.quorum.quorum_id == quorum_id

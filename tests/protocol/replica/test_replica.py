@@ -1,0 +1,737 @@
+"""The replica's half of the protocol, alone: every phase, every event."""
+
+import itertools
+from dataclasses import dataclass, field, replace
+
+import pytest
+from jaxft_protocol.messages import (
+    Alive,
+    AllComputed,
+    Change,
+    Commit,
+    CoordinatorMessage,
+    Difference,
+    Evicted,
+    Finished,
+    FrontierMoved,
+    Goodbye,
+    GroupMessage,
+    GroupName,
+    Heal,
+    HealFailed,
+    HealId,
+    Heartbeat,
+    Hello,
+    Incarnation,
+    Join,
+    Leave,
+    Member,
+    NewQuorum,
+    Pin,
+    Pinned,
+    QuorumId,
+    Ready,
+    Refused,
+    Release,
+    Step,
+    Vote,
+    Waiting,
+    Welcome,
+)
+from jaxft_protocol.replica import machine
+from jaxft_protocol.replica.state import (
+    Applied,
+    Apply,
+    Attempt,
+    Connected,
+    Dial,
+    Digested,
+    Directive,
+    Disconnected,
+    Effect,
+    Event,
+    ExchangeBroke,
+    Exchanged,
+    Fail,
+    HealBroke,
+    Healed,
+    HealFrom,
+    Heard,
+    Identity,
+    Idle,
+    LeaveNow,
+    Note,
+    Over,
+    Phase,
+    PinState,
+    Prepared,
+    ReleasePin,
+    Replay,
+    Replayed,
+    Replica,
+    Say,
+    TakeDigest,
+    Tick,
+    Wait,
+)
+
+ME = Identity("job", GroupName("a"), Incarnation(7), "a:1", "coordinator:29510")
+SETTINGS = {"shards": "4"}
+DIGEST = "00000000000000d1"
+DONORS = (Member(GroupName("b"), Incarnation(1), "b:1"),)
+
+
+@dataclass
+class Group:
+    """One replica and what it has done, driven event by event."""
+
+    replica: Replica = field(default_factory=lambda: Replica(ME, 60.0, offline_since_s=0.0))
+    now_s: float = 0.0
+    effects: tuple[Effect, ...] = ()
+    # The training thread takes the digest of its state as soon as it is asked for it.
+    takes_digests: bool = True
+
+    def on(self, event: Event) -> "Group":
+        self.replica, self.effects = machine.step(self.replica, event, self.now_s)
+        wanted = machine.directive(self.replica)
+        if self.takes_digests and isinstance(wanted, TakeDigest):
+            before = self.effects
+            self.on(Digested(wanted.step, 0xD1))
+            self.effects = (*before, *self.effects)
+        return self
+
+    def hear(self, *messages: CoordinatorMessage) -> "Group":
+        for message in messages:
+            self.on(Heard(message))
+        return self
+
+    @property
+    def phase(self) -> Phase:
+        return self.replica.phase
+
+    @property
+    def directive(self) -> Directive:
+        return machine.directive(self.replica)
+
+    @property
+    def said(self) -> list[GroupMessage]:
+        return [effect.message for effect in self.effects if isinstance(effect, Say)]
+
+    @property
+    def notes(self) -> list[str]:
+        return [effect.text for effect in self.effects if isinstance(effect, Note)]
+
+
+def quorum(quorum_id: int, step: int, *names: str, **changes: list[Change]) -> NewQuorum:
+    members = tuple(
+        Member(GroupName(name), Incarnation(1), f"{name}:1", (i,))
+        for i, name in enumerate(names or ("a", "b"))
+    )
+    lists = {name: tuple(value) for name, value in changes.items()}
+    return NewQuorum(QuorumId(quorum_id), Step(step), len(members), members, **lists)
+
+
+def commit(quorum_id: int, step: int, following: NewQuorum | None = None) -> Commit:
+    return Commit(QuorumId(quorum_id), Step(step), following)
+
+
+def heal(heal_id: int, step: int) -> Heal:
+    return Heal(HealId(heal_id), Step(step), DONORS)
+
+
+def welcome(frontier_step: int | None = None, quorum_id: int = 0) -> Welcome:
+    return Welcome(1000, None if frontier_step is None else Step(frontier_step), QuorumId(quorum_id))
+
+
+def connected() -> Group:
+    return Group().on(Connected())
+
+
+def joining(step: int = 0) -> Group:
+    return connected().hear(welcome()).on(Prepared(Step(step), 0xD1, SETTINGS, 2))
+
+
+def working(quorum_id: int = 1, step: int = 0) -> Group:
+    return joining(step).hear(quorum(quorum_id, step))
+
+
+def voted() -> Group:
+    return working().on(Exchanged(QuorumId(1), Step(0)))
+
+
+def applying() -> Group:
+    return voted().hear(commit(1, 0))
+
+
+def healing() -> Group:
+    return joining().hear(heal(5, 3))
+
+
+def following() -> Group:
+    return healing().on(Healed(HealId(5), Step(3)))
+
+
+def finished() -> Group:
+    return following().hear(Finished(Step(3)))
+
+
+def failed() -> Group:
+    return joining().hear(Refused("no"))
+
+
+# ---- coming ----
+
+
+def test_it_says_hello_as_soon_as_the_stream_is_there():
+    group = connected()
+    assert group.phase is Phase.GREETING
+    assert group.said == [Hello("job", GroupName("a"), Incarnation(7), "a:1")]
+    assert group.directive == Wait("the coordinator coordinator:29510 (connecting)")
+
+
+def test_it_is_present_while_the_programs_compile():
+    group = connected().hear(welcome())
+    assert group.phase is Phase.PRESENT
+    assert group.said == []
+    assert isinstance(group.directive, Wait)
+
+
+def test_it_joins_when_both_programs_are_compiled():
+    group = joining(step=4)
+    assert group.phase is Phase.JOINING
+    assert group.said == [Join(Step(4), DIGEST, SETTINGS, QuorumId(0), 2)]
+
+
+@pytest.mark.parametrize("early", [Group, connected])
+def test_programs_that_were_compiled_before_the_welcome_join_with_it(early):
+    group = early().on(Prepared(Step(0), 0xD1, SETTINGS))
+    assert group.said == []
+    if group.phase is Phase.OFFLINE:
+        group.on(Connected())
+    assert group.hear(welcome()).said == [Join(Step(0), DIGEST, SETTINGS)]
+
+
+def test_a_refusal_is_an_error_that_lists_what_differs():
+    differences = (Difference("shards", "8", "4"), Difference("program", "x", "-"))
+    group = joining().hear(Refused("group 'a' differs from job 'job' in: program, shards", differences))
+    assert group.phase is Phase.FAILED
+    assert isinstance(group.directive, Fail)
+    assert group.directive.failure.error == "JoinRefused"
+    assert group.directive.failure.text.splitlines() == [
+        "the coordinator coordinator:29510 refused group 'a': group 'a' differs from job 'job' in: program, shards.",
+        "  shards: the job has '8', this group '4'",
+        "  program: the job has 'x', this group '-'",
+        "Start every group of a job with the same program and settings, or use another job name.",
+    ]
+
+
+def test_a_waiting_job_says_why_until_it_moves():
+    group = joining().hear(Waiting("1 of at least 2 groups have joined (a)"))
+    assert group.directive == Wait("1 of at least 2 groups have joined (a)")
+    assert group.notes == ["waiting: 1 of at least 2 groups have joined (a)"]
+    assert group.hear(quorum(1, 0)).directive == Attempt(quorum(1, 0), Step(0))
+    assert group.replica.waiting == ""
+
+
+# ---- one step ----
+
+
+def test_a_quorum_at_its_step_is_an_attempt():
+    group = working()
+    assert group.phase is Phase.WORKING
+    assert group.directive == Attempt(quorum(1, 0), Step(0))
+    assert group.notes == ["quorum 0 -> 1: shards dealt anew; now a, b; from step 0"]
+
+
+def test_a_finished_exchange_is_a_vote_and_no_commit():
+    group = voted()
+    assert group.said == [Vote(QuorumId(1), Step(0), ok=True)]
+    assert group.phase is Phase.VOTED
+    assert group.directive == Wait("the decision on step 0: the votes of b")
+
+
+def test_a_broken_exchange_is_a_vote_that_names_whom_and_why():
+    group = working().on(ExchangeBroke(QuorumId(1), Step(0), (GroupName("b"),), "b closed its connection"))
+    vote = Vote(QuorumId(1), Step(0), False, (GroupName("b"),), "b closed its connection")
+    assert group.said == [vote]
+    assert group.phase is Phase.VOTED
+
+
+@pytest.mark.parametrize(("quorum_id", "step"), [(1, 1), (2, 0), (0, 0)])
+def test_the_end_of_another_attempt_is_no_vote(quorum_id: int, step: int):
+    group = working().on(Exchanged(QuorumId(quorum_id), Step(step)))
+    assert group.said == []
+    assert group.phase is Phase.WORKING
+    assert group.on(ExchangeBroke(QuorumId(quorum_id), Step(step), (), "")).said == []
+
+
+@pytest.mark.parametrize("group", [joining(), voted(), applying(), healing()])
+def test_nobody_votes_outside_an_attempt(group: Group):
+    assert group.on(Exchanged(QuorumId(1), Step(0))).said == []
+
+
+def test_a_commit_of_its_vote_lets_it_apply():
+    group = applying()
+    assert group.phase is Phase.APPLYING
+    assert group.directive == Apply(QuorumId(1), Step(0))
+
+
+def test_without_a_new_quorum_the_next_step_is_tried_in_the_same_one():
+    group = applying().on(Applied(Step(1)))
+    assert group.phase is Phase.WORKING
+    assert group.directive == Attempt(quorum(1, 0), Step(1))
+    assert group.on(Exchanged(QuorumId(1), Step(1))).said == [Vote(QuorumId(1), Step(1), ok=True)]
+
+
+def test_the_next_quorum_rides_on_the_commit():
+    following = quorum(2, 1, "a", "b", "c")
+    group = voted().hear(commit(1, 0, following))
+    assert group.directive == Apply(QuorumId(1), Step(0))
+    assert group.on(Applied(Step(1))).directive == Attempt(following, Step(1))
+
+
+def test_a_quorum_that_comes_while_it_applies_is_taken_up_afterwards():
+    group = applying().hear(quorum(2, 1, "a"), quorum(3, 1, "a", "c"))
+    assert group.directive == Apply(QuorumId(1), Step(0))
+    assert group.on(Applied(Step(1))).directive == Attempt(quorum(3, 1, "a", "c"), Step(1))
+
+
+@pytest.mark.parametrize("decision", [commit(1, 1), commit(2, 0), commit(0, 0)])
+def test_a_commit_of_another_vote_is_not_its_own(decision: Commit):
+    assert voted().hear(decision).phase is Phase.VOTED
+
+
+@pytest.mark.parametrize("group", [joining(), working(), applying(), healing(), following()])
+def test_a_commit_that_it_did_not_vote_for_moves_nothing(group: Group):
+    before = group.replica
+    assert group.hear(commit(1, 0)).replica == before
+
+
+def test_a_failed_vote_is_never_committed_by_itself():
+    group = working().on(ExchangeBroke(QuorumId(1), Step(0), (), "")).hear(commit(1, 0))
+    assert group.phase is Phase.VOTED
+
+
+def test_a_new_quorum_for_the_step_is_another_attempt():
+    lost = Change(GroupName("b"), "its connection closed")
+    for group in (working(), voted()):
+        group.hear(quorum(2, 0, "a", left=[lost]))
+        assert group.directive == Attempt(quorum(2, 0, "a", left=[lost]), Step(0))
+        assert group.replica.vote is None
+        assert group.notes == ["quorum 1 -> 2: lost b (its connection closed); now a; step 0 is tried again"]
+
+
+def test_a_commit_of_an_older_quorum_means_nothing_after_a_new_one():
+    group = voted().hear(quorum(2, 0, "a"), commit(1, 0))
+    assert group.phase is Phase.WORKING
+
+
+@pytest.mark.parametrize("quorum_id", [0, 1])
+def test_a_quorum_never_gives_way_to_an_older_one(quorum_id: int):
+    assert working().hear(quorum(quorum_id, 0, "a")).directive == Attempt(quorum(1, 0), Step(0))
+
+
+def test_its_step_moves_by_one_with_each_application():
+    group = working()
+    for step in range(3):
+        assert group.replica.step == step
+        group.on(Exchanged(QuorumId(1), Step(step))).hear(commit(1, step)).on(Applied(Step(step + 1)))
+    assert group.replica.step == 3
+
+
+# ---- healing ----
+
+
+def test_a_heal_is_carried_out():
+    group = healing()
+    assert group.phase is Phase.HEALING
+    assert group.directive == HealFrom(heal(5, 3))
+
+
+def test_a_healed_group_at_the_frontier_is_ready():
+    group = following()
+    assert group.phase is Phase.FOLLOWING
+    assert group.said == [Ready(HealId(5), Step(3))]
+    assert group.directive == Wait("the boundary after step 3, to enter the quorum")
+
+
+def test_it_replays_step_by_step_what_the_job_has_committed_meanwhile():
+    group = healing().hear(FrontierMoved(Step(4)), FrontierMoved(Step(5)))
+    assert group.on(Healed(HealId(5), Step(3))).said == []
+    assert group.directive == Replay(heal(5, 3), Step(3), Step(5))
+    assert group.on(Replayed(HealId(5), Step(4))).said == []
+    assert group.directive == Replay(heal(5, 3), Step(4), Step(5))
+    assert group.on(Replayed(HealId(5), Step(5))).said == [Ready(HealId(5), Step(5))]
+
+
+def test_it_follows_while_it_waits_for_the_boundary():
+    group = following().hear(FrontierMoved(Step(4)))
+    assert group.directive == Replay(heal(5, 3), Step(3), Step(4))
+    assert group.on(Replayed(HealId(5), Step(4))).said == [Ready(HealId(5), Step(4))]
+
+
+def test_it_takes_part_at_once_in_a_quorum_for_the_step_it_stands_at():
+    assert following().hear(quorum(2, 3)).directive == Attempt(quorum(2, 3), Step(3))
+
+
+def test_let_in_with_a_commit_it_gets_the_last_sum_first_and_says_so():
+    group = following().hear(FrontierMoved(Step(4)), quorum(2, 4))
+    assert group.directive == Replay(heal(5, 3), Step(3), Step(4))
+    group.on(Replayed(HealId(5), Step(4)))
+    assert group.said == [Ready(HealId(5), Step(4))]
+    assert group.directive == Attempt(quorum(2, 4), Step(4))
+
+
+def test_a_retry_while_it_gets_the_last_sum_is_taken_up_afterwards():
+    group = following().hear(FrontierMoved(Step(4)), quorum(2, 4), quorum(3, 4, "a"))
+    assert group.directive == Replay(heal(5, 3), Step(3), Step(4))
+    assert group.on(Replayed(HealId(5), Step(4))).directive == Attempt(quorum(3, 4, "a"), Step(4))
+
+
+@pytest.mark.parametrize("group", [healing(), following()])
+def test_a_heal_that_fails_is_reported_and_another_one_awaited(group: Group):
+    group.on(HealBroke(HealId(5), "no donor answers"))
+    assert group.said == [HealFailed(HealId(5), "no donor answers", group.replica.step)]
+    assert group.phase is Phase.JOINING
+    assert group.hear(heal(6, 4)).directive == HealFrom(heal(6, 4))
+
+
+def test_the_end_of_a_heal_that_was_given_up_moves_the_step_and_nothing_else():
+    group = healing().on(HealBroke(HealId(5), "")).hear(heal(6, 4)).on(Healed(HealId(5), Step(3)))
+    assert group.said == []
+    assert (group.phase, group.replica.step) == (Phase.HEALING, 3)
+    assert group.on(HealBroke(HealId(5), "")).said == []
+
+
+def test_what_it_joined_with_is_not_what_it_holds_after_a_heal():
+    # Healed to the step that it came with: the number is the same, the state is the founders'.
+    group = joining().hear(heal(5, 0)).on(Healed(HealId(5), Step(0)))
+    group.on(Disconnected("")).on(Connected()).hear(welcome(0))
+    assert group.said == [Join(Step(0), DIGEST, SETTINGS, QuorumId(0), 2, members=0)]
+
+
+def test_donors_pin_and_release():
+    pinned = working().hear(Pin(HealId(2), Step(0))).effects
+    assert pinned == (PinState(HealId(2), Step(0)), Say(Pinned(HealId(2), 0xD1)))
+    group = working().hear(Pin(HealId(2), Step(0)), Release(HealId(2)))
+    assert group.effects == (ReleasePin(HealId(2)),)
+    assert group.replica.pins == frozenset()
+
+
+@pytest.mark.parametrize("group", [applying(), following(), working().on(LeaveNow(finished=True))])
+def test_a_pin_is_taken_in_any_phase(group: Group):
+    before = group.phase
+    assert group.hear(Pin(HealId(2), Step(3))).effects[:1] == (PinState(HealId(2), Step(3)),)
+    assert group.phase is before
+
+
+# ---- a lost stream ----
+
+
+def test_a_lost_stream_is_dialled_again_with_patience():
+    group = working()
+    delays: list[float] = []
+    for _ in range(8):
+        group.on(Disconnected("reset"))
+        delays += [effect.delay_s for effect in group.effects if isinstance(effect, Dial)]
+        group.on(Connected())
+    longest_s = [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    assert all(most / 2 < delay_s <= most for delay_s, most in zip(delays, longest_s, strict=True))
+
+
+def test_a_thousand_groups_that_lose_the_coordinator_at_once_do_not_dial_at_once():
+    """Their moments are spread evenly over half of the delay, from one dial to the next as well."""
+    for dials, longest_s in ((0, 0.05), (7, 1.0)):
+        delays = sorted(machine._redial_delay_s(incarnation, dials, 1) for incarnation in range(1000))
+        gaps = [late - early for early, late in itertools.pairwise(delays)]
+        assert longest_s / 2 < delays[0] < 0.51 * longest_s
+        assert 0.99 * longest_s < delays[-1] <= longest_s
+        assert max(gaps) < longest_s / 50
+    assert machine._redial_delay_s(1, 7, 1) != machine._redial_delay_s(1, 8, 1)
+
+
+def test_two_thousand_dials_are_no_more_than_one_a_second():
+    group = working()
+    group.replica = replace(group.replica, dials=2000)
+    again = group.on(Disconnected("reset")).effects[-1]
+    assert isinstance(again, Dial)
+    assert 0.5 < again.delay_s <= 1.0
+
+
+def test_a_welcome_ends_the_patience():
+    group = working().on(Disconnected("")).on(Disconnected("")).on(Connected()).hear(welcome(0))
+    again = group.on(Disconnected("")).effects[-1]
+    assert isinstance(again, Dial)
+    assert again.delay_s <= 0.05
+
+
+def test_a_lost_stream_is_mentioned_once():
+    group = working().on(Disconnected("connection reset"))
+    assert group.notes == ["lost the coordinator coordinator:29510 (connection reset); dials again"]
+    assert group.directive == Wait("the coordinator coordinator:29510 (connection reset)")
+    assert group.on(Connected()).on(Disconnected("refused")).notes == []
+
+
+def test_it_comes_back_with_the_step_it_holds_and_the_highest_quorum_it_has_seen():
+    group = applying().on(Applied(Step(1))).on(Disconnected("")).on(Connected()).hear(welcome(1, 1))
+    assert group.said == [Join(Step(1), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
+    assert group.phase is Phase.JOINING
+
+
+def test_the_digest_is_said_again_while_its_first_state_has_not_moved():
+    group = working().on(Disconnected("")).on(Connected()).hear(welcome(0))
+    assert group.said == [Join(Step(0), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
+
+
+def test_a_commit_that_it_missed_is_told_by_welcome():
+    group = voted().on(Disconnected("")).on(Connected()).hear(welcome(1, 1))
+    assert group.directive == Apply(QuorumId(1), Step(0))
+    assert group.said == []
+    assert group.on(Applied(Step(1))).said == [Join(Step(1), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
+
+
+@pytest.mark.parametrize("frontier", [welcome(0), welcome(1, 2), welcome(2, 1), welcome()])
+def test_a_welcome_to_another_frontier_commits_nothing(frontier: Welcome):
+    group = voted().on(Disconnected("")).on(Connected()).hear(frontier)
+    assert group.phase is Phase.JOINING
+    assert group.replica.vote is None
+
+
+def test_a_failed_vote_is_not_committed_by_welcome():
+    group = working().on(ExchangeBroke(QuorumId(1), Step(0), (), ""))
+    assert group.on(Disconnected("")).on(Connected()).hear(welcome(1, 1)).phase is Phase.JOINING
+
+
+@pytest.mark.parametrize("frontier", [welcome(1, 1), welcome(2, 2), welcome()])
+def test_a_commit_that_it_heard_is_applied_before_it_joins_again(frontier: Welcome):
+    # Else Join would name a step that the training thread is just leaving, and a coordinator that has lost its
+    # memory would found the job on it.
+    group = applying().on(Disconnected("")).on(Connected()).hear(frontier)
+    assert group.directive == Apply(QuorumId(1), Step(0))
+    assert group.said == []
+    assert [message.step for message in group.on(Applied(Step(1))).said if isinstance(message, Join)] == [1]
+
+
+def test_an_application_that_ends_while_it_is_offline_counts():
+    group = applying().on(Disconnected("")).on(Applied(Step(1))).on(Connected()).hear(welcome(1, 1))
+    assert group.said == [Join(Step(1), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
+
+
+def test_heals_do_not_outlive_the_stream_at_the_joiner():
+    group = following().on(Disconnected("")).on(Connected()).hear(welcome(4, 2))
+    assert group.phase is Phase.JOINING
+    assert group.on(Replayed(HealId(5), Step(4))).said == []
+    assert group.replica.step == 4
+
+
+def test_heals_do_not_outlive_the_stream_at_the_donor():
+    group = working().hear(Pin(HealId(3), Step(0)), Pin(HealId(2), Step(0))).on(Disconnected(""))
+    released = [effect for effect in group.effects if isinstance(effect, ReleasePin)]
+    assert released == [ReleasePin(HealId(2)), ReleasePin(HealId(3))]
+
+
+def test_an_eviction_ends_in_another_try():
+    group = working().hear(Evicted("b says: timed out", may_return=True))
+    assert group.notes == ["evicted: b says: timed out; comes back as a joiner"]
+    assert group.on(Disconnected("ended")).phase is Phase.OFFLINE
+    assert group.on(Connected()).hear(welcome(4, 3), heal(5, 4)).directive == HealFrom(heal(5, 4))
+
+
+def test_an_eviction_for_good_is_an_error():
+    group = working().hear(Evicted("another process has joined as 'a'", may_return=False))
+    assert isinstance(group.directive, Fail)
+    assert group.directive.failure.error == "Evicted"
+    assert (
+        "group 'a' of job 'job' was put out by the coordinator coordinator:29510"
+        in group.directive.failure.text
+    )
+    assert "is an older process of this group still running?" in group.directive.failure.text
+
+
+# ---- deadlines and heartbeats ----
+
+
+@pytest.mark.parametrize("group", [joining(), working(), healing(), working().on(LeaveNow(finished=True))])
+def test_heartbeats_go_out_at_the_interval_that_welcome_named(group: Group):
+    group.now_s = 0.9
+    assert group.on(Tick()).said == []
+    group.now_s = 1.0
+    assert group.on(Tick()).said == [Heartbeat()]
+    assert group.on(Tick()).said == []
+
+
+def test_heartbeats_say_what_the_training_thread_does():
+    group = working()
+    said: list[GroupMessage] = []
+    for second, (away, progress) in enumerate([(True, 0), (False, 3), (False, 3), (False, 4)], start=1):
+        group.now_s = float(second)
+        group.hear(Alive())
+        said += group.on(Tick((QuorumId(1), Step(0)), away, progress)).said
+    assert said == [
+        Heartbeat(QuorumId(1), Step(0), away=True),
+        Heartbeat(QuorumId(1), Step(0), moves=True),
+        Heartbeat(QuorumId(1), Step(0)),
+        Heartbeat(QuorumId(1), Step(0), moves=True),
+    ]
+
+
+def test_a_group_is_told_when_all_members_have_computed():
+    group = working().hear(AllComputed(QuorumId(1), Step(0)))
+    assert group.replica.all_computed == (QuorumId(1), Step(0))
+    assert isinstance(group.directive, Attempt)
+
+
+def test_one_that_is_stood_aside_is_not_frightened():
+    group = working().hear(Evicted("it is away from training", may_return=True, aside=True))
+    (note,) = [effect for effect in group.effects if isinstance(effect, Note)]
+    assert (note.text, note.warning) == (
+        "the job goes on without this group: it is away from training",
+        False,
+    )
+    group.on(Disconnected("the coordinator ended the session", busy=True))
+    assert group.notes == []
+    assert [effect for effect in group.effects if isinstance(effect, Dial)]
+    group.on(Connected()).hear(Welcome(1000, Step(5), QuorumId(2)))
+    assert group.phase is Phase.PRESENT, "it takes part again when its training thread calls the next step"
+    assert group.on(Idle()).phase is Phase.JOINING
+
+
+@pytest.mark.parametrize("group", [Group(), connected(), failed(), finished().hear(Goodbye())])
+def test_without_a_session_there_are_no_heartbeats(group: Group):
+    group.now_s = 10.0
+    assert group.on(Tick()).said == []
+
+
+def test_a_coordinator_that_never_answers_is_an_error():
+    group = Group().on(Disconnected("connection refused"))
+    group.now_s = 60.0
+    assert isinstance(group.on(Tick()).directive, Wait)
+    group.now_s = 60.1
+    group.on(Connected()).on(Tick())
+    assert isinstance(group.directive, Fail)
+    assert group.directive.failure.error == "CoordinatorUnreachable"
+    assert "no answer from the coordinator coordinator:29510 for 60 s (last: connection refused)" in (
+        group.directive.failure.text
+    )
+
+
+def test_the_time_without_a_coordinator_counts_from_the_loss():
+    group = working()
+    group.now_s = 1000.0
+    group.on(Disconnected("")).on(Tick())
+    group.now_s = 1059.0
+    assert group.on(Disconnected("")).on(Tick()).phase is Phase.OFFLINE
+    group.now_s = 1061.0
+    assert group.on(Tick()).phase is Phase.FAILED
+
+
+def test_a_state_that_nobody_holds_is_an_error_in_the_end():
+    group = connected().hear(welcome(9, 4)).on(Prepared(Step(2), 0xD1, SETTINGS))
+    group.hear(Waiting("step 9 needs 1 groups that hold it, and 0 do (nobody)"))
+    group.now_s = 60.1
+    group.on(Tick())
+    assert isinstance(group.directive, Fail)
+    assert group.directive.failure.error == "CannotHeal"
+    assert "holds step 2 of job 'job', whose last committed step is 9" in group.directive.failure.text
+    assert "step 9 needs 1 groups that hold it" in group.directive.failure.text
+
+
+def test_waiting_for_other_groups_is_never_an_error():
+    group = connected().hear(welcome(9, 4)).on(Prepared(Step(9), 0xD1, SETTINGS))
+    group.now_s = 10_000.0
+    assert group.on(Tick()).phase is Phase.JOINING
+
+
+# ---- leaving, and the end ----
+
+
+@pytest.mark.parametrize("group", [joining(), working(), voted(), healing(), following()])
+@pytest.mark.parametrize("at_its_end", [True, False])
+def test_it_says_that_it_leaves_and_stays_until_goodbye(group: Group, at_its_end: bool):
+    group = replace(group)
+    assert group.on(LeaveNow(at_its_end)).said == [Leave(at_its_end)]
+    assert group.phase is Phase.LEAVING
+    assert group.directive == Wait("joiners that still fetch this group's state")
+    assert group.hear(Goodbye()).phase is Phase.LEFT
+    assert group.directive == Over(group.replica.step)
+
+
+@pytest.mark.parametrize("group", [Group(), connected()])
+def test_without_a_session_it_leaves_at_once(group: Group):
+    assert group.on(LeaveNow(finished=False)).phase is Phase.LEFT
+    assert group.said == []
+
+
+def test_a_leaver_goes_when_its_stream_is_lost():
+    group = working().on(LeaveNow(finished=True)).on(Disconnected(""))
+    assert group.phase is Phase.LEFT
+    assert not any(isinstance(effect, Dial) for effect in group.effects)
+
+
+def test_a_leaver_does_not_wait_for_ever():
+    group = working().on(LeaveNow(finished=True))
+    group.now_s = 60.1
+    group.on(Tick())
+    assert group.phase is Phase.LEFT
+    assert group.notes == ["leaves after 60 s although a joiner may still need it"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        commit(1, 0),
+        quorum(2, 0),
+        heal(6, 3),
+        FrontierMoved(Step(4)),
+        Waiting("x"),
+        Finished(Step(4)),
+        Refused("x"),
+    ],
+)
+@pytest.mark.parametrize("start", [voted, following])
+def test_a_leaver_is_not_called_back_by_what_crossed_its_leave(message: CoordinatorMessage, start):
+    group = start().on(LeaveNow(finished=False)).hear(message)
+    assert group.phase is Phase.LEAVING
+    assert group.said == []
+
+
+@pytest.mark.parametrize("event", [Healed(HealId(5), Step(3)), HealBroke(HealId(5), "")])
+def test_a_leaver_is_not_called_back_by_its_own_heal(event: Event):
+    group = healing().on(LeaveNow(finished=False)).on(event)
+    assert group.phase is Phase.LEAVING
+    assert group.said == []
+
+
+def test_a_finished_job_is_told_with_its_last_step():
+    group = joining().hear(Finished(Step(9)))
+    assert group.phase is Phase.FINISHED
+    assert group.directive == Over(Step(9))
+
+
+def test_the_last_step_is_still_told_after_goodbye_and_after_the_stream():
+    assert joining().hear(Finished(Step(9)), Goodbye()).directive == Over(Step(9))
+    assert joining().hear(Finished(Step(9))).on(Disconnected("")).directive == Over(Step(9))
+
+
+def test_after_the_end_there_is_nothing_to_wait_for():
+    group = joining().hear(Finished(Step(9))).on(Disconnected("the coordinator stops"))
+    assert group.on(LeaveNow(finished=False)).phase is Phase.LEFT
+
+
+def test_a_joiner_that_has_caught_up_leaves_a_finished_job_like_the_others():
+    group = finished().on(LeaveNow(finished=True))
+    assert group.said == [Leave(finished=True)]
+    assert group.phase is Phase.LEAVING
+
+
+@pytest.mark.parametrize("message", [Goodbye(), Evicted("x", may_return=True), quorum(2, 0), heal(6, 3)])
+def test_a_failure_stays_what_it_is(message: CoordinatorMessage):
+    group = failed()
+    before = group.directive
+    assert group.hear(message).on(Disconnected("")).on(Tick()).directive == before
+
+
+def test_words_for_whom_it_waits():
+    assert joining().directive == Wait("the coordinator's next word")
+    alone = joining().hear(quorum(1, 0, "a")).on(Exchanged(QuorumId(1), Step(0)))
+    assert alone.directive == Wait("the decision on step 0: the votes of nobody else")

@@ -1,0 +1,183 @@
+"""Digests of the state that a group holds: what it says of it to come back, and for those who heal from it."""
+
+import pytest
+from jaxft_protocol.messages import (
+    Goodbye,
+    Heal,
+    HealId,
+    HistoryId,
+    Join,
+    Pin,
+    Pinned,
+    QuorumId,
+    Release,
+    Step,
+    Waiting,
+)
+from jaxft_protocol.replica.state import (
+    Applied,
+    Apply,
+    Attempt,
+    Connected,
+    Digested,
+    Disconnected,
+    Exchanged,
+    Fail,
+    Healed,
+    LeaveNow,
+    Phase,
+    Prepared,
+    TakeDigest,
+    Tick,
+    Wait,
+)
+from jaxft_protocol.values import changed
+
+from .test_replica import DONORS, SETTINGS, Group, applying, commit, connected, voted, welcome, working
+
+PIN = Pin(HealId(2), Step(0))
+
+
+def told(group: Group) -> list[Pinned]:
+    return [message for message in group.said if isinstance(message, Pinned)]
+
+
+def slow(group: Group) -> Group:
+    """Its training thread takes digests when the test says so."""
+    group.takes_digests = False
+    return group
+
+
+def moved() -> Group:
+    """A group at state 1, whose digest it has not taken."""
+    group = slow(working())
+    group.on(Exchanged(QuorumId(1), Step(0))).hear(commit(1, 0)).on(Applied(Step(1)))
+    assert group.phase is Phase.WORKING
+    return group
+
+
+# ---- coming back ----
+
+
+def test_one_that_comes_back_takes_the_digest_of_what_it_holds_before_it_joins():
+    group = moved().on(Disconnected("")).on(Connected()).hear(welcome(1, 1))
+    assert (group.phase, group.said, group.directive) == (Phase.PRESENT, [], TakeDigest(Step(1)))
+    (join,) = group.on(Digested(Step(1), 0xABC)).said
+    assert join == Join(Step(1), "0000000000000abc", SETTINGS, QuorumId(1), 2, members=2)
+
+
+def test_a_digest_that_cannot_be_taken_keeps_no_group_outside():
+    group = moved().on(Disconnected("")).on(Connected()).hear(welcome(1, 1))
+    (join,) = group.on(Digested(Step(1), None)).said
+    assert isinstance(join, Join)
+    assert join.digest == ""
+
+
+def test_the_digest_of_a_state_that_it_has_left_says_nothing():
+    group = moved().on(Disconnected("")).on(Connected()).hear(welcome(1, 1))
+    assert group.on(Digested(Step(0), 0xABC)).said == []
+    assert group.directive == TakeDigest(Step(1))
+
+
+def test_a_digest_is_taken_once_for_a_state():
+    group = moved().on(Disconnected("")).on(Connected()).hear(welcome(1, 1)).on(Digested(Step(1), 1))
+    assert isinstance(group.on(Disconnected("")).on(Connected()).hear(welcome(1, 1)).said[0], Join)
+
+
+def test_one_that_is_busy_is_not_asked():
+    group = moved().on(Disconnected("", busy=True)).on(Connected()).hear(welcome(1, 1))
+    assert isinstance(group.directive, Wait)
+
+
+def test_it_says_how_many_members_its_last_quorum_had():
+    assert working().replica.last_members == 2
+
+
+# ---- as a donor ----
+
+
+def test_a_donor_that_knows_the_digest_says_it_at_once():
+    assert told(slow(working()).hear(PIN)) == [Pinned(HealId(2), 0xD1)]
+
+
+def test_the_digest_of_a_vote_answers_a_pin():
+    group = moved().hear(Pin(HealId(2), Step(1)))
+    assert (told(group), group.directive) == ([], Attempt(group.replica.quorum, Step(1)))
+    assert told(group.on(Exchanged(QuorumId(1), Step(1), 0xE))) == [Pinned(HealId(2), 0xE)]
+
+
+def test_a_donor_that_waits_for_the_decision_is_asked_for_it():
+    group = moved().on(Exchanged(QuorumId(1), Step(1))).hear(Pin(HealId(2), Step(1)))
+    assert group.directive == TakeDigest(Step(1))
+    assert told(group.on(Digested(Step(1), 5))) == [Pinned(HealId(2), 5)]
+    assert isinstance(group.directive, Wait)
+
+
+def test_the_decision_goes_before_the_digest():
+    group = moved().on(Exchanged(QuorumId(1), Step(1))).hear(Pin(HealId(2), Step(1)), commit(1, 1))
+    assert group.directive == Apply(QuorumId(1), Step(1))
+    # The training thread takes it before it overwrites the state.
+    assert Step(1) in group.replica.digests_due.values()
+    assert told(group.on(Digested(Step(1), 5))) == [Pinned(HealId(2), 5)]
+
+
+def test_a_state_that_it_does_not_hold_yet_is_waited_for():
+    group = slow(applying()).hear(Pin(HealId(2), Step(1)))
+    assert told(group) == []
+    group.on(Applied(Step(1)))
+    assert told(group.on(Exchanged(QuorumId(1), Step(1), 3))) == [Pinned(HealId(2), 3)]
+
+
+def test_who_only_logs_takes_no_digest():
+    assert told(slow(working()).hear(Pin(HealId(2), Step(0), log_only=True))) == []
+
+
+def test_a_heal_that_is_over_asks_for_nothing():
+    group = moved().on(Exchanged(QuorumId(1), Step(1))).hear(Pin(HealId(2), Step(1)), Release(HealId(2)))
+    assert isinstance(group.directive, Wait)
+    assert told(group.on(Digested(Step(1), 5))) == []
+
+
+def test_a_leaver_still_tells_the_digest_of_its_last_state():
+    group = moved().on(LeaveNow(finished=True)).hear(Pin(HealId(2), Step(1)))
+    assert group.directive == TakeDigest(Step(1))
+    assert told(group.on(Digested(Step(1), 5))) == [Pinned(HealId(2), 5)]
+    assert group.hear(Goodbye()).phase is Phase.LEFT
+
+
+def test_what_was_asked_on_a_lost_stream_is_asked_no_more():
+    group = moved().hear(Pin(HealId(2), Step(1))).on(Disconnected("", busy=True))
+    assert group.replica.digests_due == {}
+
+
+@pytest.mark.parametrize("make", [working, voted, applying])
+def test_a_state_that_was_healed_has_another_digest(make):
+    group = slow(make()).on(Disconnected("")).on(Connected()).hear(welcome(3, 2))
+    if isinstance(group.directive, Apply):
+        group.on(Applied(Step(1)))
+    group.on(Digested(group.replica.step, 9)).hear(Heal(HealId(5), Step(3), DONORS))
+    group.on(Healed(HealId(5), Step(3)))
+    assert not group.replica.digest_taken
+
+
+# ---- as a joiner ----
+
+
+def test_a_joiner_whose_donors_are_there_waits_for_as_long_as_it_takes():
+    group = connected().hear(welcome(9, 4)).on(Prepared(Step(0), 0xD1, SETTINGS))
+    group.hear(Waiting("the digest of state 9 at b, c", held=True))
+    group.now_s = 10_000.0
+    assert isinstance(group.on(Tick()).directive, Wait)
+    group.hear(Waiting("step 9 needs 1 groups that hold it, and 0 do (nobody)"))
+    group.now_s += 59.0
+    assert isinstance(group.on(Tick()).directive, Wait)
+    group.now_s += 2.0
+    assert isinstance(group.on(Tick()).directive, Fail)
+
+
+def test_a_group_that_goes_back_says_so():
+    group = moved()
+    group.replica = changed(group.replica, history=HistoryId(7))
+    group.hear(Heal(HealId(5), Step(0), DONORS, history=HistoryId(7)))
+    (line,) = group.notes
+    assert line.startswith("this group goes back from step 1 to step 0: the job resumed from an older state")

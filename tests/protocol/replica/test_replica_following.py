@@ -1,0 +1,179 @@
+"""Which coordinator a group follows, among several and over their lives; and when it joins."""
+
+from dataclasses import replace
+
+import pytest
+from jaxft_protocol.messages import (
+    Alive,
+    GroupName,
+    Heartbeat,
+    Incarnation,
+    Join,
+    QuorumId,
+    Step,
+    Welcome,
+)
+from jaxft_protocol.replica.state import (
+    Applied,
+    Apply,
+    Connected,
+    Dial,
+    Disconnected,
+    HangUp,
+    Identity,
+    Idle,
+    LeaveNow,
+    Phase,
+    Prepared,
+    Tick,
+)
+
+from tests.protocol.replica.test_replica import Group, connected, voted, welcome, working
+
+THREE = Identity("job", GroupName("a"), Incarnation(7), "a:1", "one:1, two:2,three:3")
+
+
+def dialled(group: Group) -> Dial:
+    (dial,) = (effect for effect in group.effects if isinstance(effect, Dial))
+    return dial
+
+
+def of_three() -> Group:
+    group = Group()
+    group.replica = replace(group.replica, identity=THREE)
+    return group.on(Connected())
+
+
+def test_of_several_coordinators_each_is_dialled_in_turn():
+    group = of_three()
+    dials: list[Dial] = []
+    for _ in range(7):
+        dials.append(dialled(group.on(Disconnected("stands by"))))
+        group.on(Connected())
+    assert [dial.address for dial in dials] == [
+        "two:2", "three:3", "one:1", "two:2", "three:3", "one:1", "two:2"
+    ]  # fmt: skip
+    longest_s = [0.05, 0.05, 0.05, 0.1, 0.1, 0.1, 0.2]
+    assert all(most / 2 < dial.delay_s <= most for dial, most in zip(dials, longest_s, strict=True))
+
+
+def test_the_one_that_welcomed_is_dialled_first():
+    group = of_three().on(Disconnected("stands by")).on(Connected()).hear(welcome(0))
+    again = dialled(group.on(Disconnected("reset")))
+    assert again.address == "two:2"
+    assert again.delay_s <= 0.05
+    assert dialled(group.on(Connected()).on(Disconnected("refused"))).address == "three:3"
+
+
+def test_a_coordinator_of_a_lower_term_is_not_followed():
+    group = of_three().hear(Welcome(1000, term=8)).on(Disconnected("reset")).on(Connected())
+    group.hear(Welcome(1000, term=7))
+    assert group.phase is Phase.GREETING
+    (hang_up,) = (effect for effect in group.effects if isinstance(effect, HangUp))
+    assert "term 7" in hang_up.reason
+    assert "term 8" in hang_up.reason
+    assert dialled(group.on(Disconnected(hang_up.reason))).address == "two:2"
+
+
+def test_the_same_term_or_a_higher_one_is_followed():
+    group = of_three()
+    for term in (3, 3, 4):
+        group.hear(Welcome(1000, term=term))
+        assert group.phase is Phase.PRESENT
+        assert group.replica.term == term
+        group.on(Disconnected("reset")).on(Connected())
+
+
+def test_a_greeting_without_an_answer_is_given_up():
+    group = of_three()
+    group.now_s = 4.9
+    assert group.on(Tick()).effects == ()
+    group.now_s = 5.1
+    (hang_up,) = group.on(Tick()).effects
+    assert hang_up == HangUp("no answer to our greeting for 5.1 s")
+    group.now_s = 5.2
+    assert group.on(Tick()).effects == ()  # it is said once; the stream ends next
+
+
+def test_a_heartbeat_says_what_was_computed():
+    group = working()
+    group.now_s = 2.0
+    assert group.on(Tick((QuorumId(1), Step(0)))).said == [Heartbeat(QuorumId(1), Step(0))]
+
+
+@pytest.mark.parametrize("group", [working(), voted()], ids=["working", "voted"])
+def test_one_whose_training_thread_is_at_work_joins_when_that_waits(group: Group):
+    group.on(Disconnected("reset", busy=True)).on(Connected()).hear(welcome(0))
+    assert group.phase is Phase.PRESENT
+    assert group.said == []
+    group.on(Idle())
+    assert group.phase is Phase.JOINING
+    assert [type(message) for message in group.said] == [Join]
+
+
+def test_one_whose_training_thread_compiles_joins_when_it_is_prepared_and_waits():
+    group = connected().hear(welcome()).on(Disconnected("reset", busy=True)).on(Connected()).hear(welcome())
+    group.on(Prepared(Step(0), 0xD1, {"shards": "4"}))
+    assert group.said == []
+    assert [type(message) for message in group.on(Idle()).said] == [Join]
+
+
+def test_a_commit_that_it_learns_of_by_the_welcome_is_applied_before_it_waits():
+    group = voted().on(Disconnected("reset", busy=True)).on(Connected()).hear(welcome(1, quorum_id=1))
+    assert group.directive == Apply(QuorumId(1), Step(0))
+    group.on(Applied(Step(1)))
+    assert (group.phase, group.said) == (Phase.PRESENT, [])
+    (join,) = group.on(Idle()).said
+    assert isinstance(join, Join)
+    assert join.step == 1
+
+
+def test_idle_means_nothing_to_one_that_was_not_busy():
+    group = working()
+    assert group.on(Idle()).effects == ()
+    assert group.phase is Phase.WORKING
+
+
+def ticked(group: Group, until_s: float, every_s: float = 0.5) -> list[HangUp]:
+    """Let time pass; return the times that the group hung up."""
+    found: list[HangUp] = []
+    while group.now_s < until_s:
+        group.now_s += every_s
+        found += [effect for effect in group.on(Tick()).effects if isinstance(effect, HangUp)]
+    return found
+
+
+def test_a_coordinator_that_says_nothing_more_is_given_up():
+    group = working()
+    assert ticked(group, 5.0) == []
+    assert ticked(group, 6.0) == [HangUp("no word from it for 5.5 s")]
+    assert ticked(group, 9.0) == []  # it is said once: the stream ends next
+
+
+def test_one_that_leaves_does_not_come_back_because_the_coordinator_says_nothing_more():
+    group = working().on(LeaveNow(finished=True))
+    assert ticked(group, 6.0) == [HangUp("no word from it for 5.5 s")]
+    assert group.phase is Phase.LEAVING
+    group.on(Disconnected("no word from it for 5.5 s"))
+    assert (group.phase, group.effects) == (Phase.LEFT, ())
+
+
+def test_of_several_coordinators_one_that_says_nothing_more_is_not_dialled_again_first():
+    group = of_three().hear(welcome(0))
+    (_,) = ticked(group, 6.0)
+    assert dialled(group.on(Disconnected("no word from it for 5.5 s"))).address == "two:2"
+
+
+def test_a_coordinator_that_answers_heartbeats_is_not():
+    group = working()
+    for second in range(1, 30):
+        assert ticked(group, second) == []
+        group.hear(Alive())
+
+
+def test_one_that_stood_still_itself_reads_first_what_was_said_meanwhile():
+    group = working()
+    assert ticked(group, 1.0) == []
+    assert ticked(group, 61.0, every_s=60.0) == []
+    group.hear(Alive())
+    assert ticked(group, 65.0) == []

@@ -1,0 +1,333 @@
+"""The callable step, without a manager: signatures, static arguments, shards, and what it refuses."""
+
+import contextlib
+import doctest
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import step_models
+from step_models import bits, mlp_adam, numpy_batch
+
+import jaxft
+from jaxft._arrays._layout import Layout
+from jaxft._errors import ConfigurationError, StepError
+from jaxft._programs._build import Programs
+
+
+class Counted:
+    """A step that counts how often it is traced."""
+
+    def __init__(self, step: Any) -> None:
+        self.step = step
+        self.traces = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.traces += 1
+        return self.step(*args, **kwargs)
+
+
+def train_step(state: Any, batch: Any, scale: float = 1.0, *, train: bool = True) -> Any:
+    """Static arguments that matter before the average only."""
+    loss, grads = jax.value_and_grad(step_models.mlp_loss)(state, batch)
+    grads, loss = jaxft.pmean((jax.tree.map(lambda g: g * scale, grads), loss if train else loss * 0.0))
+    return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), {"loss": loss}
+
+
+# Signatures
+
+
+def test_one_trace_for_each_shape_of_the_batch() -> None:
+    counted = Counted(mlp_adam().step(jaxft.pmean))
+    step, state = jaxft.fault_tolerant(counted, None), mlp_adam().state()
+    for rows in (8, 8, 4, 8, 4, 4):
+        state, _ = step(state, numpy_batch(0, rows=rows))
+    assert counted.traces == 2
+    applies = {id(programs.executables.apply) for programs in step._programs.values()}
+    assert len(step._programs) == 2
+    assert len(applies) == 1, "one apply serves batches of all shapes"
+
+
+def test_batches_as_under_jit() -> None:
+    """numpy arrays, also of a wider type, and arrays that were placed on purpose or not."""
+    model = mlp_adam()
+    counted = Counted(model.step(jaxft.pmean))
+    step, plain = jaxft.fault_tolerant(counted, None), jax.jit(model.step(step_models.identity))
+    state, expected = model.state(), model.state()
+    for number, convert in enumerate(
+        [
+            lambda x: x,
+            jnp.asarray,
+            lambda x: jax.device_put(x, jax.devices()[0]),
+            lambda x: x.astype(np.float64),
+            lambda x: np.asfortranarray(x),
+        ]
+    ):
+        batch = jax.tree.map(convert, model.batch(number))
+        state, metrics = step(state, batch)
+        expected, expected_metrics = plain(expected, batch)
+        assert bits((state, metrics)) == bits((expected, expected_metrics))
+    assert counted.traces == 1
+
+
+def test_numbers_in_the_state_keep_their_weak_type() -> None:
+    def scaled(state: Any, batch: Any) -> Any:
+        w = state["w"] - jaxft.pmean(batch) * state["rate"]
+        return {"w": w, "rate": state["rate"] * 0.5, "n": state["n"] + 1}, {}
+
+    counted = Counted(scaled)
+    step = jaxft.fault_tolerant(counted, None)
+    state: Any = {"w": np.zeros(2, jnp.bfloat16), "rate": 0.5, "n": 0}
+    for _ in range(3):
+        state, _ = step(state, jnp.ones(2, jnp.bfloat16))
+    assert state["w"].dtype == jnp.bfloat16
+    assert state["n"] == 3
+    assert counted.traces == 1
+
+
+def test_weakly_typed_batches_are_another_type() -> None:
+    def add(state: jax.Array, batch: Any) -> Any:
+        return state + jaxft.pmean(state * 0 + batch), {}
+
+    counted = Counted(add)
+    step, state = jaxft.fault_tolerant(counted, None), jnp.zeros((), jnp.bfloat16)
+    for batch in (1.0, jnp.bfloat16(1), 2.0):
+        state, _ = step(state, batch)
+    assert counted.traces == 2
+    assert state == 4.0
+
+
+def test_a_new_state_type_is_a_new_step() -> None:
+    counted = Counted(train_step)
+    step = jaxft.fault_tolerant(counted, None)
+    for width in (16, 8, 16):
+        step(step_models.mlp_params(width=width), numpy_batch(0))
+    assert counted.traces == 2
+    assert step.step == 3
+
+
+def test_apply_must_not_depend_on_the_shape_of_the_batch() -> None:
+    def summed(state: jax.Array, batch: jax.Array) -> Any:
+        return state + jaxft.pmean(batch.sum()) / batch.size, {}
+
+    step = jaxft.fault_tolerant(summed, None)
+    state, _ = step(jnp.zeros(()), np.ones(4, np.float32))
+    with pytest.raises(StepError, match=r"depends on the batch's shape.*before jaxft\.pmean"):
+        step(state, np.ones(3, np.float32))
+
+
+# Static arguments
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"static_argnums": 2, "static_argnames": "train"},
+        {"static_argnums": (2,), "static_argnames": ("train",)},
+        {"static_argnames": ("scale", "train")},
+    ],
+)
+def test_static_arguments(declared: Any) -> None:
+    counted = Counted(train_step)
+    counted.__wrapped__ = train_step  # type: ignore[attr-defined]  # for inspect.signature
+    step, state = jaxft.fault_tolerant(counted, None, **declared), step_models.mlp_params()
+    state, one = step(state, numpy_batch(0), 0.0)
+    state, _ = step(state, numpy_batch(0), scale=0.0)
+    state, two = step(state, numpy_batch(0), 0.0, train=False)
+    state, _ = step(state, numpy_batch(0), 0.0)
+    assert one["loss"] > 0
+    assert two["loss"] == 0
+    assert counted.traces == 3
+    assert bits(state) == bits(step_models.mlp_params())
+
+
+def test_undeclared_arguments() -> None:
+    step, state = jaxft.fault_tolerant(train_step, None), step_models.mlp_params()
+    with pytest.raises(ConfigurationError, match=r"further argument 0\.5 at position 2.*static_argnums=2"):
+        step(state, numpy_batch(0), 0.5)
+    with pytest.raises(ConfigurationError, match=r"further argument train=False.*static_argnames='train'"):
+        step(state, numpy_batch(0), train=False)
+    with pytest.raises(ConfigurationError, match=r"must be hashable.*Put arrays into the state"):
+        step(state, numpy_batch(0), jnp.ones(3))
+
+
+def test_wrong_declarations() -> None:
+    with pytest.raises(ConfigurationError, match="Argument 1 of the train step is declared static"):
+        jaxft.fault_tolerant(train_step, None, static_argnums=(1,))
+    with pytest.raises(ConfigurationError, match="Argument 0 of the train step is declared static"):
+        jaxft.fault_tolerant(train_step, None, static_argnames="state")
+    with pytest.raises(ConfigurationError, match=r"'traim'.*state, batch, scale, train"):
+        jaxft.fault_tolerant(train_step, None, static_argnames="traim")
+
+
+def test_static_arguments_must_not_matter_after_the_average() -> None:
+    def flagged(state: jax.Array, batch: jax.Array, *, update: bool) -> Any:
+        mean = jaxft.pmean(batch)
+        return (state + mean if update else state), {}
+
+    step = jaxft.fault_tolerant(flagged, None, static_argnames="update")
+    state, _ = step(jnp.zeros(2), np.ones(2, np.float32), update=True)
+    with pytest.raises(StepError, match="or on a static argument"):
+        step(state, np.ones(2, np.float32), update=False)
+
+
+# Shards
+
+
+def test_shards_are_averaged_in_the_canonical_order() -> None:
+    def record(state: jax.Array, batch: jax.Array) -> Any:
+        return state + jaxft.pmean(batch), {"mean": jaxft.pmean(batch), "mine": batch.sum()}
+
+    random = np.random.default_rng(0)
+    values = random.standard_normal((3, 5, 7), dtype=np.float32)
+    step, state = jaxft.fault_tolerant(record, None, shards=5), jnp.zeros(7)
+    for number in range(3):
+        state, metrics = step(state, lambda at, shard: values[at, shard])
+        one = values[number]
+        # the tree over five shards: ((0 1) (2 3)) 4, or what _exchange fixes; float32 all the way
+        assert np.allclose(metrics["mean"], one.mean(axis=0), atol=1e-6)
+        assert metrics["mine"] == one[0].sum()
+    assert step.step == 3
+
+
+def test_one_call_for_each_shard_of_the_step() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def batch_for(step: int, shard: int) -> Any:
+        asked.append((step, shard))
+        return numpy_batch(step * 10 + shard)
+
+    step, state = jaxft.fault_tolerant(train_step, None, shards=3), step_models.mlp_params()
+    for _ in range(2):
+        state, _ = step(state, batch_for)
+    assert asked == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+
+
+def test_a_batch_function_without_shards() -> None:
+    step, state = jaxft.fault_tolerant(train_step, None), step_models.mlp_params()
+    other = jaxft.fault_tolerant(train_step, None)
+    by_function, _ = step(state, lambda number, shard: numpy_batch(number + shard))
+    by_value, _ = other(step_models.mlp_params(), numpy_batch(0))
+    assert bits(by_function) == bits(by_value)
+
+
+def test_several_shards_need_a_batch_function() -> None:
+    step = jaxft.fault_tolerant(train_step, None, shards=2)
+    with pytest.raises(ConfigurationError, match=r"has 2 shards.*`batch\(step, shard\) -> batch`"):
+        step(step_models.mlp_params(), numpy_batch(0))
+    with pytest.raises(ConfigurationError, match="shards is 0"):
+        jaxft.fault_tolerant(train_step, None, shards=0)
+
+
+# What its documentation says
+
+
+@pytest.mark.parametrize("documented", [jaxft.pmean, jaxft.fault_tolerant, jaxft.from_functions])
+def test_examples_run(documented: Any) -> None:
+    (test,) = doctest.DocTestFinder(recurse=False).find(documented, "example", globs={})
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_importing_starts_no_backend() -> None:
+    script = "import jax, jaxft; jax.config.update('jax_num_cpu_devices', 3); print(len(jax.devices('cpu')))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "3\n", done.stderr
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize("transform", [jax.jit, lambda f: lambda tree: jax.eval_shape(f, tree)])
+def test_inside_other_transformations(transform: Any) -> None:
+    step = jaxft.fault_tolerant(train_step, None)
+    with pytest.raises(ConfigurationError, match=r"called on tracers.*Call it from plain Python"):
+        transform(lambda state: step(state, numpy_batch(0)))(step_models.mlp_params())
+    unused = step_models.mlp_params()
+    with pytest.raises(ConfigurationError, match="called on tracers"):
+        transform(lambda batch: step(unused, batch))(numpy_batch(0))
+    state, _ = step(unused, numpy_batch(0))
+    with pytest.raises(ConfigurationError, match="called on tracers"):
+        transform(lambda batch: step(state, batch))(numpy_batch(0))
+
+
+def test_not_arrays() -> None:
+    step = jaxft.fault_tolerant(train_step, None)
+    with pytest.raises(TypeError, match="not a valid JAX"):
+        step(step_models.mlp_params(), {"x": "text", "y": None})
+
+
+def test_from_functions_alone() -> None:
+    def grad_fn(state: Any, batch: Any) -> Any:
+        loss, grads = jax.value_and_grad(step_models.mlp_loss)(state, batch)
+        return grads, loss
+
+    def update_fn(state: Any, means: Any, loss: Any) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state, means), {"loss": loss}
+
+    step = jaxft.from_functions(grad_fn, update_fn, None, shards=2)
+    same = jaxft.fault_tolerant(train_step, None, shards=2)
+    one, _ = step(step_models.mlp_params(), lambda number, shard: numpy_batch(shard))
+    two, _ = same(step_models.mlp_params(), lambda number, shard: numpy_batch(shard))
+    assert bits(one) == bits(two)
+    with pytest.raises(ConfigurationError, match="further argument 1 at position 2"):
+        step(one, lambda number, shard: numpy_batch(shard), 1)
+
+
+# With a manager
+
+
+class Recorder:
+    """Stands for a manager: runs the one shard it is told to, twice, as after an aborted attempt."""
+
+    step = 5
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Programs, Layout, int | None]] = []
+
+    def _run(
+        self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None, nonfinite: str
+    ) -> Any:
+        assert nonfinite == "warn"
+        self.calls.append((programs, layout, shards))
+        batches = [batch(self.step, 1), batch(self.step, 0)] if callable(batch) else [batch, batch]
+        for each in batches:
+            contribution, local = programs.compute(state, each)
+        return programs.apply(state, contribution, local)
+
+    def _compiling(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def test_a_manager_is_given_programs_and_the_rest() -> None:
+    manager, counted = Recorder(), Counted(train_step)
+    step, state = jaxft.fault_tolerant(counted, manager, shards=2), step_models.mlp_params()
+    assert step.step == 5
+    asked: list[tuple[int, int]] = []
+
+    def batch_for(number: int, shard: int) -> Any:
+        asked.append((number, shard))
+        return numpy_batch(number + shard)
+
+    for _ in range(2):
+        state, _ = step(state, batch_for)
+    assert asked == [(5, 0), (0, 0)] + 2 * [(5, 1), (5, 0)], "examples are asked for once"
+    programs, layout, shards = manager.calls[0]
+    assert manager.calls[1][0] is programs
+    assert layout == Layout.of(programs.contribution)
+    assert shards == 2
+    assert counted.traces == 1
+
+
+def test_a_manager_may_meet_batches_of_another_shape() -> None:
+    manager, counted = Recorder(), Counted(train_step)
+    step, state = jaxft.fault_tolerant(counted, manager), step_models.mlp_params()
+    for rows in (8, 4, 8):
+        state, metrics = step(state, lambda number, shard, rows=rows: numpy_batch(number, rows=rows))
+        assert np.isfinite(metrics["loss"])
+    assert counted.traces == 2
+    assert len({id(call[0]) for call in manager.calls}) == 1

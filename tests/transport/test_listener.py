@@ -1,0 +1,487 @@
+"""The data plane's front door: who is let in, who is not, and that nobody can block it."""
+
+import contextlib
+import gc
+import logging
+import os
+import queue
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from jaxft._errors import ConfigurationError, JaxftError
+from jaxft._transport import _listener, _pending
+from jaxft._transport._handshake import encode
+from jaxft._transport._listener import Abort, Connection, Hello, Listener, dial, recv_exactly, send_all
+from tests import patience
+from tests.security.strangers import raw_hello
+
+OnHeal = Callable[[Connection, Hello], None]
+
+
+@contextmanager
+def listening(
+    on_heal: OnHeal | None = None, *, host: str = "127.0.0.1", job: str = "job"
+) -> Iterator[Listener]:
+    listener = Listener(host=host, job=job, group="me", incarnation=9, on_heal=on_heal)
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def hello(kind: str = "exchange", **changes: object) -> Hello:
+    fields: dict = {"kind": kind, "job": "job", "group": "group-1", "incarnation": 3, "number": 5}
+    return Hello(**{**fields, "to_group": "me", "to_incarnation": 9, **changes})
+
+
+def soon(wait_s: float = patience.FAR_S) -> float:
+    return time.monotonic() + wait_s
+
+
+def call(listener: Listener, said: Hello | None = None, *, wait_s: float = patience.FAR_S) -> socket.socket:
+    return dial(f"127.0.0.1:{listener.port}", said or hello(), deadline_s=soon(wait_s)).sock
+
+
+def take(
+    listener: Listener, *, wait_s: float = patience.FAR_S, abort: Abort | None = None, **key: int
+) -> socket.socket:
+    fields = {"quorum_id": 5, "incarnation": 3, **key}
+    return listener.take(group="group-1", deadline_s=soon(wait_s), abort=abort, **fields).sock
+
+
+def stranger(listener: Listener, said: bytes = b"") -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", listener.port), timeout=patience.FAR_S)
+    sock.sendall(said)
+    return sock
+
+
+def assert_ended(sock: socket.socket) -> None:
+    try:
+        assert sock.recv(1) == b""
+    except ConnectionResetError:
+        return
+
+
+def assert_open(listener: Listener, said: Hello | None = None) -> None:
+    """A real peer is still served."""
+    with call(listener, said) as theirs, take(listener) as ours:
+        theirs.sendall(b"ping")
+        assert ours.recv(4) == b"ping"
+
+
+def test_a_peer_is_accepted_and_taken() -> None:
+    with listening() as listener:
+        assert_open(listener)
+        with call(listener) as theirs, take(listener) as ours:
+            for sock in (theirs, ours):
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+            send_all(theirs, [b"a" * 300_000, memoryview(b"b" * 300_000)], deadline_s=soon())
+            received = bytearray(600_000)
+            recv_exactly(ours, memoryview(received), deadline_s=soon())
+            assert received == b"a" * 300_000 + b"b" * 300_000
+
+
+def test_taking_may_come_first() -> None:
+    with listening() as listener:
+        taken: queue.Queue[socket.socket] = queue.Queue()
+        thread = threading.Thread(target=lambda: taken.put(take(listener)))
+        thread.start()
+        with call(listener), taken.get(timeout=patience.FAR_S):
+            thread.join()
+
+
+def test_connections_are_kept_apart_by_quorum_and_incarnation() -> None:
+    with listening() as listener, ExitStack() as stack:
+        for quorum_id, incarnation in ((5, 3), (6, 3), (5, 4)):
+            theirs = stack.enter_context(call(listener, hello(number=quorum_id, incarnation=incarnation)))
+            theirs.sendall(bytes([quorum_id, incarnation]))
+        for quorum_id, incarnation in ((5, 4), (5, 3), (6, 3)):
+            with take(listener, quorum_id=quorum_id, incarnation=incarnation) as ours:
+                assert ours.recv(2) == bytes([quorum_id, incarnation])
+
+
+def test_who_dials_again_has_given_up_the_first_connection() -> None:
+    with listening() as listener, call(listener) as first, call(listener) as second:
+        assert_ended(first)
+        with take(listener) as ours:
+            second.sendall(b"2")
+            assert ours.recv(1) == b"2"
+
+
+def test_taking_has_a_deadline_and_can_be_aborted() -> None:
+    with listening() as listener:
+        with pytest.raises(TimeoutError, match="for group 'group-1' to connect for quorum 5"):
+            take(listener, wait_s=0.02)
+        abort = Abort()
+        timer = threading.Timer(0.02, abort.set, ["new quorum"])
+        timer.start()
+        with pytest.raises(ConnectionError, match="new quorum"):
+            take(listener, abort=abort)
+        timer.join()
+
+
+def test_forgotten_quorums_are_closed_and_refused() -> None:
+    with listening() as listener, call(listener) as old, call(listener, hello(number=6)):
+        listener.forget(5)
+        assert_ended(old)
+        match = r"refused the exchange connection of group 'group-1'\. Quorum 5 is over here"
+        with pytest.raises(ConnectionError, match=match):
+            call(listener)
+        with pytest.raises(ConnectionError, match="Quorum 5 is over here"):
+            take(listener)
+        take(listener, quorum_id=6).close()
+
+
+def test_forgetting_wakes_who_waits() -> None:
+    with listening() as listener:
+        timer = threading.Timer(0.02, listener.forget, [5])
+        timer.start()
+        with pytest.raises(ConnectionError, match="Quorum 5 is over here"):
+            take(listener)
+        timer.join()
+
+
+def test_closing_ends_everything() -> None:
+    listener = Listener(
+        host="127.0.0.1", job="job", group="me", incarnation=9, on_heal=lambda one, _: assert_ended(one.sock)
+    )
+    parked, healing = call(listener), call(listener, hello("heal", number=0))
+    silent = stranger(listener)
+    timer = threading.Timer(0.02, listener.close)
+    timer.start()
+    with pytest.raises(ConnectionError, match="This process is leaving"):
+        take(listener, quorum_id=9)
+    timer.join()
+    listener.close()  # idempotent
+    for sock in (parked, healing, silent):
+        assert_ended(sock)
+        sock.close()
+    with pytest.raises(ConnectionError, match="Connection refused"):
+        call(listener)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: example\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+        bytes(4),
+        b"\xff" * 4096,
+        b"jaxft-re" + bytes(100),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+    ids=["http", "tls", "zeros", "ones", "answer", "grpc"],
+)
+def test_garbage_is_dropped_without_an_answer(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="jaxft"), listening() as listener:
+        with stranger(listener, said) as sock:
+            assert_ended(sock)
+        assert_open(listener)
+    assert any("said no hello: it began with" in record.getMessage() for record in caplog.records)
+    assert all(record.levelno == logging.DEBUG for record in caplog.records)
+
+
+def test_a_cut_hello_is_dropped() -> None:
+    whole = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(TimeoutError):
+            dial(address, hello(), deadline_s=soon(0.05))
+        with server.accept()[0] as sock:
+            whole += sock.recv(1000)
+    with listening() as listener:
+        for cut in (1, 8, 38, 39, len(whole) - 1):
+            with stranger(listener, bytes(whole[:cut])) as sock:
+                sock.shutdown(socket.SHUT_WR)
+                assert_ended(sock)
+        with stranger(listener) as sock:
+            for byte in whole:
+                sock.sendall(bytes([byte]))
+            take(listener).close()
+
+
+def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_listener, "_MAX_UNKNOWN", 8)
+    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", 3600.0)
+    with listening() as listener, ExitStack() as stack:
+        socks = [stack.enter_context(stranger(listener, b"jaxft-hi")) for _ in range(20)]
+        begun_s = patience.machine_s()
+        assert_open(listener)
+        assert patience.machine_s() - begun_s < 1.0
+        for sock in socks[:12]:
+            assert_ended(sock)
+    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", 0.05)
+    with listening() as listener, stranger(listener, b"jaxft") as sock:
+        assert_ended(sock)
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        (raw_hello(version=1), b"speaks version 1 of the data plane, this process version 2"),
+        (raw_hello(version=1)[:35], b"speaks version 1 of the data plane, this process version 2"),
+        (
+            raw_hello(to=b"you"),
+            b"for incarnation 9 of group 'you'; this process is incarnation 9 of group 'me'",
+        ),
+        (raw_hello(to_incarnation=8), b"for incarnation 8 of group 'me'; this process is incarnation 9"),
+        (raw_hello(kind=9), b"unknown kind 9"),
+        (raw_hello(group=b"\xff\xfe"), b"not UTF-8"),
+        (raw_hello(job=b"other"), b"for job 'other'; this process belongs to job 'job'"),
+        (raw_hello(kind=1), b"heals nobody"),
+    ],
+)
+def test_a_hello_that_is_refused_is_answered(said: bytes, match: bytes) -> None:
+    with listening() as listener:
+        with stranger(listener, said) as sock:
+            answer = sock.recv(1000)
+            assert answer.startswith(b"jaxft-re")
+            assert match in answer
+            assert_ended(sock)
+        assert_open(listener)
+
+
+def test_the_dialler_hears_why_it_is_refused() -> None:
+    with listening(job="other") as listener:
+        with pytest.raises(ConnectionError, match=r"^127.0.0.1:\d+ refused .* for job 'job'.* job 'other'"):
+            call(listener)
+
+
+def test_names_have_a_bound() -> None:
+    with pytest.raises(ConfigurationError, match="job's name '' has 0 bytes"):
+        Listener(job="", group="me", incarnation=9, on_heal=None)
+    with listening() as listener:
+        with pytest.raises(
+            ConfigurationError, match=r"group's name 'xx.* has 256 bytes; it must have 1 to 255"
+        ):
+            call(listener, hello(group="x" * 256))
+        with call(listener, hello(group="ü" * 127)):
+            pass
+
+
+def test_parked_connections_are_bounded_and_the_oldest_quorum_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_pending, "MAX_PENDING", 3)
+    with listening() as listener, ExitStack() as stack:
+        socks = {q: stack.enter_context(call(listener, hello(number=q))) for q in (8, 6, 7, 9)}
+        assert_ended(socks[6])
+        for quorum_id in (7, 8, 9):
+            take(listener, quorum_id=quorum_id).close()
+
+
+def test_one_whose_hello_is_there_is_not_dropped_for_one_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many come in a row; what the first of them have said meanwhile is read before they are judged."""
+    monkeypatch.setattr(_listener, "_MAX_UNKNOWN", 1)
+    with listening() as listener, stranger(listener) as peer:
+        patience.until(lambda: len(listener._half_open) == 1, "the peer's connection")
+        (waiting,) = listener._half_open.values()
+        take_in = listener._take_in
+
+        def crowded(sock: socket.socket, name: str) -> None:
+            peer.sendall(encode(hello()))
+            select.select([waiting.sock], [], [])
+            take_in(sock, name)
+
+        monkeypatch.setattr(listener, "_take_in", crowded)
+        with stranger(listener), take(listener, wait_s=10.0):
+            pass
+
+
+def test_healing_has_a_thread_of_its_own() -> None:
+    seen: queue.Queue[tuple[str, Hello]] = queue.Queue()
+
+    def on_heal(connection: Connection, said: Hello) -> None:
+        seen.put((threading.current_thread().name, said))
+        connection.sock.sendall(b"state")
+
+    joiner = hello("heal", number=0)
+    with listening(on_heal) as listener, call(listener, joiner) as sock:
+        assert sock.recv(5, socket.MSG_WAITALL) == b"state"
+        assert_ended(sock)  # closed when on_heal returns
+        assert seen.get(timeout=patience.FAR_S) == ("jaxft-heal-group-1", joiner)
+
+
+def test_healing_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def on_heal(connection: Connection, said: Hello) -> None:
+        raise RuntimeError("no such state")
+
+    with listening(on_heal) as listener:
+        with call(listener, hello("heal")) as sock:
+            assert_ended(sock)
+        assert_open(listener)
+    assert "Healing group 'group-1' from here broke off" in caplog.text
+    assert "RuntimeError: no such state" in caplog.text
+
+
+def test_a_process_without_room_for_a_thread_sends_the_joiner_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = threading.Event()
+    start = threading.Thread.start
+
+    def without_room(thread: threading.Thread) -> None:
+        if thread.name.startswith("jaxft-heal"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with listening(lambda connection, _: served.set()) as listener:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", without_room)
+            with call(listener, hello("heal")) as sock:
+                assert_ended(sock)
+        assert not listener._healing
+        with call(listener, hello("heal")) as sock:
+            assert_ended(sock)
+        assert served.is_set()
+
+
+def test_healing_is_bounded_and_a_stopped_joiner_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_listener, "_MAX_HEALING", 2)
+    with listening(lambda one, _: assert_ended(one.sock)) as listener, ExitStack() as stack:
+        socks = [stack.enter_context(call(listener, hello("heal", group=f"g{k}"))) for k in range(2)]
+        with pytest.raises(ConnectionError, match="healing 2 others already; ask another donor"):
+            call(listener, hello("heal"), wait_s=0.1)
+        assert_open(listener)
+        threading.Timer(0.05, socks[0].close).start()
+        stack.enter_context(call(listener, hello("heal")))  # it dials again while the donor is busy
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_dialling_something_else(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dials = 0
+
+        def serve() -> None:
+            nonlocal dials
+            with contextlib.suppress(OSError):  # shut down below
+                while True:
+                    with server.accept()[0] as sock:
+                        dials += 1
+                        sock.recv(1000)
+                        sock.sendall(said)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        match = (
+            "another program, or another version"
+            if said
+            else "broke the connection 21 times before it answered"
+        )
+        with pytest.raises(ConnectionError, match=f"^{address} .*{match}"):
+            dial(address, hello(), deadline_s=soon())
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        assert dials == (1 if said else 21)
+
+
+def test_dialling_a_stopped_process_ends_at_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match=f"{address} to accept a connection for exchange, in vain"):
+            dial(address, hello(), deadline_s=soon(0.05))
+        abort = Abort()
+        abort.set("stop")
+        with pytest.raises(ConnectionError, match="stop"):
+            dial(address, hello(), deadline_s=soon(), abort=abort)
+
+
+def test_all_addresses_and_both_families() -> None:
+    with listening(host="") as listener:
+        assert_open(listener)
+        if socket.has_dualstack_ipv6():
+            with dial(f"[::1]:{listener.port}", hello(), deadline_s=soon()):
+                take(listener).close()
+        with dial(f"localhost:{listener.port}", hello(), deadline_s=soon()).sock:
+            take(listener).close()
+
+
+def test_the_door_stays_open_after_an_error_of_our_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with listening() as listener:
+        with monkeypatch.context() as patch:
+            patch.setattr(_listener, "decode", lambda _: 1 // 0)
+            with stranger(listener, raw_hello()) as sock:
+                sock.shutdown(socket.SHUT_WR)
+                assert_ended(sock)
+        assert_open(listener)
+    assert "A connection from 127.0.0.1 to port" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_error_of_the_listener_itself_reaches_the_training_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with listening() as listener, call(listener, hello(number=7)) as parked:
+        monkeypatch.setattr(listener, "_accept_some", lambda: 1 // 0)
+
+        def knocked() -> bool:
+            """The first may still be taken by what was under way."""
+            with contextlib.suppress(OSError):
+                stranger(listener).close()
+            return not listener._thread.is_alive()
+
+        patience.until(knocked, "the listener to end")
+        assert_ended(parked)
+        with pytest.raises(ConnectionError, match="This process is leaving"):
+            take(listener, quorum_id=7)
+        with pytest.raises(
+            JaxftError, match=r"group 'me' on port \d+ ended with an error.*ZeroDivisionError"
+        ):
+            listener.check(2)
+    assert "The listener on port" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_dialler_that_was_dropped_before_it_was_answered_dials_again() -> None:
+    with listening() as listener, socket.create_server(("127.0.0.1", 0)) as drops_some:
+
+        def serve() -> None:
+            for reset in (True, False):
+                with drops_some.accept()[0] as sock:
+                    sock.recv(1000)
+                    if reset:
+                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with drops_some.accept()[0] as sock, stranger(listener, sock.recv(1000)) as onward:
+                sock.sendall(onward.recv(1000))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        dial(f"127.0.0.1:{drops_some.getsockname()[1]}", hello(), deadline_s=soon()).close()
+        thread.join()
+
+
+def test_too_few_descriptors_for_a_quorum_are_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+    with listening() as listener:
+        listener._descriptors = 4096
+        listener.check(1000)
+        assert not caplog.records
+        for _ in range(2):
+            listener.check(4000)
+    (said,) = caplog.messages
+    assert "A quorum of 4000 groups may need 8500 file descriptors, and this process may have 4096" in said
+
+
+def test_no_descriptor_is_left_behind() -> None:
+    def once() -> None:
+        with listening(lambda sock, _: None) as listener, ExitStack() as stack:
+            for said in (b"", b"garbage", raw_hello(job=b"other"), raw_hello(group=b"g"), raw_hello(kind=1)):
+                stack.enter_context(stranger(listener, said))
+            assert_open(listener)
+            call(listener, hello(number=8)).close()
+
+    once()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        once()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -1,0 +1,152 @@
+"""Blocking socket calls that end."""
+
+import logging
+import socket
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxft._transport import _sockets
+from jaxft._transport._handshake import BadHello, Hello, decode, missing_bytes
+from jaxft._transport._sockets import Abort, Aborted, recv_exactly, send_all, split_address, wait
+from tests import patience
+
+
+def test_abort_wakes_at_once_and_keeps_its_first_reason() -> None:
+    ours, theirs = socket.socketpair()
+    abort = Abort()
+    assert not abort.is_set
+    assert abort.reason == ""
+    timer = threading.Timer(0.02, abort.set, ["first"])
+    with ours, theirs:
+        timer.start()
+        with pytest.raises(Aborted, match="first"):
+            recv_exactly(ours, memoryview(bytearray(1)), deadline_s=patience.far(), abort=abort)
+        abort.set("second")
+        assert abort.is_set
+        assert abort.reason == "first"
+        with pytest.raises(Aborted):
+            wait(ours, 1, deadline_s=patience.far(), what="nothing", abort=abort)
+    timer.join()
+
+
+def test_abort_wakes_within_milliseconds() -> None:
+    delays: list[float] = []
+    for _ in range(9):
+        abort, woken, ready = Abort(), [], threading.Event()
+
+        def sleeper(abort: Abort = abort, woken: list = woken, ready: threading.Event = ready) -> None:
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                ready.set()
+                with pytest.raises(Aborted):
+                    wait(ours, 1, deadline_s=patience.far(), what="nothing", abort=abort)
+            woken.append(patience.machine_s())
+
+        thread = threading.Thread(target=sleeper)
+        thread.start()
+        ready.wait(timeout=patience.FAR_S)
+        set_s = patience.machine_s()
+        abort.set("now")
+        thread.join(timeout=patience.FAR_S)
+        delays.append(woken[0] - set_s)
+    assert sorted(delays)[len(delays) // 2] < 0.02  # 0.1 ms on an idle machine
+
+
+def test_deadlines() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        begun_s, begun_machine_s = time.monotonic(), patience.machine_s()
+        with pytest.raises(TimeoutError, match=r"Waited 0\.\d s for the peer's data, in vain"):
+            recv_exactly(ours, memoryview(bytearray(1)), deadline_s=begun_s + 0.05)
+        with pytest.raises(TimeoutError, match="the peer to take our data"):
+            send_all(ours, [bytes(1 << 24)], deadline_s=time.monotonic() + 0.05)
+        assert 0.1 <= time.monotonic() - begun_s
+        assert patience.machine_s() - begun_machine_s < 5
+        with pytest.raises(TimeoutError):
+            recv_exactly(ours, memoryview(bytearray(1)), deadline_s=begun_s - 5)
+
+
+def test_what_is_here_is_received_even_after_the_deadline() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"late")
+        buffer = bytearray(4)
+        recv_exactly(ours, memoryview(buffer), deadline_s=time.monotonic() - 1)
+        assert buffer == b"late"
+
+
+def test_an_end_and_a_reset_are_connection_errors() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.sendall(b"abc")
+        theirs.close()
+        with pytest.raises(ConnectionError, match="closed the connection, 2 bytes short of 5"):
+            recv_exactly(ours, memoryview(bytearray(5)), deadline_s=patience.far())
+        with pytest.raises(ConnectionError):
+            send_all(ours, [b"abc"], deadline_s=patience.far())
+
+
+def test_many_buffers_of_any_size_arrive_in_order() -> None:
+    ours, theirs = socket.socketpair()
+    buffers = [bytes([k % 251]) * (k * 37 % 5000) for k in range(300)]
+    whole = b"".join(buffers)
+    received = bytearray(len(whole))
+    with ours, theirs:
+        thread = threading.Thread(
+            target=send_all, args=(ours, buffers), kwargs={"deadline_s": patience.far()}
+        )
+        thread.start()
+        recv_exactly(theirs, memoryview(received), deadline_s=patience.far())
+        thread.join()
+        recv_exactly(theirs, memoryview(bytearray()), deadline_s=time.monotonic() - 1)
+        send_all(theirs, [b"", b""], deadline_s=time.monotonic() - 1)
+    assert received == whole
+
+
+def test_a_slow_wait_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_sockets, "SLOW_WAIT_S", 0.02)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, caplog.at_level(logging.WARNING, logger="jaxft"), pytest.raises(TimeoutError):
+        wait(ours, 1, deadline_s=time.monotonic() + 0.2, what="group 'b' to wake up")
+    assert [record.getMessage() for record in caplog.records] == [
+        "Waiting for group 'b' to wake up, for 0 s so far."
+    ]
+
+
+def test_a_deadline_may_be_infinite() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        timer = threading.Timer(0.02, theirs.sendall, [b"x"])
+        timer.start()
+        recv_exactly(ours, memoryview(bytearray(1)), deadline_s=float("inf"))
+        timer.join()
+
+
+def test_addresses() -> None:
+    assert split_address("host.example:29510") == ("host.example", 29510)
+    assert split_address("[fe80::1]:80") == ("fe80::1", 80)
+    for address in ("", "host", "host:", ":80", "host:port", "host:-1"):
+        with pytest.raises(ConnectionError, match="expected host:port"):
+            split_address(address)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=400) | st.binary(max_size=60).map(lambda rest: b"jaxft-hi\x01" + rest))
+def test_a_hello_of_any_bytes_is_read_or_refused(received: bytes) -> None:
+    for _ in range(4):  # bounded: a hello has a header and two names
+        try:
+            missing = missing_bytes(received)
+            if missing <= 0:
+                assert isinstance(decode(received[: len(received) + missing]), Hello)
+                return
+        except BadHello:
+            return
+        assert missing <= 512
+        received += b"\x01" * missing
+    pytest.fail("never whole")
