@@ -53,6 +53,16 @@ _FIVE_ALIKE: dict[str, Any] = {
     "founding_wait_s": 0.02,
     "flaky": 0.0,
 }
+_FOUR_THAT_DIFFER: dict[str, Any] = {
+    "names": tuple(f"group-{number}" for number in range(4)),
+    "spares": frozenset[str](),
+    "min_replicas": 1,
+    "shards": "6",
+    "differ": True,
+    "one_differs": False,
+    "leaves_early": False,
+    "flaky": 0.0,
+}
 _FOUR_THAT_HEAL_SLOWLY: dict[str, Any] = {
     "names": tuple(f"group-{number}" for number in range(4)),
     "spares": frozenset[str](),
@@ -276,7 +286,7 @@ def _each_loss_makes_a_quorum(has_gathered: Any) -> Any:
 # ---- healing ----
 
 
-@mutant(sessions, "_donors")
+@mutant(sessions, "_donors", "kill", "crash", **_FOUR_THAT_DIFFER)
 def _an_uncommitted_donor(donors: Any) -> Any:
     """Any group that has joined may donate, whatever it holds (TorchFT)."""
 
