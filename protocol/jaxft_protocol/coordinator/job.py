@@ -214,6 +214,8 @@ class Job:
     last_tick_s: float | None = None
     # How long the last steps took, each from the begin of its last attempt to its commit: see progress.py.
     recent_s: tuple[float, ...] = ()
+    # Since when all that hold the frontier by the last commit have voted: at the earliest when its ballot began.
+    voted_s: float = 0.0
     # How often since the last commit members were put out because others waited for them.
     hung: int = 0
     # Groups that were put out because they disturbed others: how often, and when last.

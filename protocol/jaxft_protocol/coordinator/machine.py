@@ -132,9 +132,18 @@ def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
             frontier, quorum = turn.job.frontier, turn.job.quorum
             quorums.vote(turn, group, message)
             return turn.job.frontier is not frontier or turn.job.quorum is not quorum
+        case Hello():
+            raise IllegalEvent("a session has one Hello")
+        case Join() if group.phase is not Phase.PRESENT:
+            raise IllegalEvent(f"group {group.name!r} joined twice")
+        case _:
+            _said_rarely(turn, turn.put(group, last_heard_s=turn.now_s), message)
+    return True
+
+
+def _said_rarely(turn: Turn, group: Group, message: Join | Pinned | Ready | HealFailed | Leave) -> None:
+    match message:
         case Join():
-            if group.phase is not Phase.PRESENT:
-                raise IllegalEvent(f"group {group.name!r} joined twice")
             sessions.join(turn, group, message)
         case Pinned():
             sessions.pinned(turn, group, message)
@@ -144,11 +153,8 @@ def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
             sessions.heal_failed(turn, group, message)
         case Leave():
             sessions.leave(turn, group, message)
-        case Hello():
-            raise IllegalEvent("a session has one Hello")
         case _:
             assert_never(message)
-    return True
 
 
 def _advance(turn: Turn) -> None:
@@ -160,6 +166,12 @@ def _advance(turn: Turn) -> None:
     sessions.finish(turn)
 
 
+def _last_heard_s(job: Job, group: Group) -> float:
+    """When a group was last known to live. Votes count too: they are noted for all members at once, by the commit."""
+    voted = job.frontier is not None and group.holder in job.frontier.holders
+    return max(group.last_heard_s, job.voted_s) if voted else group.last_heard_s
+
+
 def _tick(turn: Turn) -> None:
     job, now_s = turn.job, turn.now_s
     timeout_s = job.options.heartbeat_timeout_s
@@ -169,9 +181,9 @@ def _tick(turn: Turn) -> None:
     if now_s - last_tick_s > timeout_s / 2:
         turn.put_all(job.groups.values(), last_heard_s=now_s)
         return
-    silent = turn.select(lambda group: now_s - group.last_heard_s > timeout_s)
+    silent = turn.select(lambda group: now_s - _last_heard_s(turn.job, group) > timeout_s)
     for group in silent:
-        turn.expel(group, f"no heartbeat for {now_s - group.last_heard_s:.1f} s", may_return=True)
+        turn.expel(group, f"no heartbeat for {now_s - _last_heard_s(turn.job, group):.1f} s", may_return=True)
     quorums.lose(turn, *(group.name for group in silent))
     quorums.end_gathering(turn)
     quorums.end_grace(turn, last_tick_s)

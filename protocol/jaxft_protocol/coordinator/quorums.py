@@ -212,7 +212,7 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
     held = frozenset(group.holder for group in living)
     frontier = Frontier(Step(frontier.step + 1), quorum.quorum_id, "", held)
     progress.measure(turn)
-    turn.update(frontier=frontier, ballot=progress.fresh_ballot(turn))
+    turn.update(frontier=frontier, ballot=progress.fresh_ballot(turn), voted_s=ballot.began_s)
     for group in living:
         turn.release_heal(group)  # it has come in with this commit: nobody needs to keep anything for it
     for group in turn.job.groups.values():

@@ -26,6 +26,39 @@ def test_a_silent_group_is_put_out_after_the_heartbeat_timeout():
     assert members(desk) == ["a"]
 
 
+def test_votes_are_signs_of_life():
+    desk = running("a", "b")
+    for _ in range(12):
+        desk.tick(1.0, silent=("b",))
+        desk.commit()
+    assert members(desk) == ["a", "b"]
+    desk.wait(6.2, silent=("b",))
+    assert members(desk) == ["a"]
+
+
+def test_what_a_joiner_sends_is_a_sign_of_life():
+    desk = running("a")
+    healing(desk, "b")
+    desk.wait(4.0, silent=("b",))
+    desk.ready("b")
+    desk.wait(4.0, silent=("b",))
+    assert "b" in desk.job.groups
+
+
+def test_the_votes_of_others_are_no_sign_of_life():
+    desk = running("a", "b")
+    healing(desk, "c")
+    desk.ready("c")
+    for _ in range(12):
+        desk.tick(0.5, silent=("c",))
+        desk.vote("a")
+        desk.vote("b")
+        if "c" in members(desk):
+            break
+    desk.wait(5.3, silent=("c",))
+    assert "c" not in desk.job.groups
+
+
 def test_groups_that_fall_silent_together_cost_one_quorum():
     desk = running("a", "b", "c", "d")
     desk.wait(5.3, silent=("b", "c", "d"))
