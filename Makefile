@@ -48,11 +48,12 @@ bench: $(STAMP)  ## every figure beside TorchFT, into bench-results: 35 to 38 mi
 	$(BIN)/python -m benchmarks all --json bench-results/all.json
 	$(BIN)/python -m benchmarks.report bench-results/all.json bench-results
 
-lint: $(STAMP)  ## ruff, pyright, import contracts
+lint: $(STAMP)  ## ruff, pyright, import contracts, word list
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.words
 
 format: $(STAMP)  ## let ruff put the code in order
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,151 @@
+"""Words that do not belong in our text, and where they are: `python -m tests.words`.
+
+The list is `words.toml`. It applies to docs, comments, docstrings and messages, so whole files are searched. A word
+within an identifier (`test_strangers_are_refused`) does not count.
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LIST = Path(__file__).with_suffix(".toml")
+SEARCHED = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Makefile",
+    "docs",
+    "protocol",
+    "coordinator",
+    "jaxft",
+    "examples",
+    "benchmarks",
+    "tests",
+)
+SUFFIXES = {".md", ".py", ".proto", ".txt", ".sh", ""}
+GENERATED = re.compile(r"_pb2(_grpc)?\.py$|(^|/)(_build|__pycache__|[\w.-]+\.egg-info)/|(^|/)LICENSE$")
+# Not checked yet. A room leaves this list once its text is clean; a test says when that is so.
+NOT_YET = (
+    "docs/performance/tables.md",  # written by benchmarks/report.py
+    "protocol/jaxft_protocol",
+    "coordinator/jaxft_coordinator",
+    "jaxft/_arrays",
+    "jaxft/_chaos",
+    "jaxft/_checkpoints",
+    "jaxft/_demo",
+    "jaxft/_errors.py",
+    "jaxft/_exchange",
+    "jaxft/_heal",
+    "jaxft/_launch",
+    "jaxft/_manager.py",
+    "jaxft/_programs",
+    "jaxft/_replica",
+    "jaxft/_step.py",
+    "jaxft/_transport",
+    "jaxft/data",
+    "examples/llama3/_data.py",
+    "examples/llama3/_model.py",
+    "examples/llama3/_runtime.py",
+    "examples/llama3/_sharding.py",
+    "examples/llama3/train.py",
+    "examples/mlp/train.py",
+    "benchmarks/__main__.py",
+    "benchmarks/_forks.py",
+    "benchmarks/_job.py",
+    "benchmarks/_ours",
+    "benchmarks/_peer.py",
+    "benchmarks/_torchft",
+    "benchmarks/_words.py",
+    "benchmarks/join.py",
+    "benchmarks/meshes.py",
+    "benchmarks/rendezvous.py",
+    "tests/arrays",
+    "tests/chaos",
+    "tests/checkpoints",
+    "tests/conftest.py",
+    "tests/coordinator",
+    "tests/data",
+    "tests/demo",
+    "tests/examples",
+    "tests/exchange",
+    "tests/faults",
+    "tests/figures",
+    "tests/heal",
+    "tests/processes",
+    "tests/programs",
+    "tests/protocol",
+    "tests/replica",
+    "tests/scenarios",
+    "tests/security",
+    "tests/simulation",
+    "tests/stores",
+    "tests/transport",
+)
+
+# Between two words of a phrase: a space, or a line's end with a comment sign or quotes.
+_GAP = r"[\s#\"']+"
+
+
+def words() -> dict[str, str]:
+    """Return each unwanted word or phrase with a better one."""
+    return {
+        word: better
+        for section in tomllib.loads(LIST.read_text(encoding="utf-8")).values()
+        for word, better in section.items()
+    }
+
+
+def pattern(unwanted: Sequence[str]) -> re.Pattern[str]:
+    phrases = (
+        _GAP.join(map(re.escape, phrase.split())) for phrase in sorted(unwanted, key=len, reverse=True)
+    )
+    return re.compile(rf"\b(?:{'|'.join(phrases)})\b", re.IGNORECASE)
+
+
+def findings(
+    text: str, unwanted: Mapping[str, str], found: re.Pattern[str]
+) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, the unwanted word and the better one."""
+    for match in found.finditer(text):
+        word = " ".join(re.split(_GAP, match.group().lower()))
+        yield text.count("\n", 0, match.start()) + 1, word, unwanted[word]
+
+
+def files(where: str) -> list[Path]:
+    """Return the files to search: `where` itself, or all below it."""
+    path = ROOT / where
+    paths = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [each for each in paths if each.is_file() and each.suffix in SUFFIXES and not _is_generated(each)]
+
+
+def search(paths: Sequence[Path]) -> list[str]:
+    """Return one line of text for each finding in `paths`."""
+    unwanted = words()
+    found = pattern(list(unwanted))
+    return [
+        f"{path.relative_to(ROOT)}:{line}: {word!r}: better {better}"
+        for path in paths
+        for line, word, better in findings(path.read_text(encoding="utf-8"), unwanted, found)
+    ]
+
+
+def checked() -> list[Path]:
+    exempt = {path for room in NOT_YET for path in files(room)}
+    return [path for where in SEARCHED for path in files(where) if path not in exempt]
+
+
+def _is_generated(path: Path) -> bool:
+    return GENERATED.search(path.relative_to(ROOT).as_posix()) is not None
+
+
+def main() -> int:
+    problems = search(checked())
+    sys.stdout.write("".join(f"{problem}\n" for problem in problems))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
