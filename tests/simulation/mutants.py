@@ -709,12 +709,6 @@ def _the_time_in_which_one_hung_is_what_steps_take(measure: Any) -> Any:
     return mutated
 
 
-@mutant(machine, "_last_heard_s", seeds=(346902,))
-def _votes_are_no_signs_of_life(last_heard: Any) -> Any:
-    """A group that votes is put out for its silence, since its last heartbeat was long ago."""
-    return lambda job, group: group.last_heard_s
-
-
 # ---- terms and ids of several lives ----
 
 
