@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from jaxft_protocol import wire
-from jaxft_protocol.admission import Sparse
+from jaxft_protocol.admission import RateLimitFilter
 from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (
     Close,
@@ -57,7 +57,7 @@ _log = logging.getLogger("jaxft_coordinator")
 # call whose other end goes away in the middle.
 _strangers_log = logging.getLogger("jaxft_coordinator.strangers")
 for _logger in (_strangers_log, logging.getLogger("grpc._cython.cygrpc")):
-    _logger.addFilter(Sparse())
+    _logger.addFilter(RateLimitFilter())
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 # A quorum of a thousand groups is 60 KB; a group that lets this many messages pile up reads none of them.

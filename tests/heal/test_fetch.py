@@ -201,7 +201,7 @@ def test_all_donors_gone_are_all_named() -> None:
                 one.store.release(HEAL)
             with pytest.raises(HealFailed) as failure:
                 fetch_state(fetcher, 0, mixed_state())
-        for reason in ("a: heal 5 is over", "b: heal 5 is over", "c: Could not connect"):
+        for reason in ("a: heal 5 is over", "b: heal 5 is over", "c: Cannot connect"):
             assert reason in str(failure.value)
 
 

@@ -17,7 +17,7 @@ from jaxft_coordinator import _admission, _connections, _server, _services, limi
 from jaxft_coordinator._connections import Connections, peer_of
 from jaxft_coordinator._server import SERVICE
 from jaxft_protocol import admission, credentials
-from jaxft_protocol.admission import Sparse, crowded_out
+from jaxft_protocol.admission import RateLimitFilter, crowded_out
 from jaxft_protocol.coordinator.job import Options
 from jaxft_protocol.credentials import JobKey
 from jaxft_protocol.messages import Evicted, Heartbeat, Join, NewQuorum, Refused, Step, Welcome
@@ -427,13 +427,13 @@ def test_names_that_would_harm_who_reads_them_are_refused(
     )
 
 
-def test_a_log_of_strangers_is_sparse(
+def test_a_log_of_unauthenticated_peers_is_rate_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr(admission.time, "monotonic", lambda: now_s)
     logger = logging.getLogger("jaxft_coordinator.test")
-    logger.addFilter(filtering := Sparse())
+    logger.addFilter(rate_limit := RateLimitFilter())
     try:
         for number in range(1000):
             logger.warning("line %d", number)
@@ -441,6 +441,6 @@ def test_a_log_of_strangers_is_sparse(
         now_s += admission._PERIOD_S
         logger.warning("line %d", 1000)
     finally:
-        logger.removeFilter(filtering)
-    left_out = 1000 - admission._LINES
-    assert caplog.messages[-1] == f"line 1000 (before it, {left_out} more such lines were left out)"
+        logger.removeFilter(rate_limit)
+    dropped = 1000 - admission._LINES
+    assert caplog.messages[-1] == f"line 1000 ({dropped} similar lines before this one were dropped)"

@@ -102,7 +102,7 @@ def strangers_at_the_data_port(group: Worker) -> None:
         got = what_a_stranger_gets(port, hello, manifest)
         assert got.startswith(b"jaxft-re\x02\x02"), "a challenge"
         rest = got[12 + 32 :]
-        assert rest == b"" or (rest.startswith(b"jaxft-re\x02\x01") and b"wrong token" in rest)
+        assert rest == b"" or (rest.startswith(b"jaxft-re\x02\x01") and b"the same token" in rest)
 
 
 def assert_refused(here: Cluster, worker: Worker, text: str) -> None:
