@@ -24,7 +24,7 @@ from tests.faults.trial import STEPS, figures, trial
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-DAMAGED = "arrived damaged or changed: its tag is not the one it was sent with"
+DAMAGED = "was damaged or changed on the way: its tag does not match"
 
 
 @pytest.mark.storm

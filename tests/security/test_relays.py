@@ -155,7 +155,7 @@ def test_a_joiner_takes_no_state_at_the_address_of_a_group_that_is_gone() -> Non
 @pytest.mark.parametrize("attack", [forge_state, change_state])
 def test_a_joiner_takes_no_state_of_who_sits_on_the_path(attack: Then) -> None:
     with donor(1) as honest, man_in_the_middle(honest.port, attack) as address:
-        with pytest.raises(HealFailed, match="arrived damaged or changed"):
+        with pytest.raises(HealFailed, match="was damaged or changed"):
             healed(address)
 
 
