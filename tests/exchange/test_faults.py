@@ -374,7 +374,10 @@ def test_a_long_wait_is_logged_once(
         with pytest.raises(ExchangeFailed):
             run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP, progress_timeout_s=0.4)
     (record,) = caplog.records
-    assert "exchange of step 11 in quorum 4 is still waiting for group 'group-1' (memory:1)" in record.getMessage()
+    assert (
+        "exchange of step 11 in quorum 4 is still waiting for group 'group-1' (memory:1)"
+        in record.getMessage()
+    )
 
 
 def test_no_descriptor_is_left_behind() -> None:
