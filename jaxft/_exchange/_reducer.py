@@ -104,4 +104,4 @@ def _in_place(plan: Plan, me: int) -> Node | None:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    return array.view(np.uint8).data  # bfloat16 has no buffer format of its own
+    return array.view(np.uint8).data  # bfloat16 has no buffer format

@@ -126,4 +126,4 @@ def blob_of(arrays: Sequence[np.ndarray]) -> Blob:
 
 def bytes_of(array: np.ndarray) -> memoryview:
     """The memory of a C-contiguous array."""
-    return array.reshape(-1).view(np.uint8).data  # bfloat16 has no buffer format of its own
+    return array.reshape(-1).view(np.uint8).data  # bfloat16 has no buffer format
