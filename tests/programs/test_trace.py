@@ -47,7 +47,7 @@ def test_a_named_pair_will_do() -> None:
 
 def test_another_structure() -> None:
     refused(lambda state: {"w": state["w"]}, r"a different structure .*missing: \['n'\]")
-    refused(lambda state: state | {"m": state["w"]}, r"another structure .*new: \['m'\]")
+    refused(lambda state: state | {"m": state["w"]}, r"a different structure .*new: \['m'\]")
     refused(lambda state: list(state.values()), r"missing: \['n'\], \['w'\]; new: \[0\], \[1\]")
     refused(lambda state: None, r"missing: \['n'\], \['w'\]")
 
