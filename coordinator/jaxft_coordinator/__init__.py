@@ -1,1 +1,1 @@
-"""The coordinator of jaxft: who takes part in a step, and whether the step counts."""
+"""The coordinator of jaxft: decides which groups take part in a step, and whether the step counts."""

@@ -1,7 +1,8 @@
-"""The coordinator's door: who may speak for a job, and how many may wait to be asked.
+"""Admission to the coordinator: who may speak for a job, and how many streams may be unauthenticated.
 
-Every stream begins as a stranger. It is challenged, and stays a stranger until its Hello has proved that it knows the
-job's key; with no secret, any Hello will do. Strangers are few: who comes when there is no room drives out another.
+Every stream starts unauthenticated. It is challenged, and stays so until its Hello has proved that it knows the job's
+key; without a secret, any Hello is accepted. When too many are unauthenticated, a new one evicts the busiest
+address's oldest stream.
 """
 
 from jaxft_protocol import credentials
@@ -11,58 +12,63 @@ from jaxft_protocol.messages import Hello
 from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft_protocol.seals import Said, Seal
 
-from jaxft_coordinator.limits import MAX_STRANGERS
+from jaxft_coordinator.limits import MAX_UNAUTHENTICATED
 
 
-class Door:
-    """Knows who has come and has not been let in yet."""
+class Admission:
+    """The streams that have connected and have not been admitted yet."""
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
-        self._strangers: dict[SessionId, tuple[str, bytes]] = {}  # their addresses and nonces, oldest first
+        self._waiting: dict[SessionId, tuple[str, bytes]] = {}  # their addresses and nonces, oldest first
 
     def __len__(self) -> int:
-        return len(self._strangers)
+        return len(self._waiting)
 
-    def knock(self, session: SessionId, peer: str) -> tuple[Said, SessionId | None]:
-        """Take in a stranger; return what it is to be told, and who must go for it, if anybody.
+    def challenge(self, session: SessionId, peer: str) -> tuple[Said, SessionId | None]:
+        """Register a new stream; return its challenge, and the stream that it evicts, if any.
 
         Args:
-            session: the stranger's stream.
-            peer: where it comes from, in gRPC's words: "ipv4:127.0.0.1:4711".
+            session: the new stream.
+            peer: its address as gRPC writes it: "ipv4:127.0.0.1:4711".
         """
-        gone = None
-        if len(self._strangers) >= MAX_STRANGERS:
-            addresses = ((known, address) for known, (address, _) in self._strangers.items())
-            (gone,) = crowded_out(addresses, MAX_STRANGERS - 1)
-            del self._strangers[gone]
+        evicted = None
+        if len(self._waiting) >= MAX_UNAUTHENTICATED:
+            addresses = ((known, address) for known, (address, _) in self._waiting.items())
+            (evicted,) = crowded_out(addresses, MAX_UNAUTHENTICATED - 1)
+            del self._waiting[evicted]
         nonce = credentials.new_nonce()
-        self._strangers[session] = (peer.rpartition(":")[0], nonce)
-        return Said(pb.CoordinatorMessage(challenge=pb.Challenge(nonce=nonce))), gone
+        self._waiting[session] = (peer.rpartition(":")[0], nonce)
+        return Said(pb.CoordinatorMessage(challenge=pb.Challenge(nonce=nonce))), evicted
 
     def leave(self, session: SessionId) -> None:
-        """This stranger is one no more: it is known now, or gone."""
-        self._strangers.pop(session, None)
+        """Forget a stream, which was admitted or has ended."""
+        self._waiting.pop(session, None)
 
     def refusal(self, session: SessionId, hello: Hello, said: pb.Hello) -> str:
-        """Why a stranger is not let in; "" if it is."""
+        """Why a stream is not admitted; "" if it is."""
         if self._secret is None:
             return ""
-        tell = (
+        advice = (
             f"give it the token that `jaxft-coordinator token --token-file FILE {hello.job}` prints, as "
             "`Manager(token=...)` or in the environment variable JAXFT_TOKEN"
         )
         if not said.proof:
-            return f"only groups that know their job's key may come, and group {hello.group!r} shows none: {tell}"
+            return (
+                "only groups that know their job's key are admitted, and group "
+                f"{hello.group!r} sent no proof: {advice}"
+            )
         key = credentials.job_key(self._secret, hello.job)
         if not credentials.is_proof(
             said.proof, credentials.group_proof(key, hello, **self._nonces(session, said))
         ):
-            return f"group {hello.group!r} does not prove that it knows the key of job {hello.job!r}: {tell}"
+            return (
+                f"group {hello.group!r} does not prove that it knows the key of job {hello.job!r}: {advice}"
+            )
         return ""
 
     def seals(self, session: SessionId, hello: Hello, said: pb.Hello) -> tuple[Seal, Seal] | None:
-        """For what is said to a group that was let in, and by it; None where there is no secret."""
+        """The seals of the messages to an admitted group, and from it; None without a secret."""
         if self._secret is None:
             return None
         key = credentials.job_key(self._secret, hello.job)
@@ -70,4 +76,4 @@ class Door:
         return Seal(to_group), Seal(from_group)
 
     def _nonces(self, session: SessionId, said: pb.Hello) -> dict[str, bytes]:
-        return {"coordinator_nonce": self._strangers[session][1], "group_nonce": said.nonce}
+        return {"coordinator_nonce": self._waiting[session][1], "group_nonce": said.nonce}

@@ -23,7 +23,7 @@ from jaxft_coordinator.stores import EtcdStore, FileStore, Store, StoreDamaged
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
 
-# New objects between two looks for cycles. A vote makes a dozen and hardly ever a cycle; the usual 700 are few votes.
+# New objects between two garbage collections. A vote makes a dozen, and rarely a cycle; the default is 700.
 _GARBAGE_THRESHOLD = 50_000
 
 
@@ -37,43 +37,43 @@ class Arguments:
     bind: str = "[::]:29510"
     """Address to listen on, host:port."""
     min_replicas: int = 1
-    """Groups that a quorum needs, for jobs that do not say so themselves."""
+    """Groups that a quorum needs, for jobs that do not set it themselves."""
     join_timeout_ms: int = 60_000
-    """How long the first quorum of a job waits for groups that compile, and a step at least for one that is away."""
+    """How long a job's first quorum waits for groups that compile; a step waits as long for a lost group."""
     quorum_tick_ms: int = 100
-    """How often silence is looked for; a death that closes its connection is seen at once."""
+    """How often to check for silent groups; a death that closes its connection is noticed at once."""
     heartbeat_timeout_ms: int = 5_000
-    """Silence after which a group is taken for dead."""
+    """Silence after which a group is considered dead."""
     founding_wait_ms: int | None = None
-    """How long a job that begins or resumes waits for groups with a newer state; default: the heartbeat timeout."""
+    """How long a job that starts or resumes waits for groups with a newer state; default: the heartbeat timeout."""
     forget_after_s: int = int(limits.FORGET_AFTER_S)
-    """For how long a job is remembered that has finished, or on which nothing was committed, after its last group."""
+    """How long to remember a job that finished, or never committed a step, after its last group has left."""
     state: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder in which to remember every decision, so that a restart goes on where it stood. It must outlive us."""
+    """Folder in which to record every decision, so that a restart resumes where it stopped. It must persist."""
     etcd: Annotated[str, tyro.conf.arg(metavar="HOST:PORT,...")] = ""
-    """Remember every decision in etcd instead; of several coordinators that do, one leads and the others stand by."""
+    """Record every decision in etcd instead. Of coordinators that share it, one leads and the others stand by."""
     etcd_ca: _File = None
-    """Authority that signed etcd's certificate, in PEM form; etcd is spoken to over TLS then."""
+    """CA that signed etcd's certificate, in PEM form; the connection to etcd then uses TLS."""
     etcd_cert: _File = None
-    """Certificate to show to an etcd that asks for one."""
+    """Certificate to present to etcd, if it asks for one."""
     etcd_key: _File = None
     """Private key of that certificate."""
     etcd_user: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
-    """User to etcd, if it asks for one."""
+    """User name at etcd, if it asks for one."""
     etcd_password_file: _File = None
-    """The password of that user."""
+    """File with the password of that user."""
     advertise: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
-    """Where groups reach this coordinator, as those that stand by tell them. Empty: this machine, and the port."""
+    """Address at which groups reach this coordinator; standbys name it. Empty: this machine's name, and the port."""
     token_file: _File = None
-    """The coordinator's secret: groups must prove that they know the key that derives from it for their job."""
+    """The coordinator's secret: groups must prove that they know their job's key, which is derived from it."""
     tls_cert: _File = None
-    """Certificate to serve with, in PEM form; the stream is encrypted then."""
+    """Certificate to serve with, in PEM form; streams are then encrypted."""
     tls_key: _File = None
     """Private key of that certificate."""
     tls_client_ca: _File = None
-    """Authority from which groups must have a certificate."""
+    """CA that must have signed the groups' certificates."""
     insecure: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Let anybody in who can reach the port, from other machines as well."""
+    """Admit every client that can reach the port, also from other machines."""
     log_level: Annotated[str, tyro.conf.arg(metavar="LEVEL")] = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
 
@@ -130,11 +130,11 @@ async def serve(arguments: Arguments) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     await server.start()
-    # What is here now stays: to look through all of it for garbage, every few messages, is in vain.
+    # The objects made so far stay: do not scan them for garbage again and again.
     gc.freeze()
     gc.set_threshold(_GARBAGE_THRESHOLD)
     assert server.running is not None
-    # It runs until it fails: what a store remembers may not be readable.
+    # It runs until it fails, for example because the store cannot be read.
     server.running.add_done_callback(lambda _: stopped.set())
     await stopped.wait()
     logging.getLogger("jaxft_coordinator").info("coordinator stops")
@@ -145,17 +145,17 @@ async def serve(arguments: Arguments) -> None:
 
 
 def _failure(running: asyncio.Task[None]) -> BaseException | None:
-    """What ended the server, if anything did."""
+    """The error that ended the server, if any."""
     if not running.done():
         return None
     if running.cancelled():
         return RuntimeError("the coordinator's main task was cancelled")
-    return running.exception() or RuntimeError("the coordinator's main task has ended by itself")
+    return running.exception() or RuntimeError("the coordinator's main task ended unexpectedly")
 
 
 def _problem(arguments: Arguments) -> str:
     if arguments.log_level.upper() not in logging.getLevelNamesMapping():
-        return f"--log-level {arguments.log_level!r} is none of DEBUG, INFO, WARNING, ERROR"
+        return f"--log-level must be DEBUG, INFO, WARNING or ERROR, not {arguments.log_level!r}"
     for name in (
         "min_replicas",
         "join_timeout_ms",
@@ -168,32 +168,32 @@ def _problem(arguments: Arguments) -> str:
     if arguments.founding_wait_ms is not None and arguments.founding_wait_ms < 0:
         return f"--founding-wait-ms must be at least 0, not {arguments.founding_wait_ms}"
     if arguments.state is not None and arguments.etcd:
-        return "--state and --etcd are two places for the same thing: give one of them"
+        return "--state and --etcd both say where to record decisions: give only one of them"
     if not arguments.etcd:
         for name in ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file"):
             if getattr(arguments, name):
-                return f"--{name.replace('_', '-')} goes with --etcd, which says where etcd is"
+                return f"--{name.replace('_', '-')} needs --etcd, which says where etcd is"
     if bool(arguments.etcd_user) != bool(arguments.etcd_password_file):
         return "--etcd-user and --etcd-password-file go together: give both, or neither"
     if arguments.quorum_tick_ms * 4 > arguments.heartbeat_timeout_ms:
-        # Ticks half the timeout apart mean, to the machine, that the coordinator itself stood still.
+        # The machine takes ticks half a timeout apart as a pause of the coordinator itself.
         return (
             f"--heartbeat-timeout-ms {arguments.heartbeat_timeout_ms} must be at least four times "
-            f"--quorum-tick-ms {arguments.quorum_tick_ms}, or silence is noticed late"
+            f"--quorum-tick-ms {arguments.quorum_tick_ms}: otherwise silent groups are noticed too late"
         )
     return ""
 
 
 def _exposure(arguments: Arguments) -> str:
-    """Why strangers could take part; "" if they cannot, or are meant to."""
+    """Why unauthenticated clients could take part; "" if they cannot, or are meant to."""
     if arguments.token_file or arguments.tls_client_ca or arguments.insecure or _is_local(arguments.bind):
         return ""
     return (
-        f"does not listen on {arguments.bind}, which other machines can reach, without knowing who may come. Choose "
-        "one of these:\n"
+        f"does not listen on {arguments.bind}, which other machines can reach, without a way to authenticate "
+        "clients. Choose one of these:\n"
         "  --token-file FILE    groups prove that they know their job's token (`jaxft-coordinator token --help`)\n"
         "  --tls-cert FILE --tls-key FILE --tls-client-ca FILE    groups show a certificate; encrypted\n"
-        "  --insecure           anybody who reaches the port can join any job, and spoil it\n"
+        "  --insecure           any client that reaches the port can join any job, and disrupt it\n"
         "On one machine, --bind localhost:29510 needs none of them."
     )
 
@@ -202,7 +202,7 @@ def _is_local(bind: str) -> bool:
     host = bind.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, which may be anybody's
+    except ValueError:  # a name, which may stand for any address
         return bind.startswith("unix:")
 
 
@@ -226,9 +226,7 @@ def _pem(arguments: Arguments) -> tls.Pem | None:
         return None
     pem = tls.read_pem(ca=arguments.tls_client_ca, cert=arguments.tls_cert, key=arguments.tls_key)
     if pem.cert is None:
-        raise credentials.CredentialsError(
-            "--tls-client-ca goes with --tls-cert and --tls-key: give all three"
-        )
+        raise credentials.CredentialsError("--tls-client-ca needs --tls-cert and --tls-key: give all three")
     return pem
 
 

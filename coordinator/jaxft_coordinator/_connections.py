@@ -1,8 +1,8 @@
-"""Ends connections of strangers that stay, or that are too many.
+"""Ends connections of unauthenticated peers that stay too long, or are too many.
 
-gRPC tells nobody which connections it holds, and offers no way to end one: a stranger that opens a stream and takes
-nothing from it would keep it, and its memory, for ever. So this looks at the process's own sockets. Whatever came in
-through the port and is not the connection of a group that has been let in is a stranger's.
+gRPC does not show which connections it holds, and offers no way to end one: a peer that opens a stream and reads
+nothing from it would keep the connection, and its memory, forever. So this looks at the process's own sockets. Every
+connection to the port that is not an admitted group's counts as unauthenticated.
 """
 
 import contextlib
@@ -14,47 +14,48 @@ from urllib.parse import unquote
 
 from jaxft_protocol.admission import crowded_out
 
-from jaxft_coordinator.limits import MAX_STRANGERS
+from jaxft_coordinator.limits import MAX_UNAUTHENTICATED
 
-# From the first look at a connection: a group is let in within milliseconds, and a health check has had its answer.
-STRANGER_TIMEOUT_S = 15.0
-# Event loop, standard streams, listening sockets, a log file: with so few descriptors there is nobody to look for.
+# Since a connection was first seen: a group is admitted within milliseconds, and a health check is answered by then.
+UNAUTHENTICATED_TIMEOUT_S = 15.0
+# Event loop, standard streams, listening sockets, a log file: with so few descriptors there is nothing to end.
 _FEW_DESCRIPTORS = 12
 
 Peer = tuple[str, int]
 
 
 class Connections:
-    """The connections that came in through one port."""
+    """The connections to one port."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._strangers: dict[Peer, float] = {}  # since when they are known as such, longest first
-        self._ended: Set[Peer] = set()  # gRPC may not have noticed it yet
+        self._unauthenticated: dict[Peer, float] = {}  # when each was first seen, oldest first
+        self._ended: Set[Peer] = set()  # gRPC may not have noticed yet
 
     def sweep(self, groups: Set[Peer], now_s: float) -> int:
-        """End what strangers have kept for too long, or have too many of; return how many that were.
+        """End unauthenticated connections that are too old or too many; return how many were ended.
 
         Args:
-            groups: the connections that are to be left alone.
-            now_s: the time, on any clock that only goes forward.
+            groups: the connections of admitted groups, which are left alone.
+            now_s: the time, on a monotonic clock.
         """
         if len(os.listdir("/proc/self/fd")) <= len(groups) + _FEW_DESCRIPTORS:
-            self._strangers.clear()
+            self._unauthenticated.clear()
             return 0
         found = _connections(self._port)
         here = found.keys() - groups - self._ended
-        strangers = {peer: since_s for peer, since_s in self._strangers.items() if peer in here}
-        strangers |= {peer: now_s for peer in found if peer in here and peer not in strangers}
-        ended = {peer for peer, since_s in strangers.items() if now_s - since_s > STRANGER_TIMEOUT_S}
-        ended |= set(crowded_out(((peer, peer[0]) for peer in strangers if peer not in ended), MAX_STRANGERS))
-        self._strangers = {peer: since_s for peer, since_s in strangers.items() if peer not in ended}
+        waiting = {peer: since_s for peer, since_s in self._unauthenticated.items() if peer in here}
+        waiting |= {peer: now_s for peer in found if peer in here and peer not in waiting}
+        ended = {peer for peer, since_s in waiting.items() if now_s - since_s > UNAUTHENTICATED_TIMEOUT_S}
+        young = ((peer, peer[0]) for peer in waiting if peer not in ended)
+        ended |= set(crowded_out(young, MAX_UNAUTHENTICATED))
+        self._unauthenticated = {peer: since_s for peer, since_s in waiting.items() if peer not in ended}
         self._ended = (self._ended & found.keys()) | ended
         return sum(_end(found[peer], peer) for peer in ended)
 
 
 def peer_of(name: str) -> Peer | None:
-    """Read an address as gRPC writes it, such as "ipv4:127.0.0.1:4711" or "ipv6:%5B::1%5D:4711"."""
+    """Parse an address as gRPC writes it, such as "ipv4:127.0.0.1:4711" or "ipv6:%5B::1%5D:4711"."""
     family, _, address = unquote(name).partition(":")
     host, _, port = address.rpartition(":")
     if family not in ("ipv4", "ipv6") or not port.isdecimal():
@@ -66,7 +67,7 @@ def _connections(port: int) -> dict[Peer, int]:
     """The descriptors of all connections to a port of this process."""
     found: dict[Peer, int] = {}
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # no socket, not connected, or gone
+        with contextlib.suppress(OSError):  # not a socket, not connected, or gone
             if (peer := _peer(int(name), port)) is not None:
                 found[peer] = int(name)
     return found
@@ -80,21 +81,21 @@ def _peer(fd: int, port: int) -> Peer | None:
         host, peer_port = sock.getpeername()[:2]
         return _plain(host), peer_port
     finally:
-        sock.detach()  # it is gRPC's
+        sock.detach()  # gRPC owns the descriptor
 
 
 def _end(fd: int, peer: Peer) -> bool:
-    """Shut a connection down; gRPC sees its end and frees it. False if it has gone meanwhile."""
+    """Shut a connection down; gRPC notices and frees it. False if it is gone already."""
     with contextlib.suppress(OSError), socket.fromfd(fd, socket.AF_INET6, socket.SOCK_STREAM) as sock:
         host, port = sock.getpeername()[:2]
-        if (_plain(host), port) == peer:  # the descriptor may be another's by now
+        if (_plain(host), port) == peer:  # the descriptor may have been reused
             sock.shutdown(socket.SHUT_RDWR)
             return True
     return False
 
 
 def _plain(host: str) -> str:
-    """One way to write an address: an IPv4 address in IPv6's clothes is an IPv4 address."""
+    """Normalise an address: an IPv4-mapped IPv6 address becomes the IPv4 address."""
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)

@@ -1,12 +1,13 @@
-"""All jobs of a coordinator, as long as it leads: steps the pure machine, and has its effects done in order.
+"""All jobs of a coordinator while it leads: steps the pure state machine, and runs its effects in order.
 
-One asyncio loop owns every job, so there is no lock. With a store, effects wait until what must survive is written
-(`_journal.py`), and leading ends when another coordinator has taken the store over. Without one the coordinator
-always leads, and forgets everything when it dies: its groups then found their jobs on what they hold.
+One asyncio loop owns every job, so there is no lock. With a store, effects wait until the durable part of a decision
+is written (`_journal.py`), and leading ends when another coordinator has taken over the store. Without a store the
+coordinator always leads, and forgets everything when it dies: its groups then found their jobs again on the states
+that they hold.
 
-Jobs stand apart. Whatever goes wrong in a turn of one of them (an error in the machine, a record that the store
-refuses, a message that cannot be put into bytes) stops that job: its groups are told, and it goes on from its last
-record when they come back. What one session has provoked ends that session.
+Jobs are isolated from each other. A failure while one of them handles an event (an error in the machine, a record
+that the store refuses, a message that cannot be encoded) stops that job: its groups are told, and it resumes from its
+last record when they come back. A failure caused by one session ends that session.
 """
 
 import asyncio
@@ -40,9 +41,9 @@ from jaxft_coordinator.stores import Opened, Store, StoreLost
 
 _log = logging.getLogger("jaxft_coordinator")
 
-# How often old jobs are looked for.
+# How often to look for jobs to forget.
 _FORGET_EVERY_S = 10.0
-# Bits of randomness in the heal ids of a life that remembers nothing of those before it.
+# Random bits in the heal ids of a coordinator without a store, which forgets those given out before.
 _LIFE_BITS = 31
 
 
@@ -50,14 +51,14 @@ class Jobs:
     """Steps jobs by name.
 
     Args:
-        options: what holds for all jobs.
-        store: where to keep what must not be forgotten; None keeps nothing.
-        tick_s: how often silence is looked for.
-        forget_after_s: for how long a job is remembered that has finished, or on which nothing was committed, once
-            the last of its groups has gone.
-        do: does the effects of a turn, all but `Persist`.
-        on_lead: called when this coordinator begins to lead.
-        on_stand_down: called with the reason when it leads no more; nothing that is said to it counts from then on.
+        options: the options of all jobs.
+        store: where to keep what must survive a restart; None keeps nothing.
+        tick_s: how often to check for silent groups.
+        forget_after_s: how long a job that finished, or never committed a step, is remembered after its last group
+            has left.
+        do: runs the effects of an event, all but `Persist`.
+        on_lead: called when this coordinator starts to lead.
+        on_stand_down: called with the reason when it no longer leads; later events are ignored.
     """
 
     def __init__(
@@ -81,15 +82,15 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._journal: Journal | None = None
         self._unreadable: dict[str, str] = {}
-        self._looks_s = 0.0
-        # How often the coordinator has failed on each job.
+        self._forgot_s = 0.0
+        # How often each job was stopped by a failure.
         self.failures: Counter[str] = Counter()
-        self._stopped: set[str] = set()  # jobs that have failed, until a group comes
+        self._stopped: set[str] = set()  # jobs that have failed, until a group joins
         self.leading = False
 
     @property
     def leader(self) -> str:
-        """The address of who leads, as far as is known; "" if nobody does."""
+        """The address of the coordinator that leads, as far as is known; "" if none does."""
         return "" if self._store is None else self._store.leader
 
     def __len__(self) -> int:
@@ -99,26 +100,28 @@ class Jobs:
         return self._jobs.get(name)
 
     def refusal(self, name: str) -> str:
-        """Why no group of this job can be taken in; "" if one can."""
+        """Why no group of this job can be admitted; "" if one can."""
         if why := self._unreadable.get(name):
             return (
-                f"what the coordinator remembers of job {name!r} does not read ({why}). It is kept as it is, and "
-                "other jobs go on: run the coordinator that has written it, or give the job another name"
+                f"the record of job {name!r} cannot be read ({why}). It is kept as it is, and other jobs go on. Run "
+                "the version of the coordinator that wrote it, or give the job another name"
             )
         if name in self._jobs or len(self._jobs) < limits.MAX_JOBS:
             return ""
         if durable.first_to_forget(self._jobs.values()) is not None:
             return ""
-        return f"this coordinator serves {limits.MAX_JOBS} jobs, no more at a time: start another for job {name!r}"
+        return (
+            f"this coordinator serves {limits.MAX_JOBS} jobs, its limit: start another one for job {name!r}"
+        )
 
     async def run(self, address: str) -> None:
-        """Lead, or wait until that is possible, and begin again when another has taken over; until cancelled.
+        """Wait to lead, then lead, and start over when another has taken over; until cancelled.
 
         Raises:
-            Exception: what the store remembers cannot be read.
+            Exception: the store cannot be read.
         """
         if self._store is None:
-            # The clock, so that terms grow over lives that remember nothing of each other; where it is behind, terms
+            # From the clock, so that terms grow over restarts that remember nothing; if the clock is behind, terms
             # are learned from the groups (`core/terms.py`).
             self._begin(Opened(int(time.time())))
             await self._tick_forever()
@@ -131,41 +134,41 @@ class Jobs:
             reason = await self._lead(self._store)
             self.stand_down()
             self._jobs.clear()
-            _log.warning("leads no more: %s", reason)
+            _log.warning("no longer leads: %s", reason)
             self._on_stand_down(reason)
 
     def stand_down(self) -> None:
-        """Let nothing happen to any job any more: what a coordinator hears while it goes means nothing."""
+        """Ignore all further events: what arrives while the coordinator stops must change no job."""
         self.leading = False
 
     async def flush(self, timeout_s: float) -> None:
-        """Write down, and tell, what waits to be, while `run` still runs."""
+        """Wait until pending decisions are durable and announced; `run` must still be running."""
         if self._journal is not None:
             await self._journal.flush(timeout_s)
 
     async def close(self) -> None:
-        """Leave the lead to another, once `run` has ended."""
+        """Let another coordinator lead. Call this after `run` has ended."""
         if self._store is not None:
             await self._store.close()
         self._jobs.clear()
 
     def step(self, name: str, event: Event) -> None:
-        """Let `event` happen to a job, which begins with its first Hello.
+        """Apply `event` to a job. A job starts with its first Hello.
 
         Raises:
             IllegalEvent: its sender broke the protocol; the job is untouched.
         """
         if not self.leading:
             return
-        greets = isinstance(event, GroupSaid) and isinstance(event.message, Hello)
+        is_hello = isinstance(event, GroupSaid) and isinstance(event.message, Hello)
         job = self._jobs.get(name)
         if job is None:
-            if not greets:
+            if not is_hello:
                 return
-            job = self._begun(name)
-        elif not greets and not isinstance(event, Tick) and event.session not in job.sessions:
-            return  # the job has ended this session, and the group hears of it as soon as that is durable
-        if greets:
+            job = self._started(name)
+        elif not is_hello and not isinstance(event, Tick) and event.session not in job.sessions:
+            return  # the job has ended this session, and tells the group once that is durable
+        if is_hello:
             self._stopped.discard(name)
         try:
             job, effects = machine.step(job, event, time.monotonic())
@@ -177,7 +180,7 @@ class Jobs:
         self._jobs[name] = durable.anew(job) if job.empty else job
         self._tell(name, effects)
 
-    # ---- jobs begin, fail, and are forgotten ----
+    # ---- jobs start, fail, and are forgotten ----
 
     def _begin(self, opened: Opened) -> None:
         stored = self._store is not None
@@ -191,19 +194,21 @@ class Jobs:
         self.leading = True
         self._on_lead()
 
-    def _begun(self, name: str) -> Job:
-        """Return a job that was not known, and make room for it."""
+    def _started(self, name: str) -> Job:
+        """Return a new job, forgetting an old one if there are too many."""
         if len(self._jobs) >= limits.MAX_JOBS:
             oldest = durable.first_to_forget(self._jobs.values())
             if oldest is not None:
-                self._forget(oldest, f"{limits.MAX_JOBS} jobs are remembered, and job {name!r} begins")
+                self._forget(
+                    oldest, f"{limits.MAX_JOBS} jobs are remembered, the limit, and job {name!r} starts"
+                )
         return durable.new(name, self._options)
 
     def _forget_the_old(self) -> None:
         unix_s = int(time.time())
         for job in list(self._jobs.values()):
             if durable.may_forget(job, unix_s, self._forget_after_s):
-                self._forget(job, f"its last group has gone {unix_s - (job.idle_since or 0)} s ago")
+                self._forget(job, f"its last group left {unix_s - (job.idle_since or 0)} s ago")
 
     def _forget(self, job: Job, why: str) -> None:
         finished = "" if job.finished is None else f"finished at step {job.finished}; "
@@ -215,12 +220,14 @@ class Jobs:
             self._journal.put(job.name, Forgotten(job.name), lambda: None)
 
     def _fail(self, job: Job, event: Event, error: Exception) -> None:
-        """Stop a job on which the coordinator has failed. `job` is what it was before."""
+        """Stop a job that raised an error. `job` is its state before the event."""
         said = (event.session,) if isinstance(event, GroupSaid) else ()
-        self._stop(job, durable.begun_again(job, time.monotonic()), f"on a {_named(event)}", error, *said)
+        self._stop(
+            job, durable.begun_again(job, time.monotonic()), f"to handle a {_named(event)}", error, *said
+        )
 
     def _refused(self, name: str, error: Exception) -> None:
-        """The store does not take what a job wants to have remembered: go on from what was durable before it."""
+        """The store refuses a job's record: go back to the job's last durable state."""
         job = self._jobs.get(name)
         if job is None or self._journal is None:
             return
@@ -228,26 +235,26 @@ class Jobs:
         fresh = durable.new(name, self._options)
         before = fresh if known is None else durable.restored(known, self._options, time.monotonic())
         again = replace(before, last_heal_id=job.last_heal_id, term=job.term)
-        self._stop(job, again, "on what its store refuses", error)
+        self._stop(job, again, "to record a decision, which its store refuses", error)
 
     def _stop(self, job: Job, again: Job, where: str, error: Exception, *sessions: SessionId) -> None:
-        """End all sessions of `job`, and these, with a word why; let it rest as `again` until a group comes."""
+        """End all sessions of `job`, and these, with the reason; keep it as `again` until a group comes back."""
         name = job.name
         self._jobs[name] = replace(again, idle_since=int(time.time()))
         self.failures[name] += 1
         self._stopped.add(name)
         _log.error(
-            "[%s] stops: the coordinator failed %s (failure %d of this job). It goes on from its last record when "
-            "its groups come back",
+            "[%s] stops: the coordinator failed %s (failure %d of this job). The job resumes from its last record "
+            "when its groups come back",
             name,
             where,
             self.failures[name],
             exc_info=error,
         )
         reason = (
-            f"the coordinator failed {where} ({type(error).__name__}: {error!s:.300}). This is an error of the "
-            "coordinator, whose log has it in full; other jobs go on, and this one goes on from its last decision "
-            "when its groups come back"
+            f"the coordinator failed {where} ({type(error).__name__}: {error!s:.300}). This is a bug in the "
+            "coordinator, and its log has the traceback. Other jobs go on, and this one resumes from its last "
+            "decision when its groups come back"
         )
         halted = Halted(reason, HaltKind.FAILED)
         ends = tuple(
@@ -257,7 +264,7 @@ class Jobs:
         )
         self._put(name, None, lambda: self._do_last(name, ends))
 
-    # ---- what is told ----
+    # ---- announcing ----
 
     def _tell(self, name: str, effects: Sequence[Effect]) -> None:
         if effects:
@@ -276,10 +283,10 @@ class Jobs:
         except Exception as error:
             job = self._jobs.get(name)
             if job is None:
-                _log.exception("[%s] could not be told of its end", name)
+                _log.exception("[%s] could not be told that it ended", name)
                 return
             again = durable.begun_again(job, time.monotonic())
-            self._stop(job, again, "to tell what it had decided", error)
+            self._stop(job, again, "to announce a decision", error)
 
     def _do_last(self, name: str, effects: Sequence[Effect]) -> None:
         try:
@@ -290,7 +297,7 @@ class Jobs:
     # ---- leading ----
 
     async def _lead(self, store: Store) -> str:
-        """Return, when it is so, why this coordinator leads no more."""
+        """Wait until this coordinator no longer leads, and return why."""
         assert self._journal is not None
         writing = asyncio.create_task(self._journal.run())
         lost = asyncio.create_task(store.lost())
@@ -315,17 +322,17 @@ class Jobs:
             await asyncio.sleep(self._tick_s)
             unix_s = int(time.time())
             for name, job in list(self._jobs.items()):
-                rests = job.idle_since is not None and job.restored_s is None and not job.groups
-                if not (rests or name in self._stopped or self._is_mute(name)):
+                idle = job.idle_since is not None and job.restored_s is None and not job.groups
+                if not (idle or name in self._stopped or self._is_blocked(name)):
                     self.step(name, Tick(unix_s))
-            if time.monotonic() - self._looks_s > _FORGET_EVERY_S:
-                self._looks_s = time.monotonic()
+            if time.monotonic() - self._forgot_s > _FORGET_EVERY_S:
+                self._forgot_s = time.monotonic()
                 self._forget_the_old()
 
-    def _is_mute(self, name: str) -> bool:
-        """Whether groups wait for a word from here: then their silence says nothing, and nobody is judged by it."""
-        patience_s = self._options.heartbeat_timeout_s / 5
-        return self._journal is not None and self._journal.waits_s(name) > patience_s
+    def _is_blocked(self, name: str) -> bool:
+        """Whether the job's groups wait for a record to be written: then their silence says nothing about them."""
+        limit_s = self._options.heartbeat_timeout_s / 5
+        return self._journal is not None and self._journal.blocked_s(name) > limit_s
 
 
 def _restored(opened: Opened, options: Options) -> dict[str, Job]:

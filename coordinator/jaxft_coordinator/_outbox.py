@@ -1,4 +1,4 @@
-"""What waits to be written to one stream."""
+"""The messages waiting to be written to one stream."""
 
 import asyncio
 from collections import deque
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """A bounded queue with one reader. `asyncio.Queue` does more, and takes three times as long for it.
+    """A bounded queue with one reader. `asyncio.Queue` does more, but takes three times as long.
 
     Args:
-        most: how many may wait.
+        most: how many messages may wait.
     """
 
     def __init__(self, most: int) -> None:
@@ -31,11 +31,11 @@ class Outbox(Generic[T]):
             self._reader.set_result(None)
 
     def get_nowait(self) -> T:
-        """Take the oldest. Raises IndexError if there is none."""
+        """Remove and return the oldest. Raises IndexError if there is none."""
         return self._items.popleft()
 
     async def get(self) -> T:
-        """Take the oldest, or wait for one."""
+        """Remove and return the oldest, waiting for one if necessary."""
         while not self._items:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader

@@ -1,7 +1,7 @@
-"""The coordinator's shell: gRPC streams in, the pure machine, gRPC streams out.
+"""The coordinator's shell: gRPC streams in, the pure state machine, gRPC streams out.
 
-A stream's reader hands each message to `_handle`, which has the job stepped (`_jobs.py`); what the machine sends
-comes back through `_do`, into the outboxes of the sessions concerned.
+A stream's reader passes each message to `_handle`, which steps the job (`_jobs.py`); messages from the machine come
+back through `_do`, into the outboxes of their sessions.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from jaxft_protocol import wire
-from jaxft_protocol.admission import Sparse
+from jaxft_protocol.admission import RateLimitFilter
 from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (
     Close,
@@ -46,33 +46,33 @@ from jaxft_protocol.seals import Broken, Said, Seal
 from jaxft_protocol.tls import Pem
 
 from jaxft_coordinator import _services, limits
-from jaxft_coordinator._admission import Door
+from jaxft_coordinator._admission import Admission
 from jaxft_coordinator._connections import Connections, Peer, peer_of
 from jaxft_coordinator._jobs import Jobs
 from jaxft_coordinator._outbox import Outbox
 from jaxft_coordinator.stores import Store
 
 _log = logging.getLogger("jaxft_coordinator")
-# What strangers bring about: they must not fill the disk either. The second is gRPC's, which writes a page for each
-# call whose other end goes away in the middle.
-_strangers_log = logging.getLogger("jaxft_coordinator.strangers")
-for _logger in (_strangers_log, logging.getLogger("grpc._cython.cygrpc")):
-    _logger.addFilter(Sparse())
+# What unauthenticated peers cause is logged at a limited rate, so that they cannot fill the disk. The second logger
+# is gRPC's, which writes a page for each call whose client disappears in the middle.
+_unauthenticated_log = logging.getLogger("jaxft_coordinator.unauthenticated")
+for _logger in (_unauthenticated_log, logging.getLogger("grpc._cython.cygrpc")):
+    _logger.addFilter(RateLimitFilter())
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
-# A quorum of a thousand groups is 60 KB; a group that lets this many messages pile up reads none of them.
+# A quorum of a thousand groups is 60 KB; a group with this many unread messages has stopped reading.
 MAX_OUTBOX_MESSAGES = 1000
 FIRST_MESSAGE_TIMEOUT_S = 10.0
-# A vote or a heartbeat that says no more than it must.
+# The size of a vote or heartbeat without optional fields.
 _SMALL_BYTES = 40
-# How often connections of strangers are looked for.
+# How often to look for unauthenticated connections.
 _SWEEP_S = 1.0
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", limits.MAX_STREAMS_PER_CONNECTION),
     ("grpc.server_handshake_timeout_ms", 1000 * limits.HANDSHAKE_TIMEOUT_S),
-    # Liveness is the protocol's own heartbeat. These only say how often a client's keepalive may ping.
+    # The protocol has its own heartbeat. These only limit how often a client's keepalive may ping.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Two coordinators on one port would each see half of a job.
@@ -92,16 +92,15 @@ class _Session:
     id: SessionId
     peer: Peer | None = None
     job: str = ""
-    # For what is said to the group and by it, once it has been let in, where the job has a key.
+    # For messages to the group and from it, set once it is admitted, if the job has a key.
     seals: tuple[Seal, Seal] | None = None
-    carried: NewQuorum | None = (
-        None  # the last quorum on this stream: the next is told as the difference to it
-    )
+    # The last quorum on this stream: the next one is sent as the difference from it.
+    carried: NewQuorum | None = None
     outbox: Outbox[Said | None] = field(default_factory=lambda: Outbox(MAX_OUTBOX_MESSAGES))
     closed: bool = False
 
     def put(self, message: Said | None) -> None:
-        """Queue `message`; None ends the stream after what is queued already."""
+        """Queue `message`; None ends the stream after the messages queued so far."""
         if self.closed:
             return
         if message is None:
@@ -109,14 +108,14 @@ class _Session:
         try:
             self.outbox.put_nowait(message)
         except asyncio.QueueFull:
-            # It has stopped reading: drop the backlog and end the stream, the group comes back as a joiner.
+            # The group has stopped reading: drop the backlog and end the stream. It comes back as a joiner.
             self.closed = True
             while not self.outbox.empty():
                 self.outbox.get_nowait()
             self.outbox.put_nowait(None)
 
     def encoded(self, message: Said) -> bytes:
-        """What goes out for a message, in the order in which messages go out."""
+        """The bytes to send for a message. Call it in the order of sending."""
         return message.data if self.seals is None else self.seals[0].close(message)
 
     def opened(self, received: bytes) -> bytes:
@@ -128,16 +127,16 @@ class Server(pb_grpc.CoordinatorServicer):
     """Serves any number of jobs, by name, on one port.
 
     Args:
-        bind: `host:port`; port 0 takes a free one, which `port` then tells.
-        options: what holds for all jobs.
-        quorum_tick_s: how often silence is looked for. Deaths that close a stream are seen at once.
-        secret: the secret from which the keys of jobs derive; groups must prove that they know theirs. None: nobody
-            has to prove anything.
-        tls: certificate and key to serve with; with an authority as well, clients need a certificate from it.
-        store: where to keep what must not be forgotten; None keeps nothing over a restart.
-        advertise: `host:port` at which groups reach this coordinator, told by those that stand by; by default this
+        bind: `host:port`; port 0 takes a free one, which `port` then holds.
+        options: the options of all jobs.
+        quorum_tick_s: how often to check for silent groups. Deaths that close a stream are noticed at once.
+        secret: the secret from which the keys of jobs are derived; groups must prove that they know theirs. None: no
+            proof is needed.
+        tls: certificate and key to serve with; with a CA, clients need a certificate from it.
+        store: where to keep what must survive a restart; None keeps nothing.
+        advertise: `host:port` at which groups reach this coordinator, which standbys tell them; by default this
             machine's name and the port.
-        forget_after_s: for how long a job is remembered that has finished, or on which nothing was committed.
+        forget_after_s: how long to remember a job that finished, or never committed a step.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class Server(pb_grpc.CoordinatorServicer):
             on_stand_down=self._stands_down,
         )
         self._sessions: dict[SessionId, _Session] = {}
-        self._door = Door(secret)
+        self._admission = Admission(secret)
         self._tls = tls
         self._ids = itertools.count(1)
         self._server: grpc.aio.Server | None = None
@@ -177,7 +176,7 @@ class Server(pb_grpc.CoordinatorServicer):
         """Bind and serve.
 
         Raises:
-            OSError: if the address cannot be bound.
+            OSError: the address cannot be bound.
         """
         connections = ("grpc.max_allowed_incoming_connections", limits.max_connections())
         server = grpc.aio.server(options=[*_OPTIONS, connections])
@@ -188,8 +187,8 @@ class Server(pb_grpc.CoordinatorServicer):
             self.port = self._add_port(server)
         except RuntimeError as error:
             raise OSError(
-                f"cannot listen on {self._bind!r}: the port is in use, or the address is not this machine's. "
-                "Stop the other process or choose another --bind."
+                f"cannot listen on {self._bind!r}: the port is in use, or the address does not belong to this "
+                "machine. Stop the other process, or choose another --bind."
             ) from error
         await server.start()
         self._server = server
@@ -199,26 +198,26 @@ class Server(pb_grpc.CoordinatorServicer):
         self.running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """Run what never ends, until cancelled.
+        """Run the background tasks until cancelled.
 
         Raises:
-            Exception: what ended one of them.
+            Exception: a task ended.
         """
         parts = [
-            asyncio.create_task(self._jobs.run(self._address()), name="the watch over all jobs"),
-            asyncio.create_task(self._sweep_forever(), name="the watch over connections"),
+            asyncio.create_task(self._jobs.run(self._address()), name="the task that runs all jobs"),
+            asyncio.create_task(self._sweep_forever(), name="the task that checks connections"),
         ]
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             for part in done:
-                raise part.exception() or RuntimeError(f"{part.get_name()} has ended by itself")
+                raise part.exception() or RuntimeError(f"{part.get_name()} ended unexpectedly")
         finally:
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
 
     def _serve_sessions(self, server: grpc.aio.Server) -> None:
-        """As the generated code does, but with bytes in and out: each message is put into bytes once."""
+        """Like the generated code, but with bytes in and out: a message for many groups is encoded once."""
         handler = grpc.stream_stream_rpc_method_handler(self.Session)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
@@ -238,7 +237,7 @@ class Server(pb_grpc.CoordinatorServicer):
             session.put(None)
 
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        """Of the service, which only the leader offers; the process itself (the empty name) is well in any case."""
+        """Set the health of the service, which only the leader offers. The process (the empty name) stays healthy."""
         task = asyncio.get_running_loop().create_task(self._health.set(SERVICE, status))
         self._tasks.add(task)
         task.add_done_callback(self._health_was_set)
@@ -246,7 +245,7 @@ class Server(pb_grpc.CoordinatorServicer):
     def _health_was_set(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("the coordinator could not say whether it leads", exc_info=error)
+            _log.error("the coordinator could not update its health status", exc_info=error)
 
     def _add_port(self, server: grpc.aio.Server) -> int:
         if self._tls is None:
@@ -259,7 +258,7 @@ class Server(pb_grpc.CoordinatorServicer):
         return server.add_secure_port(self._bind, proven)
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Stop taking calls, end the streams, and return. Groups then wait for a coordinator to come back."""
+        """Refuse new calls, end the streams, and return. Groups then wait for a coordinator to come back."""
         assert self._server is not None
         assert self.running is not None
         await self._health.enter_graceful_shutdown()
@@ -276,23 +275,23 @@ class Server(pb_grpc.CoordinatorServicer):
         self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         if not self._jobs.leading:
-            leader = f"{self._jobs.leader} leads" if self._jobs.leader else "nobody leads yet"
+            leader = f"{self._jobs.leader} leads" if self._jobs.leader else "no coordinator leads yet"
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"this coordinator stands by; {leader}")
         session = _Session(SessionId(next(self._ids)), peer_of(context.peer()))
         self._sessions[session.id] = session
-        challenge, crowded_out = self._door.knock(session.id, context.peer())
+        challenge, evicted = self._admission.challenge(session.id, context.peer())
         session.put(challenge)
-        if crowded_out is not None:
-            self._sessions[crowded_out].put(None)
+        if evicted is not None:
+            self._sessions[evicted].put(None)
         reader = asyncio.create_task(self._read(session, request_iterator))
         reader.add_done_callback(functools.partial(_reader_ended, session))
         try:
             while (message := await session.outbox.get()) is not None:
                 await context.write(session.encoded(message))
         except Exception as error:
-            # The other end has gone in the middle of a message. If gRPC heard of its own error, it would log it at
-            # length and try to send a status.
-            raise asyncio.CancelledError(f"session {session.id} broke off") from error
+            # The group disconnected in the middle of a message. gRPC would log any other error at length and try to
+            # send a status.
+            raise asyncio.CancelledError(f"session {session.id} was disconnected") from error
         finally:
             reader.cancel()
             self._closed(session, "its connection closed")
@@ -307,11 +306,11 @@ class Server(pb_grpc.CoordinatorServicer):
             groups = {peer for peer in known if peer is not None}
             try:
                 ended = await asyncio.to_thread(connections.sweep, groups, time.monotonic())
-            except Exception:  # what it should keep out must not be what ends it
-                _log.exception("the coordinator failed to look at its connections")
+            except Exception:  # the peers that it checks must not be able to end this task
+                _log.exception("the coordinator failed to check its connections")
                 continue
             if ended:
-                _log.info("ended %d connections that carried no group", ended)
+                _log.info("ended %d unauthenticated connections", ended)
 
     async def _read(self, session: _Session, requests: AsyncIterator[bytes]) -> None:
         reason = "its connection closed"
@@ -325,18 +324,18 @@ class Server(pb_grpc.CoordinatorServicer):
                     small = len(said) <= _SMALL_BYTES
                     self._handle(session, _decoded_small(said) if small else _decoded(said))
         except TimeoutError:
-            reason = f"it said nothing for {FIRST_MESSAGE_TIMEOUT_S:.0f} s"
+            reason = f"it sent nothing for {FIRST_MESSAGE_TIMEOUT_S:.0f} s"
         except Broken as error:
-            # Not the group's fault: it counts as a broken connection, and the group dials again.
-            reason = f"its stream is not to be trusted: {error}"
-            _strangers_log.warning("session %d of job %r: %s", session.id, session.job, reason)
+            # Not the group's fault: treat it as a broken connection, and the group dials again.
+            reason = f"its stream cannot be trusted: {error}"
+            _unauthenticated_log.warning("session %d of job %r: %s", session.id, session.job, reason)
         except (wire.WireError, machine.IllegalEvent) as error:
             reason = f"it broke the protocol: {error}"
-            _strangers_log.warning("session %d: %s", session.id, error)
+            _unauthenticated_log.warning("session %d: %s", session.id, error)
             session.put(_said(Evicted(reason, may_return=False)))
         except Exception:
-            reason = "the coordinator failed on its message"
-            (_log if session.job else _strangers_log).exception("session %d: %s", session.id, reason)
+            reason = "the coordinator failed to handle its message"
+            (_log if session.job else _unauthenticated_log).exception("session %d: %s", session.id, reason)
         self._closed(session, reason)
 
     def _greet(self, session: _Session, first: pb.GroupMessage) -> None:
@@ -347,27 +346,30 @@ class Server(pb_grpc.CoordinatorServicer):
             raise machine.IllegalEvent("the first message of a session must be Hello")
         refusal = (
             _names_problem(hello)
-            or self._door.refusal(session.id, hello, first.hello)
+            or self._admission.refusal(session.id, hello, first.hello)
             or self._no_room(hello)
         )
         if refusal:
-            _strangers_log.warning("session %d from %s: %s", session.id, session.peer, refusal)
+            _unauthenticated_log.warning("session %d from %s: %s", session.id, session.peer, refusal)
             session.put(_said(Refused(refusal)))
             session.put(None)
             return
-        session.job, session.seals = hello.job, self._door.seals(session.id, hello, first.hello)
-        self._door.leave(session.id)
+        session.job, session.seals = hello.job, self._admission.seals(session.id, hello, first.hello)
+        self._admission.leave(session.id)
         self._jobs.step(session.job, GroupSaid(session.id, hello))
 
     def _no_room(self, hello: Hello) -> str:
         """Why this coordinator cannot serve one more group, or this job; "" if it can."""
-        if len(self._sessions) - len(self._door) >= limits.MAX_SESSIONS:
-            return f"this coordinator serves {limits.MAX_SESSIONS} groups, and no more: start another for this job"
+        if len(self._sessions) - len(self._admission) >= limits.MAX_SESSIONS:
+            return f"this coordinator serves {limits.MAX_SESSIONS} groups, its limit: start another one for this job"
         job = self._jobs.get(hello.job)
         if why := self._jobs.refusal(hello.job):
             return why
         if job is not None and hello.group not in job.groups and len(job.groups) >= limits.MAX_GROUPS_PER_JOB:
-            return f"job {hello.job!r} has {limits.MAX_GROUPS_PER_JOB} groups, and can have no more"
+            return (
+                f"job {hello.job!r} already has {limits.MAX_GROUPS_PER_JOB} groups, its limit: stop a group that it "
+                "does not need"
+            )
         return ""
 
     def _handle(self, session: _Session, message: GroupMessage) -> None:
@@ -378,13 +380,13 @@ class Server(pb_grpc.CoordinatorServicer):
             session.put(_ALIVE)
 
     def _closed(self, session: _Session, reason: str) -> None:
-        self._door.leave(session.id)
+        self._admission.leave(session.id)
         if self._sessions.pop(session.id, None) is None or not session.job:
             return
         self._jobs.step(session.job, SessionClosed(session.id, reason))
 
     def _do(self, effects: Sequence[Effect]) -> None:
-        # What goes to a thousand groups is one message: a thousand copies of a quorum would take seconds.
+        # A message to a thousand groups is encoded once: a thousand copies of a quorum would take seconds.
         made: dict[tuple[int, int], Said] = {}
         for effect in effects:
             match effect:
@@ -403,32 +405,36 @@ class Server(pb_grpc.CoordinatorServicer):
                 case Report(text):
                     _log.info("%s", text)
                 case Persist():
-                    pass  # done already
+                    pass  # the journal has done it
 
 
 def _reader_ended(session: _Session, reader: asyncio.Task[None]) -> None:
-    """End the stream, however its reader has ended."""
+    """End the stream when its reader has ended."""
     session.put(None)
     if not reader.cancelled() and (error := reader.exception()) is not None:
-        logger = _log if session.job else _strangers_log
-        logger.error("session %d: the coordinator failed at its end", session.id, exc_info=error)
+        logger = _log if session.job else _unauthenticated_log
+        logger.error("session %d: the coordinator failed to close it", session.id, exc_info=error)
 
 
 def _decoded(data: bytes) -> GroupMessage:
     return wire.group_from_proto(wire.group_message(data))
 
 
-# All groups of a job send the same vote in a step, and the same heartbeat.
+# Cached because all groups of a job send the same vote in a step, and the same heartbeat.
 _decoded_small = functools.lru_cache(maxsize=256)(_decoded)
 
 
 def _names_problem(hello: Hello) -> str:
-    """Why names could not be shown to people, or told to every member of a quorum; "" if they can."""
+    """Why a name or address cannot be logged, or sent to all members of a quorum; "" if all can."""
     for what, name in (("job", hello.job), ("group", hello.group)):
         if not 0 < len(name) <= limits.MAX_NAME_LENGTH:
-            return f"a {what} needs a name of 1 to {limits.MAX_NAME_LENGTH} characters, not {len(name)}"
+            return f"the name of a {what} must have 1 to {limits.MAX_NAME_LENGTH} characters, not {len(name)}"
         if not name.isprintable():
-            return f"a {what} needs a name of printable characters, not {name!r}"
+            return f"the name of a {what} must have only printable characters, unlike {name!r}"
     if len(hello.address) > limits.MAX_ADDRESS_LENGTH or not hello.address.isprintable():
-        return f"the address {hello.address[: limits.MAX_ADDRESS_LENGTH]!r} of group {hello.group!r} is none"
+        address = hello.address[: limits.MAX_ADDRESS_LENGTH]
+        return (
+            f"the address {address!r} of group {hello.group!r} must be at most {limits.MAX_ADDRESS_LENGTH} printable "
+            "characters"
+        )
     return ""

@@ -1,4 +1,4 @@
-"""The services beside the coordinator's own, held so that no stranger can sit in them for ever."""
+"""The other gRPC services, limited so that an unauthenticated peer cannot occupy them."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,23 +8,25 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-# Calls at once, which `grpcurl` and its like make for a moment.
+# Concurrent calls. Tools such as `grpcurl` make short ones.
 _MAX_REFLECTIONS = 16
 
 
 # Typed as missing because grpc_health imports it only where asyncio exists.
 class Health(health.aio.HealthServicer):  # pyright: ignore[reportAttributeAccessIssue]
-    """Answers checks. Watching is left out: a watcher that reads nothing would keep the coordinator from stopping."""
+    """Answers health checks. Watch is left out: a watcher that does not read would block the shutdown."""
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "ask with Check, every so often")
+        await context.abort(
+            grpc.StatusCode.UNIMPLEMENTED, "the coordinator does not support Watch: call Check periodically"
+        )
 
 
 class _Reflection(reflection_pb2_grpc.ServerReflectionServicer):
-    """Tells which services there are, to a few at a time."""
+    """Lists the server's services, for a few clients at a time."""
 
     def __init__(self, services: tuple[str, ...]) -> None:
-        # Typed as missing, as above; and it is a generator, whatever its annotation says.
+        # Typed as missing, as above; and it is a generator, despite its annotation.
         self._servicer: Any = reflection.aio.ReflectionServicer(services)  # pyright: ignore[reportAttributeAccessIssue]
         self._running = 0
 
@@ -34,7 +36,9 @@ class _Reflection(reflection_pb2_grpc.ServerReflectionServicer):
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
         if self._running >= _MAX_REFLECTIONS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many ask what there is; try again")
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "too many reflection calls at once: try again later"
+            )
         self._running += 1
         try:
             async for answer in self._servicer.ServerReflectionInfo(request_iterator, context):

@@ -9,7 +9,7 @@ Size = Literal["debug", "50m", "1B", "3B", "8B", "70B", "405B"]
 
 
 class SettingsError(ValueError):
-    """A flag, the corpus or the mesh is wrong. Nothing has been compiled, opened or changed."""
+    """A flag, the corpus or the mesh is invalid. Nothing was compiled, opened or changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ModelConfig:
         return self.dim // self.heads
 
 
-# 256 bytes and three specials, rounded up to a multiple of 64 so that any usual `tp` divides it.
+# 256 bytes and three specials, rounded up to a multiple of 64 so that any common `tp` divides it.
 BYTE_VOCAB_SIZE = 320
 
 # debug and 50m read bytes and exist for tests and benchmarks; the others are the published shapes.
@@ -78,18 +78,18 @@ MODEL_SIZES: Mapping[Size, ModelConfig] = MappingProxyType(
 
 
 def check_positive(**values: float) -> None:
-    """Refuse the first value that is not above zero, by its flag's name."""
+    """Check that all values are above zero; an error names the flag."""
     for name, value in values.items():
         if not value > 0:
-            raise SettingsError(f"{flag(name)} is {value}; it must be above 0.")
+            raise SettingsError(f"{flag(name)} must be above 0, not {value}.")
 
 
 def check_mesh(model: ModelConfig, *, fsdp: int, tp: int, batch_per_shard: int, device_count: int) -> None:
-    """Refuse a mesh that the devices cannot form, or whose axes do not divide the model or the batch."""
+    """Check that there are devices for the mesh, and that its axes divide the model and the batch."""
     check_positive(fsdp=fsdp, tp=tp, batch_per_shard=batch_per_shard)
     if fsdp * tp > device_count:
         raise SettingsError(
-            f"A mesh of fsdp={fsdp} x tp={tp} needs {fsdp * tp} devices, and there are {device_count} here. "
+            f"A mesh of fsdp={fsdp} x tp={tp} needs {fsdp * tp} devices, but there are {device_count} here. "
             f"Lower --fsdp or --tp, or simulate devices with --cpu-devices {fsdp * tp}."
         )
     divisions = (
@@ -104,7 +104,7 @@ def check_mesh(model: ModelConfig, *, fsdp: int, tp: int, batch_per_shard: int, 
         if extent % size != 0:
             raise SettingsError(
                 f"{axis}={size} does not divide the {what}, {extent}. "
-                f"Choose --{axis} among {_powers_of_two_in(extent)}."
+                f"Choose --{axis} from {_powers_of_two_in(extent)}."
             )
 
 

@@ -1,8 +1,8 @@
 """Text as bytes, and the pure function from (step, shard) to a batch of it.
 
 The corpus is cut into windows of one sequence each. A sample's number in the job, counted over steps, shards
-and sequences, names its window: sample n of epoch e takes window shuffle(e, n). So each window is used exactly
-once an epoch, whoever computes it, whenever, and however often a step is tried again.
+and sequences, determines its window: sample n of epoch e takes window shuffle(e, n). So each window is used exactly
+once per epoch, whichever group computes it and however often a step is retried.
 """
 
 import hashlib
@@ -21,18 +21,18 @@ from jaxft.data import mix, permute
 BOS, EOS, PAD = 256, 257, 258
 SPECIAL_TOKENS = 3
 
-# Of the standard library: tests repeat themselves, and installed packages differ between environments.
+# In the standard library: tests are repetitive, and installed packages differ between environments.
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "idlelib", "site-packages", "dist-packages"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """Every document of a source, one after the other, as token ids."""
+    """All documents of a source, concatenated, as token ids."""
 
     tokens: np.ndarray
     documents: int
     fingerprint: str
-    """Of the tokens. Groups that print different ones do not train on the same text."""
+    """A fingerprint of the tokens. Groups that print different ones train on different texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class Batches:
         check_positive(seq_len=self.seq_len, batch_per_shard=self.batch_per_shard, shards=self.shards)
         if self.window_count < 1:
             raise SettingsError(
-                f"The corpus has {len(self.corpus.tokens)} tokens, and one sequence takes "
-                f"{self.seq_len + 1} (--seq-len and the token after it). Give more text or lower --seq-len."
+                f"The corpus has {len(self.corpus.tokens)} tokens, but one sequence takes "
+                f"{self.seq_len + 1} (--seq-len and the token after it). Provide more text or lower --seq-len."
             )
 
     @property
@@ -64,7 +64,7 @@ class Batches:
         return self.corpus.tokens[positions].astype(np.int32)
 
     def windows(self, step: int, shard: int) -> list[int]:
-        """Return which windows of the corpus this shard of this step reads."""
+        """Return the numbers of the windows that this shard of this step reads."""
         assert 0 <= shard < self.shards
         first_sample = (step * self.shards + shard) * self.batch_per_shard
         return [self._window(first_sample + i) for i in range(self.batch_per_shard)]
@@ -78,11 +78,11 @@ def load_corpus(source: Path | None, *, limit_bytes: int) -> Corpus:
     """Read a text file, a folder of them, or (None) the source of Python's standard library.
 
     Args:
-        source: read in the order of sorted names; hidden and binary files are left out.
-        limit_bytes: stop reading there, in the middle of a document if need be.
+        source: read in the order of sorted names; hidden and binary files are skipped.
+        limit_bytes: stop reading there, in the middle of a document if necessary.
 
     Raises:
-        SettingsError: there is no such file, it cannot be read, or it has no text.
+        SettingsError: the file does not exist, cannot be read, or has no text.
     """
     check_positive(corpus_bytes=limit_bytes)
     documents = [encode(text) for text in _read_up_to(_paths(source), limit_bytes)]
@@ -99,7 +99,8 @@ def check_vocabulary(vocab_size: int) -> None:
     """Refuse a model whose embedding cannot hold every byte and the specials."""
     if vocab_size < 256 + SPECIAL_TOKENS:
         raise SettingsError(
-            f"A vocabulary of {vocab_size} is too small for bytes: {256 + SPECIAL_TOKENS} are needed."
+            f"A vocabulary of {vocab_size} is too small for bytes, which need {256 + SPECIAL_TOKENS}. "
+            "Choose another --size."
         )
 
 
@@ -112,7 +113,7 @@ def encode(text: bytes) -> np.ndarray:
 
 
 def decode(tokens: np.ndarray) -> bytes:
-    """Return the bytes among token ids; specials leave no trace."""
+    """Return the bytes of token ids, without special tokens."""
     return tokens[tokens < BOS].astype(np.uint8).tobytes()
 
 
@@ -144,7 +145,7 @@ def _read_up_to(paths: Iterator[Path], limit_bytes: int) -> Iterator[bytes]:
                 text = file.read(room)
         except OSError as error:
             raise SettingsError(f"The corpus file {str(path)!r} cannot be read: {error.strerror}.") from error
-        if b"\0" in text or not text:  # a NUL byte says binary, as for grep and git
+        if b"\0" in text or not text:  # a NUL byte means binary, as for grep and git
             continue
         yield text
         room -= len(text)

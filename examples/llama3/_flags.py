@@ -16,14 +16,14 @@ from examples.llama3._sharding import make_mesh
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """Every setting of a run. Groups of one job agree on all but their own names, files and devices."""
+    """Every setting of a run. The groups of a job share all but their own names, files and devices."""
 
     size: Size = "debug"
     """The model. debug and 50m are small and read bytes; the others are the published shapes."""
     steps: int = 200
     """Train until the job has committed this many steps."""
     shards: int = 4
-    """Slices of a step's global batch, for the job's whole life. The groups present share them out."""
+    """Slices of a step's global batch, fixed for the life of the job. The groups that are up divide them."""
     batch_per_shard: int = 2
     """Sequences in a shard."""
     seq_len: int = 128
@@ -34,10 +34,10 @@ class Flags:
     corpus_bytes: int = 8 * 2**20
     """Read at most this much of the corpus."""
     seed: int = 0
-    """Names the initial parameters and the order of the samples."""
+    """Determines the initial parameters and the order of the samples."""
 
     learning_rate: float = 1e-3
-    """The peak, after the warm-up; a cosine then leads to a tenth of it at the last step."""
+    """The peak, after the warm-up; a cosine then decays to a tenth of it at the last step."""
     warmup_steps: int = 10
     """Committed steps over which the learning rate rises to its peak, before the cosine."""
     weight_decay: float = 0.1
@@ -46,33 +46,33 @@ class Flags:
     """Scale gradients down to this global norm."""
 
     fsdp: int | None = None
-    """Devices over which parameters and sequences are spread. None takes what `tp` leaves and divides both."""
+    """Devices over which parameters and sequences are sharded. None uses as many as `tp` leaves and divide both."""
     tp: int = 1
-    """Devices over which heads, feed-forward width and vocabulary are spread."""
+    """Devices over which heads, feed-forward width and vocabulary are sharded."""
     cpu_devices: int | None = None
     """Simulate this many devices on the CPU. None uses the machine's own devices."""
     compilation_cache: Path | None = field(default_factory=user_cache)
     """Keep compiled programs in this folder, so that a relaunched group starts at once. None keeps none."""
 
     coordinator: str | None = None
-    """The coordinator's HOST:PORT. None runs alone, with the same numbers."""
+    """The coordinator's HOST:PORT. None trains alone, with the same results."""
     group: str = "group-0"
-    """This replica group's lasting name within the job."""
+    """This replica group's permanent name within the job."""
     job: str = "llama3"
     """The job's name at the coordinator."""
     host: str | None = None
-    """The HOST or HOST:PORT at which the other groups reach this one. None finds out."""
+    """The HOST or HOST:PORT at which the other groups reach this one. None detects it."""
     failure_timeout_s: float = 60.0
-    """How long any one failure may take before this group gives up. How long a step takes plays no part."""
+    """How long recovery from one failure may take before this group gives up. Long steps do not count."""
 
     spare: bool = False
-    """Only stand by, to take the place of a group that is lost."""
+    """Stand by, and replace a group that is lost."""
     checkpoints: Path | None = None
-    """Save checkpoints in this folder, which all groups see, for when all groups die at once. None saves none."""
+    """Save checkpoints in this folder, which all groups share, in case all groups die at once. None saves none."""
     checkpoint_every: int = 100
     """Committed steps between two checkpoints."""
     keep_checkpoints: int = 3
-    """Keep so many of them."""
+    """How many checkpoints to keep."""
     changed: tuple[str, ...] = ()
     """Settings that were changed on purpose since the checkpoint was saved, such as learning_rate, shards, job."""
 
@@ -86,7 +86,7 @@ class Flags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the flags mean, checked."""
+    """The checked values of the flags."""
 
     model: ModelConfig
     optimizer: OptimizerConfig
@@ -97,7 +97,7 @@ def check_settings(flags: Flags) -> Settings:
     """Read the corpus and check everything that can be checked without a device.
 
     Raises:
-        SettingsError: says which flag is wrong, and what would be right.
+        SettingsError: the message says which flag is invalid, and what would be valid.
     """
     check_positive(
         fsdp=1 if flags.fsdp is None else flags.fsdp,
@@ -107,7 +107,9 @@ def check_settings(flags: Flags) -> Settings:
         log_every=flags.log_every,
     )
     if flags.events is not None and flags.events.is_dir():
-        raise SettingsError(f"--events is {str(flags.events)!r}, a folder; name a file in it.")
+        raise SettingsError(
+            f"--events must be a file, but {str(flags.events)!r} is a folder. Name a file in it."
+        )
     model = MODEL_SIZES[flags.size]
     check_vocabulary(model.vocab_size)
     optimizer = OptimizerConfig(

@@ -21,7 +21,7 @@ PEAK_FLOPS_PER_S: tuple[tuple[str, float], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What one log line says."""
+    """The values in one log line."""
 
     step: int
     total_steps: int
@@ -35,7 +35,7 @@ class Progress:
 
 
 def log_line(progress: Progress) -> str:
-    """Return the line of a logged step: the same fields at the same columns, whatever their values."""
+    """Return the line of a logged step: with the same fields at the same columns for any values."""
     width = len(str(progress.total_steps))
     mfu = "-" if progress.mfu is None else f"{progress.mfu:.1%}"
     quorum = "-" if progress.quorum_id is None else str(progress.quorum_id)
@@ -54,8 +54,8 @@ def log_line(progress: Progress) -> str:
 def flops_per_token(config: ModelConfig, params: Any, *, seq_len: int) -> int:
     """Return the model FLOPs of one trained token, forward and backward: 6 (N - N_embed) + attention.
 
-    As in PaLM's appendix B: what remat computes again does not count, and causal attention counts in full.
-    N_embed is what is only looked up. A tied embedding is multiplied with as the output head, so it counts.
+    As in PaLM's appendix B: recomputation by remat does not count, and causal attention counts in full. N_embed are
+    the parameters that are only looked up. A tied embedding is also multiplied as the output head, so it counts.
     """
     looked_up = 0 if config.tied_embeddings else config.vocab_size * config.dim
     attention = 12 * config.layers * config.heads * config.head_dim * seq_len
@@ -63,7 +63,7 @@ def flops_per_token(config: ModelConfig, params: Any, *, seq_len: int) -> int:
 
 
 def peak_flops_per_s(device_kind: str) -> float | None:
-    """Return a device's dense bf16 peak, or None where we do not know it."""
+    """Return a device's dense bf16 peak, or None if it is unknown."""
     for name, peak in PEAK_FLOPS_PER_S:
         if name.lower() in device_kind.lower():
             return peak
@@ -72,7 +72,7 @@ def peak_flops_per_s(device_kind: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What one committed step asks of the devices, to turn seconds into rates."""
+    """The work of one committed step, to turn seconds into rates."""
 
     tokens_per_step: int
     flops_per_token: int

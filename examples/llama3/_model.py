@@ -1,8 +1,8 @@
 """Llama 3: grouped-query attention, rotary positions with the 3.1 scaling, RMSNorm, SwiGLU.
 
-The layers' parameters are stacked along a leading axis and scanned over, so the program is as long as one
-layer: 405B traces as fast as debug. Parameters are float32; matrices are cast to the compute dtype where they
-are used, and norms, softmax and loss stay in float32.
+The layers' parameters are stacked along a leading axis and scanned over, so the program is as long as one layer:
+405B traces as fast as debug. Parameters are float32; matrices are cast to the compute dtype where they are used, and
+norms, softmax and loss stay in float32.
 """
 
 import math
@@ -15,7 +15,7 @@ from flax import nnx
 from examples.llama3._config import ModelConfig, RopeScaling
 from examples.llama3._sharding import NO_MESH, ActivationSharding
 
-INIT_STDDEV = 0.02  # of every matrix, as in GPT-2 and Llama; what feeds the residual stream gets less
+INIT_STDDEV = 0.02  # of every matrix, as in GPT-2 and Llama; less for those that write to the residual stream
 
 
 class Llama(nnx.Module):
@@ -48,7 +48,7 @@ class Llama(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One transformer layer. Built with its parameters stacked over all layers; called on one slice."""
+    """One transformer layer. Built with its parameters stacked over all layers; called on the slice of one."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, shard: ActivationSharding) -> None:
         self.epsilon = config.norm_epsilon
@@ -87,7 +87,7 @@ class Attention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """SwiGLU: a gate chooses what of the hidden layer passes."""
+    """SwiGLU: a feed-forward layer with a gate."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, shard: ActivationSharding) -> None:
         layers, dim, ffn_dim = config.layers, config.dim, config.ffn_dim
@@ -104,9 +104,9 @@ class FeedForward(nnx.Module):
 
 
 def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Mix each position's values up to its own, (batch, position, head, head_dim); softmax in float32.
+    """Mix the values up to each position, (batch, position, head, head_dim); softmax in float32.
 
-    Query heads in a row share a key and value head, so a head group stays whole on its `tp` device.
+    Consecutive query heads share a key and value head, so a head group stays on its `tp` device.
     """
     batch, positions, heads, head_dim = query.shape
     kv_heads = key.shape[2]
@@ -122,7 +122,7 @@ def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
 def next_token_loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Return the mean cross-entropy, in nats per token.
 
-    The target's logit is picked by comparison, not by a gather: a vocabulary spread over `tp` stays so.
+    The target's logit is selected by comparison, not by a gather, so the vocabulary stays sharded over `tp`.
     """
     token_ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
     is_target = token_ids == targets[..., None]
@@ -154,7 +154,7 @@ def rope_rotation(positions: jax.Array, config: ModelConfig) -> jax.Array:
 
 
 def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
-    """Turn each pair of dimensions by its position's angle.
+    """Rotate each pair of dimensions by its position's angle.
 
     The pairs are (i, i + head_dim / 2), as in the weights on Hugging Face; Meta's own files interleave them.
     """
@@ -165,7 +165,7 @@ def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
 
 
 def _scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    """Keep what turns often within the original context, slow down what does not, blend in between."""
+    """Keep high frequencies, lower those with few turns within the original context, blend in between."""
     turns = scaling.original_context * frequencies / (2 * math.pi)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
@@ -177,10 +177,10 @@ def _matrix(rngs: nnx.Rngs, *shape: int, stddev: float = INIT_STDDEV) -> nnx.Par
 
 
 def _uniform_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return float32 in [-1, 1): each element is a hash of its own index.
+    """Return float32 in [-1, 1): each element is a hash of its index.
 
-    `jax.random` over the ten shapes of a model costs ten times 0.6 s of XLA's time on two cores, most of a cold
-    start; this costs 0.05 s each. Like it, it makes no device's part on another. The hash is Wellons' lowbias32.
+    `jax.random` over the ten shapes of a model costs ten times 0.6 s of XLA compilation on two cores, most of a cold
+    start; this costs 0.05 s each. Like it, each device computes only its own part. The hash is Wellons' lowbias32.
     """
     bits = jnp.broadcast_to(jax.random.bits(key, (), jnp.uint32), shape)
     for axis in range(len(shape)):

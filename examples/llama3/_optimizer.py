@@ -19,18 +19,18 @@ class OptimizerConfig:
     clip_norm: float
     beta1: float = 0.9
     beta2: float = 0.95
-    final_fraction: float = 0.1  # of the peak learning rate, as the Llama papers end their cosine
+    final_fraction: float = 0.1  # of the peak learning rate, as in the Llama papers
 
     def __post_init__(self) -> None:
         check_positive(learning_rate=self.learning_rate, steps=self.total_steps, clip_norm=self.clip_norm)
         if self.warmup_steps < 0:
-            raise SettingsError(f"--warmup-steps is {self.warmup_steps}; it must be 0 or above.")
+            raise SettingsError(f"--warmup-steps must be 0 or above, not {self.warmup_steps}.")
         if self.weight_decay < 0:
-            raise SettingsError(f"--weight-decay is {self.weight_decay}; it must be 0 or above.")
+            raise SettingsError(f"--weight-decay must be 0 or above, not {self.weight_decay}.")
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Return clip, Adam and weight decay: everything but the learning rate, which `learning_rate` gives."""
+    """Return clip, Adam and weight decay: everything but the learning rate, for which see `learning_rate`."""
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
         optax.scale_by_adam(b1=config.beta1, b2=config.beta2),
@@ -41,9 +41,9 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 def learning_rate(config: OptimizerConfig, step: jax.typing.ArrayLike) -> jax.Array:
     """Return the learning rate of the step that follows `step` committed ones.
 
-    It comes from the state's own counter and from nothing else, so an aborted attempt or a relaunched group
-    cannot shift it. The first step has already a little of the warm-up, or it would change nothing; a run that
-    is shorter than its warm-up ends within it.
+    It depends only on the state's own counter, so an aborted attempt or a relaunched group cannot shift it. The first
+    step already has some of the warm-up, or it would change nothing; a run that is shorter than its warm-up ends
+    within it.
     """
     schedule = optax.warmup_cosine_decay_schedule(
         init_value=0.0,
@@ -56,5 +56,5 @@ def learning_rate(config: OptimizerConfig, step: jax.typing.ArrayLike) -> jax.Ar
 
 
 def _is_matrix(params: Any) -> Any:
-    """Mark what decays: norm scales do not."""
+    """Mark the parameters that decay: all but norm scales."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not parameter_name(path).endswith("norm"), params)

@@ -1,4 +1,4 @@
-"""What a run tells: one aligned line per logged step, one JSON object per committed step."""
+"""A run's output: one aligned line per logged step, and one JSON object per committed step."""
 
 import json
 import logging
@@ -16,10 +16,10 @@ logger = logging.getLogger("llama3")
 
 
 class Report:
-    """Tells the log and the event file what the run does. The event file is flushed line by line."""
+    """Writes a run's progress to the log and the event file. The event file is flushed after each line."""
 
     def __init__(self, flags: Flags, workload: Workload, manager: jaxft.Manager | None) -> None:
-        """Open the event file, if one is asked for, to write behind what a former incarnation left."""
+        """Open the event file, if there is one, to append to the lines of earlier incarnations."""
         self._flags = flags
         self._workload = workload
         self._manager = manager
@@ -39,7 +39,7 @@ class Report:
             self._file.close()
 
     def committed(self, step: int, metrics: Mapping[str, float], *, step_s: float) -> None:
-        """Tell of a committed step."""
+        """Record a committed step."""
         self._timings_s.append(step_s)
         fields = step_fields(self._manager, step_s=step_s, shards=self._flags.shards)
         loss = metrics["loss"]
@@ -49,7 +49,7 @@ class Report:
             self._timings_s.clear()
 
     def finished(self, step: int, *, digest: str | None) -> None:
-        """Tell that the job has committed its last step."""
+        """Record that the job has committed its last step."""
         self._write("finished", step=step, digest=digest)
         logger.info("finished after %d committed steps%s", step, f", digest {digest}" if digest else "")
 
@@ -76,7 +76,7 @@ class Report:
 
 
 def step_fields(manager: jaxft.Manager | None, *, step_s: float, shards: int) -> dict[str, Any]:
-    """Return how the last step was committed. A run that is alone computes every shard in one attempt."""
+    """Return how the last step was committed. Without a manager, every shard is computed in one attempt."""
     if manager is None:
         return {
             "attempts": 1,

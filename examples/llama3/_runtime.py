@@ -1,15 +1,15 @@
-"""What must be settled before JAX starts its first backend: devices, XLA flags, the compilation cache."""
+"""Settings that must be made before JAX starts its first backend: devices, XLA flags, the compilation cache."""
 
 import os
 from pathlib import Path
 
 import jax
 
-# Ours unless the user has set them. All groups of a job need the same, since flags change the compiled bits.
+# Defaults, unless the user has set them. All groups of a job need the same, since flags change compiled bits.
 XLA_FLAGS = (
     # Simulated devices share the cores; at the default of 40 s a busy machine aborts the process.
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
-    # The gradient of an embedding is a scatter, and a GPU adds in any order unless it is told not to.
+    # The gradient of an embedding is a scatter, which a GPU adds in any order by default.
     "--xla_gpu_exclude_nondeterministic_ops=true",
 )
 
@@ -18,7 +18,7 @@ def start_jax(*, cpu_devices: int | None, compilation_cache: Path | None) -> Non
     """Configure JAX. Call it before anything asks for a device.
 
     Args:
-        cpu_devices: simulate so many devices on the CPU, or (None) take what the machine has.
+        cpu_devices: simulate this many devices on the CPU, or (None) use the machine's own.
         compilation_cache: keep compiled programs there, or (None) compile at every start.
     """
     os.environ["XLA_FLAGS"] = with_default_flags(os.environ.get("XLA_FLAGS", ""))
@@ -27,7 +27,7 @@ def start_jax(*, cpu_devices: int | None, compilation_cache: Path | None) -> Non
         jax.config.update("jax_num_cpu_devices", cpu_devices)
     if compilation_cache is not None:
         jax.config.update("jax_compilation_cache_dir", str(compilation_cache))
-        # JAX keeps only what took long to compile; a relaunched group wants every program at once.
+        # By default JAX caches only slow compilations; a relaunched group needs every program at once.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -1,8 +1,8 @@
-"""Where every array lives. Written once: parameters, optimizer state, batch and activations all look here.
+"""The shardings of all arrays, in one place: for parameters, optimizer state, batch and activations.
 
-Two tables. `LOGICAL_AXES` says which mesh axis a kind of dimension is spread over; `PARAMETER_AXES` says
-which kinds of dimensions each parameter has. The optimizer's moments carry their parameter's name in their path,
-so they follow it without a line of their own.
+Two tables. `LOGICAL_AXES` maps each kind of dimension to the mesh axis that it is sharded over; `PARAMETER_AXES`
+gives the kinds of dimensions of each parameter. The optimizer's moments have their parameter's name in their path, so
+they need no entries.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def make_mesh(fsdp: int, tp: int) -> Mesh:
 
 
 def partition_spec(*logical_axes: str | None) -> PartitionSpec:
-    """Return the mesh axes of an array whose dimensions are of these kinds; None is not spread."""
+    """Return the mesh axes of an array whose dimensions are of these kinds; None is not sharded."""
     return PartitionSpec(*(None if axis is None else LOGICAL_AXES[axis] for axis in logical_axes))
 
 
@@ -62,7 +62,7 @@ def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
     """Return the sharding of every leaf of a train state: parameters, their moments, and scalars.
 
     Raises:
-        KeyError: an array belongs to no parameter of `PARAMETER_AXES`; it would silently be replicated.
+        KeyError: an array belongs to no parameter in `PARAMETER_AXES`, and would silently be replicated.
     """
 
     def sharding_of(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
@@ -80,9 +80,9 @@ def parameter_name(path: tuple[Any, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ActivationSharding:
-    """Ties an activation to the mesh, inside jit. Without a mesh it does nothing.
+    """Constrains the sharding of an activation, inside jit. Does nothing without a mesh.
 
-    The mesh is abstract: the program names axes and no devices, so it can be compiled for others.
+    The mesh is abstract: the program names axes and not devices, so it can be compiled for other devices.
     """
 
     mesh: AbstractMesh | None = None

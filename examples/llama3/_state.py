@@ -1,4 +1,4 @@
-"""The training state: what it is made of, and how it is born, already spread over the mesh."""
+"""The training state, and its initialisation, sharded over the mesh from the start."""
 
 import math
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class TrainState:
 
 
 def init_state(model: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh, *, seed: int) -> TrainState:
-    """Return the state before the first step: every device makes its own part, every group the same bits."""
+    """Return the state before the first step: every device makes its own part, and every group the same bits."""
 
     def create(key: jax.Array) -> TrainState:
         params = nnx.to_pure_dict(nnx.state(Llama(model, rngs=nnx.Rngs(key))))
@@ -40,5 +40,5 @@ def init_state(model: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh, *, se
 
 
 def parameter_count(params: Any) -> int:
-    """Return how many numbers a tree of arrays, or of their shapes, holds."""
+    """Return the number of elements in a tree of arrays or of their shapes."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

@@ -1,7 +1,7 @@
 """Train Llama 3 in groups of devices that may die and come back at any time.
 
 Without flags it trains the debug size on one device, alone. With --coordinator HOST:PORT --group NAME it is one
-of a job's replica groups: start one per NAME, each on devices of its own.
+of a job's replica groups: start one per NAME, each on its own devices.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ TrainStep = Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Ar
 def make_train_step(
     model: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh | None = None, *, mean: Callable[[Any], Any]
 ) -> TrainStep:
-    """Return the pure step. `mean` is `jaxft.pmean`, or the identity for a plain step on one batch."""
+    """Return the pure train step. `mean` is `jaxft.pmean`, or the identity for a plain step on one batch."""
     shard = ActivationSharding(None if mesh is None else mesh.abstract_mesh)
     graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(model, rngs=nnx.Rngs(0), shard=shard)))
     transform = make_optimizer(optimizer)
@@ -61,8 +61,8 @@ def train(flags: Flags) -> None:
     """Run until the job has committed its last step.
 
     Raises:
-        SettingsError: a flag, the corpus or the mesh is wrong; nothing has been opened or compiled.
-        jaxft.JaxftError: the job refused this group, cannot be reached, or was over already.
+        SettingsError: a flag, the corpus or the mesh is invalid; nothing was opened or compiled.
+        jaxft.JaxftError: the job refused this group, is unreachable, or has finished already.
     """
     settings = check_settings(flags)
     manager = make_manager(flags, settings)
@@ -73,7 +73,7 @@ def train(flags: Flags) -> None:
     def batch_for(step: int, shard: int) -> jax.Array:
         return jax.device_put(settings.batches(step, shard), placement)
 
-    # From here on the job knows that this group is there; it takes part from the first call of `step`.
+    # From here on the job knows this group; it takes part from the first call of `step`.
     with manager or contextlib.nullcontext():
         state = init_state(settings.model, settings.optimizer, mesh, seed=flags.seed)
         if manager is not None and flags.checkpoints is not None:
@@ -93,10 +93,12 @@ def train(flags: Flags) -> None:
 
 
 def make_manager(flags: Flags, settings: Settings) -> jaxft.Manager | None:
-    """Return this group's membership of its job, or None for a run that is alone."""
+    """Return the manager of this group, or None for a run without groups."""
     if flags.coordinator is None:
         if flags.checkpoints is not None:
-            raise SettingsError("--checkpoints needs --coordinator: a run that is alone has no job to resume")
+            raise SettingsError(
+                "--checkpoints needs --coordinator: a run without groups has no job to resume."
+            )
         return None
     checkpoints = flags.checkpoints and jaxft.Checkpoints(
         flags.checkpoints, every_steps=flags.checkpoint_every, keep=flags.keep_checkpoints
@@ -114,7 +116,7 @@ def make_manager(flags: Flags, settings: Settings) -> jaxft.Manager | None:
 
 
 def job_settings(flags: Flags, settings: Settings) -> dict[str, str]:
-    """Return what must be the same in all groups and over all restarts, for this to be one run."""
+    """Return the settings that must be the same in all groups and over all restarts."""
     names = ("size", "steps", "seed", "seq_len", "batch_per_shard")
     schedule = ("learning_rate", "warmup_steps", "weight_decay", "clip_norm")
     chosen = {name: str(getattr(flags, name)) for name in (*names, *schedule)}
@@ -122,7 +124,7 @@ def job_settings(flags: Flags, settings: Settings) -> dict[str, str]:
 
 
 def describe(flags: Flags, settings: Settings, state: TrainState, mesh: Mesh) -> Workload:
-    """Log what is about to run, and return what its speed is measured by."""
+    """Log a description of the run, and return its workload."""
     model, batches = settings.model, settings.batches
     device = mesh.devices.flat[0]
     tokens_per_step = flags.shards * flags.batch_per_shard * flags.seq_len

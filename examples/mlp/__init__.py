@@ -1,1 +1,1 @@
-"""The smallest whole training with jaxft: plain JAX and optax. Start with `train.py`."""
+"""The smallest complete training run with jaxft: plain JAX and optax. Start with `train.py`."""

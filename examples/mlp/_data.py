@@ -1,4 +1,4 @@
-"""A data set made up on the spot, and the ledger: which samples a training has used, and how often."""
+"""A synthetic data set, and the ledger: which samples a training run has used, and how often."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def make_samples(count: int, *, seed: int) -> list[dict[str, np.ndarray]]:
 
 
 def expected_ledger(batches: Batches, steps: int) -> np.ndarray:
-    """Return how often each sample must have been used after so many committed steps: int32, (samples,)."""
+    """Return how often each sample must have been used after `steps` committed steps: int32, (samples,)."""
     seen = np.full(batches.size, batches.epoch_of(steps), np.int32)
     for step in range(steps - steps % batches.steps_per_epoch, steps):
         for shard in range(batches.shards):
@@ -25,7 +25,7 @@ def expected_ledger(batches: Batches, steps: int) -> np.ndarray:
 
 
 def ledger_text(seen: np.ndarray, expected: np.ndarray) -> str:
-    """Say in words how a training's ledger compares with what it must be."""
+    """Describe how a run's ledger compares with the expected one."""
     wrong = np.flatnonzero(seen != expected)
     if wrong.size:
         first = wrong[0]

@@ -1,4 +1,4 @@
-"""The event file: one JSON object per committed step, in the same words as that of examples/llama3."""
+"""The event file: one JSON object per committed step, in the format of examples/llama3."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import jaxft
 
 
 class Events:
-    """Appends to a file, line by line, behind what a former incarnation left; or does nothing without one."""
+    """Appends to a file line by line, after the lines of earlier incarnations; does nothing without a file."""
 
     def __init__(self, path: Path | None) -> None:
         self._file = None
@@ -19,11 +19,11 @@ class Events:
             self._file = path.open("a", encoding="utf-8")
 
     def step(self, report: jaxft.StepReport, *, loss: float) -> None:
-        """Tell of a committed step."""
+        """Record a committed step."""
         self._write(
             "step",
             step=report.step,
-            # NaN is no JSON. A group that only caught up in this call has computed no loss.
+            # JSON has no NaN. A group that only caught up in this call has computed no loss.
             loss=loss if math.isfinite(loss) else None,
             nonfinite=report.nonfinite,
             attempts=report.attempts,
@@ -37,7 +37,7 @@ class Events:
         )
 
     def finished(self, step: int, *, digest: str | None, ledger: bool, ledger_text: str) -> None:
-        """Tell of the job's end. `ledger`: whether every sample was used as often as it should have been."""
+        """Record the job's end. `ledger`: whether every sample was used as often as expected."""
         self._write("finished", step=step, digest=digest, ledger=ledger, ledger_text=ledger_text)
 
     def _write(self, event: str, **fields: Any) -> None:

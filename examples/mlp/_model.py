@@ -1,4 +1,4 @@
-"""A multilayer perceptron, its training state, and where the arrays lie."""
+"""A multilayer perceptron, its training state, and the shardings."""
 
 import functools
 from typing import Any

@@ -1,7 +1,7 @@
 """Train a small perceptron in groups of devices that may die and come back at any time.
 
 Without flags it trains alone. With --coordinator HOST:PORT --group NAME it is one of a job's replica groups: start
-one per NAME. At the end it checks that every sample was used as often as it should have been.
+one per NAME. At the end it checks that every sample was used as often as expected.
 """
 
 import contextlib
@@ -34,38 +34,38 @@ _LOG_EVERY = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """Every setting of a run. Groups of one job agree on all but their own names, files and devices."""
+    """Every setting of a run. The groups of a job share all but their own names, files and devices."""
 
     steps: int = 200
     """Train until the job has committed this many steps."""
     samples: int = 1000
     """Samples in the data set. With the other defaults the last step of an epoch is an uneven one."""
     shards: int = 6
-    """Slices of a step's global batch, for the job's whole life. The groups present share them out."""
+    """Slices of a step's global batch, fixed for the life of the job. The groups that are up divide them."""
     samples_per_shard: int = 8
     """Samples in a shard."""
     work: int = 1
-    """Run the hidden layer so many times: longer steps of the same training."""
+    """Run the hidden layer this many times, for longer steps."""
     seed: int = 0
-    """Names the data set, the initial parameters and the order of the samples."""
+    """Determines the data set, the initial parameters and the order of the samples."""
 
     coordinator: str | None = None
-    """The coordinator's HOST:PORT. None runs alone, with the same numbers."""
+    """The coordinator's HOST:PORT. None trains alone, with the same results."""
     group: str = "group-0"
-    """This replica group's lasting name within the job."""
+    """This replica group's permanent name within the job."""
     job: str = "mlp"
     """The job's name at the coordinator."""
     host: str | None = None
-    """The HOST or HOST:PORT at which the other groups reach this one. None finds out."""
+    """The HOST or HOST:PORT at which the other groups reach this one. None detects it."""
     failure_timeout_s: float = 60.0
-    """How long any one failure may take before this group gives up. How long a step takes plays no part."""
+    """How long recovery from one failure may take before this group gives up. Long steps do not count."""
 
     spare: bool = False
-    """Only stand by, to take the place of a group that is lost."""
+    """Stand by, and replace a group that is lost."""
     other_meshes: bool = False
-    """Let groups have different numbers of devices. All groups must say so."""
+    """Let groups have different numbers of devices. Set it in all groups."""
     checkpoints: Path | None = None
-    """Save checkpoints in this folder, for when all groups die at once. None saves none."""
+    """Save checkpoints in this folder, in case all groups die at once. None saves none."""
     checkpoint_every: int = 100
     """Committed steps between two checkpoints."""
     changed: tuple[str, ...] = ()
@@ -82,11 +82,11 @@ class Flags:
 
 
 def make_train_step(mesh: Mesh, *, work: int) -> Callable[[Any, Batch], tuple[Any, Any]]:
-    """Return the pure step of a state and one shard's batch."""
+    """Return the pure train step over a state and one shard's batch."""
 
     def whole(tree: Any) -> Any:
-        # Devices share the storage, not the arithmetic: so the bits are the same on any number of them. The barrier
-        # keeps XLA from simplifying across this line on one device what several devices must compute apart.
+        # Devices share the storage but not the arithmetic, so the bits are the same on any number of them. The
+        # barrier keeps XLA on one device from simplifying across this line, which it cannot do on several devices.
         return jax.lax.with_sharding_constraint(jax.lax.optimization_barrier(tree), replicated(mesh))
 
     def train_step(state: dict[str, Any], batch: Batch) -> tuple[Any, Any]:
@@ -95,10 +95,10 @@ def make_train_step(mesh: Mesh, *, work: int) -> Callable[[Any, Batch], tuple[An
             return jnp.sum(batch.weight * (predicted - batch.samples["y"]) ** 2)
 
         loss, grads = jax.value_and_grad(total_loss)(state["params"])
-        # Padding has the number -1, which is nobody's.
+        # Padding has the index -1, which is no sample's.
         used = jnp.sum(jax.nn.one_hot(batch.index, len(state["seen"]), dtype=jnp.int32), axis=0)
         loss, grads, count, used = jaxft.psum((loss, grads, jnp.sum(batch.weight), used))
-        # From here on everything is of the whole batch, and the same in all groups.
+        # From here on everything is over the whole batch, and the same in all groups.
         grads = whole(jax.tree.map(lambda total: total / count, grads))
         updates, opt = OPTIMIZER.update(grads, state["opt"], state["params"])
         params = optax.apply_updates(state["params"], updates)
@@ -111,7 +111,7 @@ def train(flags: Flags) -> None:
     """Run until the job has committed its last step.
 
     Raises:
-        jaxft.JaxftError: a flag is wrong, or the job refused this group, cannot be reached, or was over already.
+        jaxft.JaxftError: a flag is invalid, or the job refused this group, is unreachable, or has finished already.
     """
     start_jax(cpu_devices=flags.cpu_devices, compilation_cache=flags.compilation_cache)
     samples = make_samples(flags.samples, seed=flags.seed)
@@ -148,7 +148,7 @@ def train(flags: Flags) -> None:
 
 
 def make_manager(flags: Flags) -> jaxft.Manager | None:
-    """Return this group's membership of its job, or None for a run that is alone."""
+    """Return the manager of this group, or None for a run without groups."""
     if flags.coordinator is None:
         return None
     checkpoints = flags.checkpoints and jaxft.Checkpoints(
@@ -159,7 +159,7 @@ def make_manager(flags: Flags) -> jaxft.Manager | None:
         group=flags.group,
         job=flags.job,
         failure_timeout_s=flags.failure_timeout_s,
-        # The data set is made of these, so that it needs no fingerprint.
+        # These determine the data set, so it needs no fingerprint.
         settings={
             "samples": str(flags.samples),
             "samples_per_shard": str(flags.samples_per_shard),
@@ -174,7 +174,7 @@ def make_manager(flags: Flags) -> jaxft.Manager | None:
 
 
 def _report(manager: jaxft.Manager | None, step: int, step_s: float, shards: int) -> jaxft.StepReport:
-    """How the last step was committed. A run that is alone computes every shard in one attempt."""
+    """How the last step was committed. Without a manager, every shard is computed in one attempt."""
     if manager is not None:
         return manager.report
     return jaxft.StepReport(step=step, attempts=1, shards=tuple(range(shards)), compute_s=step_s)

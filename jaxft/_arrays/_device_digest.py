@@ -1,11 +1,11 @@
-"""A fingerprint of the training state, taken on the devices that hold it, cheap enough to travel with votes.
+"""A digest of the training state, computed on the devices that hold it, and cheap enough to send with votes.
 
-Each leaf is read as unsigned 32-bit words. A word is mixed with its place in the leaf's *global* shape, by a
-bijection for each place, and the mixed words are added modulo 2**32. Integer sums are exact in any order, so the
-digest cannot depend on how a leaf is spread over devices, nor on how XLA orders its work. Two sums are taken of
-differently mixed words; then the sums of the leaves are mixed with the leaf's number and added in the same way.
+Each leaf is read as unsigned 32-bit words. A word is mixed with its position in the leaf's *global* shape, by a
+bijection for each position, and the mixed words are added modulo 2**32. Integer sums are exact in any order, so the
+digest cannot depend on how a leaf is sharded, nor on how XLA orders its work. Two sums are taken of differently mixed
+words; then the sums of the leaves are mixed with the leaf's number and added in the same way.
 
-Since every mix is a bijection, a change of one word changes the digest with certainty. Anything else, such as two
+Since every mix is a bijection, a change of one word is certain to change the digest. Any other change, such as two
 words or two leaves that changed places, goes unnoticed with probability 2**-64. It detects accidents, not attackers.
 """
 
@@ -21,41 +21,41 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 # A digest may take this long: 1 % of a step of 100 ms.
 _BUDGET_S = 1e-3
-# Bytes a second. CPU: benchmarks/digest.py measured 13 to 37 GB/s in large leaves and 5 to 10 in 300 small ones, on
-# two cores, which the digest takes from the next step. Others are limited by their memory, at 1 TB/s or more on any
-# data-centre GPU or TPU of the last years; half of that is assumed, not measured.
+# Bytes per second. CPU: benchmarks/digest.py measured 13 to 37 GB/s in large leaves and 5 to 10 in 300 small ones, on
+# two cores, which the digest takes from the next step. Other devices are limited by memory bandwidth, 1 TB/s or more
+# on any recent data-centre GPU or TPU; half of that is assumed, not measured.
 _BYTES_PER_S = {"cpu": 5e9}
 _BYTES_PER_S_ELSEWHERE = 500e9
 
 _Sums: TypeAlias = tuple[jax.Array, jax.Array]
-# From the leaves to the sums of those of each mesh, [leaves, 2] each.
+# From the leaves to the sums of each mesh's leaves, [leaves, 2] each.
 _Fold: TypeAlias = Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
 class StateDigest:
-    """Takes digests of states of one program. Keeps a compiled function for each set of shardings."""
+    """Computes digests of the states of one program, with one compiled function per set of shardings."""
 
     def __init__(self) -> None:
         self._folds: dict[tuple[Sharding, ...], tuple[_Fold, list[int]]] = {}
 
     def start(self, leaves: Sequence[jax.Array]) -> "PendingDigest":
-        """Dispatch the digest of a state's leaves; do not wait for it. The first call compiles.
+        """Dispatch the digest of a state's leaves without waiting for it. The first call compiles.
 
-        The leaves may be donated as soon as this returns: they are read before they are overwritten, and nothing
-        here holds on to them. In a group of several processes all must call it, as with any program.
+        The leaves may be donated as soon as this returns: they are read before they are overwritten, and no
+        reference to them is kept. In a group of several processes all must call it, as with any program.
 
         Args:
-            leaves: the state's leaves, in its order, of any dtype, typed PRNG keys included, wherever jit takes them:
-                on several meshes of the same devices, in host memory (`pinned_host`), or not placed at all.
+            leaves: the state's leaves, in its order, of any dtype, typed PRNG keys included, wherever jit accepts
+                them: on several meshes of the same devices, in host memory (`pinned_host`), or uncommitted.
 
         Raises:
-            RuntimeError: a leaf has been donated before.
+            RuntimeError: a leaf was donated before.
         """
         deleted = [number for number, leaf in enumerate(leaves) if leaf.is_deleted()]
         if deleted:
-            # On two or more CPU devices a program that is given such an array crashes the process.
+            # On two or more CPU devices, a program that is given such an array crashes the process.
             raise RuntimeError(
-                f"Cannot take a digest: leaf {deleted[0]} of {len(leaves)} was donated before."
+                f"Cannot compute the digest of a state whose leaf {deleted[0]} of {len(leaves)} was donated before."
             )
         shardings = tuple(leaf.sharding for leaf in leaves)
         if shardings not in self._folds:
@@ -65,7 +65,7 @@ class StateDigest:
 
 
 class PendingDigest:
-    """A digest that a device may still be working on."""
+    """A digest that a device may still be computing."""
 
     def __init__(self, sums: Sequence[jax.Array], order: Sequence[int]) -> None:
         self._sums = sums  # of each mesh's leaves, [leaves, 2]
@@ -81,20 +81,20 @@ class PendingDigest:
 
 
 def period_steps(state_bytes: int, platform: str) -> int:
-    """Return every how many steps a digest costs less than 1 % of a 100 ms step, at least 1.
+    """Return the smallest period, in steps, at which digests cost less than 1 % of 100 ms steps; at least 1.
 
     Args:
         state_bytes: the size of the whole state, not of one device's part: the groups of a job must agree on the
             period, and may have different meshes. With more devices a digest only gets cheaper.
-        platform: as JAX names it, such as "cpu" or "rocm".
+        platform: JAX's name for it, such as "cpu" or "rocm".
     """
     return max(1, math.ceil(state_bytes / (_BYTES_PER_S.get(platform, _BYTES_PER_S_ELSEWHERE) * _BUDGET_S)))
 
 
 def _fold_for(shardings: Sequence[Sharding]) -> tuple[_Fold, list[int]]:
-    """The function that sums leaves of these shardings, mesh by mesh, and the order in which it takes them.
+    """Return the function that sums leaves of these shardings, mesh by mesh, and the order of its results.
 
-    What leaves it is joined on the host: no program adds arrays that lie on different meshes with explicit axes.
+    Its results are joined on the host: no program adds arrays on different meshes with explicit axes.
     """
     meshes: dict[Mesh | None, list[int]] = {}
     for number, sharding in enumerate(shardings):
@@ -113,7 +113,7 @@ def _fold_for(shardings: Sequence[Sharding]) -> tuple[_Fold, list[int]]:
         ]
 
     placed = next((mesh for mesh in meshes if mesh is not None), None)
-    # Leaves without a mesh run where those with one lie; every device needs the whole of their sums.
+    # Leaves without a mesh are computed on the devices of those with one; their sums are replicated.
     results = [
         None if placed is None else NamedSharding(placed if mesh is None else mesh, PartitionSpec())
         for mesh in meshes
@@ -122,7 +122,7 @@ def _fold_for(shardings: Sequence[Sharding]) -> tuple[_Fold, list[int]]:
 
 
 def _on_device(leaf: jax.Array, sharding: Sharding) -> jax.Array:
-    """A leaf that was offloaded to the host's memory, on the devices, where it can be computed with."""
+    """A leaf on the devices, moved there if it was offloaded to host memory."""
     if "host" in (sharding.memory_kind or ""):
         return jax.device_put(leaf, jax.memory.Space.Device)
     return leaf
@@ -131,7 +131,7 @@ def _on_device(leaf: jax.Array, sharding: Sharding) -> jax.Array:
 def _sums_on_mesh(
     leaves: Sequence[jax.Array], mesh: Mesh | None, specs: Sequence[PartitionSpec]
 ) -> jax.Array:
-    """The sums of each leaf, [leaves, 2]. One collective for all leaves, where XLA would make one for each."""
+    """The sums of each leaf, [leaves, 2]. One collective for all leaves; XLA would make one per leaf."""
     if mesh is None:
         return jnp.stack([jnp.stack(_leaf_sums(leaf, ())) for leaf in leaves])
 
@@ -146,7 +146,7 @@ def _sums_on_mesh(
 
 
 def _piece_sums(piece: jax.Array, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
-    """What one device adds for a leaf: the sums of its piece, or zeros if another device has the same piece."""
+    """One device's share for a leaf: the sums of its piece, or zeros if another device counts the same piece."""
     by_dimension = [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
     offsets = [
         lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(size) if axes else jnp.uint32(0)
@@ -159,13 +159,13 @@ def _piece_sums(piece: jax.Array, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
 
 @jax.jit
 def _leaf_sums(piece: jax.Array, offsets: Sequence[jax.Array]) -> _Sums:
-    """The two sums over a piece of a leaf that begins at these offsets; missing ones are zero."""
+    """The two sums over a piece of a leaf that starts at these offsets; missing offsets are zero."""
     words = _words(piece)
     first, second = _places(words.shape, offsets, 1), _places(words.shape, offsets, 2)
     mixed = _mix(words ^ first)
     zero = jnp.uint32(0)
-    # One reduction of two operands: XLA's CPU backend does that ten times as fast as two of one, or even as one.
-    # The leaf's number is left out here, so that equal shapes share one kernel: else 300 leaves compile for 10 s.
+    # One reduction of two operands: XLA's CPU backend runs that ten times as fast as two of one, or even as one. The
+    # leaf's number is left out here, so that equal shapes share one kernel; otherwise 300 leaves compile for 10 s.
     return lax.reduce(
         (mixed, _mix(mixed ^ second)),
         (zero, zero),
@@ -188,7 +188,7 @@ def _words(leaf: jax.Array) -> jax.Array:
 
 
 def _places(shape: Sequence[int], offsets: Sequence[jax.Array], lane: int) -> jax.Array:
-    """A number for each place: a sum over the dimensions, so that no leaf is reshaped or too large for 32 bits."""
+    """A number for each position: a sum over dimensions, so that no leaf is reshaped or overflows 32 bits."""
     places = lax.full(shape, _scramble(lane), jnp.uint32)
     for dimension in range(len(shape)):
         index = lax.broadcasted_iota(jnp.uint32, shape, dimension)
@@ -199,7 +199,7 @@ def _places(shape: Sequence[int], offsets: Sequence[jax.Array], lane: int) -> ja
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """A bijection of 32-bit words of which each bit of the result depends on all bits (C. Wellons' lowbias32)."""
+    """A bijection of 32-bit words; each bit of the result depends on all bits (C. Wellons' lowbias32)."""
     x = x ^ (x >> jnp.uint32(16))
     x = x * jnp.uint32(0x7FEB352D)
     x = x ^ (x >> jnp.uint32(15))
@@ -208,7 +208,7 @@ def _mix(x: jax.Array) -> jax.Array:
 
 
 def _scramble(number: int) -> int:
-    """An arbitrary constant of 32 bits: the `number`th of a sequence without pattern (splitmix64)."""
+    """An arbitrary 32-bit constant: element `number` of a pseudo-random sequence (splitmix64)."""
     x = number * 0x9E3779B97F4A7C15 % 2**64
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
@@ -216,7 +216,7 @@ def _scramble(number: int) -> int:
 
 
 def _join(table: np.ndarray) -> np.ndarray:
-    """The digest, [2], out of the sums of each leaf, [leaves, 2], by the arithmetic of `_mix` and `_places`."""
+    """The digest, [2], from the sums of each leaf, [leaves, 2], with the arithmetic of `_mix` and `_places`."""
     rows, columns = np.indices(table.shape, np.uint32)
     row, column = (np.uint32(_scramble(3 + 2 * dimension + 2) | 1) for dimension in (0, 1))
     places = np.uint32(_scramble(3)) + rows * row + columns * column

@@ -1,4 +1,4 @@
-"""One fingerprint for equal states, whatever their sharding."""
+"""A digest of a state that does not depend on its sharding."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ import xxhash
 
 
 def digest(tree: Any) -> str:
-    """Return a fingerprint of a pytree of arrays: equal trees, equal digests.
+    """Return a digest of a pytree of arrays: equal trees have equal digests.
 
-    It covers the path, shape, dtype and every byte of each leaf, in the leaves' own global order; so it does not
-    depend on how a leaf is spread over devices, and a run on one device can be compared with one on eight. NaNs
-    and signed zeros count by their bits. The arrays are read through host memory: meant for the start, for tests
-    and for the end of a run, not for each step.
+    It covers the path, shape, dtype and every byte of each leaf, in the leaf's own global order; so it does not
+    depend on how a leaf is sharded, and a run on one device can be compared with one on eight. NaNs and signed zeros
+    count by their bits. The arrays are read through host memory: use it at the start or end of a run and in tests,
+    not in each step.
 
     Args:
-        tree: arrays of any dtype, typed PRNG keys included; Python numbers count as numpy makes them.
+        tree: arrays of any dtype, typed PRNG keys included; Python numbers are converted as numpy does.
 
     Returns:
         128 bits of xxHash3 (https://xxhash.com) as 32 hexadecimal digits. It detects accidents, not attackers.
 
     Raises:
-        TypeError: a leaf is no array and no number.
+        TypeError: a leaf is neither an array nor a number.
 
     Example:
         >>> import jax.numpy as jnp, jaxft
@@ -35,7 +35,7 @@ def digest(tree: Any) -> str:
         name = jax.tree_util.keystr(path)
         array, dtype = _host(leaf, name)
         head = f"{name} {dtype} {array.shape}".encode()
-        # The lengths tell the parts apart: no name can look like another leaf's bytes.
+        # The lengths separate the parts, so that no name can look like another leaf's bytes.
         whole.update(f"{len(head)} {array.nbytes} ".encode())
         whole.update(head)
         if array.nbytes:
@@ -50,6 +50,6 @@ def _host(leaf: Any, name: str) -> tuple[np.ndarray, str]:
     array = np.asarray(leaf)
     if array.dtype.hasobject:
         raise TypeError(
-            f"cannot take a digest: the leaf {name or 'itself'} is a {type(leaf).__name__}, no array"
+            f"jaxft.digest takes arrays and numbers, but the leaf {name or 'itself'} is a {type(leaf).__name__}."
         )
     return array.astype(array.dtype.newbyteorder("="), copy=False), array.dtype.name

@@ -1,15 +1,15 @@
-"""Where every element of a contribution lies: the flat order in which groups sum.
+"""The order of all elements of a contribution, in which groups sum.
 
-Theory of operation. What a step hands to `pmean` and `psum` is a list of leaves. For the exchange they are
+Theory of operation. The arguments of `pmean` and `psum` in a step are a list of leaves. For the exchange they are
 packed into one flat buffer for each dtype and operation, a *region*: its leaves in the order of the list, each
 at an offset that is a multiple of 64 elements, so that every leaf is 64-byte aligned whatever its item size (an
 aligned numpy buffer becomes a CPU `jax.Array` without a copy; an unaligned one of 218 MB costs 120 ms). One big
-buffer beats many small ones on the wire too: a hundred leaves of 1 KB cost 4 ms one by one.
+buffer also beats many small ones on the wire: a hundred leaves of 1 KB cost 4 ms one by one.
 
-A layout follows from *global* shapes alone, never from a group's mesh: two groups with different meshes agree
-on where element (leaf, index) lies, and so can sum. Groups compare `digest` before they ever exchange.
+A layout depends only on *global* shapes, never on a group's mesh: two groups with different meshes agree on the
+position of each element (leaf, index), and so can sum. Groups compare `digest` before they exchange.
 
-The padding between leaves travels with them. It is zero in every contribution, so it stays zero in every sum.
+The padding between leaves is sent with them. It is zero in every contribution, so it stays zero in every sum.
 
 This module is pure: it knows dtypes by name and imports neither numpy nor jax.
 """
@@ -25,10 +25,10 @@ from jaxft._errors import ConfigurationError
 # Every leaf starts at a multiple of this many elements: 64 bytes or a multiple thereof for any item size.
 ALIGN_ELEMENTS = 64
 
-# What becomes of a leaf: the sum over all shards, or that divided by their number.
+# The result for a leaf: the sum over all shards, or that divided by their number.
 Operation = Literal["mean", "sum"]
 
-# dtype of a leaf -> (bytes of an item, dtype in which it is summed). The half precisions are summed in
+# dtype of a leaf -> (bytes per item, dtype in which it is summed). The half precisions are summed in
 # float32 and rounded once at the end; the others are summed as they are, integers with wrap-around.
 _FLOATS: dict[str, tuple[int, str]] = {
     "bfloat16": (2, "float32"),
@@ -42,13 +42,13 @@ _INTEGERS: dict[str, tuple[int, str]] = {
     "uint32": (4, "uint32"),
 }
 _DTYPES = _FLOATS | _INTEGERS
-# Which dtypes an operation takes.
+# The dtypes that an operation accepts.
 DTYPES: dict[Operation, tuple[str, ...]] = {"mean": tuple(_FLOATS), "sum": tuple(_DTYPES)}
 
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """One leaf: its path in the pytree (for messages), its global shape, its dtype's name, what is made of it."""
+    """One leaf: its path in the pytree (for messages), global shape, dtype name and operation."""
 
     path: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class LeafSpec:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a leaf lies: `size` elements of a region, from `offset` on."""
+    """The position of a leaf: `size` elements of a region, starting at `offset`."""
 
     region: int
     offset: int
@@ -87,7 +87,7 @@ class Region:
 
     @property
     def sum_dtype(self) -> str:
-        """The dtype in which this region is summed, and in which a sum of several shards is kept and sent."""
+        """The dtype in which this region is summed, and in which a sum of several shards is stored and sent."""
         return _DTYPES[self.dtype][1]
 
     @property
@@ -104,13 +104,13 @@ class Layout:
     """The flat, canonical element order of one list of leaves. Build it with `Layout.of`."""
 
     specs: tuple[LeafSpec, ...]
-    places: tuple[Place, ...]  # one for each leaf, in the order of the leaves
+    places: tuple[Place, ...]  # one per leaf, in the order of the leaves
     regions: tuple[Region, ...]
-    digest: str  # equal digests, equal layouts
+    digest: str  # equal digests mean equal layouts
 
     @staticmethod
     def of(specs: Sequence[LeafSpec]) -> "Layout":
-        """Lay out leaves. Raises ConfigurationError for a dtype that has no mean, or no sum."""
+        """Lay out leaves. Raises ConfigurationError for a dtype that the operation does not accept."""
         order: dict[tuple[str, Operation], int] = {}
         sizes: list[int] = []
         places: list[Place] = []
@@ -132,7 +132,7 @@ class Layout:
         return sum(region.size_bytes for region in self.regions)
 
     def gaps(self) -> Iterator[Place]:
-        """The padding after each leaf, where there is any."""
+        """The padding after each leaf that has any."""
         for place in self.places:
             padding = _aligned(place.stop) - place.stop
             if padding > 0:
@@ -144,8 +144,8 @@ def _check(spec: LeafSpec) -> None:
     known = DTYPES[spec.operation]
     if spec.dtype not in known:
         raise ConfigurationError(
-            f"Leaf {spec.path!r} has dtype {spec.dtype!r}, of which jaxft makes no {spec.operation} over groups. "
-            f"p{spec.operation} takes {', '.join(known)}: convert the leaf before you hand it over."
+            f"Leaf {spec.path!r} has dtype {spec.dtype!r}, but p{spec.operation} takes only {', '.join(known)}. "
+            "Convert the leaf first."
         )
 
 

@@ -1,4 +1,4 @@
-"""The types of leaves, as they are kept and sent."""
+"""The types of leaves, as they are stored and sent."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class LeafType:
 
 
 def type_of(leaf: Any) -> LeafType:
-    """The type of a leaf as it is served: a key as the numbers that it is made of."""
+    """The type of a leaf as it is sent; a key is sent as its key data."""
     aval = jax.typeof(leaf)
     if is_key(aval):
         aval = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))

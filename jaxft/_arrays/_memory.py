@@ -1,10 +1,9 @@
 """Host memory for contributions and results: aligned, in huge pages, recycled.
 
-Fresh memory costs as much as the transfer that fills it (page faults), so big blocks are used again at the
-next step. A block is recycled when the *root array* over it dies. Every view of it, and every `jax.Array`
-that aliases such a view without a copy, holds a reference to that root array, so a block can never be
-rewritten under somebody who still reads it; no reference is counted by hand and nobody has to give anything
-back.
+Fresh memory costs as much as the transfer that fills it (page faults), so big blocks are reused at the next
+step. A block is recycled when the *root array* over it dies. Every view of it, and every `jax.Array` that aliases
+such a view without a copy, holds a reference to that root array, so a block can never be rewritten while it is still
+read; there is no manual reference counting, and nothing has to be released explicitly.
 """
 
 import contextlib
@@ -19,16 +18,16 @@ from jaxft._arrays._layout import Layout
 # A numpy buffer at a multiple of this becomes a CPU `jax.Array` without a copy.
 ALIGN_BYTES = 64
 
-# Below this the allocator is quick and its memory is warm; above it page faults dominate.
+# Below this size the allocator is fast and its memory warm; above it page faults dominate.
 _POOLED_BYTES = 1 << 20
 
-# Blocks that wait to be used again; the oldest is unmapped first. A step uses a few sizes only (a
-# contribution and a result for each dtype), and no more blocks wait here than were once in use together.
+# Blocks waiting for reuse; the oldest is unmapped first. A step uses only a few sizes (a contribution and a result
+# for each dtype), and at most as many blocks wait here as were in use at the same time.
 _idle: deque[mmap.mmap] = deque(maxlen=16)
 
 
 def aligned_empty(size_bytes: int) -> np.ndarray:
-    """Allocate uninitialised bytes, 64-byte aligned. Big blocks are recycled once no view of them lives."""
+    """Allocate uninitialised bytes, 64-byte aligned. Big blocks are recycled once no view of them is left."""
     if size_bytes < _POOLED_BYTES:
         raw = np.empty(size_bytes + ALIGN_BYTES, np.uint8)
         start = -raw.ctypes.data % ALIGN_BYTES
@@ -47,7 +46,7 @@ def empty_regions(layout: Layout, dtypes: list[str]) -> tuple[np.ndarray, ...]:
 
 
 def leaves_of(layout: Layout, regions: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-    """The leaves that lie in these regions, as views of their own shapes, in the order of the layout."""
+    """The leaves in these regions, as views with their own shapes, in the order of the layout."""
     return [
         regions[place.region][place.offset : place.stop].reshape(spec.shape)
         for spec, place in zip(layout.specs, layout.places, strict=True)
@@ -55,13 +54,13 @@ def leaves_of(layout: Layout, regions: tuple[np.ndarray, ...]) -> list[np.ndarra
 
 
 def _take_idle(size_bytes: int) -> mmap.mmap | None:
-    # Only popleft and append, each of them atomic: a block may be recycled at any moment, by another thread or
-    # by a garbage collection in the midst of this very function, and that would break an iteration. A lock
-    # would not keep out the latter.
+    # Only popleft and append, which are atomic: another thread may recycle a block at any moment, and so may a
+    # garbage collection during this very function. Either would break an iteration, and a lock would not prevent the
+    # latter.
     for _ in range(len(_idle)):
         try:
             block = _idle.popleft()
-        except IndexError:  # another thread has it
+        except IndexError:  # another thread took it
             return None
         if len(block) == size_bytes:
             return block
@@ -72,6 +71,6 @@ def _take_idle(size_bytes: int) -> mmap.mmap | None:
 def _map(size_bytes: int) -> mmap.mmap:
     # Private: shared anonymous memory would be tmpfs, which gets no huge pages here.
     block = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without huge pages: merely slower
+    with contextlib.suppress(OSError):  # a kernel without huge pages is only slower
         block.madvise(mmap.MADV_HUGEPAGE)
     return block

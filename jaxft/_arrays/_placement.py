@@ -1,4 +1,4 @@
-"""Puts a state that was fetched where the joiner's own state lies."""
+"""Places a fetched state on devices like the joiner's own state."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from jaxft._arrays._leaf_types import is_key
 
 
 def place(arrays: Sequence[np.ndarray], like: Sequence[Any]) -> list[jax.Array]:
-    """Put host arrays where the leaves of `like` are. On the CPU backend they stay where they lie.
+    """Place host arrays like the leaves of `like`. On the CPU backend this does not copy.
 
-    A leaf that was not placed on purpose is not committed to its device afterwards either: programs that span a mesh
-    take it as it is, but would refuse one that is committed to a single device.
+    An array whose leaf in `like` is not committed is not committed either: programs that span a mesh accept it, but
+    would refuse one that is committed to a single device.
     """
     keys = [isinstance(leaf, jax.Array) and is_key(leaf) for leaf in like]
     raw = [

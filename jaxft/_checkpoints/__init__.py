@@ -1,4 +1,4 @@
-"""Checkpoints on disk, for when every group of a job has died at once."""
+"""Checkpoints on disk, for the case that all groups of a job die at once."""
 
 from jaxft._checkpoints._checkpoints import Checkpoints, Restored
 

@@ -1,4 +1,4 @@
-"""`Checkpoints`: the newest complete state on disk, written beside the training."""
+"""`Checkpoints`: saves the state to disk in the background, and restores the newest complete one."""
 
 import contextlib
 import logging
@@ -27,11 +27,11 @@ class Restored:
 
     Attributes:
         step: the number of committed steps behind the state.
-        state: the state, like the one that was given.
-        history: the number that was given to `save`.
-        digest: `jaxft.digest` of the state, when it was saved and again when it was read.
-        folder: where it lies.
-        settings: those of the job that saved it, by name; None if it was saved before these were kept.
+        state: the state, structured and placed like the one passed in.
+        history: the number passed to `save`.
+        digest: `jaxft.digest` of the state, equal when it was saved and when it was read.
+        folder: the folder of the checkpoint.
+        settings: the settings of the job that saved it, by name; None if it was saved before these were stored.
     """
 
     step: int
@@ -43,21 +43,21 @@ class Restored:
 
 
 class Checkpoints:
-    """Saves the state of a job every so many steps, and finds the newest one again.
+    """Saves the state of a job at regular steps, and restores the newest checkpoint.
 
-    A lost group heals from its peers; checkpoints are for when none is left. Each is a folder, named by its step,
-    that plain Orbax reads. Making one opens and writes nothing.
+    A lost group heals from its peers; checkpoints are for when no group is left. Each is a folder, named by its step,
+    that plain Orbax can read. Creating a `Checkpoints` does not touch the disk.
 
-    Not for several threads: whoever calls the step calls this.
+    Not thread-safe: use it from the thread that calls the step.
 
     Args:
-        folder: where the job's checkpoints lie, one job's only; on a disk that all groups see, so that any of them
-            can write, and all can read. It is made by the first save.
-        every_steps: a checkpoint is due at each multiple of it.
-        keep: how many complete checkpoints are kept; older ones are deleted once a newer one is complete.
+        folder: the folder for the job's checkpoints, and no other job's; on a disk that all groups share, so that
+            any of them can write, and all can read. The first save creates it.
+        every_steps: a checkpoint is due at each multiple of this.
+        keep: how many complete checkpoints to keep; older ones are deleted once a newer one is complete.
 
     Raises:
-        ConfigurationError: for an argument that cannot be right, or if Orbax is not installed.
+        ConfigurationError: an argument is invalid, or Orbax is not installed.
 
     Example:
         >>> import jaxft
@@ -67,16 +67,22 @@ class Checkpoints:
 
     def __init__(self, folder: str | os.PathLike[str], *, every_steps: int = 100, keep: int = 3) -> None:
         if not os.fspath(folder):
-            raise ConfigurationError("folder must be a path, not the empty string")
+            raise ConfigurationError(
+                "folder must be a path, not the empty string. Name a folder on a disk that all groups share."
+            )
         if "://" in os.fspath(folder):
             raise ConfigurationError(
-                f"folder must be a path on a mounted disk, not {os.fspath(folder)!r}: a checkpoint is finished by "
-                "renaming its folder, which object stores cannot do"
+                f"folder must be a path on a mounted disk, not {os.fspath(folder)!r}: a checkpoint is completed by "
+                "renaming its folder, which object stores cannot do. Name a folder on a disk that all groups share."
             )
         if every_steps < 1:
-            raise ConfigurationError(f"every_steps must be at least 1, not {every_steps}")
+            raise ConfigurationError(
+                f"every_steps must be at least 1, not {every_steps}: it is the number of steps between two saves."
+            )
         if keep < 1:
-            raise ConfigurationError(f"keep must be at least 1, not {keep}")
+            raise ConfigurationError(
+                f"keep must be at least 1, not {keep}: it is the number of complete checkpoints kept."
+            )
         _orbax.require()
         self._folder = Path(folder).absolute()
         self._every_steps = every_steps
@@ -94,10 +100,10 @@ class Checkpoints:
         return _folder.steps(self._folder)
 
     def reading(self, timeout_s: float) -> contextlib.AbstractContextManager[bool]:
-        """Yield whether this process should read a checkpoint, or leave that to others that do so right now.
+        """Yield whether this process should read a checkpoint, or leave that to others that are reading now.
 
         Args:
-            timeout_s: how long to wait for those others; then it should.
+            timeout_s: how long to wait for the others before this process reads itself.
         """
         return turn(self._folder, timeout_s=timeout_s) if self.steps() else contextlib.nullcontext(True)
 
@@ -109,25 +115,25 @@ class Checkpoints:
         settings: Mapping[str, str] | None = None,
         changed: Collection[str] = (),
     ) -> Restored | None:
-        """Read the newest checkpoint that is whole.
+        """Read the newest intact checkpoint.
 
-        One that cannot be read, or whose digest is not that of the state that was saved, is skipped with a warning,
-        and the one before it is tried. One that was never finished is not looked at.
+        A checkpoint that cannot be read, or whose digest differs from that of the saved state, is skipped with a
+        warning, and the one before it is tried. Unfinished checkpoints are ignored.
 
         Args:
-            like: a state with the structure, shapes, dtypes and shardings that are wanted; its values do not
-                matter. The shardings need not be those from which it was saved.
+            like: a state with the wanted structure, shapes, dtypes and shardings; its values do not matter. The
+                shardings may differ from those of the saved state.
             job: the job's name.
-            settings: what must be as it was when the checkpoint was saved, by name; None: nothing is compared.
-            changed: names of settings that were changed on purpose; "job" among them lets another job's pass.
+            settings: the settings that must equal those of the checkpoint, by name; None: nothing is compared.
+            changed: names of settings that were changed on purpose; with "job", another job's checkpoint is accepted.
 
         Returns:
             The step and its state; None if there is no checkpoint.
 
         Raises:
-            ConfigurationError: the checkpoint is another job's, of another model, or of other settings: what differs
-                is said.
-            CannotRestore: there are checkpoints, and all are damaged. Training does not start anew by itself.
+            ConfigurationError: the checkpoint is of another job, of another model, or of other settings; the message
+                says what differs.
+            CannotRestore: there are checkpoints, and all are damaged. Training does not start from scratch by itself.
         """
         check_changed(changed)
         found = self.steps()
@@ -136,12 +142,12 @@ class Checkpoints:
                 return self._read(step, like, job, settings, changed)
             except Damaged as error:
                 self._damaged.add(step)
-                _log.warning("checkpoint %s is skipped: %s", self._folder / str(step), error)
+                _log.warning("Skipped the checkpoint %s: %s", self._folder / str(step), error)
         if not found:
             return None
         raise CannotRestore(
             f"All checkpoints in {str(self._folder)!r} are damaged (steps {', '.join(map(str, found))}); the log "
-            "says how. Put back a whole one from a backup; or, to start the job anew on purpose, move them away."
+            "says why. Restore an intact one from a backup, or move them away to start the job from scratch."
         )
 
     def _read(
@@ -155,21 +161,21 @@ class Checkpoints:
         folder = self._folder / str(step)
         manifest = Manifest.from_json(_or_damaged(_orbax.read_metadata, folder))
         if manifest.step != step:
-            raise Damaged(f"it says that it is of step {manifest.step}")
+            raise Damaged(f"its manifest is for step {manifest.step}")
         if manifest.job != job and "job" not in changed:
             raise ConfigurationError(
-                f"The checkpoint {str(folder)!r} is of the job {manifest.job!r}, and this is the job {job!r}. "
-                "Give each job a folder of its own; or, to go on from it on purpose, add 'job' to `changed`."
+                f"The checkpoint {str(folder)!r} is of the job {manifest.job!r}, but this is the job {job!r}. "
+                "Use a separate folder for each job; or, to continue from this checkpoint, add 'job' to `changed`."
             )
         self._compare(manifest, folder, settings, changed)
         if differs := difference(manifest.leaves, leaves_of(like)):
             raise ConfigurationError(
-                f"The checkpoint {str(folder)!r} is of another state: {differs}. Restore with the model and the "
+                f"The checkpoint {str(folder)!r} is of a different state: {differs}. Restore with the model and the "
                 "optimizer that it was saved with, or choose another folder."
             )
         host = _or_damaged(_orbax.read, folder, template(like))
         if (read := digest(with_keys(host, key_impls(like)))) != manifest.digest:
-            raise Damaged(f"the digest of what was read is {read}, and of what was saved {manifest.digest}")
+            raise Damaged(f"the state read has the digest {read}, but the state saved had {manifest.digest}")
         state = placed(host, like)
         return Restored(step, state, manifest.history, manifest.digest, folder, manifest.settings)
 
@@ -180,13 +186,13 @@ class Checkpoints:
         settings: Mapping[str, str] | None,
         changed: Collection[str],
     ) -> None:
-        """Refuse a checkpoint of other settings. Those that only the caller's step knows are compared later."""
+        """Refuse a checkpoint with other settings. Settings known only to the caller's step are compared later."""
         if settings is None:
             return
         if manifest.settings is None:
             _log.warning(
-                "the checkpoint %s does not say with which settings it was saved: it is restored without comparing "
-                "them",
+                "The checkpoint %s does not store the settings that it was saved with, so it is restored without "
+                "comparing them.",
                 folder,
             )
             return
@@ -197,23 +203,23 @@ class Checkpoints:
     def save(
         self, step: int, state: Any, *, job: str, history: int, settings: Mapping[str, str] | None = None
     ) -> None:
-        """Begin to save a state, and return as soon as it may be donated.
+        """Start to save a state; return as soon as the state may be donated.
 
-        The caller waits for one copy to host memory; the writing goes on in the background. If it fails, that is
-        logged as an error, and the next due step is saved. If the save before is still running, this one is left
-        out, with a warning. A step that has a complete checkpoint already is not saved again.
+        The caller waits for one copy to host memory; the writing goes on in the background. A failure is logged as an
+        error, and the next due step is saved. While the previous save is still running, a new one is skipped with a
+        warning. A step that already has a complete checkpoint is not saved again.
 
         Args:
             step: the number of committed steps behind the state.
-            state: a pytree of arrays, wholly in this process.
+            state: a pytree of arrays, entirely in this process.
             job: the job's name.
-            history: a number that `restore` gives back.
-            settings: what a run that goes on from here is compared with, by name.
+            history: a number that `restore` returns.
+            settings: the settings that a run that continues from here is compared with, by name.
         """
         if self._thread is not None and self._thread.is_alive():
             _log.warning(
-                "the checkpoint of step %d is left out: that of step %d is still being written. If this happens "
-                "often, save less often (every_steps is %d) or to a faster disk",
+                "Skipped the checkpoint of step %d: that of step %d is still being written. If this happens often, "
+                "save less often (every_steps is %d) or to a faster disk.",
                 step,
                 self._saving,
                 self._every_steps,
@@ -223,7 +229,7 @@ class Checkpoints:
         kept = None if settings is None else dict(settings)
         manifest = Manifest(step, job, history, "", leaves_of(state), kept)
         self._saving = step
-        # A daemon: a disk that hangs must not keep the process from ending. `finish` is the orderly way.
+        # A daemon: a disk that hangs must not keep the process alive. `finish` waits for the thread.
         self._thread = threading.Thread(
             target=self._write, args=(manifest, copy), name="jaxft-checkpoint", daemon=True
         )
@@ -234,10 +240,10 @@ class Checkpoints:
         try:
             write(self._folder, manifest, copy, keep=self._keep, damaged=frozenset(self._damaged))
             self._damaged.discard(manifest.step)
-        except BaseException as error:  # the top of a thread; training goes on whatever became of this
+        except BaseException as error:  # the top of a thread; a failed save must not end training
             _log.error(
-                "the checkpoint of step %d was not written to %s: %s: %s. Training goes on, and the next due step "
-                "is tried again; check that the disk is there, has room, and may be written to",
+                "The checkpoint of step %d was not written to %s: %s: %s. Training goes on, and the next due step "
+                "is saved; check that the disk is mounted, has space, and is writable.",
                 manifest.step,
                 self._folder,
                 type(error).__name__,
@@ -245,13 +251,13 @@ class Checkpoints:
             )
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until the save that is running, if any, is done; if it takes longer than that, say so in the log."""
+        """Wait for the running save, if any, to complete; log a warning if it takes longer than that."""
         if self._thread is None:
             return
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             _log.warning(
-                "the checkpoint of step %d is not complete after %.0f s; if this process ends now, it is lost",
+                "The checkpoint of step %d is not complete after %.0f s; if this process ends now, it is lost.",
                 self._saving,
                 timeout_s,
             )
@@ -262,8 +268,8 @@ def _or_damaged(read: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return read(*arguments)
     except (ConfigurationError, MemoryError):
-        raise  # these say nothing about the checkpoint
-    except Exception as error:  # Orbax and TensorStore promise no types of errors
+        raise  # not the checkpoint's fault
+    except Exception as error:  # Orbax and TensorStore do not document their errors
         # TensorStore appends all its settings, several pages of them.
         text = str(error)[:400]
         raise Damaged(f"reading it failed with {type(error).__name__}: {text}") from error

@@ -1,13 +1,13 @@
-"""The folder of a job's checkpoints: one folder per step, and what is not finished.
+"""The folder of a job's checkpoints: one folder per step, and unfinished ones.
 
-A checkpoint is written in a folder of its own, `.unfinished-...`, and moved to its place, which is atomic: whatever
-goes by a step's name is complete. Its bytes are on the disk before it is moved, and its name is before an older one
-is taken away: a machine that stops at any moment leaves a whole checkpoint behind. An old one goes the opposite way
-before it is deleted.
+A checkpoint is written to a temporary folder, `.unfinished-...`, and then renamed, which is atomic: a folder named by
+a step is always complete. Its bytes are synced before the rename, and its name before an older checkpoint is removed:
+a machine that stops at any moment leaves a complete checkpoint behind. To delete an old one, it is first renamed into
+a temporary folder.
 
-Several writers may be at work at once: the role moves to another group when its holder is thought dead. Each holds a
-lock on its unfinished folder, which the kernel releases when it dies, so that a living writer's folder is told from a
-dead one's.
+Several writers may run at once: the role moves to another group when its holder is presumed dead. Each holds a lock
+on its unfinished folder, which the kernel releases when it dies, so the folder of a live writer can be told from that
+of a dead one.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def steps(folder: Path) -> list[int]:
 
 @contextlib.contextmanager
 def unfinished(folder: Path) -> Iterator[Path]:
-    """A folder to write in, which is deleted in the end, with whatever is left in it. Raises OSError."""
+    """A temporary folder to write in, deleted at the end with all its contents. Raises OSError."""
     work, descriptor = _made_and_locked(folder)
     try:
         yield work
@@ -43,7 +43,7 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 
 def publish(written: Path, folder: Path, step: int) -> None:
-    """Move a written checkpoint to its place for good, unless another writer's has come there."""
+    """Move a written checkpoint to its final place durably, unless another writer's is already there."""
     for below, _, files in os.walk(written, topdown=False):
         for name in files:
             _sync(Path(below, name))
@@ -53,7 +53,7 @@ def publish(written: Path, folder: Path, step: int) -> None:
     except OSError:
         if not (folder / str(step)).is_dir():
             raise
-    # Another writer's as well: its bytes were synced before it came there, its name perhaps not yet.
+    # Also for another writer's: its bytes were synced before it was moved, but perhaps not its name.
     _sync(folder)
     _sync(folder.parent)
 
@@ -68,13 +68,13 @@ def _sync(path: Path) -> None:
 
 
 def retire(folder: Path, step: int, work: Path) -> None:
-    """Take a step's checkpoint out of its place into `work`, to be deleted with that."""
+    """Move a step's checkpoint into `work`, to be deleted with it."""
     with contextlib.suppress(FileNotFoundError):  # another writer was faster
         (folder / str(step)).rename(work / f"old-{step}")
 
 
 def sweep(folder: Path) -> None:
-    """Delete what writers that are dead by now have left. A folder that cannot be locked is left alone."""
+    """Delete the folders of dead writers. A folder that cannot be locked is left alone."""
     for work in folder.glob(f"{_UNFINISHED}*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(work, os.O_RDONLY)
@@ -90,15 +90,17 @@ def _made_and_locked(folder: Path) -> tuple[Path, int]:
     for _ in range(_TRIES):
         work = folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
         work.mkdir(parents=True)
-        # Before it is locked, another writer may take it for a dead one's, and sweep it.
+        # Before it is locked, another writer may mistake it for a dead writer's, and sweep it.
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(work, os.O_RDONLY)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)  # a sweeper holds it for moments only
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # a sweeper holds the lock only for a moment
                 if work.is_dir():
                     return work, descriptor
             except BaseException:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
-    raise OSError(f"{_TRIES} folders in {str(folder)!r} were deleted as soon as they were made")
+    raise OSError(
+        f"{_TRIES} folders in {str(folder)!r} were deleted right after they were made: another program cleans it up"
+    )

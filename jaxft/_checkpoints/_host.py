@@ -1,4 +1,4 @@
-"""A state in host memory: out of it for a save, and back into it after a load."""
+"""Copies a state to host memory for a save, and back to devices after a load."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +14,9 @@ _Piece = tuple[tuple[slice, ...], np.ndarray]
 
 
 class HostCopy:
-    """A copy of a state that is safe from whatever is done to the state afterwards.
+    """A copy of a state that later changes of the state do not affect.
 
-    What costs a copy is done at once. Arrays that are spread over devices are put together in `join`, which may run
+    Everything that must be copied is copied at once. Arrays on several devices are assembled in `join`, which may run
     in another thread.
     """
 
@@ -29,10 +29,10 @@ class HostCopy:
         self._pieces = [_pieces(leaf) for leaf in leaves]
 
     def join(self) -> Any:
-        """The state as a tree of numpy arrays; a key as the numbers that it is made of. To be called once."""
+        """The state as a tree of numpy arrays, a key as its key data. Call it once."""
         joined: list[np.ndarray] = []
         for leaf_type in self._types:
-            pieces = self._pieces.pop(0)  # let go one by one: a large state is not held twice
+            pieces = self._pieces.pop(0)  # freed one by one, so that a large state is not held twice
             if len(pieces) == 1 and pieces[0][1].shape == leaf_type.shape:
                 joined.append(pieces[0][1].astype(leaf_type.dtype, copy=False))
                 continue
@@ -44,7 +44,7 @@ class HostCopy:
 
 
 def template(like: Any) -> Any:
-    """What `HostCopy(like).join()` would be, without memory: every array is one zero."""
+    """Like `HostCopy(like).join()`, but without memory: every array is a broadcast zero."""
 
     def zeros(leaf: Any) -> np.ndarray:
         leaf_type = type_of(leaf)
@@ -54,12 +54,12 @@ def template(like: Any) -> Any:
 
 
 def key_impls(state: Any) -> list[Any]:
-    """For each leaf the generator of its keys; None for leaves that are no keys."""
+    """The generator of each leaf that is a key; None for the others."""
     return [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in jax.tree.leaves(state)]
 
 
 def with_keys(host: Any, impls: Sequence[Any]) -> Any:
-    """A host tree with the keys made keys again, as `jaxft.digest` wants to see them."""
+    """A host tree with key data made into keys again, as `jaxft.digest` needs them."""
     leaves, tree = jax.tree.flatten(host)
     return jax.tree.unflatten(
         tree,
@@ -71,7 +71,7 @@ def with_keys(host: Any, impls: Sequence[Any]) -> Any:
 
 
 def placed(host: Any, like: Any) -> Any:
-    """A host tree where the leaves of `like` lie: arrays with their shardings, numbers as numbers."""
+    """A host tree placed like `like`: arrays with its shardings, Python numbers as such."""
     arrays, leaves = jax.tree.leaves(host), jax.tree.leaves(like)
     found = place(arrays, leaves)
     return jax.tree.unflatten(
@@ -83,7 +83,7 @@ def _as_like(array: jax.Array, like: Any) -> Any:
     if isinstance(like, bool | int | float | complex):
         return type(like)(array.item())
     if isinstance(like, jax.Array) and not is_key(like) and like.weak_type:
-        # Whether a type is weak is part of the program. An update in place is the public way to keep it.
+        # A weak type is part of the program's signature. An indexed update is the public way to keep it.
         return jax.device_put(like.at[...].set(array), like.sharding if like.committed else None)
     return array
 
@@ -93,7 +93,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _begin(leaf: Any) -> None:
-    """Begin the way to the host of every array before the first is waited for."""
+    """Start the copies of all arrays to the host before waiting for the first."""
     if isinstance(leaf, jax.Array) and not is_key(leaf):
         for shard in leaf.addressable_shards:
             if shard.replica_id == 0 and shard.device.platform != "cpu":
@@ -101,7 +101,7 @@ def _begin(leaf: Any) -> None:
 
 
 def _pieces(leaf: Any) -> list[_Piece]:
-    """A leaf's unique pieces, in memory that belongs to nobody else."""
+    """A leaf's unique pieces, in memory that is shared with nothing else."""
     if not isinstance(leaf, jax.Array):
         return [((), np.array(leaf))]
     if is_key(leaf):
@@ -111,7 +111,7 @@ def _pieces(leaf: Any) -> list[_Piece]:
     for shard in leaf.addressable_shards:
         if shard.replica_id == 0:
             view = np.asarray(shard.data)
-            # A view of host memory is that memory itself; of any other, a copy from the start.
+            # A view of an array in host memory shares that memory; any other view is already a copy.
             on_host = shard.device.platform == "cpu" or "host" in (shard.data.sharding.memory_kind or "")
             pieces.append((shard.index, np.array(view) if on_host else view))
     return pieces

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, as JSON beside the arrays."""
+"""The manifest: a checkpoint's description of itself, as JSON beside the arrays."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ import xxhash
 
 
 class Damaged(Exception):
-    """A checkpoint cannot be used. The text says why, as the end of a sentence."""
+    """A checkpoint cannot be used. The message says why, as the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Manifest:
     history: int
     digest: str
     leaves: tuple[tuple[str, str], ...]  # the path and the type of each
-    # Of the job that saved it; None if it was saved before these were kept.
+    # Of the job that saved it; None if it was saved before these were stored.
     settings: Mapping[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -31,22 +31,24 @@ class Manifest:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Raises Damaged if this is not, to the letter, what `to_json` made."""
+        """Parse what `to_json` made. Raises Damaged if it is anything else."""
         if not isinstance(found, Mapping) or "checksum" not in found:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise Damaged("it was not written by jaxft, or has lost its description")
+            raise Damaged("it was not written by jaxft, or its manifest is missing")
         fields = {name: value for name, value in found.items() if name != "checksum"}
         if found["checksum"] != _checksum(fields):
-            raise Damaged("its description does not match its checksum")
+            raise Damaged("its manifest does not match its checksum")
         try:
             leaves = tuple((str(path), str(kind)) for path, kind in fields.pop("leaves"))
             made = cls(**fields, leaves=leaves)
         except (KeyError, TypeError, ValueError) as error:
-            raise Damaged(f"its description has other parts than this jaxft knows ({error})") from error
+            raise Damaged(
+                f"its manifest has other fields than this version of jaxft expects ({error})"
+            ) from error
         for name, kind in _KINDS.items():
             if type(getattr(made, name)) is not kind:
-                raise Damaged(f"its {name} is {getattr(made, name)!r:.80}, and no {kind.__name__}")
+                raise Damaged(f"its {name} is {getattr(made, name)!r:.80}, not of type {kind.__name__}")
         if not _are_settings(made.settings):
-            raise Damaged(f"its settings are {made.settings!r:.80}")
+            raise Damaged(f"its settings are {made.settings!r:.80}, not a map from text to text")
         return made
 
 
@@ -71,17 +73,17 @@ def leaves_of(state: Any) -> tuple[tuple[str, str], ...]:
 
 
 def difference(saved: tuple[tuple[str, str], ...], wanted: tuple[tuple[str, str], ...]) -> str | None:
-    """The first difference between two lists of leaves, in words; None if there is none."""
+    """Describe the first difference between two lists of leaves; None if there is none."""
     there, here = dict(saved), dict(wanted)
     for path, kind in here.items():
         name = path or "(the state itself)"
         if path not in there:
-            return f"the leaf {name}, {kind} in the state given, is not in it"
+            return f"it lacks the leaf {name}, {kind} in the given state"
         if there[path] != kind:
-            return f"the leaf {name} is {there[path]} in it, and {kind} in the state given"
+            return f"the leaf {name} is {there[path]} in it, but {kind} in the given state"
     for path, kind in there.items():
         if path not in here:
-            return f"it has a leaf {path or '(the state itself)'}, {kind}, that the state given has not"
+            return f"it has a leaf {path or '(the state itself)'}, {kind}, that the given state lacks"
     return None
 
 

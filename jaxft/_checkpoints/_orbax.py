@@ -1,4 +1,4 @@
-"""The one module that knows Orbax: writes and reads one tree of numpy arrays, with a JSON beside it.
+"""The only module that uses Orbax: writes and reads one tree of numpy arrays, with JSON beside it.
 
 Orbax takes most of a second to import, so it is imported when a checkpoint is first read or written.
 """
@@ -20,22 +20,22 @@ _HOMES = ("orbax.checkpoint.v1", "orbax.checkpoint.experimental.v1")
 
 
 def require() -> None:
-    """Raise ConfigurationError if Orbax is not installed. It is not imported."""
+    """Raise ConfigurationError if Orbax is not installed. Does not import it."""
     try:
         found = importlib.util.find_spec("orbax.checkpoint") is not None
     except ModuleNotFoundError:  # not even the package above it
         found = False
     if not found:
         raise ConfigurationError(
-            "Checkpoints need Orbax, which is not installed here: `pip install orbax-checkpoint`"
+            "Checkpoints need Orbax, which is not installed: run `pip install orbax-checkpoint`."
         )
 
 
 def write(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
-    """Write a checkpoint, and return when it is complete. Whatever Orbax raises is let through."""
+    """Write a checkpoint, and return when it is complete. Orbax's errors propagate."""
     v1 = _v1()
-    # Made beside the writing, the folders are waited for by signals that go by a number which all saves of a process
-    # share: two at once, of which one may be the user's own, write before their folders are there (0.12.8).
+    # If folders are created asynchronously, Orbax waits for them by signals with a number that all saves of a process
+    # share: of two saves at once, one perhaps the user's own, one may write before its folder exists (0.12.8).
     context = v1.Context()
     context.asynchronous.create_directories_asynchronously = False
     with context:
@@ -43,14 +43,14 @@ def write(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
 
 
 def read_metadata(path: Path) -> Mapping[str, Any]:
-    """The JSON that was given to `write`; empty if there is none. Whatever Orbax raises is let through."""
+    """The JSON that was passed to `write`; empty if there is none. Orbax's errors propagate."""
     return _v1().checkpointables_metadata(path).custom_metadata or {}
 
 
 def read(path: Path, like: Any) -> Any:
     """Read a tree of numpy arrays that has the structure, shapes and dtypes of `like`, whose values do not matter.
 
-    Whatever Orbax raises is let through.
+    Orbax's errors propagate.
     """
     found = iter(jax.tree.leaves(_v1().load(path, _stored(like))))
     return jax.tree.map(
@@ -60,10 +60,10 @@ def read(path: Path, like: Any) -> Any:
 
 
 def _stored(tree: Any) -> Any:
-    """A tree as Orbax takes it: without arrays of no elements, and of dtypes that TensorStore knows.
+    """A tree as Orbax accepts it: without empty arrays, and only with dtypes that TensorStore knows.
 
-    None keeps the place of an empty array, whose shape is known from elsewhere. Of other dtypes (uint4) the bytes are
-    stored.
+    An empty array is stored as None; its shape is known from elsewhere. An array of another dtype (uint4) is stored
+    as its bytes.
     """
 
     def stored(array: np.ndarray) -> np.ndarray | None:
@@ -89,9 +89,9 @@ def _v1() -> Any:
         try:
             return importlib.import_module(home)
         except ModuleNotFoundError as error:
-            # What is missing may also be something that Orbax itself needs.
+            # The missing module may also be a dependency of Orbax.
             if error.name is None or not home.startswith(error.name):
                 raise
     raise ConfigurationError(
-        "The Orbax that is installed here has no v1 API: `pip install --upgrade orbax-checkpoint`"
+        "The installed Orbax has no v1 API: run `pip install --upgrade orbax-checkpoint`."
     )

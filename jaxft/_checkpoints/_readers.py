@@ -1,9 +1,9 @@
-"""Who reads a checkpoint when all groups begin again at once: a few, from whom the others then heal.
+"""Limits how many groups read a checkpoint when all restart at once: a few read it, and the others heal from them.
 
-As many slots as there should be readers, each a file beside the checkpoints with a lock, which the kernel releases
-when its holder dies. Who finds a slot free reads, and leaves a mark in it when it is done. Who finds none waits, and
-reads nothing once a reader has left its mark meanwhile. It reads after all if a reader dies without a mark, if none
-is done in time, or if the disk has no locks: to read once too often costs time only.
+There is one slot per reader, a file beside the checkpoints with a lock that the kernel releases when its holder dies.
+A process that finds a free slot reads, and writes a mark into the slot when it is done. A process that finds none
+waits, and does not read once a reader has written its mark. It reads after all if a reader dies without a mark, if
+none finishes in time, or if the disk has no locks: an unnecessary read costs only time.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pathlib import Path
 
 _log = logging.getLogger("jaxft")
 
-# One is enough; the other is for the death of the first before it has given the state to anybody.
+# One is enough; the second is there in case the first dies before any group has healed from it.
 READERS = 2
 _POLL_S = 0.05
 _MARK_BYTES = 64
@@ -26,10 +26,10 @@ _MARK_BYTES = 64
 
 @contextlib.contextmanager
 def turn(folder: Path, *, timeout_s: float, readers: int = READERS) -> Iterator[bool]:
-    """Wait until it is known whether this process should read; yield that. A reader reads within the context."""
+    """Wait until it is clear whether this process should read, and yield that. Read within the context."""
     try:
         slot = _slot(folder, time.monotonic() + timeout_s, readers)
-    except OSError:  # a disk that cannot lock, or may not be written to: then nobody is told of a reader
+    except OSError:  # the disk has no locks or is read-only: every process reads
         slot = None
     if slot is None:
         yield True
@@ -49,9 +49,9 @@ class _Slot:
 
 
 def _slot(folder: Path, deadline_s: float, readers: int) -> _Slot | None:
-    """A slot, as soon as one is free; None if none is by the deadline. Raises OSError."""
+    """A slot, as soon as one is free; None if none is free by the deadline. Raises OSError."""
     files = [folder / f".reader-{number}" for number in range(readers)]
-    before: list[bytes] | None = None  # the marks when it began to wait
+    before: list[bytes] | None = None  # the marks at the start of the wait
     while True:
         for file in files:
             descriptor = _locked(file)
@@ -63,14 +63,14 @@ def _slot(folder: Path, deadline_s: float, readers: int) -> _Slot | None:
             return _Slot(descriptor, done_by_others=False)
         if before is None:
             before = [_mark(file) for file in files]
-            _log.info("waits for others, who read a checkpoint in %s", folder)
+            _log.info("Waiting for other groups that are reading a checkpoint in %s.", folder)
         if time.monotonic() >= deadline_s:
             return None
         time.sleep(_POLL_S)
 
 
 def _locked(file: Path) -> int | None:
-    """A descriptor that holds the file's lock; None if another does. Raises OSError."""
+    """A descriptor that holds the file's lock; None if another process holds it. Raises OSError."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

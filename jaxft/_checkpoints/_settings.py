@@ -1,18 +1,18 @@
-"""Whether a checkpoint goes on under the settings that it was saved with: compared by name, before it is used."""
+"""Compares the settings of a run with those that a checkpoint was saved with, before the checkpoint is used."""
 
 from collections.abc import Collection, Mapping
 
 from jaxft._errors import ConfigurationError
 
-# Users' own settings, as they stand beside those that jaxft knows.
+# The prefix of users' own settings, which are stored beside jaxft's.
 _USERS = "settings."
 _NONE = "(none)"
-# What only the first call of the step knows.
+# Known only from the first call of the step.
 LATER = frozenset({"shards"})
 
 
 def check_changed(changed: Collection[str]) -> None:
-    """Raises ConfigurationError for one text in the place of several: each part of it would count as a name."""
+    """Raise ConfigurationError for a string: each of its letters would count as a name."""
     if isinstance(changed, str):
         raise ConfigurationError(
             f"changed must be a collection of names, such as {{{changed!r}}}, not {changed!r}"
@@ -22,7 +22,7 @@ def check_changed(changed: Collection[str]) -> None:
 def differences(
     saved: Mapping[str, str], present: Mapping[str, str], changed: Collection[str]
 ) -> list[tuple[str, str, str]]:
-    """The name, the saved and the present value of each setting that differs, but for those changed on purpose."""
+    """The name, saved value and present value of each setting that differs and is not in `changed`."""
     return [
         (name.removeprefix(_USERS), saved.get(name, _NONE), present.get(name, _NONE))
         for name in sorted(saved.keys() | present.keys())
@@ -33,23 +33,23 @@ def differences(
 def refusal(
     where: str, differing: list[tuple[str, str, str]], step: int, changed: Collection[str] = ()
 ) -> str:
-    """What differs, what a change would mean, and what to do, beside what was `changed` on purpose already."""
-    lines = [f"The checkpoint {where!r} was saved by a run with other settings:"]
+    """The error: what differs, what a change means, and what to do. `changed` are the changes already allowed."""
+    lines = [f"The checkpoint {where!r} was saved by a run with different settings:"]
     lines += [f"  {name}: saved {was!r}, now {now!r}" for name, was, now in differing]
     lines += [f"  {_shards(was, now, step)}" for name, was, now in differing if name == "shards"]
     names = "{" + ", ".join(map(repr, sorted({*changed, *(name for name, _, _ in differing)}))) + "}"
     lines.append(
-        "Start with the saved settings; or choose another folder for another run; or, to go on with other settings "
-        f"on purpose, say so: `manager.restore(state, changed={names})`. A coordinator that remembers this job still "
-        "refuses them: give the job that goes on a name of its own, and add 'job' to `changed`."
+        "Start with the saved settings; or choose another folder for another run; or, to continue with different "
+        f"settings on purpose, call `manager.restore(state, changed={names})`. A coordinator that remembers this job "
+        "still refuses them: give the continued job a new name, and add 'job' to `changed`."
     )
     return "\n".join(lines)
 
 
 def _shards(was: str, now: str, step: int) -> str:
-    """What another number of shards does to the order of the data."""
+    """The effect of another number of shards on the order of the data."""
     if not (was.isdigit() and now.isdigit()):
-        return f"`batch_for(step, shard)` goes on at step {step}, with other shards than before."
+        return f"`batch_for(step, shard)` continues at step {step}, with another number of shards."
     before, after = step * int(was), step * int(now)
     what = (
         f"shards {before} to {after - 1} are never used"
@@ -57,6 +57,6 @@ def _shards(was: str, now: str, step: int) -> str:
         else (f"shards {after} to {before - 1} are used again")
     )
     return (
-        f"`batch_for(step, shard)` counts from step {step} on: {before} shards have been used, and where shards are "
-        f"numbered through the run (step * shards + shard) it goes on at number {after}: {what}."
+        f"`batch_for(step, shard)` counts from step {step} on: {before} shards have been used, and if shards are "
+        f"numbered through the run (step * shards + shard), it continues at number {after}: {what}."
     )

@@ -1,4 +1,4 @@
-"""One save, from the copy in host memory to the folder on disk: what runs in the background."""
+"""One save, from the copy in host memory to the folder on disk. Runs in the background."""
 
 import dataclasses
 from collections.abc import Set
@@ -14,19 +14,19 @@ def write(folder: Path, manifest: Manifest, copy: HostCopy, *, keep: int, damage
     """Write a checkpoint, unless the step has one, and delete what is older than the `keep` newest.
 
     Args:
-        folder: where the job's checkpoints lie.
-        manifest: what the checkpoint says of itself, but for the digest.
+        folder: the folder of the job's checkpoints.
+        manifest: the checkpoint's manifest, without the digest.
         copy: the state.
         keep: how many to keep, this one included.
-        damaged: steps whose checkpoints could not be read. They count for nothing, and are replaced.
+        damaged: steps whose checkpoints could not be read. They do not count, and are replaced.
 
     Raises:
-        Exception: what the disk or Orbax raised. Nothing that was complete before has been touched, then.
+        Exception: what the disk or Orbax raised. Complete checkpoints have not been touched then.
     """
     step = manifest.step
     if step in set(_folder.steps(folder)) - damaged:
         return
-    # First, because what dead writers left may be what fills the disk.
+    # First, because folders of dead writers may be what fills the disk.
     _folder.sweep(folder)
     with _folder.unfinished(folder) as work:
         host = copy.join()
@@ -40,7 +40,7 @@ def write(folder: Path, manifest: Manifest, copy: HostCopy, *, keep: int, damage
 
 
 def _superseded(steps: list[int], step: int, keep: int, damaged: Set[int]) -> list[int]:
-    """The older ones that are too many, and the older ones that are damaged. Newer ones are another's business."""
+    """The older steps beyond `keep`, and the damaged older steps. Newer ones are left to their writers."""
     older = {each for each in steps if each < step}
     newest_first = sorted(older - damaged, reverse=True)
     return sorted(older - set(newest_first[: keep - 1]))

@@ -1,4 +1,4 @@
-"""The sum of contributions across groups, over TCP on the host."""
+"""The all-reduce across groups, over TCP on the host."""
 
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._exchange._exchange import exchange

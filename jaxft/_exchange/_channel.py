@@ -1,8 +1,7 @@
-"""One peer's connection during one exchange: frames go out, frames come in, and no call ever blocks.
+"""One peer's connection during one exchange: sends and receives frames, and never blocks.
 
-A frame is a header, its payload, and the tag of both (`_seals.py`). It is added to a sum, or returned, only when the
-tag has been compared: a sum of damaged or forged parts would be the same wrong sum for all, so no comparison of
-states could find it.
+A frame is a header, its payload, and the tag of both (`_seals.py`). A payload is used only after its tag has been
+verified: all members would share the wrong sum of a damaged or forged payload, so comparing states would not find it.
 """
 
 from collections import deque
@@ -14,7 +13,7 @@ from jaxft._exchange._plan import CHUNK_BYTES, Planned
 from jaxft._transport._seals import Connection, is_tag
 from jaxft._transport._sockets import SEND_FLAGS, drop_sent
 
-# So many frames are handed to the kernel at once, while they are small.
+# At most this many frames go into one system call.
 _FRAMES_PER_SEND = 16
 _PARTS = 3  # header, payload, tag
 
@@ -22,10 +21,10 @@ Frame = tuple[bytes, memoryview]  # header, payload
 
 
 class Channel:
-    """Sends frames to one peer and receives those that the plan expects from it.
+    """Sends frames to one peer, and receives the frames that the plan expects from it.
 
-    There are two sequences of frames in each direction, partial sums and results. Each keeps its own order, and
-    between them the sender chooses, so at most two headers can come next.
+    Each direction has two sequences of frames, partial sums and results. Each sequence is in order, and the sender
+    chooses how to interleave them, so at most two headers can come next.
     """
 
     def __init__(
@@ -35,17 +34,17 @@ class Channel:
         outgoing: Iterator[Frame],
         partials: Sequence[Planned],
         results: Sequence[Planned],
-        place: Callable[[Planned], memoryview | None],
+        buffer_for: Callable[[Planned], memoryview | None],
         arrived: Callable[[Planned], None],
     ) -> None:
         """Start with nothing sent or received.
 
         Args:
-            connection: of a non-blocking socket.
+            connection: a connection with a non-blocking socket.
             outgoing: the partial sums for this peer.
-            partials: what this peer will send of partial sums.
-            results: what this peer will send of the results.
-            place: where a payload goes; None if there is no room yet.
+            partials: the partial sums that this peer will send.
+            results: the results that this peer will send.
+            buffer_for: returns the buffer for a payload, or None if there is no room yet.
             arrived: called when a payload is complete.
         """
         self.sock = connection.sock
@@ -53,7 +52,7 @@ class Channel:
         self.results = deque(results)
         self.paused = False
         self._tags_out, self._tags_in = connection.outgoing, connection.incoming
-        self._place = place
+        self._buffer_for = buffer_for
         self._arrived = arrived
         self._outgoing: Iterator[Frame] | None = outgoing
         self._urgent: deque[Frame] = deque()
@@ -61,8 +60,8 @@ class Channel:
         self._pending_bytes = 0
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._tag = memoryview(bytearray(self._tags_in.size_bytes))
-        self._payload: memoryview | None = None  # of the current frame, while it comes or its tag does
-        self._wanted_tag: bytes | None = None  # once the payload is complete
+        self._payload: memoryview | None = None  # of the current frame, until its tag has been verified
+        self._wanted_tag: bytes | None = None  # set once the payload is complete
         self._current: Planned | None = None
         self._rest = self._header if self.receiving else self._header[:0]
         self._refill()
@@ -77,17 +76,17 @@ class Channel:
 
     @property
     def owes_partials(self) -> bool:
-        """Whether we wait for partial sums of this peer, which it could send without anybody's help."""
+        """Whether this peer owes us partial sums, which it can send without waiting for any other member."""
         arriving = self._current is not None and self._current.node is not None
         return not self.paused and (arriving or bool(self.partials))
 
     def push(self, frame: Frame) -> None:
-        """Queue a frame of the results. They go before partial sums: somebody's step may wait for nothing else."""
+        """Queue a frame of results. Results go before partial sums: a peer may need only them to finish its step."""
         self._urgent.append(frame)
         self._refill()
 
     def send(self) -> int:
-        """Hand bytes to the kernel, as many as it takes at once. Raises OSError if the connection is lost."""
+        """Send as many bytes as the kernel takes at once. Raises OSError if the connection is lost."""
         try:
             sent = self.sock.sendmsg(tuple(islice(self._pending, _PARTS * _FRAMES_PER_SEND)), (), SEND_FLAGS)
         except BlockingIOError:
@@ -98,9 +97,9 @@ class Channel:
         return sent
 
     def receive(self) -> int:
-        """Take bytes from the kernel, up to the end of a payload. Raises OSError if the connection is lost."""
+        """Read available bytes, up to the end of a frame. Raises OSError if the connection is lost."""
         if self.paused:
-            raise ConnectionResetError("closed the connection")  # nothing else is watched for while paused
+            raise ConnectionResetError("closed the connection")  # the only event polled for while paused
         taken = 0
         while self._rest.nbytes:
             try:
@@ -125,13 +124,13 @@ class Channel:
         return taken
 
     def resume(self) -> None:
-        """Ask again for room for the payload that comes next, if it has none yet."""
+        """Request a buffer for the next payload again, if it has none yet."""
         if self._current is None or self._rest.nbytes:
             return
-        room = self._place(self._current)
-        self.paused = room is None
-        if room is not None:
-            self._rest = self._payload = room
+        buffer = self._buffer_for(self._current)
+        self.paused = buffer is None
+        if buffer is not None:
+            self._rest = self._payload = buffer
 
     def _match(self) -> Planned:
         received = bytes(self._header)
@@ -140,7 +139,7 @@ class Channel:
             if queue[0].header == received:
                 return queue.popleft()
         raise ConnectionError(
-            f"sent a frame that does not belong here: {difference(received, [q[0].header for q in expected])}"
+            f"sent an unexpected frame: {difference(received, [q[0].header for q in expected])}"
         )
 
     def _complete(self) -> None:
@@ -149,7 +148,7 @@ class Channel:
         assert self._wanted_tag is not None
         if not is_tag(self._tag, self._wanted_tag):
             raise ConnectionError(
-                "sent a part of the sum that was damaged or changed on its way: its tag is another"
+                "sent a frame whose tag does not match: its data were damaged or changed on the way"
             )
         self._current = self._payload = self._wanted_tag = None
         self._rest = self._header if self.receiving else self._header[:0]

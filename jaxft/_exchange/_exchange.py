@@ -1,29 +1,29 @@
-"""The exchange: every member of a quorum ends with the means and sums over all shards, or with an error.
+"""The exchange: an all-reduce over a quorum. It ends for every member with the means and sums, or with an error.
 
-Theory of operation. The plan (`_plan.py`) makes each member the owner of a slice of every region. For each chunk
-of its slice an owner receives what the others hold of it, combines all nodes in the order of the tree, and sends
-the result to everybody. All of this overlaps: while one chunk is summed the kernel carries others both ways. One
-thread does it with one poll; sockets never block; payloads go straight from the partial sums and into scratch
-memory or the result.
+Theory of operation. The exchange is a reduce-scatter and an all-gather, overlapped chunk by chunk. The plan
+(`_plan.py`) makes each member the reducer of one slice of every region. For each chunk of its slice, a reducer
+receives the other members' partial sums, combines all nodes in the order of the tree, and sends the result to all.
+While it sums one chunk, the kernel sends and receives others. One thread does all this around one poll; sockets never
+block; payloads go from the memory of the partial sums straight into the receiver's scratch memory or result.
 
-    partial sums of slice j   --->  owner j: combine chunk by chunk  --->  results of slice j, to all
+    partial sums of slice j   --->  reducer j: combine chunk by chunk  --->  results of slice j, to all
 
-Frames of partial sums never wait for anything at their sender, and results never wait for room at their receiver.
-A receiver may pause a peer that runs ahead (only the chunks of a small window have scratch memory); it then
-waits for a peer that is behind, which is not paused. So no circle of members can wait for each other.
+A sender never delays partial sums, and a receiver always has a buffer for results. A receiver may pause a peer that
+runs ahead (scratch memory holds a small window of chunks); it then waits for a peer that is behind, which is not
+paused. So members cannot deadlock.
 
 Invariants:
 - Contributions are only read.
-- A frame is taken only if its header is the one expected (`_frames.py`).
-- On any error all connections of the quorum are closed, so every member's exchange ends, too. Having finished
-  an exchange says nothing about the others: the vote decides whether the step counts.
+- A frame is accepted only if its header is the expected one (`_frames.py`).
+- On any error all connections of the quorum are closed, so every member's exchange ends too. A finished exchange
+  says nothing about the other members: the vote decides whether the step counts.
 
-Who is blamed. An end of file does not tell who died, since the others close in cascade; all who are seen
-failing at that moment are named. When nothing moves, those are named that owe partial sums, which they could
-send without help; failing those, everybody who owes something. One that owes partial sums, and of which nothing comes
-and to which nothing goes, is named also while bytes move to and from others.
+Who is blamed. An end of file does not show who died, since the others close in a cascade; all peers that are seen
+failing at that moment are named. When no bytes move, the peers that owe partial sums are named, since they could send
+them without help; if there are none, all peers that owe anything. A peer that owes partial sums and exchanges no
+bytes with us is named even while bytes move to and from others.
 
-There is no limit to the whole: `_patience.py` says when time counts.
+The exchange as a whole has no deadline: `_patience.py` says when time counts.
 """
 
 import logging
@@ -43,7 +43,7 @@ from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import LOOK_S, Patience
 from jaxft._exchange._plan import Planned, partials_to, results_from
-from jaxft._exchange._reducer import Owner
+from jaxft._exchange._reducer import Reducer
 from jaxft._transport._sockets import SLOW_WAIT_S
 
 _log = logging.getLogger("jaxft")
@@ -64,29 +64,29 @@ def exchange(
 
     Args:
         links: the quorum's connections. Closed if this raises.
-        layout: of the leaves, the same at every member.
+        layout: the layout of the leaves, the same at every member.
         step: the step that the contributions are for.
-        partials: what this member contributes: exactly its shards of the quorum. It is only read.
+        partials: what this member contributes: exactly its shards of the quorum. Only read.
         total_shards: the number of all shards of the step.
-        patience: for how long no byte may move.
+        patience: the limit on a time without progress.
 
     Returns:
         The means and sums, in the order of the leaves, in fresh memory. The bits do not depend on the members.
 
     Raises:
-        ExchangeFailed: names the peers that were seen to fail; nobody, if the abort flag was set.
+        ExchangeFailed: names the peers that were seen to fail; none, if the abort flag was set.
     """
     plan = links.plan(layout, total_shards)
     if partials.nodes != plan.nodes[links.me] or partials.shards != total_shards:
         raise ValueError(
-            f"Group {links.members[links.me].group!r} holds {partials.nodes} of {partials.shards} shards, "
-            f"but its shards in quorum {links.quorum_id} make {plan.nodes[links.me]} of {total_shards}."
+            f"Group {links.members[links.me].group!r} holds the nodes {partials.nodes} of {partials.shards} shards, "
+            f"but its shards in quorum {links.quorum_id} are the nodes {plan.nodes[links.me]} of {total_shards}."
         )
     if len(links.members) == 1:
         return partials.mean_alone()
     if links.closed:
         raise ExchangeFailed(
-            f"The connections of quorum {links.quorum_id} are closed; a new quorum is needed."
+            f"The connections of quorum {links.quorum_id} are closed. The step needs a new quorum."
         )
     try:
         run = _Run(links, layout, step, partials, patience)
@@ -94,7 +94,7 @@ def exchange(
     except BaseException:
         links.close()
         raise
-    return leaves_of(layout, run.owner.result)
+    return leaves_of(layout, run.reducer.result)
 
 
 class _Run:
@@ -108,7 +108,7 @@ class _Run:
         stamps = [
             Stamp(number, job, links.quorum_id, step, layout_tag) for number in range(len(links.members))
         ]
-        self.owner = Owner(plan, me=links.me, layout=layout, partials=partials, scratch=links.scratch)
+        self.reducer = Reducer(plan, me=links.me, layout=layout, partials=partials, scratch=links.scratch)
         self._links = links
         self._step = step
         self._results = results_from(stamp=stamps[links.me], plan=plan, layout=layout)
@@ -120,29 +120,29 @@ class _Run:
                 ),
                 partials=partials_to(links.me, stamp=stamps[number], plan=plan, layout=layout),
                 results=results_from(stamp=stamps[number], plan=plan, layout=layout),
-                place=self.owner.place,
-                arrived=self.owner.arrived,
+                buffer_for=self.reducer.buffer_for,
+                arrived=self.reducer.arrived,
             )
             for number, connection in links.connections.items()
         }
         self._by_fd = {channel.sock.fileno(): number for number, channel in self._channels.items()}
         self._poller = select.poll()
         self._poller.register(links.abort, select.POLLIN)
-        self._watched: dict[int, int] = {}  # poll events by descriptor; those that are watched for something
+        self._watched: dict[int, int] = {}  # poll events by descriptor, where there are any
         self._patience = patience
         self._begun_s = time.monotonic()
-        self._moved_s = dict.fromkeys(self._channels, self._begun_s)  # when bytes of each have moved last
+        self._moved_s = dict.fromkeys(self._channels, self._begun_s)  # when bytes last moved, by peer
         self._checks_s = self._begun_s
         self._slow_s = SLOW_WAIT_S
 
     def until_done(self) -> None:
         while True:
-            if self.owner.can_combine:
+            if self.reducer.can_combine:
                 self._combine()
             self._watch()
-            if self.owner.done and not self._watched:
+            if self.reducer.done and not self._watched:
                 return
-            timeout_s = 0.0 if self.owner.can_combine else min(self._patience.look_s, self._slow_s)
+            timeout_s = 0.0 if self.reducer.can_combine else min(self._patience.look_s, self._slow_s)
             events = self._poller.poll(1000 * timeout_s)
             if self._links.abort.is_set:
                 raise self._failed((), f"was aborted: {self._links.abort.reason}")
@@ -153,26 +153,26 @@ class _Run:
     def _outgoing(self, planned: Iterable[Planned]) -> Iterator[Frame]:
         for frame in planned:
             assert frame.node is not None
-            payload = self.owner.partial_bytes(frame.chunk, frame.node)
+            payload = self.reducer.partial_bytes(frame.chunk, frame.node)
             assert payload.nbytes == frame.length_bytes
             yield frame.header, payload
 
     def _combine(self) -> None:
-        number = self.owner.combine()
+        number = self.reducer.combine()
         for peer, channel in self._channels.items():
             if channel.paused:
                 channel.resume()
-                self._moved_s[peer] = time.monotonic()  # it was we who kept it waiting
+                self._moved_s[peer] = time.monotonic()  # we paused it, so it is not late
             if self._results:
                 frame = self._results[number]
-                channel.push((frame.header, self.owner.result_bytes(frame.chunk)))
+                channel.push((frame.header, self.reducer.result_bytes(frame.chunk)))
 
     def _watch(self) -> None:
-        """Poll each connection for what its channel can do next, and not at all once it is through."""
+        """Poll each connection for what its channel can do next, and stop polling it when it is done."""
         for channel in self._channels.values():
             events = select.POLLOUT if channel.sending else 0
             if channel.paused:
-                events |= select.POLLRDHUP  # there is no room for its bytes, but its end would be news
+                events |= select.POLLRDHUP  # no buffer for its bytes, but notice a disconnect
             elif channel.receiving:
                 events |= select.POLLIN
             fd = channel.sock.fileno()
@@ -204,13 +204,13 @@ class _Run:
         late = self._owing() if self._patience.is_over else self._silent()
         if late:
             still_s = max(still_s, self._patience.timeout_s)
-            raise self._failed(late, f"stood still for {still_s:.1f} s, waiting for {self._names(late)}")
+            raise self._failed(late, f"made no progress for {still_s:.1f} s, waiting for {self._names(late)}")
         if still_s < min(self._slow_s, SLOW_WAIT_S):
             self._slow_s = SLOW_WAIT_S
         elif still_s >= self._slow_s:
             self._slow_s = math.inf
             _log.warning(
-                "The exchange of step %d in quorum %d has waited for %s for %.0f s.",
+                "The exchange of step %d in quorum %d is still waiting for %s after %.0f s.",
                 self._step,
                 self._links.quorum_id,
                 self._names(self._owing()),
@@ -218,7 +218,7 @@ class _Run:
             )
 
     def _silent(self) -> list[int]:
-        """Those that could send partial sums and do not, while bytes move to and from others."""
+        """Peers that could send partial sums and do not, while bytes move to and from others."""
         now_s = time.monotonic()
         if now_s < self._checks_s:
             return []
@@ -233,12 +233,12 @@ class _Run:
         ]
 
     def _owing(self) -> list[int]:
-        """Whom this member waits for: those that could go on without help, or else everybody unfinished."""
+        """The peers this member waits for: those that need no help to go on, or else all that are unfinished."""
         owing = [number for number, channel in self._channels.items() if channel.owes_partials]
         return owing or [number for fd, number in self._by_fd.items() if fd in self._watched]
 
     def _lost(self, number: int, why: str) -> ExchangeFailed:
-        """One connection failed; who else is seen failing at this moment may be the cause as well."""
+        """One connection failed. Any other peer that is failing at this moment may be the cause as well."""
         reasons = {number: why}
         poller = select.poll()
         for fd in self._watched:
@@ -253,7 +253,7 @@ class _Run:
         peers = tuple(self._links.members[number].group for number in numbers)
         return ExchangeFailed(
             f"The exchange of step {self._step} in quorum {self._links.quorum_id} {why} ({elapsed_s:.3f} s after "
-            "it began). Contributions are kept; the step is tried again under the next quorum.",
+            "it began). Contributions are kept, and the step is retried under the next quorum.",
             peers,
         )
 

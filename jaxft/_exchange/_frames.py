@@ -1,8 +1,8 @@
 """The header of every frame of an exchange.
 
 A receiver knows from the plan which frames can come next. It packs the headers that it expects and compares
-bytes, before it takes a byte of payload: a frame of another job, quorum, step or layout, of the wrong size or
-from the wrong member, is refused, and the message says in which fields it differs.
+bytes before it reads any payload. A frame of another job, quorum, step or layout, of the wrong size or from the
+wrong member, is refused, and the error names the fields that differ.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ assert HEADER_BYTES == 64
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a frame says about itself. Field order is wire order."""
+    """The fields of a header, in wire order."""
 
     magic: bytes
     version: int
@@ -42,7 +42,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What all frames of one member in one exchange have in common."""
+    """The fields that all frames of one member in one exchange share."""
 
     sender: int
     job: int
@@ -76,12 +76,12 @@ def tag(text: str) -> int:
 
 
 def difference(received: bytes, expected: Sequence[bytes]) -> str:
-    """Say in which fields a header differs from the one, of those expected, that it resembles most."""
+    """Name the fields in which a header differs from the most similar of the expected headers."""
     if received[: len(_MAGIC)] != _MAGIC:
-        return f"it begins with {received[:16]!r}, which is no frame of an exchange"
+        return f"it begins with {received[:16]!r}, which is not a frame of an exchange"
     got = Header(*_HEADER.unpack(received))
     if not expected:
-        return f"none was expected, got {got}"
+        return f"none was expected, received {got}"
     differences = [_differing_fields(got, Header(*_HEADER.unpack(header))) for header in expected]
     return ", ".join(min(differences, key=len))
 

@@ -1,7 +1,7 @@
 """The connections of one quorum: a full mesh among its members.
 
-Each quorum gets connections of its own, and after a failure they are never used again: what may still be in
-flight on one belongs to an exchange that nobody finishes.
+Each quorum gets its own connections, and after a failure they are not reused: bytes still in flight belong to an
+exchange that will not finish.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from jaxft._transport._listener import Abort, Connection, Hello, Listener
 
 
 class Links:
-    """This member's connections to all others of a quorum, and what is kept from one exchange to the next."""
+    """This member's connections to all others of a quorum, and the memory and plan reused across its exchanges."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Links:
         abort: Abort,
         listener: Listener | None = None,
     ) -> None:
-        """Take over connections, given by the number of the member at the other end. See `open`."""
+        """Take ownership of connections, keyed by the member's number. See `open`."""
         assert set(connections) == set(range(len(members))) - {me}
         self.job = job
         self.quorum_id = quorum_id
@@ -39,7 +39,7 @@ class Links:
         self.connections = dict(connections)
         self.abort = abort
         self.closed = False
-        # Where peers' chunks are received, by slot and node.
+        # Receive buffers for peers' chunks, by slot and node.
         self.scratch: dict[tuple[int, Node], np.ndarray] = {}
         self._plans: dict[tuple[str, int], Plan] = {}
         self._listener = listener
@@ -60,30 +60,29 @@ class Links:
         """Connect to every other member. Ends all older quorums at this listener.
 
         Args:
-            listener: where lower members dial us.
+            listener: where members before us in the order dial us.
             job: the job's name.
             quorum_id: the quorum; each of its members opens it, with the same members in the same order.
             me: our group's name, one of the members.
             members: all members, in the quorum's order.
             abort: a flag that ends the wait; the exchanges over these links watch it too.
-            patience: when to give up.
+            patience: the limit on a time without progress.
 
         Raises:
-            ExchangeFailed: names those that could not be reached; nobody, if the abort flag was set.
-            JaxftError: the listener has ended with an error.
+            ExchangeFailed: names the members that could not be reached; none, if the abort flag was set.
+            JaxftError: the listener failed.
         """
         listener.check(len(members))
         number = [peer.group for peer in members].index(me)
-        hello = Hello(
-            "exchange", job, me, members[number].incarnation, "", 0, quorum_id
-        )  # `_mesh.py` says to whom
+        # `_mesh.py` fills in the group and incarnation to dial.
+        hello = Hello("exchange", job, me, members[number].incarnation, "", 0, quorum_id)
         listener.forget(quorum_id - 1)
         try:
             connections = connect_mesh(
                 listener, hello, me=number, members=members, abort=abort, patience=patience
             )
         except BaseException:
-            listener.forget(quorum_id)  # members that still wait for us learn it at once
+            listener.forget(quorum_id)  # wake members that still wait for us
             raise
         return Links(
             job=job,
@@ -96,16 +95,16 @@ class Links:
         )
 
     def plan(self, layout: Layout, total_shards: int) -> Plan:
-        """The plan of an exchange over these links, made once for a layout."""
+        """The plan of an exchange over these links, cached for the last layout."""
         key = (layout.digest, total_shards)
         if key not in self._plans:
             self._plans = {key: Plan.of(layout, [peer.shards for peer in self.members], total_shards)}
         return self._plans[key]
 
     def close(self) -> None:
-        """Close every connection; peers in an exchange see it at once. Idempotent.
+        """Close every connection; peers in an exchange notice at once. Idempotent.
 
-        Not for another thread while an exchange runs here: set the abort flag, and the exchange closes them.
+        Do not call this while another thread runs an exchange: set the abort flag, and the exchange closes them.
         """
         self.closed = True
         for connection in self.connections.values():

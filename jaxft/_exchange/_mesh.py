@@ -1,7 +1,7 @@
-"""How the members of a quorum connect, each with each.
+"""Connects the members of a quorum, each with each.
 
-Of two members the lower in the quorum's order dials. All dials go on at once, and then what others have dialled
-is taken: a member that does not answer hides no other, and is the only one that is blamed.
+Of two members, the one that is first in the quorum's order dials. All dials run at once, and then connections from
+earlier members are taken: one unresponsive member does not hide another, and is the only one blamed.
 """
 
 import functools
@@ -19,7 +19,7 @@ from jaxft._transport._sockets import Aborted, wait_any
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member of a quorum: its name and incarnation, where it listens, and its shards of the step."""
+    """A member of a quorum: its name and incarnation, its address, and its shards of the step."""
 
     group: str
     incarnation: int
@@ -30,7 +30,7 @@ class Peer:
 def connect_mesh(
     listener: Listener, hello: Hello, *, me: int, members: Sequence[Peer], abort: Abort, patience: Patience
 ) -> dict[int, Connection]:
-    """Connect to every other member; returns the connections by the members' numbers. Raises ExchangeFailed."""
+    """Connect to every other member; return the connections by the members' numbers. Raises ExchangeFailed."""
     made: dict[int, Connection] = {}
     dialling: dict[int, Dialling] = {}
     try:
@@ -65,7 +65,7 @@ def _advance(
     abort: Abort,
     patience: Patience,
 ) -> list[int]:
-    """Wait for an answer to any dial; adds those that were accepted by it to `made`, and returns their numbers."""
+    """Wait for any dial to progress; add those that were accepted to `made`, and return their numbers."""
     sources = {one.sock.fileno(): one.events for one in dialling.values()}
     waited_for = [members[number] for number in dialling]
     what = f"{_names(waited_for)} to accept a connection for quorum {hello.number}"
@@ -74,7 +74,7 @@ def _advance(
             lambda deadline_s: wait_any(sources, deadline_s=deadline_s, what=what, abort=abort)
         )
     except TimeoutError as error:
-        why = f"Waited {patience.still_s:.1f} s for {what}, in vain."
+        why = f"Timed out after {patience.still_s:.1f} s waiting for {what}."
         raise _failed(hello, why, waited_for) from error
     except Aborted as error:
         raise _failed(hello, str(error), []) from error
@@ -118,11 +118,11 @@ def _take_lower(
             if not late:
                 patience.moved()
         except TimeoutError:
-            late.append(peer)  # whoever is behind it in the order may be here already
+            late.append(peer)  # later members may have connected already
         except ConnectionError as error:
-            raise _failed(hello, str(error), []) from error  # it is we who go: nobody to blame
+            raise _failed(hello, str(error), []) from error  # this group is leaving: no peer to blame
     if late:
-        raise _failed(hello, f"{_names(late)} did not connect to us in time.", late)
+        raise _failed(hello, f"{_names(late)} did not connect to this group in time.", late)
 
 
 def _failed(hello: Hello, why: str, peers: Sequence[Peer]) -> ExchangeFailed:

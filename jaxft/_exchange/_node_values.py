@@ -1,9 +1,9 @@
-"""What a group holds of one node of the tree: values in the order of the layout, wherever they lie.
+"""The values that a group holds of one node of the tree, in the order of the layout.
 
-A single contribution is *loose*: its leaves stay where they are, usually in the memory of the arrays that `compute`
-made, and are read there. A part that spans several leaves, or padding, is gathered when it is asked for, so that the
-copy is as small as a chunk, is still in the cache when it is sent or summed, and waits for nobody. A sum is *packed*:
-one flat array for each region.
+A single contribution is *loose*: its leaves stay in place, usually in the memory of the arrays that `compute` made,
+and are read there. A part that spans several leaves, or padding, is gathered on demand, so that the copy is as small
+as a chunk, is still in the cache when it is sent or summed, and delays nothing. A sum is *packed*: one flat array per
+region.
 """
 
 import bisect
@@ -18,15 +18,15 @@ from jaxft._arrays._memory import aligned_empty
 from jaxft._exchange._reduce import add_into
 
 
-class Held(Protocol):
+class NodeValues(Protocol):
     """The values of one node."""
 
     def dtype(self, region: int) -> np.dtype:
-        """In which dtype a region is held."""
+        """The dtype of a region's values."""
         ...
 
     def part(self, region: int, start: int, stop: int) -> np.ndarray:
-        """The elements [start, stop) of a region as one flat array, only to be read."""
+        """The elements [start, stop) of a region as one flat array. Read-only."""
         ...
 
 
@@ -42,7 +42,7 @@ class Packed:
 
 
 class Loose:
-    """Leaves where they lie. Nobody may write to them while this lives."""
+    """Leaves in place. They must not be written to while this object lives."""
 
     def __init__(self, layout: Layout, leaves: Sequence[np.ndarray]) -> None:
         """`leaves` are flat and contiguous, in the order of the layout."""
@@ -58,14 +58,16 @@ class Loose:
 
     def part(self, region: int, start: int, stop: int) -> np.ndarray:
         offsets, leaves = self._offsets[region], self._leaves[region]
-        number = max(0, bisect.bisect_right(offsets, start) - 1)  # empty leaves share the offset of the next
+        number = max(
+            0, bisect.bisect_right(offsets, start) - 1
+        )  # an empty leaf has the offset of the next one
         offset, leaf = offsets[number], leaves[number]
         if stop - offset <= leaf.size:
             return leaf[start - offset : stop - offset]
         return self._gather(region, number, start, stop)
 
     def _gather(self, region: int, number: int, start: int, stop: int) -> np.ndarray:
-        """Copy what lies in the leaves from `number` on, with zeros for the padding between them."""
+        """Copy from the leaves starting at `number`, with zeros for the padding between them."""
         dtype = self.dtype(region)
         offsets, leaves = self._offsets[region], self._leaves[region]
         padding = np.zeros(ALIGN_ELEMENTS, dtype)
@@ -81,12 +83,12 @@ class Loose:
         return np.concatenate(pieces, out=out)
 
 
-def merged(layout: Layout, left: Held, right: Held) -> Packed:
-    """Add two nodes, in the dtype of sums. If the left one is a sum itself, it gives its memory for the result."""
+def merged(layout: Layout, left: NodeValues, right: NodeValues) -> Packed:
+    """Add two nodes, in the dtype of sums. If the left one is a sum itself, its memory is reused for the result."""
     return Packed(tuple(_merged(layout, number, left, right) for number in range(len(layout.regions))))
 
 
-def _merged(layout: Layout, number: int, left: Held, right: Held) -> np.ndarray:
+def _merged(layout: Layout, number: int, left: NodeValues, right: NodeValues) -> np.ndarray:
     region = layout.regions[number]
     if isinstance(left, Packed):
         out = left.regions[number]
@@ -97,7 +99,7 @@ def _merged(layout: Layout, number: int, left: Held, right: Held) -> np.ndarray:
         return out
     for place in layout.places:
         if place.region == number:
-            one, other = (held.part(number, place.offset, place.stop) for held in (left, right))
+            one, other = (node.part(number, place.offset, place.stop) for node in (left, right))
             add_into(out[place.offset : place.stop], one, other)
     for gap in layout.gaps():
         if gap.region == number:

@@ -1,9 +1,9 @@
 """How long a member waits for its peers in an exchange.
 
-Time counts only from the moment at which all members are known to have computed: before it, a peer that sends nothing
-may be computing, and whether it hangs is for the coordinator to say (`jaxft_protocol.coordinator.progress`). From
-then on each byte that moves restarts the clock. So an exchange may take as long as it likes while its bytes move, and
-both ends of a link that carries nothing find out soon, and at the same time.
+Time counts only once all members are known to have computed: before that, a silent peer may still be computing, and
+the coordinator decides whether it hangs (`jaxft_protocol.coordinator.progress`). From then on each byte that moves
+restarts the clock. So an exchange may take as long as it needs while its bytes move, and both ends of a stalled link
+time out soon, and at the same time.
 """
 
 import math
@@ -13,12 +13,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# How often a wait looks whether time has begun to count. Nothing but finding a fault waits for it.
+# How often a wait checks whether time counts yet. It delays only the detection of faults.
 LOOK_S = 0.25
 
 
 class Patience:
-    """For one exchange, or for the connections before it. For one thread."""
+    """The clock of one exchange, or of making its connections. For one thread."""
 
     def __init__(
         self,
@@ -27,11 +27,11 @@ class Patience:
         counts: Callable[[], bool] = lambda: True,
         moved: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin to wait.
+        """Start to wait.
 
         Args:
-            timeout_s: how long no byte may move, once time counts.
-            counts: whether all members are known to have computed. Once it is true it is not asked again.
+            timeout_s: how long may pass without any byte moving, once time counts.
+            counts: whether all members are known to have computed. Not called again once it has returned true.
             moved: called when bytes have moved.
         """
         self.timeout_s = timeout_s
@@ -41,13 +41,13 @@ class Patience:
         self._moved_s = -math.inf
 
     def moved(self) -> None:
-        """Bytes have moved, or a peer has connected: the time begins anew."""
+        """Bytes have moved, or a peer has connected: restart the clock."""
         self._moved_s = time.monotonic()
         self._tell()
 
     @property
     def still_s(self) -> float:
-        """For how long nothing has moved; 0 while time does not count."""
+        """How long nothing has moved; 0 while time does not count."""
         if math.isinf(self.since_s):
             if not self._counts():
                 return 0.0
@@ -60,11 +60,11 @@ class Patience:
 
     @property
     def look_s(self) -> float:
-        """For how long to wait before looking again."""
+        """How long to wait before the next check."""
         return max(0.0, min(LOOK_S, self.timeout_s - self.still_s))
 
     def until(self, wait: Callable[[float], T]) -> T:
-        """Call `wait(deadline_s)` until it returns. Raises its TimeoutError once patience is over."""
+        """Call `wait(deadline_s)` until it returns. Raises its TimeoutError when the time is up."""
         while True:
             try:
                 return wait(time.monotonic() + self.look_s)

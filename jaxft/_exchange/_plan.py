@@ -1,14 +1,13 @@
 """Who sums what: the division of an exchange among the members of a quorum.
 
-Each region of the layout is cut into one slice for each member, its *owner*, and slices into chunks. Members
-send an owner what they hold of its slice; the owner combines chunk after chunk and sends the results to all. Every
-member owns a slice, those without a shard too: the work and the bytes are the same for all.
+Each region of the layout is cut into one slice per member, its *reducer*, and slices into chunks. Members send a
+reducer their partial sums of its slice (reduce-scatter); it combines chunk after chunk and sends the results to all
+(all-gather). Members without a shard also reduce a slice: the work and the bytes are the same for all.
 
-A contribution that is small enough is not cut at all: everybody sends everything to everybody and each combines
-for itself. That takes one trip instead of two, and the bits are the same, because the order of the sum does not
-depend on who makes it.
+A small contribution is not cut: each member sends everything to all others and combines everything itself. That takes
+one round instead of two, and gives the same bits, because the order of the sum does not depend on who computes it.
 
-Both ends of a connection derive the same plan and the same frames from it, so each knows exactly what follows.
+Both ends of a connection derive the same plan, and the same frames from it, so each knows exactly what comes next.
 """
 
 from collections.abc import Sequence
@@ -18,20 +17,20 @@ from jaxft._arrays._layout import ALIGN_ELEMENTS, Layout, Region
 from jaxft._exchange._frames import PARTIAL, RESULT, Stamp
 from jaxft._exchange._tree import Node, cover
 
-# The most a frame carries. The best of a sweep over 64 MB: 0.5 to 2 MB (128 KB costs a third more, 4 MB too).
+# Largest payload of a frame. Best in a sweep over 64 MB: 0.5 to 2 MB (128 KB and 4 MB take a third longer).
 CHUNK_BYTES = 1 << 20
-# A slice is cut into at least so many chunks, so that sending, summing and sending back overlap ...
+# A slice is cut into at least this many chunks, so that sending, summing and sending back overlap ...
 _CHUNKS_PER_SLICE = 4
-# ... unless they would be smaller than this, where the cost of a frame itself begins to show.
+# ... unless they would be smaller than this, where the cost per frame becomes visible.
 _SMALL_CHUNK_BYTES = 128 << 10
-# Up to this much sent by each member, contributions make one trip. Here that takes the same CPU time for two
-# and three members and saves a trip; three members and 512 KB would take 1.2 times the CPU time.
+# If each member sends at most this much, contributions take one round. Measured at this size: the same CPU time for
+# two and three members, and one round less; three members with 512 KB would take 1.2 times the CPU time.
 ONE_TRIP_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`size` elements of a region, from `offset` on."""
+    """`size` elements of a region, starting at `offset`."""
 
     region: int
     offset: int
@@ -58,11 +57,11 @@ class Plan:
 
     @staticmethod
     def of(layout: Layout, shards: Sequence[Sequence[int]], total: int) -> "Plan":
-        """Divide an exchange. `shards` has the shards of each member; together they must be all, each once."""
+        """Divide an exchange. `shards` lists each member's shards; together they must be all shards, each once."""
         dealt = sorted(shard for held in shards for shard in held)
         if dealt != list(range(total)):
             raise ValueError(
-                f"The members' shards {[list(held) for held in shards]} are not 0 to {total - 1}."
+                f"The members' shards {[list(held) for held in shards]} are not each of 0 to {total - 1} once."
             )
         members = len(shards)
         nodes = tuple(cover(held, total) for held in shards)
@@ -98,18 +97,18 @@ class Planned:
 
     header: bytes
     chunk: Chunk
-    number: int  # of the chunk, among those of its owner
-    node: Node | None  # whose sum it carries; None: it carries results
+    number: int  # of the chunk, among those of its reducer
+    node: Node | None  # the node of a partial sum; None for results
     length_bytes: int
 
 
 def value_dtype(region: Region, node: Node) -> str:
-    """The dtype in which a node's values are kept and sent: a single contribution's is that of the leaves."""
+    """The dtype in which a node's values are kept and sent: the leaves' own for a single contribution."""
     return region.dtype if node.size == 1 else region.sum_dtype
 
 
 def partials_to(receiver: int, *, stamp: Stamp, plan: Plan, layout: Layout) -> list[Planned]:
-    """What the member of this stamp holds of a receiver's slice, chunk by chunk."""
+    """The frames with the stamp's member's partial sums of a receiver's slice, chunk by chunk."""
     frames: list[Planned] = []
     for number, chunk in enumerate(plan.chunks[receiver]):
         region = layout.regions[chunk.region]
@@ -128,7 +127,7 @@ def partials_to(receiver: int, *, stamp: Stamp, plan: Plan, layout: Layout) -> l
 
 
 def results_from(*, stamp: Stamp, plan: Plan, layout: Layout) -> list[Planned]:
-    """The results of the slice of the member of this stamp; the same to every other member."""
+    """The frames with the results that the stamp's member reduced; the same for every other member."""
     if plan.one_trip:
         return []
     frames: list[Planned] = []

@@ -1,14 +1,14 @@
-"""The arithmetic of means and sums: every sum of contributions in jaxft is made here, by numpy, on the host.
+"""The arithmetic of means and sums: numpy on the host computes every sum of contributions here.
 
 One rule. Contributions are added in the order of the tree (`_tree.py`) in the accumulation dtype: float32
-for bfloat16 and float16, a leaf's own dtype otherwise. For a mean the root is divided by the number of shards,
-a true division in the accumulation dtype. The result is rounded once to the leaf's dtype. Whoever sums, alone
-or for others, chunk by chunk or as a whole, goes through `combine_into`, so the bits cannot differ.
+for bfloat16 and float16, a leaf's own dtype otherwise. For a mean, the root is divided by the number of shards,
+a true division in the accumulation dtype. The result is rounded once to the leaf's dtype. Every sum, of one group or
+of many, by chunk or as a whole, goes through `combine_into`, so the bits cannot differ.
 
-Two things would break that. XLA may flush denormals where numpy does not, so XLA sums nothing here. And of
-two NaNs, which one survives an addition depends on where the element lies in numpy's loop (the vectorised
-body and the tail disagree), so on how the work was cut: every NaN of a result is replaced by the one quiet
-NaN. Integers have neither; they are exact and wrap around.
+Two things could break that. XLA may flush denormals where numpy does not, so XLA sums nothing here. And which of two
+NaNs survives an addition depends on where the element is in numpy's loop (the vectorised body and the tail disagree),
+and so on how the work was divided: every NaN of a result is replaced by the one quiet NaN. Integers have neither
+problem; they are exact and wrap around.
 """
 
 import math
@@ -19,14 +19,14 @@ import numpy as np
 from jaxft._arrays._layout import Region
 from jaxft._exchange._tree import Node, root
 
-# Work goes through the cache in blocks, so that the division and the look for NaN find the sum in it. Over
-# 64 MB of float32 blocks of 128 K elements take 38 ms, of 32 K 47 ms, of 8 K 88 ms (calls), a bare add 23 ms.
+# Work in blocks that fit into the cache, so that the division and the check for NaN read the sum from there. 64 MB of
+# float32 take 38 ms in blocks of 128 K elements, 47 ms in 32 K, 88 ms in 8 K (overhead of calls); a bare add 23 ms.
 BLOCK_ELEMENTS = 1 << 17
 
 
 def add_into(out: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
     """Add two contributions or partial sums in the dtype of `out`, which may be `left` itself."""
-    with np.errstate(all="ignore"):  # infinities are the caller's data, not our accident
+    with np.errstate(all="ignore"):  # infinities are the caller's data, not an error here
         np.add(left, right, out=out, dtype=out.dtype)
 
 
@@ -34,14 +34,14 @@ def combine_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: in
     """Write the mean or the sum over all shards to `out`.
 
     Args:
-        out: where it goes, in the leaves' dtype. No source may overlap it, except that the first or the
-            second node in order may *be* it (received in place, which spares the cache a third array): both
+        out: the destination, in the leaves' dtype. No source may overlap it, except that the first or the
+            second node in order may *be* it (received in place, which saves the cache a third array): both
             are consumed before `out` is written, since the first is the left end of the tree and the second
             the left end of its sibling.
-        sources: the nodes that members hold: together the leaves of a tree whose root is all shards. Each is
-            in the dtype of `out` (a single contribution) or in the accumulation dtype (a partial sum).
+        sources: the values of the nodes that members hold: together the leaves of a tree whose root is all shards.
+            Each is in the dtype of `out` (a single contribution) or in the accumulation dtype (a partial sum).
         shards: the number of all shards.
-        region: that `out` is, or is part of: says the operation and the accumulation dtype.
+        region: the region that `out` belongs to, which has the operation and the accumulation dtype.
     """
     in_place = out.dtype == np.dtype(region.sum_dtype)
     divisor = shards if region.operation == "mean" else None
@@ -58,7 +58,7 @@ def combine_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: in
 def _finish(out: np.ndarray, total: np.ndarray, divisor: int | None, scratch: np.ndarray) -> None:
     if divisor is not None:
         _divide(total, divisor, scratch)
-    elif not np.may_share_memory(total, scratch):  # it is a source, which was the whole sum
+    elif not np.may_share_memory(total, scratch):  # a single source was the whole sum
         np.copyto(scratch, total)
     if scratch.dtype.kind == "f" and math.isnan(np.maximum.reduce(scratch)):
         scratch[np.isnan(scratch)] = np.nan
@@ -67,7 +67,7 @@ def _finish(out: np.ndarray, total: np.ndarray, divisor: int | None, scratch: np
 
 
 def _divide(total: np.ndarray, divisor: int, out: np.ndarray) -> None:
-    """A true division. By a power of two a product has the same bits, and takes half the time.
+    """Divide. For a power of two, multiply by the reciprocal: the same bits in half the time.
 
     The reciprocal of a power of two is exact, so quotient and product round the same real number, denormals included.
     """
@@ -78,7 +78,7 @@ def _divide(total: np.ndarray, divisor: int, out: np.ndarray) -> None:
 
 
 def _sum(node: Node, parts: Mapping[Node, np.ndarray], slots: list[np.ndarray], depth: int) -> np.ndarray:
-    """The sum of a node: the part itself, or computed into slot `depth`, with deeper slots for scratch."""
+    """The sum of a node: the part itself, or computed into slot `depth`, using deeper slots as scratch."""
     part = parts.get(node)
     if part is not None:
         return part

@@ -1,4 +1,4 @@
-"""What a member sums in an exchange: it owns a slice, and combines what all hold of it."""
+"""A member's part of the reduce-scatter: it reduces one slice, combining what all members hold of it."""
 
 import numpy as np
 
@@ -9,18 +9,18 @@ from jaxft._exchange._plan import Chunk, Plan, Planned, value_dtype
 from jaxft._exchange._reduce import combine_into
 from jaxft._exchange._tree import Node
 
-# So many chunks of a slice may be under way at its owner. One is summed, one is received, and two let the
-# members be out of step with each other.
+# How many chunks of a slice may be in progress at its reducer. One is summed, one is received, and two absorb
+# differences in speed between members.
 WINDOW = 4
 
 Scratch = dict[tuple[int, Node], np.ndarray]  # by slot of the window, and node
 
 
-class Owner:
-    """Receives what others hold of this member's slice, and combines it chunk by chunk, in order."""
+class Reducer:
+    """Receives the other members' values of this member's slice, and combines them chunk by chunk, in order."""
 
     def __init__(self, plan: Plan, *, me: int, layout: Layout, partials: Partials, scratch: Scratch) -> None:
-        """Start with nothing received. `scratch` is kept by the caller from one exchange to the next."""
+        """Start with nothing received. The caller keeps `scratch` from one exchange to the next."""
         self.result = empty_regions(layout, [region.dtype for region in layout.regions])
         self._plan = plan
         self._me = me
@@ -28,7 +28,7 @@ class Owner:
         self._partials = partials
         self._scratch = scratch
         self._chunks = plan.chunks[me]
-        # After its one trip a peer may be gone: nothing of it may be left waiting.
+        # In one-trip mode a peer may be gone once it has sent everything, so it is never paused.
         self._window = len(self._chunks) if plan.one_trip else WINDOW
         self._next = 0
         others = sum(len(nodes) for number, nodes in enumerate(plan.nodes) if number != me)
@@ -43,8 +43,8 @@ class Owner:
     def can_combine(self) -> bool:
         return not self.done and self._missing[self._next] == 0
 
-    def place(self, frame: Planned) -> memoryview | None:
-        """Where a payload goes: into the result, or into scratch memory, if there is any left."""
+    def buffer_for(self, frame: Planned) -> memoryview | None:
+        """The buffer for a payload, in the result or in scratch memory; None if the window is full."""
         if frame.node is None:
             return self.result_bytes(frame.chunk)
         if frame.number >= self._next + self._window:
@@ -56,7 +56,7 @@ class Owner:
             self._missing[frame.number] -= 1
 
     def combine(self) -> int:
-        """Combine the next chunk, whose parts are all here, into the result. Returns its number."""
+        """Combine the next chunk, all of whose parts have arrived, into the result. Returns its number."""
         assert self.can_combine
         number = self._next
         chunk = self._chunks[number]
@@ -83,7 +83,7 @@ class Owner:
         return self._partials.part(node, chunk.region, chunk.offset, chunk.stop)
 
     def _received(self, number: int, node: Node) -> np.ndarray:
-        """Where the values of another member's node lie, or will lie, for a chunk of the window."""
+        """The buffer for another member's node, for a chunk of the window."""
         chunk = self._chunks[number]
         region = self._layout.regions[chunk.region]
         dtype = np.dtype(value_dtype(region, node))
@@ -98,10 +98,10 @@ class Owner:
 
 
 def _in_place(plan: Plan, me: int) -> Node | None:
-    """The node, if any, that is received into the memory of its result; see `combine_into`."""
+    """The node, if any, that is received directly into the result; see `combine_into`."""
     first_two = sorted(node for nodes in plan.nodes for node in nodes)[:2]
     return next((node for node in first_two if node not in plan.nodes[me]), None)
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    return array.view(np.uint8).data  # bfloat16 has no buffer format of its own
+    return array.view(np.uint8).data  # bfloat16 has no buffer format

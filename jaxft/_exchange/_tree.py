@@ -1,20 +1,20 @@
-"""The order in which shards are summed: one binary tree over shard numbers, the same for a job's whole life.
+"""The order in which shards are summed: one binary tree over shard numbers, the same for the life of a job.
 
 Theory of operation. Floating-point addition is not associative, so the bits of a sum depend on its brackets.
 jaxft fixes the brackets by *shard number*: a node is a half-open range of shards; a range of more than one
 splits at the largest power of two below its size; the sum of a node is (sum of its left child) + (sum of its
-right child). The root is the sum over all shards. Who computed a shard, how many members there are, and what
-arrived first have no say in it, which is why a run with failures ends in the same bits as a run without.
+right child). The root is the sum over all shards. Which group computed a shard, how many members there are, and what
+arrived first make no difference, which is why a run with failures ends in the same bits as a run without.
 
 For seven shards:           [0,7)
                        [0,4)     [4,7)
                     [0,2) [2,4) [4,6) [6,7)
 
-A member that holds all shards of a node may sum that node alone, and sends one partial sum instead of
-several contributions. What it holds is described by its *cover*: the maximal nodes inside its set of shards,
-in order. Members' covers together are always the leaves of a tree with the same root, so whoever combines
-them needs only `children`. A left child is never smaller than its sibling: a single shard on the left has a
-single shard on the right.
+A member that holds all shards of a node sums that node alone, and sends one partial sum instead of several
+contributions. What it holds is described by its *cover*: the maximal nodes inside its set of shards, in order.
+Members' covers together are always the leaves of a tree with the same root, so combining them needs only
+`children`. A left child is never smaller than its sibling: a single shard on the left has a single shard on the
+right.
 """
 
 from collections.abc import Iterable
@@ -50,14 +50,14 @@ def root(total: int) -> Node:
 
 
 def cover(shards: Iterable[int], total: int) -> tuple[Node, ...]:
-    """The maximal nodes of the tree over `total` shards that lie wholly inside `shards`, in order."""
+    """The maximal nodes of the tree over `total` shards that lie entirely inside `shards`, in order."""
     held = frozenset(shards)
     assert all(0 <= shard < total for shard in held)
     return tuple(_cover(root(total), held))
 
 
 def parent(node: Node, total: int) -> Node:
-    """The node whose child this one is. Not for the root."""
+    """The parent of a node. Not for the root."""
     assert node != root(total)
     above = root(total)
     while node not in above.children:

@@ -1,1 +1,1 @@
-"""Healing: donors keep a state and a log of means for a joiner, which fetches both over plain TCP."""
+"""Healing: donors keep a state and a log of means for a joiner, which fetches them over plain TCP."""

@@ -1,7 +1,7 @@
-"""How a list of leaves lies in one run of bytes, and how that is cut into chunks.
+"""The layout of a list of leaves as one run of bytes, and its division into chunks.
 
-Each leaf starts at a multiple of 64 bytes, so that a joiner that receives the run into one aligned arena can make
-`jax.Array`s of it without a copy. Both ends derive the layout from shapes and dtypes; nothing of it travels.
+Each leaf starts at a multiple of 64 bytes, so that a joiner can receive the run into one aligned arena and make
+`jax.Array`s of it without a copy. Both ends derive the layout from shapes and dtypes, so it is never sent.
 """
 
 import bisect
@@ -14,14 +14,14 @@ import numpy as np
 from jaxft._arrays._leaf_types import LeafType
 
 ALIGN_BYTES = 64
-# Loopback and networks are at their best from 1 MB on; a chunk that is damaged is fetched anew as a whole.
+# Loopback and networks reach full speed from 1 MB on. A damaged chunk is fetched again as a whole.
 CHUNK_BYTES = 1 << 20
 
 _ZEROS = bytes(ALIGN_BYTES)
 
 
 class Spoiled(LookupError):
-    """Memory that was to be sent has been overwritten, or is there no more."""
+    """Memory that was about to be sent was overwritten or freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class BlobLayout:
         return start, min(CHUNK_BYTES, self.total_bytes - start)
 
     def leaves_in(self, chunk: int) -> range:
-        """The leaves that have bytes in a chunk; those between them have none at all."""
+        """The leaves that have bytes in a chunk, and empty leaves between them."""
         start, length = self.span_of(chunk)
         return range(bisect.bisect_right(self.ends, start), bisect.bisect_left(self.offsets, start + length))
 
@@ -65,28 +65,28 @@ class BlobLayout:
 
 
 class Source(Protocol):
-    """A leaf that is served to joiners, by several threads at once."""
+    """A leaf that several threads at once serve to joiners."""
 
     def flat(self) -> memoryview:
         """Its bytes, in C order. Raises Spoiled."""
         ...
 
     def intact(self) -> bool:
-        """Whether what `flat` gave has not been written to meanwhile."""
+        """Whether the bytes from `flat` are still unchanged."""
         ...
 
 
 class Blob:
-    """Leaves that are served as one run of bytes; each is made contiguous only when a chunk needs it."""
+    """Leaves served as one run of bytes; each is made contiguous only when a chunk needs it."""
 
     def __init__(self, layout: BlobLayout, sources: Sequence[Source]) -> None:
         self.layout = layout
         self.sources = tuple(sources)
 
     def check_intact(self, chunk: int) -> None:
-        """Raise Spoiled if what `read` gave of a chunk may have been overwritten since."""
+        """Raise Spoiled if the bytes that `read` returned for a chunk may have been overwritten since."""
         if not all(self.sources[index].intact() for index in self.layout.leaves_in(chunk)):
-            raise Spoiled(f"chunk {chunk} was overwritten while it was read")
+            raise Spoiled(f"chunk {chunk} was overwritten while it was sent")
 
     def read(self, chunk: int) -> list[memoryview]:
         """The bytes of a chunk, as views of the leaves and of padding. Raises Spoiled."""
@@ -107,7 +107,7 @@ class Blob:
 
 
 class HostArray:
-    """A source in host memory that nobody writes to any more."""
+    """A source in host memory that is never written to again."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
@@ -126,4 +126,4 @@ def blob_of(arrays: Sequence[np.ndarray]) -> Blob:
 
 def bytes_of(array: np.ndarray) -> memoryview:
     """The memory of a C-contiguous array."""
-    return array.reshape(-1).view(np.uint8).data  # bfloat16 has no buffer format of its own
+    return array.reshape(-1).view(np.uint8).data  # bfloat16 has no buffer format

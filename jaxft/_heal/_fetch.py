@@ -1,8 +1,8 @@
-"""The joiner's end: state and means in stripes from all donors at once, each chunk checked.
+"""The joiner's end of healing: fetches state and means from all donors at once, and verifies each chunk.
 
 Each donor has a connection and a thread. A donor that fails in any way (EOF, silence, a wrong digest, other leaves,
-"gone") is dropped for the rest of the heal with a line in the log, and the others go on. Only when no donor is left
-does the heal fail. Nobody waits for a donor that does not answer while the others have all that is wanted.
+"gone") is dropped for the rest of the heal with a line in the log, and the others go on. The heal fails only when no
+donor is left. An unresponsive donor delays nothing while the others have all that is wanted.
 """
 
 import logging
@@ -30,11 +30,11 @@ from jaxft._transport._sockets import Aborted
 
 _log = logging.getLogger("jaxft")
 
-# A donor's manifest may be so much longer than our own and is still read, to say what is different in it.
+# A donor's manifest is read up to this many bytes beyond twice the size of ours, to report what differs in it.
 _MORE_MANIFEST_BYTES = 1 << 20
-# A donor's words are quoted up to here.
+# A donor's message is quoted up to this length.
 _MAX_QUOTE = 500
-# 28 bytes into a connection that was idle: more than this only if the donor is stopped.
+# 28 bytes on an idle connection: they take longer than this only if the donor is stopped.
 _NOTICE_TIMEOUT_S = 1.0
 
 
@@ -58,7 +58,7 @@ class _Donor:
     def fail(self, error: Exception) -> None:
         self.failed = (str(error) or type(error).__name__)[:_MAX_QUOTE]
         self.close()
-        _log.warning("donor %s is dropped: %s", self.name, self.failed)
+        _log.warning("Dropped donor %s: %s", self.name, self.failed)
 
     def close(self) -> None:
         if self.connection is not None:
@@ -67,10 +67,10 @@ class _Donor:
 
 
 class Fetcher:
-    """Fetches what one heal needs. Not thread-safe.
+    """Fetches the state and the means for one heal. Not thread-safe.
 
     Args:
-        donors: whom to fetch it from.
+        donors: the groups to fetch from.
         timeout_s: how long a donor may take for an answer or for a chunk.
         key: the key of the job's data plane, if it has one.
     """
@@ -101,7 +101,7 @@ class Fetcher:
         """
         types = [type_of(leaf) for leaf in like]
         layout = BlobLayout.of(types)
-        # Memory of its own: a block of this size would be kept for the next contribution of this size.
+        # Not from the pool: a block of this size would be kept for the next contribution of this size.
         arena = _aligned(layout.total_bytes)
         self._fetch(Request(Kind.STATE, self._heal_id, step), layout, arena, cancel, types)
         placed = place(layout.arrays(arena), like)
@@ -109,7 +109,7 @@ class Fetcher:
         return placed
 
     def means(self, step: int, specs: Sequence[LeafSpec], *, cancel: Abort) -> list[np.ndarray]:
-        """Fetch the means of a step that is committed, waiting for a donor that has come so far.
+        """Fetch the means of a step that is committed, waiting for a donor to reach it.
 
         Raises:
             HealFailed: no donor is left, or `cancel` was set.
@@ -124,7 +124,7 @@ class Fetcher:
             donor.close()
 
     def _say_held(self, step: int) -> None:
-        """Tell the donors which state is held, so that they let go of what came before."""
+        """Tell the donors which state this group holds, so that they can free what came before."""
         for donor in self._donors:
             if donor.connection is None:
                 continue
@@ -132,7 +132,7 @@ class Fetcher:
                 deadline_s = time.monotonic() + _NOTICE_TIMEOUT_S
                 ask(donor.connection, Request(Kind.HOLDS, self._heal_id, step), deadline_s, None)
             except (ConnectionError, TimeoutError):
-                donor.close()  # it is dialled again, and told, when something is wanted of it
+                donor.close()  # the next fetch dials it again and tells it
 
     # ---- donors ----
 
@@ -162,10 +162,10 @@ class Fetcher:
         for thread in threads:
             thread.join()
         if cancel.is_set:
-            raise HealFailed(f"the heal was overtaken: {cancel.reason}")
+            raise HealFailed(f"the heal was superseded: {cancel.reason}")
         if not stripes.complete:
             reasons = "; ".join(f"{donor.name}: {donor.failed}" for donor in self._donors)
-            raise HealFailed(f"no donor is left ({reasons or 'none was named'})")
+            raise HealFailed(f"no donor is left ({reasons or 'the coordinator named none'})")
         self.transferred_bytes += layout.total_bytes
 
     def _serve(self, donor: _Donor, request: Request, stripes: Stripes, types: list[LeafType] | None) -> None:
@@ -178,15 +178,15 @@ class Fetcher:
                 ask(connection, held, time.monotonic() + self._timeout_s, stripes.over)
             stripes.serve(connection)
         except Aborted:
-            donor.close()  # stopped in the middle of something; it may be dialled again
-        except Exception as error:  # whatever a donor does, it is not the end of the others
+            donor.close()  # stopped in the middle of a transfer; may be dialled again
+        except Exception as error:  # a failing donor must not end the others
             donor.fail(error)
         finally:
             stripes.leave()
 
     def _connection(self, donor: _Donor, abort: Abort) -> Connection:
         if donor.connection is not None and _is_readable(donor.connection):
-            donor.close()  # nothing was asked, so what came is its end
+            donor.close()  # nothing was requested, so readable means closed
         if donor.connection is None:
             deadline_s = time.monotonic() + self._timeout_s
             donor.connection = dial(
@@ -207,21 +207,21 @@ class Fetcher:
             if reply.status is not Status.NOT_YET:
                 break
             if time.monotonic() >= patient_until_s:
-                raise TimeoutError(f"for {self._timeout_s:g} s it has said: {said}")
+                raise TimeoutError(f"it was not ready for {self._timeout_s:g} s: {said}")
         if reply.status is not Status.OK:
             raise BadFrame(said)
         step, theirs = read_manifest(said)
         if step != request.step:
-            raise BadFrame(f"it keeps state {step}, not {request.step}")
+            raise BadFrame(f"it keeps state {step}, not state {request.step}")
         if theirs != types:
-            raise BadFrame(f"its state has other leaves: {_first_difference(theirs, types)}")
+            raise BadFrame(f"the leaves of its state differ: {_first_difference(theirs, types)}")
 
 
 def _first_difference(theirs: list[LeafType], ours: list[LeafType]) -> str:
     if len(theirs) != len(ours):
-        return f"{len(theirs)} leaves instead of {len(ours)}"
+        return f"it has {len(theirs)} leaves, here are {len(ours)}"
     index = next(i for i, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b)
-    return f"leaf {index} is {theirs[index]}, here {ours[index]}"
+    return f"leaf {index} is {theirs[index]} there, and {ours[index]} here"
 
 
 def _is_readable(connection: Connection) -> bool:
@@ -231,7 +231,7 @@ def _is_readable(connection: Connection) -> bool:
 
 
 def _aligned(size_bytes: int) -> np.ndarray:
-    """Fresh memory that goes back to the system; numpy asks for huge pages by itself."""
+    """Fresh memory that is returned to the system when freed; numpy requests huge pages for it."""
     raw = np.empty(size_bytes + ALIGN_BYTES, np.uint8)
     start = -raw.ctypes.data % ALIGN_BYTES
     return raw[start : start + size_bytes]

@@ -1,7 +1,7 @@
-"""The bytes of a heal connection: fixed requests, and a fixed header before each answer's payload.
+"""The bytes of a heal connection: requests of fixed size, and a header of fixed size before each answer's payload.
 
-The tag of both (`_seals.py`) follows: nothing is used before it has been compared. What a donor says of the state
-that it keeps, the *manifest*, is its step and the shape and dtype of each leaf, as JSON.
+A tag of both (`_seals.py`) follows: nothing is used before it has been verified. A donor describes the state that it
+keeps with a *manifest*: its step and the shape and dtype of each leaf, as JSON.
 """
 
 import enum
@@ -24,18 +24,18 @@ class Kind(enum.IntEnum):
     MANIFEST = 1
     STATE = 2
     MEANS = 3
-    HOLDS = 4  # the joiner holds state `step`; not answered
+    HOLDS = 4  # the joiner holds state `step`; has no answer
 
 
 class Status(enum.IntEnum):
     OK = 0
     NOT_YET = 1  # ask again
     GONE = 2  # this donor no longer keeps it
-    BAD = 3  # a request that makes no sense
+    BAD = 3  # the request is invalid
 
 
 class BadFrame(ConnectionError):
-    """The other end does not speak this protocol, or not any more."""
+    """The peer sent bytes that violate the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Request:
     def decode(data: bytes | bytearray | memoryview) -> "Request":
         magic, kind, heal_id, step, first, count = _REQUEST.unpack(data)
         if magic != MAGIC or kind not in Kind._value2member_map_:
-            raise BadFrame(f"a request of kind {kind} with magic {magic:#x} is none of healing's")
+            raise BadFrame(f"a request of kind {kind} with magic {magic:#x} is not a request for healing")
         return Request(Kind(kind), heal_id, step, first, count)
 
 
@@ -70,7 +70,7 @@ class Reply:
     def decode(data: bytes | bytearray | memoryview) -> "Reply":
         magic, status, index, length = _REPLY.unpack(data)
         if magic != MAGIC or status not in Status._value2member_map_:
-            raise BadFrame(f"a reply of status {status} with magic {magic:#x} is none of healing's")
+            raise BadFrame(f"a reply of status {status} with magic {magic:#x} is not a reply of healing")
         return Reply(Status(status), index, length)
 
 
@@ -78,11 +78,11 @@ def manifest(step: int, leaves: Sequence[LeafType]) -> str:
     return json.dumps({"step": step, "leaves": [[list(leaf.shape), leaf.dtype] for leaf in leaves]})
 
 
-def read_manifest(said: str) -> tuple[int, list[LeafType]]:
-    """Read what a donor has sent. Raises BadFrame if that is anything but a manifest."""
+def read_manifest(received: str) -> tuple[int, list[LeafType]]:
+    """Parse a donor's manifest. Raises BadFrame if it is not one."""
     try:
-        found = json.loads(said)
+        found = json.loads(received)
         leaves = [LeafType(tuple(map(int, shape)), str(dtype)) for shape, dtype in found["leaves"]]
         return int(found["step"]), leaves
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-        raise BadFrame(f"its manifest cannot be read ({error!r}): {said[:80]!r}") from error
+        raise BadFrame(f"its manifest cannot be read ({error!r}): {received[:80]!r}") from error

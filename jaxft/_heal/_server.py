@@ -1,7 +1,7 @@
-"""The donor's end of a heal connection: answers one request after another, in a thread of its own.
+"""The donor's end of a heal connection: answers one request after another, on its own thread.
 
-A joiner that stops reading holds this thread until the send deadline, and nothing else: the training thread never
-waits for a server thread.
+A joiner that stops reading blocks only this thread, until the send deadline: the training thread never waits for a
+server thread.
 """
 
 import logging
@@ -18,12 +18,12 @@ from jaxft._transport._seals import is_tag
 
 _log = logging.getLogger("jaxft")
 
-# A joiner between two requests replays a step; compiling has been done before it came. If it needed longer, it
-# would find its connection closed, and dial again.
+# Between two requests a joiner replays a step; it has compiled before. If it needs longer, it finds its connection
+# closed, and dials again.
 IDLE_TIMEOUT_S = 300.0
 # For a request, or for a chunk.
 TRANSFER_TIMEOUT_S = 30.0
-# How long a request waits for what is expected; then the joiner is told to ask again.
+# How long a request waits for a state or means to come; then the joiner is told to ask again.
 LONG_POLL_S = 1.0
 
 
@@ -32,18 +32,18 @@ class HealServer:
         self._store = store
 
     def serve(self, connection: Connection, hello: Hello) -> None:
-        """Answer until the joiner goes, or breaks the protocol."""
+        """Answer until the joiner disconnects or violates the protocol."""
         sock = connection.sock
-        idle = select.poll()  # select() itself knows no descriptor over 1023
+        idle = select.poll()  # select() cannot handle descriptors over 1023
         idle.register(sock, select.POLLIN)
         try:
-            # Between two requests the joiner works: a silence that nobody needs to hear of.
+            # Not `wait`, which would log: a silence between two requests is normal, since the joiner works.
             while idle.poll(1000 * IDLE_TIMEOUT_S):
                 self._answer(connection, _request(connection))
         except BadFrame as error:
-            _log.warning("heal connection of group %r ended: %s", hello.group, error)
+            _log.warning("The heal connection of group %r violated the protocol: %s", hello.group, error)
         except (ConnectionError, TimeoutError) as error:
-            _log.debug("heal connection of group %r ended: %s", hello.group, error)
+            _log.debug("The heal connection of group %r ended: %s", hello.group, error)
 
     def _answer(self, connection: Connection, request: Request) -> None:
         try:
@@ -70,14 +70,14 @@ class HealServer:
         else:
             step, blob = self._store.state(request.heal_id, deadline_s=deadline_s)
             if step != request.step:
-                raise Gone(f"state {step} is kept for heal {request.heal_id}, not {request.step}")
+                raise Gone(f"state {step} is kept for heal {request.heal_id}, not state {request.step}")
         stop = request.first + request.count
         if not request.first < stop <= blob.layout.chunks:
-            asked = f"{request.count} chunks from {request.first} on were asked for"
-            _send_text(connection, Status.BAD, f"{asked}, of {blob.layout.chunks}")
+            asked = f"the request is for {request.count} chunks from chunk {request.first} on"
+            _send_text(connection, Status.BAD, f"{asked}, and there are {blob.layout.chunks}")
             return
         for chunk in range(request.first, stop):
-            # The tag is of what is there now; then it must turn out that nobody wrote to it meanwhile.
+            # The tag is computed first; then `verify` checks that no write has changed the bytes meanwhile.
             intact = partial(blob.check_intact, chunk)
             _send(connection, Status.OK, chunk, blob.read(chunk), verify=intact)
 
@@ -89,7 +89,7 @@ def _request(connection: Connection) -> Request:
     data, tag = received[:REQUEST_BYTES], received[REQUEST_BYTES:]
     request = Request.decode(data)
     if not is_tag(tag, connection.incoming.tag(data)):
-        raise BadFrame("a request arrived damaged or changed: its tag is another")
+        raise BadFrame("a request was damaged or changed on the way: its tag does not match")
     return request
 
 

@@ -1,14 +1,14 @@
-"""A state that is kept for joiners while the training goes on.
+"""A state that is kept for joiners while training goes on.
 
-A snapshot begins as references to the arrays, which costs nothing. Each leaf is *captured*, that is, made safe from
+A snapshot starts as references to the arrays, which costs nothing. Each leaf is *captured*, that is, protected from
 the donation of its array, when the first joiner asks for it, and at the latest before that donation:
 
-* On the CPU backend a host view of an array is no copy, and JAX copies an array that has a live view instead of
-  donating it. So the view is a copy-on-write snapshot. This is what jaxlib does, not what it promises, so whoever
-  reads asks afterwards whether the array was overwritten after all (`intact`).
+* On the CPU backend a host view of an array is not a copy, and JAX copies an array that has a live view instead of
+  donating it. So the view is a copy-on-write snapshot. jaxlib does this but does not promise it, so every reader
+  checks afterwards whether the array was overwritten (`intact`).
 * Elsewhere, and for the few types that XLA packs (int4), a host view is a copy from the start.
 
-A leaf that is spread over several devices is joined, into C order, when its first byte is asked for.
+A leaf on several devices is joined, in C order, when its first byte is read.
 """
 
 import threading
@@ -40,7 +40,7 @@ class Snapshot:
             return self._blob
 
     def capture(self, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Make it safe from the donation of its arrays, as long as it is `wanted`."""
+        """Protect the state from the donation of its arrays; stop as soon as it is not `wanted`."""
         for source in self.blob.sources:
             if not wanted():
                 return
@@ -53,19 +53,19 @@ class Snapshot:
 
 
 class _Leaf:
-    """One leaf: the array, until it is captured; then host views or copies of its pieces; then one run of bytes."""
+    """One leaf: first the array, then (captured) host views or copies of its pieces, then one run of bytes."""
 
     def __init__(self, leaf: Any) -> None:
         self.type = type_of(leaf)
         self._lock = threading.Lock()
         self._leaf: Any = leaf
         self._pieces: list[_Piece] = []
-        self._watched: list[jax.Array] = []  # whose memory the pieces are
+        self._watched: list[jax.Array] = []  # arrays whose memory the pieces are
         self._flat: memoryview | None = None
         self._spoiled = False
 
     def capture(self) -> None:
-        if self._leaf is None:  # without the lock: a thread that joins it, for long perhaps, holds that
+        if self._leaf is None:  # without the lock, which a thread may hold for long while it joins
             return
         with self._lock:
             self._capture()
@@ -86,9 +86,7 @@ class _Leaf:
             return
         try:
             self._pieces, self._watched = _host_pieces(self._leaf, self.type)
-        except (
-            RuntimeError
-        ) as error:  # the array is deleted: released here, and donated, before a server read it
+        except RuntimeError as error:  # deleted: released here, and donated, before a server read it
             raise Spoiled(str(error)) from error
         self._leaf = None
 
@@ -98,19 +96,19 @@ class _Leaf:
         whole = np.empty(self.type.shape, np.dtype(self.type.dtype))
         for index, piece in self._pieces:
             whole[index] = piece
-        # The views have done their service: without them, the arrays may be donated again.
+        # Drop the views, so that the arrays can be donated again.
         self._spoiled = not self.intact()
         self._pieces, self._watched = [], []
         return bytes_of(whole)
 
 
 def _host_pieces(leaf: Any, leaf_type: LeafType) -> tuple[list[_Piece], list[jax.Array]]:
-    """A leaf's unique pieces in host memory, and those of its arrays whose memory that is."""
+    """A leaf's unique pieces in host memory, and the arrays whose memory the pieces share."""
     if not isinstance(leaf, jax.Array):
-        # A number or a numpy array, as the first state of a run may hold; it becomes what JAX makes of it.
+        # A number or a numpy array, as the first state of a run may hold; converted as JAX does.
         return [((), np.array(leaf).astype(leaf_type.dtype))], []
     if is_key(leaf):
-        # Copied, for it is small: whether a donation sees a view of the array beneath a key is promised nowhere.
+        # Copied, which is cheap: JAX does not promise that a donation respects a view of a key's data.
         return [((), np.array(jax.random.key_data(leaf)))], []
     assert leaf.is_fully_addressable, "a group of several processes cannot donate its state"
     pieces: list[_Piece] = []
@@ -123,6 +121,6 @@ def _host_pieces(leaf: Any, leaf_type: LeafType) -> tuple[list[_Piece], list[jax
             if view.size and view.ctypes.data == shard.data.unsafe_buffer_pointer():
                 watched.append(shard.data)
         elif "host" in (shard.data.sharding.memory_kind or ""):
-            view = np.array(view)  # offloaded to host memory: the view may be the array's own memory
+            view = np.array(view)  # offloaded to host memory: the view may share the array's memory
         pieces.append((shard.index, view))
     return pieces, watched

@@ -1,12 +1,12 @@
-"""What a donor keeps for its joiners: states that are pinned at a step, and the means of the steps since.
+"""The data that a donor keeps for its joiners: states pinned at a step, and the means of the steps since.
 
-The training thread publishes each state and asks leave before it donates one; the session's thread pins and
-releases; server threads read. No thread holds the lock while it copies or reads arrays, so neither the training
-nor the heartbeats wait for a joiner. What the training thread does itself, before it donates a pinned state, is to
-capture what nobody has asked for yet (see `_snapshot`).
+The training thread publishes each state, and calls `before_donation` before it donates one; the session's thread pins
+and releases; server threads read. No thread holds the lock while it copies or reads arrays, so neither training nor
+heartbeats wait for a joiner. Before the training thread donates a pinned state, it captures the leaves that no joiner
+has asked for yet (see `_snapshot`).
 
-Everything is kept only while a joiner needs it. A joiner that holds a state says so (`holds`), and what came before
-that state is let go; `release` lets go of the rest. Joiners that were pinned at the same step share a snapshot.
+Everything is kept only while a joiner needs it. A joiner that holds a state says so (`holds`), and everything before
+that state is freed; `release` frees the rest. Joiners pinned at the same step share a snapshot.
 """
 
 import logging
@@ -24,22 +24,22 @@ from jaxft._heal._snapshot import Snapshot
 
 _log = logging.getLogger("jaxft")
 
-# A log that has outgrown this many states is no way to catch up; a new snapshot is. Steps of a small model are
-# fast, and its log is no burden: up to so many bytes, or so few steps, nobody is given up.
+# A joiner whose log has outgrown this many states is faster with a new snapshot, so its heal is abandoned. Steps of a
+# small model are fast and their log is cheap, so no heal is abandoned below this many bytes or steps.
 LOG_LIMIT_STATES = 2
 LOG_LIMIT_MIN_BYTES = 64 << 20
 LOG_LIMIT_MIN_STEPS = 8
 
-# Heals that are remembered to be over, so that a joiner is told at once.
+# How many ended heals are remembered, so that their joiners are told at once.
 _REMEMBERED_HEALS = 256
 
 
 class Gone(LookupError):
-    """What was asked for is not kept here, or not any more."""
+    """The requested data is not kept here, or no longer."""
 
 
 class NotYet(LookupError):
-    """What was asked for is expected, but was not there by the deadline."""
+    """The requested data is expected, but did not come by the deadline."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class _Pin:
 
 
 class _Logged:
-    """The means of one step, which become a blob when the first joiner asks for them."""
+    """The means of one step, made into a blob when the first joiner asks for them."""
 
     def __init__(self, means: Sequence[np.ndarray]) -> None:
         self._means = [np.asarray(mean) for mean in means]
@@ -66,7 +66,7 @@ class _Logged:
 
     @property
     def blob(self) -> Blob:
-        if self._blob is None:  # two threads may make one each; they are alike
+        if self._blob is None:  # two threads may each make one; they are equal
             self._blob = blob_of(self._means)
         return self._blob
 
@@ -75,7 +75,7 @@ class StateStore:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._step = -1
-        self._oldest = 0  # the oldest state that may still be pinned: the present one, until it is donated
+        self._oldest = 0  # the oldest state that can still be pinned: the current one, until it is donated
         self._leaves: list[Any] = []
         self._state_bytes = 0
         self._pins: dict[int, _Pin] = {}
@@ -86,17 +86,17 @@ class StateStore:
     # ---- the training thread ----
 
     def publish(self, step: int, leaves: Sequence[Any]) -> None:
-        """Say that `leaves` are now the group's committed state, state `step`."""
+        """Make `leaves` the group's committed state, state `step`."""
         with self._changed:
             self._step = self._oldest = step
             self._leaves = list(leaves)
             for kept in [kept for kept, snapshot in self._snapshots.items() if not snapshot.intact()]:
-                self._give_up_state(kept, "it was overwritten")
+                self._abandon_state(kept, "it was overwritten")
             self._take_snapshot()
             self._changed.notify_all()
 
     def before_donation(self) -> None:
-        """Capture the present state if a joiner needs it; it is overwritten next."""
+        """Capture the current state if a joiner needs it: the donation overwrites it."""
         with self._changed:
             step, self._leaves = self._step, []
             self._oldest = step + 1
@@ -105,12 +105,12 @@ class StateStore:
             return
         try:
             snapshot.capture(lambda: self._snapshots.get(step) is snapshot)
-        except Exception as error:  # out of memory, say: no reason for the donor's own training to end
+        except Exception as error:  # such as out of memory: must not end the donor's own training
             with self._changed:
-                self._give_up_state(step, f"it could not be captured: {error!r}")
+                self._abandon_state(step, f"it could not be captured: {error!r}")
 
     def log(self, step: int, means: Sequence[np.ndarray]) -> None:
-        """Keep the means of a committed step, if a heal needs them. They are never written to again."""
+        """Keep the means of a committed step, if a heal needs them. They must not be written to again."""
         with self._changed:
             if all(step < pin.needs_means_from for pin in self._pins.values()):
                 return
@@ -122,7 +122,7 @@ class StateStore:
     # ---- the session ----
 
     def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None:
-        """Keep state `step` for a heal, unless it is held there, and the means of all steps from `step` on."""
+        """Keep state `step` for a heal, unless the joiner has it (`log_only`), and the means of each step since."""
         with self._changed:
             self._pins[heal_id] = _Pin(step, held=step if log_only else -1)
             self._take_snapshot()
@@ -135,7 +135,7 @@ class StateStore:
     # ---- server threads ----
 
     def state(self, heal_id: int, *, deadline_s: float) -> tuple[int, Blob]:
-        """The pinned step of a heal and its state. Raises Gone or NotYet."""
+        """The pinned step of a heal, and its state. Raises Gone or NotYet."""
         with self._changed:
             while True:
                 pin = self._pins.get(heal_id)
@@ -165,7 +165,7 @@ class StateStore:
         return logged.blob
 
     def holds(self, heal_id: int, step: int) -> None:
-        """The joiner holds state `step`: for it, nothing that came before needs to be kept."""
+        """Note that the joiner holds state `step` and needs nothing before it."""
         with self._changed:
             pin = self._pins.get(heal_id)
             if pin is not None and step >= pin.step:
@@ -194,13 +194,13 @@ class StateStore:
         for step in [step for step in self._log if oldest is None or step < oldest]:
             del self._log[step]
 
-    def _give_up_state(self, step: int, why: str) -> None:
+    def _abandon_state(self, step: int, why: str) -> None:
         for heal_id in [one for one, pin in self._pins.items() if pin.step == step and pin.needs_state]:
-            _log.error("heal %d is given up: state %d is lost, because %s", heal_id, step, why)
+            _log.error("Abandoned heal %d: state %d is lost, because %s.", heal_id, step, why)
             self._drop(heal_id)
 
     def _bound_log(self) -> None:
-        """Give up the oldest heals when the log has outgrown what catching up by it is worth."""
+        """Abandon the oldest heals while the log is larger than a new snapshot would be worth."""
         limit_bytes = max(LOG_LIMIT_STATES * self._state_bytes, LOG_LIMIT_MIN_BYTES)
         while len(self._log) > LOG_LIMIT_MIN_STEPS:
             log_bytes = sum(logged.size_bytes for logged in self._log.values())
@@ -208,7 +208,7 @@ class StateStore:
                 return
             heal_id = min(self._pins, key=lambda heal_id: self._pins[heal_id].needs_means_from)
             _log.warning(
-                "heal %d is given up: %d steps (%.0f MB) have been logged for it; the joiner must begin anew",
+                "Abandoned heal %d: its log has %d steps (%.0f MB). The joiner needs a new heal.",
                 heal_id,
                 len(self._log),
                 log_bytes / 1e6,

@@ -1,15 +1,15 @@
-"""One blob on its way into one arena, in stripes from several donors at once.
+"""Fetches one blob into one arena, in stripes from several donors at once.
 
-What nobody has been asked for yet is free. Each donor has a thread, which takes spans of chunks, asks for them, and
-checks each chunk that comes against its tag. What a donor that fails had taken becomes free again. So the blob
-becomes complete as long as one of them serves.
+Chunks that have not been requested yet are free. Each donor has a thread, which takes spans of chunks, requests them,
+and verifies the tag of each chunk that arrives. Spans taken by a donor that fails become free again. So the blob
+completes as long as one donor serves.
 
-A donor that has begun to send is asked for the next span before it has sent the one before, so that it never waits
-for a request. Spans become smaller towards the end, and the last are not asked for ahead: so all donors end at nearly
-the same time, each having sent what its link allows.
+A donor that has started to send is asked for its next span before it has sent the current one, so that it never waits
+for a request. Spans become smaller towards the end, and the last ones are not requested ahead: so all donors end at
+nearly the same time, each having sent what its link allows.
 
-A donor that stands still is in the way only of what it has taken. While there are other spans, nobody waits for it;
-when there are none, the others lose patience much sooner than a donor that is alone is given (`_STALL_S`).
+A stalled donor holds up only the spans that it has taken. While other spans are free, no thread waits for it; once
+none are, it is cut off much sooner than a donor that is alone (`_STALL_S`).
 """
 
 import contextlib
@@ -28,20 +28,20 @@ from jaxft._transport._listener import Abort, Connection, recv_exactly, send_all
 from jaxft._transport._seals import is_tag
 from jaxft._transport._sockets import Aborted
 
-# Chunks taken at once, at most: with as many again asked for ahead, enough to keep a connection busy.
+# At most this many chunks are taken at once: with as many again requested ahead, enough to keep a connection busy.
 SPAN_CHUNKS = 8
-# At most this part of a donor's share of what is free is taken at once: with what is asked for ahead, a donor of half
-# the speed of the others ends when they do.
+# At most this fraction (1/n) of a donor's share of the free chunks is taken at once: with the span requested ahead, a
+# donor of half the speed of the others ends when they do.
 _SPANS_OF_A_SHARE = 4
-# So long may a donor take for a chunk while others have nothing left to do. It says "not yet" after 1 s.
+# How long a donor may take for a chunk while others have nothing left to do. It answers "not yet" after 1 s.
 _STALL_S = 3.0
-# What one donor does not have yet is left so long to the others before that one is asked again.
+# How long other donors may take over the free chunks before a donor that does not have them yet is asked again.
 _HAND_OVER_S = 0.02
 
 
 @dataclass(slots=True)
 class _Span:
-    """Chunks, less those that have arrived."""
+    """A range of chunks, without those that have arrived."""
 
     first: int
     count: int
@@ -49,15 +49,15 @@ class _Span:
 
 @dataclass(slots=True)
 class _Taken:
-    """What a donor has been asked for and has not sent yet, in the order in which it was asked."""
+    """The spans requested from a donor and not received yet, in order."""
 
     spans: deque[_Span] = field(default_factory=deque[_Span])
-    moved_s: float = 0.0  # when its last chunk arrived, or when it was asked while nothing was to come
+    moved_s: float = 0.0  # when its last chunk arrived, or when it was asked while idle
     stalled: bool = False
 
 
 class Stripes:
-    """What the donors' threads share. `over` is set at the end, and ends every wait of theirs."""
+    """The state that the donors' threads share. `over` is set at the end, and ends all their waits."""
 
     def __init__(
         self, request: Request, layout: BlobLayout, arena: np.ndarray, *, timeout_s: float, donors: int
@@ -79,21 +79,21 @@ class Stripes:
     # ---- the thread that wants the blob ----
 
     def wait(self, cancel: Abort) -> None:
-        """Return when it is over, one way or another. The donors' threads end at once then."""
+        """Return when the fetch has ended, in success or failure. The donors' threads then end at once."""
         poller = select.poll()
         poller.register(self.over, select.POLLIN)
         poller.register(cancel, select.POLLIN)
-        poller.poll()  # without a deadline: each wait of each donor's thread has one
+        poller.poll()  # no deadline needed: every wait of a donor's thread has one
         self._end("cancelled")
 
     # ---- the donors' threads ----
 
     def serve(self, connection: Connection) -> None:
-        """Fetch spans from one donor, until every chunk is there, from whomever.
+        """Fetch spans from one donor, until every chunk has arrived from some donor.
 
         Raises:
-            ConnectionError: the donor failed. Aborted, if all was over in the middle of a span.
-            TimeoutError: it stood still, or does not have what it should.
+            ConnectionError: the donor failed. Aborted, if the fetch ended in the middle of a span.
+            TimeoutError: it stalled, or kept answering "not yet".
         """
         patient_until_s = time.monotonic() + self._timeout_s
         taken = _Taken()
@@ -101,24 +101,24 @@ class Stripes:
             self._taken[connection.sock] = taken
         try:
             while self._ask_for_some(connection, taken):
-                excuse = self._fetch(connection, taken)
-                if not excuse:
+                delay = self._fetch(connection, taken)
+                if not delay:
                     patient_until_s = time.monotonic() + self._timeout_s
                 elif time.monotonic() >= patient_until_s:
-                    raise TimeoutError(f"for {self._timeout_s:g} s it has said: {excuse}")
+                    raise TimeoutError(f"it was not ready for {self._timeout_s:g} s: {delay}")
                 else:
                     self._put_back(taken)
                     self._let_others_try()
         except ConnectionError as error:
             if taken.stalled:
-                text = f"it stood still for {self._stall_s:g} s while other donors waited"
+                text = f"it sent nothing for {self._stall_s:g} s while other donors were idle"
                 raise TimeoutError(text) from error
             raise
         finally:
             self._put_back(taken)
 
     def leave(self) -> None:
-        """This donor's thread is done."""
+        """Count this donor's thread as finished."""
         with self._changed:
             self._donors -= 1
             last = self._donors == 0
@@ -126,7 +126,7 @@ class Stripes:
             self._end("no donor is left")
 
     def _ask_for_some(self, connection: Connection, taken: _Taken) -> bool:
-        """Have something asked of this donor; returns False when every chunk is there."""
+        """Make sure that this donor has a request to answer; return False when every chunk has arrived."""
         with self._changed:
             while self._missing:
                 if self.over.is_set:
@@ -136,7 +136,7 @@ class Stripes:
                 if self._free:
                     span = self._take(taken)
                     break
-                # Nothing to take now, but another donor may still fail and give back what it took.
+                # Nothing is free now, but another donor may still fail and give back its spans.
                 self._changed.wait(self._cut_off_stalled())
             else:
                 self.complete = True
@@ -151,7 +151,7 @@ class Stripes:
         if len(taken.spans) > 1:
             return
         with self._changed:
-            if self._free_chunks < self._donors:  # the last ones are for those who have nothing to do
+            if self._free_chunks < self._donors:  # leave the last ones to idle donors
                 return
             span = self._take(taken)
         self._ask(connection, span)
@@ -163,7 +163,7 @@ class Stripes:
         ask(connection, request, time.monotonic() + self._timeout_s, self.over)
 
     def _take(self, taken: _Taken) -> _Span:
-        """Move a span from what is free to a donor. Under the lock."""
+        """Move a span from the free chunks to a donor. Under the lock."""
         most = SPAN_CHUNKS
         if self._donors > 1:
             share = self._free_chunks // self._donors
@@ -188,7 +188,7 @@ class Stripes:
             self._changed.notify_all()
 
     def _cut_off_stalled(self) -> float:
-        """End the connections that stand still; return after how long to look again. Under the lock."""
+        """Shut down stalled connections; return how long to wait before the next check. Under the lock."""
         now_s = time.monotonic()
         until_s = now_s + self._stall_s
         for sock, taken in self._taken.items():
@@ -196,7 +196,7 @@ class Stripes:
                 continue
             if now_s >= taken.moved_s + self._stall_s:
                 taken.stalled = True
-                with contextlib.suppress(OSError):  # its donor was quicker
+                with contextlib.suppress(OSError):  # the donor closed it first
                     sock.shutdown(socket.SHUT_RDWR)
             else:
                 until_s = min(until_s, taken.moved_s + self._stall_s)
@@ -208,14 +208,14 @@ class Stripes:
                 self._changed.wait_for(lambda: not self._free, _HAND_OVER_S)
 
     def _fetch(self, connection: Connection, taken: _Taken) -> str:
-        """Fetch what was asked for first; return what the donor says if it does not have it yet."""
+        """Fetch the oldest requested span; return the donor's message if it does not have it yet."""
         span = taken.spans[0]
         while span.count:
-            excuse = self._fetch_chunk(connection, span.first)
-            if excuse and len(taken.spans) > 1:
-                raise BadFrame(f"it had begun, and then it said: {excuse}")
-            if excuse:
-                return excuse
+            delay = self._fetch_chunk(connection, span.first)
+            if delay and len(taken.spans) > 1:
+                raise BadFrame(f"it stopped in the middle of a state or means: {delay}")
+            if delay:
+                return delay
             self._note_arrival(taken)
             self._ask_ahead(connection, taken)
         return ""
@@ -240,13 +240,11 @@ class Stripes:
         start, length = self._layout.span_of(chunk)
         if (reply.index, reply.length) != (chunk, length):
             raise BadFrame(
-                f"it sent chunk {reply.index} of {reply.length} bytes for chunk {chunk} of {length}"
+                f"it sent chunk {reply.index} with {reply.length} bytes instead of chunk {chunk} with {length}"
             )
         target = self._arena[start : start + length]
         if not _received(connection, reply, target, deadline_s, self.over, "a donor's chunk"):
-            raise BadFrame(
-                f"chunk {chunk} arrived damaged or changed: its tag is not the one it was sent with"
-            )
+            raise BadFrame(f"chunk {chunk} was damaged or changed on the way: its tag does not match")
         return ""
 
     def _end(self, reason: str) -> None:
@@ -267,7 +265,7 @@ def ask(connection: Connection, request: Request, deadline_s: float, abort: Abor
 
 
 def header(connection: Connection, deadline_s: float, abort: Abort) -> Reply:
-    """The header of the next answer. Its tag comes after the payload."""
+    """Receive the header of the next answer. Its tag comes after the payload."""
     data = bytearray(REPLY_BYTES)
     recv_exactly(
         connection.sock, memoryview(data), deadline_s=deadline_s, abort=abort, what="a donor's answer"
@@ -277,18 +275,18 @@ def header(connection: Connection, deadline_s: float, abort: Abort) -> Reply:
 
 def text(connection: Connection, reply: Reply, limit_bytes: int, deadline_s: float, abort: Abort) -> str:
     if reply.length > limit_bytes:
-        raise BadFrame(f"it announced a text of {reply.length} bytes; {limit_bytes} are allowed")
+        raise BadFrame(f"it announced a text of {reply.length} bytes, and at most {limit_bytes} are allowed")
     data = bytearray(reply.length)
     if not _received(connection, reply, memoryview(data), deadline_s, abort, "a donor's answer"):
-        raise BadFrame("its answer arrived damaged or changed")
+        raise BadFrame("its answer was damaged or changed on the way: its tag does not match")
     return data.decode(errors="replace")
 
 
 def _received(
-    connection: Connection, reply: Reply, room: memoryview, deadline_s: float, abort: Abort, what: str
+    connection: Connection, reply: Reply, buffer: memoryview, deadline_s: float, abort: Abort, what: str
 ) -> bool:
-    """Fill `room` with the payload that follows a header; whether the tag after it is theirs."""
-    recv_exactly(connection.sock, room, deadline_s=deadline_s, abort=abort, what=what)
+    """Fill `buffer` with the payload that follows a header; return whether its tag matches."""
+    recv_exactly(connection.sock, buffer, deadline_s=deadline_s, abort=abort, what=what)
     tag = memoryview(bytearray(connection.incoming.size_bytes))
     recv_exactly(connection.sock, tag, deadline_s=deadline_s, abort=abort, what=what)
-    return is_tag(tag, connection.incoming.tag(reply.encode(), room))
+    return is_tag(tag, connection.incoming.tag(reply.encode(), buffer))

@@ -1,15 +1,15 @@
-"""The one module that reaches below JAX's public API: primitives, jaxprs, source lines.
+"""The only module that uses more than JAX's public API: primitives, jaxprs, source lines.
 
-Why it is needed: a train step is cut at `pmean` by looking at its jaxpr, and JAX promises nothing about jaxprs
-(`jax.extend` is outside its compatibility policy). What may change between releases is gathered here, so that
-a new JAX means reading one file. Written for and tested with JAX 0.10.2 to 0.12; `jax._src` is never imported.
+Why it is needed: a train step is cut at `pmean` by analysing its jaxpr, and JAX makes no promises about jaxprs
+(`jax.extend` is outside its compatibility policy). Everything that may change between releases is here, so that
+a new JAX means checking one file. Written for and tested with JAX 0.10.2 to 0.12; `jax._src` is never imported.
 
 What differs in that range:
 - 0.10 has `Jaxpr` (open) and `ClosedJaxpr` (with its constants). From 0.11 on there is one class, a `Jaxpr`
   with attached constants; `jax.extend.core.ClosedJaxpr` is the same object. `open_jaxpr` and `close` hide it.
-- `scan` says how its operands divide by `num_consts` and `num_carry` in 0.10, by the tree `ft_in` later.
-- `while` has no rule for dead code elimination in 0.10: `_prune_while` stands in for it.
-- Effects have no public classes: they are told apart by the names of their classes.
+- `scan` describes its operands with `num_consts` and `num_carry` in 0.10, and with the tree `ft_in` later.
+- `while` has no rule for dead code elimination in 0.10: `_prune_while` replaces it.
+- Effects have no public classes: they are identified by the names of their classes.
 """
 
 import os
@@ -31,12 +31,12 @@ Atom: TypeAlias = jex.Var | jex.Literal
 Eqn: TypeAlias = jex.JaxprEqn
 # A `Jaxpr` or a `ClosedJaxpr`: no static type fits both sides of 0.11.
 AnyJaxpr: TypeAlias = Any
-# `jax.tree_util.PyTreeDef` is a variable in the eyes of type checkers.
+# Type checkers see `jax.tree_util.PyTreeDef` as a variable.
 PyTreeDef: TypeAlias = Any
 
-# Effects that nobody outside an equation sees: a named axis, a Ref that lives and dies within it.
+# Effects that are invisible outside an equation: a named axis, a Ref that exists only within it.
 _HIDDEN_EFFECTS = frozenset({"NamedAxisEffect", "InternalMutableArrayEffect"})
-# Frames from here are not the user's: installed packages, the standard library, JAX and jaxft themselves.
+# Frames from here are not user code: installed packages, the standard library, JAX and jaxft itself.
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _ROOTS = tuple(os.path.dirname(file) + os.sep for file in (os.__file__, jax.__file__, __file__))
 
@@ -50,7 +50,7 @@ def make_primitive(
 ) -> jex.Primitive:
     """A primitive of several operands and as many results of the same types, which commutes with vmap.
 
-    The three rules raise: such a primitive only ever stands in a jaxpr that jaxft takes apart.
+    The three rules raise: such a primitive may only occur in a jaxpr that jaxft partitions.
     """
     primitive = jex.Primitive(name)
     primitive.multiple_results = True
@@ -66,7 +66,7 @@ def make_primitive(
 
 
 def open_jaxpr(jaxpr: AnyJaxpr) -> AnyJaxpr:
-    """The part with equations: a `Jaxpr`, whether or not it was closed."""
+    """The `Jaxpr` with the equations, whether it is closed or not."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
@@ -75,7 +75,7 @@ def consts_of(jaxpr: AnyJaxpr) -> Sequence[Any]:
 
 
 def close(jaxpr: AnyJaxpr) -> AnyJaxpr:
-    """A closed jaxpr out of one that has no constants."""
+    """Close a jaxpr that has no constants."""
     assert not jaxpr.constvars
     return jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jex.ClosedJaxpr(jaxpr, ())
 
@@ -83,14 +83,14 @@ def close(jaxpr: AnyJaxpr) -> AnyJaxpr:
 def new_jaxpr(invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[Eqn]) -> AnyJaxpr:
     """An open jaxpr without constants."""
     effects = set().union(*(eqn.effects for eqn in eqns))
-    empty = open_jaxpr(trace(lambda: ()))  # brings the debug info that a jaxpr wants to have
+    empty = open_jaxpr(trace(lambda: ()))  # brings the debug info that a jaxpr needs
     return empty.replace(
         constvars=[], invars=list(invars), outvars=list(outvars), eqns=list(eqns), effects=effects
     )
 
 
 def as_function(jaxpr: AnyJaxpr) -> Callable[..., list[Any]]:
-    """The function that a jaxpr without constants describes, over flat positional arguments."""
+    """The function of a jaxpr without constants, over flat positional arguments."""
     return jex.jaxpr_as_fun(close(jaxpr))
 
 
@@ -120,19 +120,19 @@ def sub_jaxprs(eqn: Eqn) -> Iterator[AnyJaxpr]:
 
 
 def parameters(eqn: Eqn) -> dict[str, Any]:
-    """The parameters of an equation; of a high-level primitive of JAX 0.12 those of the object that it carries."""
+    """The parameters of an equation; for a high-level primitive of JAX 0.12, those of the object it carries."""
     if eqn.primitive.name != "call_hi_primitive":
         return eqn.params
     found: dict[str, Any] = {}
     for carried in eqn.params.values():
         found["type"] = type(carried).__qualname__
         for name, value in getattr(carried, "__dict__", {}).items():
-            found[name] = getattr(value, "jaxpr", value)  # what was traced beforehand wraps its jaxpr
+            found[name] = getattr(value, "jaxpr", value)  # a value traced beforehand wraps its jaxpr
     return found
 
 
 def hidden_jaxprs(eqn: Eqn) -> Iterator[AnyJaxpr]:
-    """The jaxprs within a high-level primitive, which the rest of this module does not see."""
+    """The jaxprs inside a high-level primitive, which the rest of this module does not see."""
     if eqn.primitive.name == "call_hi_primitive":
         yield from filter(is_jaxpr, parameters(eqn).values())
 
@@ -164,7 +164,7 @@ def ordered_effects(eqn: Eqn) -> bool:
 
 
 def ref_effects(eqn: Eqn) -> bool:
-    """Whether an equation makes, reads or writes a Ref that other equations can see."""
+    """Whether an equation creates, reads or writes a Ref that other equations can see."""
     if any(_touches_ref(effect) for effect in eqn.effects):
         return True
     internal = any(type(effect).__name__ == "InternalMutableArrayEffect" for effect in eqn.effects)
@@ -172,7 +172,7 @@ def ref_effects(eqn: Eqn) -> bool:
 
 
 def visible_effects(eqn: Eqn) -> bool:
-    """Whether it would be noticed if an equation ran twice, or never: debug prints and callbacks."""
+    """Whether it shows if an equation runs twice, or never: debug prints and callbacks."""
     return any(map(_visible, eqn.effects))
 
 
@@ -185,12 +185,12 @@ def _touches_ref(effect: Any) -> bool:
 
 
 def prune(eqn: Eqn, used: Sequence[bool], *, keep_effects: bool) -> Eqn | None:
-    """An equation reduced to the results that are used, and to the operands that these need.
+    """Reduce an equation to the results that are used, and to the operands that they need.
 
     Args:
         eqn: an equation with sub-jaxprs, such as scan, cond or a nested jit.
         used: which of its results are needed.
-        keep_effects: False takes debug prints and callbacks out of it first.
+        keep_effects: False removes debug prints and callbacks first.
 
     Returns:
         The reduced equation over a subset of the operands and the same result variables, or None if nothing
@@ -208,9 +208,9 @@ def prune(eqn: Eqn, used: Sequence[bool], *, keep_effects: bool) -> Eqn | None:
 
 
 def _prune_while(eqn: Eqn, used: Sequence[bool]) -> Eqn:
-    """A while loop reduced to the carried values that are used, and to those that these or its end need.
+    """Reduce a while loop to the carried values that are used, and to those that they or the condition need.
 
-    More than thrift: what is dropped may be fed zeros, and with zeros an inner loop might never end.
+    This is needed for correctness too: dropped values may be zeros, and with zeros an inner loop might not terminate.
     """
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     for_cond, for_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
@@ -244,7 +244,7 @@ def _without_effects(eqn: Eqn, done: dict[int, AnyJaxpr]) -> Eqn:
 
 
 def _strip(value: Any, done: dict[int, AnyJaxpr]) -> Any:
-    """A parameter with the visible effects taken out of the jaxprs in it."""
+    """A parameter without the visible effects of its jaxprs."""
     if isinstance(value, tuple) and any(is_jaxpr(entry) for entry in value):
         entries = [_strip(entry, done) for entry in value]
         return type(value)(*entries) if hasattr(value, "_fields") else tuple(entries)
@@ -266,7 +266,7 @@ def _strip_jaxpr(jaxpr: AnyJaxpr, done: dict[int, AnyJaxpr]) -> AnyJaxpr:
         elif has_sub_jaxprs(eqn):
             eqns.append(_without_effects(eqn, done))
         else:
-            # A callback whose result is not needed here; what reads it is dead, but must find a value.
+            # A callback whose result is not needed here; dead code reads it, and needs a value.
             eqns += zeros_eqns(eqn.outvars)
     effects = {effect for effect in jaxpr.effects if not _visible(effect)}
     stripped = open_jaxpr(jaxpr).replace(eqns=eqns, effects=effects)
@@ -295,14 +295,14 @@ def zeros_like_aval(aval: Any) -> jax.Array:
 
 
 def is_explicit(aval: Any) -> bool:
-    """Whether a value's sharding is part of its type: it lies on a mesh with explicit axes."""
+    """Whether a value's sharding is part of its type: its mesh has explicit axes."""
     return AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
 def source_line(*eqns: Eqn) -> str:
     """Where the user wrote an equation: the innermost frame outside installed packages.
 
-    Of several, the first that has such a frame: some are traced apart from the code around them.
+    Takes the first of several equations that has such a frame: some are traced separately from the code around them.
     """
     found = next(filter(None, map(_user_line, eqns)), None)
     return found or source_info_util.summarize(eqns[0].source_info)

@@ -1,4 +1,4 @@
-"""Compiles the parts of a cut step ahead of time."""
+"""Compiles the programs of a partitioned step ahead of time."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Part
 
 Spec = jax.ShapeDtypeStruct
-# Compiled `apply` programs by what they were compiled from: steps on batches of several shapes share one.
+# Compiled `apply` programs by their source: steps on batches of different shapes share one.
 Applies = dict[Hashable, "Program"]
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A compiled part, over the flat leaves that it reads."""
+    """A compiled program, over the flat leaves that it reads."""
 
     compiled: jax.stages.Compiled
     call: Callable[..., list[jax.Array]]
 
     def __call__(self, *inputs: Any) -> list[jax.Array]:
-        """Run it. Raises ValueError or TypeError if the inputs are not of the types that it was compiled for."""
+        """Run it. Raises ValueError or TypeError if the inputs do not have the types it was compiled for."""
         return self.call(*inputs)
 
     @property
@@ -41,12 +41,12 @@ class Program:
 
 @dataclass(frozen=True)
 class Executables:
-    """The compiled parts of a cut, each over the flat leaves that its part reads."""
+    """The compiled programs of a step, each over the flat leaves that it reads."""
 
     compute: Program
     apply: Program
     report: Program | None
-    apply_key: Hashable  # equal keys, the same apply program
+    apply_key: Hashable  # equal keys mean the same apply program
 
     @property
     def flops(self) -> float | None:
@@ -64,22 +64,22 @@ def compile_cut(
     pins: Sequence[Sharding | None],
     applies: Applies,
 ) -> Executables:
-    """Compile all parts for leaves of these types.
+    """Compile all programs for leaves of these types.
 
-    `compute` donates nothing, so that a step can be tried again. `apply` donates each leaf of the state that it
-    makes anew; it makes them in the order of the donated inputs, which is how XLA can write them in place.
+    `compute` donates nothing, so that a step can be retried. `apply` donates each leaf of the state that it
+    replaces; it makes the new ones in the order of the donated inputs, so that XLA can write them in place.
 
     Args:
-        cut: the parts.
+        cut: the programs' jaxprs.
         state: the types of the leaves of the state; new ones are pinned to the same shardings.
         batch: the types of the leaves of the batch.
-        pins: the sharding in which each contribution is to leave `compute`; None leaves it to XLA.
-        applies: the `apply` programs that exist; extended.
+        pins: the sharding in which each contribution leaves `compute`; None leaves it to XLA.
+        applies: the `apply` programs compiled so far; extended.
     """
     compute = _compile("compute", cut.compute, cut.compute.inputs(state, batch=batch), pins)
-    # Where nothing was placed on purpose nothing is pinned, so that results stay free to move, as under jit.
+    # Without committed inputs nothing is pinned, so that results stay uncommitted, as under jit.
     devices = max((_devices(spec.sharding) for spec in (*state, *batch)), default=0)
-    # What a `compute` that reads nothing of the state makes on one device is free to move to where the state lies.
+    # If `compute` does not read the state, its results on one device may move to the state's devices.
     made = _output_specs(
         cut.compute, [one if _devices(one) == devices else None for one in compute.output_shardings]
     )
@@ -110,7 +110,7 @@ def _compile(
     function = part.function()
     function.__name__ = name  # shown by profilers
     shardings = [*out_shardings, *[None] * (len(part.output_avals) - len(out_shardings))]
-    # Unused leaves are among the inputs only to be donated: their memory serves the new ones.
+    # Unused inputs are kept because they are donated: the new leaves reuse their memory.
     program = jax.jit(function, donate_argnums=tuple(donated), out_shardings=shardings, keep_unused=True)
     compiled = program.trace(*inputs).lower().compile()
     if any(_is_packed(spec) for spec in inputs):
@@ -119,22 +119,24 @@ def _compile(
 
 
 def _is_packed(spec: Spec) -> bool:
-    """Whether XLA packs several elements into a byte: int4 and its kin."""
+    """Whether XLA packs several elements into a byte, as for int4."""
     kinds = ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.finfo))
     return any(jnp.issubdtype(spec.dtype, kind) and info(spec.dtype).bits < 8 for kind, info in kinds)
 
 
 def _checked(program: Callable[..., Any], inputs: Sequence[Spec]) -> Callable[..., list[jax.Array]]:
-    """A jitted program that refuses inputs of other types, as compiled ones do.
+    """A jitted program that refuses inputs of other types, as compiled programs do.
 
-    A compiled program refuses packed arrays that were placed on purpose: it wants them packed, and on the CPU they
-    say that they are not (JAX 0.10 to 0.12). Called through `jax.jit`, the same program takes them.
+    A compiled program refuses committed packed arrays: it expects them packed, and on the CPU they report that they
+    are not (JAX 0.10 to 0.12). Called through `jax.jit`, the same program accepts them.
     """
 
     def call(*given: Any) -> list[jax.Array]:
         for number, (array, spec) in enumerate(zip(given, inputs, strict=True)):
             if (array.shape, array.dtype) != (spec.shape, spec.dtype) or not _lies(array, spec.sharding):
-                raise ValueError(f"Input {number} is {array.dtype}{list(array.shape)}, which is not {spec}.")
+                raise ValueError(
+                    f"Input {number} is {array.dtype}{list(array.shape)}, but the program takes {spec}."
+                )
         return program(*given)
 
     return call

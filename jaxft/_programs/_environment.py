@@ -1,8 +1,8 @@
 """What changes the bits of a result without changing the program: flags, JAX's numeric settings, versions, drivers.
 
-Compared between groups by name when a group joins. A flag that cannot change bits is left out, so that one group may
-write its dumps somewhere. What is left is compared as it was given: a flag set to its default differs from one that
-is not set, for which values are the default is XLA's secret.
+Compared between groups by name when a group joins. Flags that cannot change bits are left out, so that a single group
+may write its dumps, for example. Values are compared as given: a flag set to its default differs from one that is not
+set, because XLA does not publish its defaults.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-# Options of JAX that change results, those of them that this version has.
+# Options of JAX that change results; a version need not have all of them.
 _JAX_OPTIONS = (
     "jax_enable_x64",
     "jax_explicit_x64_dtypes",
@@ -34,25 +34,25 @@ _JAX_OPTIONS = (
     "jax_use_shardy_partitioner",
     "jax_pallas_use_mosaic_gpu",
 )
-# Flags that say where to write, how long to wait, or how many devices there are, which is compared apart.
+# Flags for output, timeouts, and the number of devices, which is compared separately.
 _HARMLESS = re.compile(
     r"xla_dump_\w+|xla_\w*(timeout|log|profile|metrics|verbos)\w*|xla_force_host_platform_device_count"
     r"|xla_gpu_cuda_data_dir|xla_\w*compilation_parallelism"
 )
-# A coordinator takes 100 settings of a group.
+# A coordinator accepts 100 settings from a group.
 _MOST_FLAGS = 32
-# Read by the libraries beneath XLA.
+# Read by the libraries that XLA uses.
 _VARIABLES = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "MIOPEN_FIND_MODE")
-# Where the drivers and the libraries of an accelerator say which version they are.
+# Files with the versions of an accelerator's drivers and libraries.
 _VERSION_FILES = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version", "/opt/rocm/.info/version")
 _PACKAGES = re.compile(r"libtpu|jax-\w+-(plugin|pjrt)|nvidia-(cudnn|cublas|cuda-runtime|nccl)-cu\d+")
 _DETERMINISTIC = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
 
 
 def environment(devices: Sequence[Any], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What the bits of a result depend on besides the program, by name."""
+    """Everything besides the program that the bits of a result depend on, by name."""
     platform = devices[0].platform
-    # XLA's CPU backend divides its work by the number of cores that the process may use; so do its roundings.
+    # XLA's CPU backend splits work by the number of usable cores, which changes the roundings.
     cores = str(len(os.sched_getaffinity(0))) if platform == "cpu" else "-"
     return {
         "jax": f"{jax.__version__}/{metadata.version('jaxlib')}",
@@ -67,10 +67,10 @@ def environment(devices: Sequence[Any], variables: Mapping[str, str] = os.enviro
 
 
 def xla_flags(text: str) -> dict[str, str]:
-    """The flags of XLA that may change bits, by name: of one that is given twice the last counts.
+    """The flags of XLA that may change bits, by name. If a flag is given twice, the last one counts.
 
     Args:
-        text: the value of XLA_FLAGS; as XLA reads it, a text that does not begin with a dash names a file of flags.
+        text: the value of XLA_FLAGS. As in XLA, a text that does not start with a dash names a file of flags.
     """
     words = text.split()
     if words and not words[0].startswith("-"):
@@ -82,27 +82,27 @@ def xla_flags(text: str) -> dict[str, str]:
 
 
 def nondeterminism(platform: str, flags: Mapping[str, str]) -> str | None:
-    """What to tell the user if kernels of this platform may give other bits from run to run; None if they may not."""
+    """A warning if kernels of this platform may give different bits from run to run; else None."""
     if platform not in ("gpu", "cuda", "rocm"):
         return None
     if any(flags.get(name, "false").lower() in ("true", "1") for name in _DETERMINISTIC):
         return None
     return (
-        f"on {platform} some kernels (scatter, reductions, convolutions) give other bits from run to run, so groups "
-        "that compute the same may differ: set XLA_FLAGS=--xla_gpu_exclude_nondeterministic_ops=true, or "
+        f"on {platform} some kernels (scatter, reductions, convolutions) may give different bits from run to run, so "
+        "groups that compute the same shard may differ: set XLA_FLAGS=--xla_gpu_exclude_nondeterministic_ops=true or "
         "--xla_gpu_deterministic_ops=true, in all groups (docs/guarantees.md)"
     )
 
 
 def _flag_settings(flags: Mapping[str, str]) -> dict[str, str]:
-    """Each flag by its name; of very many, all in one."""
+    """Each flag by its name; very many flags in one entry."""
     if len(flags) > _MOST_FLAGS:
         return {"XLA_FLAGS": " ".join(f"--{name}={value}" for name, value in flags.items())}
     return {f"XLA_FLAGS {name}": value for name, value in flags.items()}
 
 
 def _accelerator(device: Any) -> dict[str, str]:
-    """Versions of the driver, the runtime and the libraries of kernels, as far as they can be found out."""
+    """Versions of the driver, the runtime and the kernel libraries, as far as they can be found."""
     versions = {"platform version": " ".join(str(device.client.platform_version).split())}
     for path in map(Path, _VERSION_FILES):
         if path.is_file():
@@ -110,7 +110,7 @@ def _accelerator(device: Any) -> dict[str, str]:
                 path.read_text(encoding="utf-8", errors="replace").split("\n")[0].strip()
             )
     for package in metadata.distributions():
-        # What is left of an installation that was broken off has no name. Of two, Python finds the first.
+        # A broken installation has no name. Python uses the first of two.
         name = package.metadata["Name"] if "Name" in package.metadata else ""
         name = name.lower().replace("_", "-")
         if _PACKAGES.fullmatch(name):

@@ -1,8 +1,8 @@
-"""What must agree between groups, as text: two processes that run the same step say the same.
+"""Fingerprints of what must agree between groups: two processes that run the same step produce the same text.
 
-A jaxpr is written out in a canonical form and hashed: variables by the order of their definition, constants by
-their bytes, functions by their names. Nothing depends on memory addresses, on hash randomisation, or on where
-the source lies. Left out on purpose: source lines and the bodies of Python callbacks.
+A jaxpr is written in a canonical form and hashed: variables by the order of their definition, constants by
+their bytes, functions by their names. Nothing depends on memory addresses, on hash randomisation, or on the
+location of the source. Left out on purpose: source lines and the bodies of Python callbacks.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ from jaxft._programs._compat import AnyJaxpr, Atom, Var
 from jaxft._programs._slice import Part
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+|id=\d+")
-# How many leaves the summary of a state spells out: enough to see at a glance what differs.
+# How many leaves the summary of a state lists: enough to see at a glance what differs.
 _SUMMARY_LEAVES = 3
 
 
 @dataclasses.dataclass
 class _Text:
-    """How a text is written: whether the sizes of meshes are part of it, and the jaxprs that it has met."""
+    """How to write a text: whether to include the sizes of meshes, and the digests of jaxprs seen so far."""
 
     meshes: bool = True
     done: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -37,9 +37,8 @@ class _Text:
 def part_digest(part: Part, *, meshes: bool = True) -> str:
     """A digest of one program: its equations, its constants, and which leaves it reads.
 
-    Without `meshes` the sizes of meshes are left out, so that groups with other numbers of devices can agree. What
-    stays are the axes' names, what lies along which, and the shapes within a `shard_map`, which are those of one
-    device.
+    Without `meshes` the sizes of meshes are left out, so that groups with different numbers of devices can agree.
+    The axes' names, the partitioning, and the shapes within a `shard_map`, which are those of one device, remain.
     """
     text = [str((part.state, part.batch, part.means, part.rest)), str([str(aval) for aval in part.zeros])]
     text += [_value(const, _Text(meshes)) for const in part.consts]
@@ -48,7 +47,7 @@ def part_digest(part: Part, *, meshes: bool = True) -> str:
 
 
 def compared(fingerprint: Mapping[str, str], *, other_meshes: bool) -> dict[str, str]:
-    """What of a program's fingerprint must be equal in all groups, if they may have different meshes or not."""
+    """The part of a fingerprint that must be equal in all groups, which may have different meshes or not."""
     chosen = dict(fingerprint)
     any_mesh = chosen.pop("program on any mesh")
     if other_meshes:
@@ -115,7 +114,7 @@ def _aval(aval: Any) -> str:
 
 
 def _value(value: Any, text: _Text) -> str:
-    """A parameter or a constant as text that another process would write the same."""
+    """A parameter or a constant as text that is the same in every process."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return repr(value)
     if _compat.is_jaxpr(value):
@@ -147,7 +146,7 @@ def _container(value: Any, text: _Text) -> str | None:
 
 
 def _printed(value: Any) -> str:
-    # numpy would leave out the middle of a large array, such as an attribute of a foreign function.
+    # By default numpy omits the middle of a large array, such as an attribute of a foreign function.
     with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
         return _ADDRESS.sub("", f"{type(value).__name__} {value!r}")
 
@@ -161,7 +160,7 @@ def _array(value: Any) -> str:
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)
         if not value.is_fully_addressable:
-            # Every process of the group holds other pieces; the type is all that they can agree on.
+            # Every process of the group holds different pieces, so they can agree only on the type.
             return f"array {value.dtype}{list(value.shape)}"
     data = np.ascontiguousarray(value)
     return f"array {data.dtype}{list(data.shape)} {hashlib.sha256(data.tobytes()).hexdigest()}"

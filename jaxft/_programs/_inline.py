@@ -1,4 +1,4 @@
-"""Brings every `pmean` of a traced step to the top level, where it can be cut."""
+"""Moves every `pmean` of a traced step to the top level, where the step can be cut."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ from jaxft._programs import _compat
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._primitive import call_name, pmean_p
 
-# Primitives that only call a jaxpr. Anything else around a pmean changes how often, or whether, it runs.
+# Primitives that only call a jaxpr. Any other primitive around a pmean changes whether or how often it runs.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
 
 
 @dataclass
 class Flat:
-    """A step as one list of equations in which every pmean is an equation of its own.
+    """A step as one list of equations, with every pmean at the top level.
 
-    Constants are not part of it: they are variables whose values `consts` tells.
+    Constants are variables of it, whose values are in `consts`.
     """
 
     invars: list[Var]
@@ -29,11 +29,11 @@ class Flat:
 
 
 def inline(closed: AnyJaxpr) -> Flat:
-    """Inline the nested calls that contain a pmean; the others stay as they are.
+    """Inline the nested calls that contain a pmean; keep the others.
 
     Raises:
-        StepError: a pmean stands inside a primitive that does more than call (scan, cond, remat, ...), or the
-            step has effects that cannot be divided over two programs.
+        StepError: a pmean is inside a primitive that does more than call (scan, cond, remat, ...), or the
+            step has effects that cannot be split over two programs.
     """
     jaxpr = _compat.open_jaxpr(closed)
     flat = Flat(invars=list(jaxpr.invars))
@@ -48,7 +48,7 @@ class _Inliner:
         self._has_marker: dict[int, bool] = {}
 
     def body(self, jaxpr: AnyJaxpr, env: dict[Var, Atom], *, rename: bool) -> list[Atom]:
-        """Append a body's equations. A body may be called twice: then its variables need new names."""
+        """Append a body's equations. Since a body may be called twice, its variables may need new names."""
         for eqn in jaxpr.eqns:
             invars = [_read(env, atom) for atom in eqn.invars]
             if eqn.primitive is not pmean_p and self._contains_marker(eqn):
@@ -79,12 +79,12 @@ class _Inliner:
         env.update(zip(eqn.outvars, results, strict=True))
 
     def _constrain(self, atoms: Sequence[Atom], shardings: Sequence[Any] | None) -> list[Atom]:
-        """Keep the shardings that an inlined `jax.jit` asked for, as constraints."""
+        """Keep the shardings that an inlined `jax.jit` requested, as constraints."""
         result = list(atoms)
         for index, sharding in enumerate(shardings or ()):
             aval: Any = result[index].aval
             if not isinstance(sharding, jax.sharding.Sharding) or _compat.is_explicit(aval):
-                continue  # not asked for, or part of the type already
+                continue  # not requested, or already part of the type
             typed = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
             made = _compat.trace(lambda x, s=sharding: jax.lax.with_sharding_constraint(x, s), typed)
             body = _compat.open_jaxpr(made)
@@ -102,14 +102,14 @@ class _Inliner:
         return known
 
     def _marker(self, eqn: Eqn) -> tuple[str, str]:
-        """What the first mark within an equation is, and where it was written."""
+        """The first pmean or psum inside an equation, and its source line."""
         for sub in _compat.sub_jaxprs(eqn):
             for inner in _compat.open_jaxpr(sub).eqns:
                 if inner.primitive is pmean_p:
                     return call_name(inner), _compat.source_line(inner, eqn)
                 if self._contains_marker(inner):
                     return self._marker(inner)
-        raise AssertionError("called for an equation without a mark")
+        raise AssertionError("called for an equation without a pmean or psum")
 
 
 def _read(env: dict[Var, Atom], atom: Atom) -> Atom:
@@ -118,7 +118,7 @@ def _read(env: dict[Var, Atom], atom: Atom) -> Atom:
 
 def _inside(eqn: Eqn, call: str, line: str) -> str:
     return (
-        f"{call} stands inside {eqn.primitive.name!r} ({line}). The step is cut where groups exchange, and a "
+        f"{call} is inside {eqn.primitive.name!r} ({line}). The step is cut where groups exchange, and a "
         f"{eqn.primitive.name!r} cannot be cut in two. Move the call out of it: accumulate first, then exchange "
         "the result once, at the top level of the step (a plain nested jax.jit is fine)."
     )
@@ -131,12 +131,12 @@ def _check_effects(eqn: Eqn) -> None:
     if _compat.ref_effects(eqn):
         raise StepError(
             f"The step reads or writes a mutable array, a jax Ref ({line}). A write cannot be undone if the job "
-            "does not commit the step, and a group that joins could not repeat it. Pass the value through the "
-            "state instead; a Ref that lives only inside a nested jax.jit is fine."
+            "does not commit the step, and a group that joins could not replay it. Pass the value through the "
+            "state instead; a Ref that exists only inside a nested jax.jit is fine."
         )
     if _compat.ordered_effects(eqn):
         raise StepError(
             f"The step has an ordered effect, {eqn.primitive.name!r} ({line}). The step becomes two programs with "
-            "an exchange between them, so an order of effects over all of it cannot be kept. Use ordered=False, "
-            "or call the host between steps."
+            "an exchange between them, so the order of effects cannot be kept. Use ordered=False, or call the "
+            "host between steps."
         )

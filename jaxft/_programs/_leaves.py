@@ -1,4 +1,4 @@
-"""The leaves of a state, made safe to hand to programs that consume them."""
+"""The leaves of a state, made safe for programs that consume them."""
 
 import operator
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from jaxft._programs._compat import PyTreeDef
 
 
 def own(leaves: Sequence[Any], tree: PyTreeDef) -> list[jax.Array]:
-    """The leaves of a state as arrays that a program may consume.
+    """Return the leaves of a state as arrays that a program may consume.
 
     Numbers and numpy arrays are copied to the device. Arrays are returned as they are.
 
     Raises:
         ConfigurationError: a leaf is a tracer, or was consumed by an earlier step. Dispatching a deleted array
-            to two or more CPU devices is a segmentation fault (jaxlib 0.9 and 0.10), so we look first.
+            to two or more CPU devices is a segmentation fault (jaxlib 0.9 and 0.10), so this checks first.
     """
     try:
         if True not in [leaf.is_deleted() for leaf in leaves]:
@@ -33,8 +33,8 @@ def own(leaves: Sequence[Any], tree: PyTreeDef) -> list[jax.Array]:
     dead = next(index for index, leaf in enumerate(leaves) if leaf.is_deleted())
     raise ConfigurationError(
         f"The state's leaf {label(tree, dead)} was consumed by an earlier step: a step reuses the memory of the "
-        "state that it is given. Keep only what the step returned (`state, metrics = step(state, batch)`); to "
-        "keep an older state as well, copy it first (`jax.tree.map(jax.numpy.copy, state)`)."
+        "state it is given. Use only the state that the step returned (`state, metrics = step(state, batch)`); to "
+        "keep an older state too, copy it first (`jax.tree.map(jax.numpy.copy, state)`)."
     )
 
 
@@ -47,17 +47,17 @@ def refuse_tracers(leaves: Sequence[Any]) -> None:
     """Raise ConfigurationError if a step is called while something else is being traced."""
     if any(isinstance(leaf, Tracer) for leaf in leaves):
         raise ConfigurationError(
-            "A fault-tolerant step was called on tracers: inside jax.jit, jax.grad, jax.vmap or the like. It talks "
-            "to other groups between its two programs, so it cannot be part of a larger one. Call it from plain "
-            "Python."
+            "A fault-tolerant step was called on tracers: inside jax.jit, jax.grad, jax.vmap or the like. It "
+            "communicates with other groups between its two programs, so it cannot be part of a larger one. Call it "
+            "from plain Python."
         )
 
 
 def _as_array(leaf: Any) -> jax.Array:
     if isinstance(leaf, jax.Array):
         return leaf
-    # Copied, because a numpy array that is aligned would be borrowed, and its owner may write to it. Numbers
-    # keep their weak type.
+    # Copied, because JAX may alias an aligned numpy array, and the caller may write to it. Numbers keep their weak
+    # type.
     return jnp.array(leaf, copy=True) if hasattr(leaf, "dtype") else jnp.asarray(leaf)
 
 
@@ -72,12 +72,12 @@ def labels(tree: PyTreeDef) -> list[str]:
 
 
 class Separate:
-    """Sees to it that no two donated arrays share memory.
+    """Ensures that no two donated arrays share memory.
 
     Donating one buffer twice is an error on one device and a segmentation fault on several (jaxlib 0.10). It
     happens easily: an average of the parameters that starts as the parameters themselves, or as a
-    `jax.device_put` of them. What `apply` made is known to be separate, and recognised by identity: it is held
-    here until the next step, so that no other array can take its place.
+    `jax.device_put` of them. The results of `apply` never share memory. They are recognised by identity, and kept
+    here until the next step so that no other array can get their identity.
     """
 
     def __init__(self) -> None:
@@ -86,9 +86,9 @@ class Separate:
     def __call__(
         self, leaves: list[jax.Array], donated: Sequence[int], others: Sequence[Any] = ()
     ) -> list[jax.Array]:
-        """The leaves, with copies of donated ones whose memory belongs to another leaf, or to others, as well.
+        """Copy donated leaves whose memory also belongs to another leaf, or to one of `others`; return all leaves.
 
-        `others` are the arrays that the step closes over: the initial parameters, say, for a regularizer.
+        `others` are the arrays that the step closes over, such as the initial parameters for a regularizer.
         """
         if len(leaves) == len(self._made) and all(map(operator.is_, leaves, self._made)):
             return leaves
@@ -106,7 +106,7 @@ class Separate:
         return result
 
     def made(self, leaves: Sequence[jax.Array]) -> None:
-        """Remember the leaves of a new state."""
+        """Remember the leaves of a new state, which share no memory."""
         self._made = leaves
 
 

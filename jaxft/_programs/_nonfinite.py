@@ -1,14 +1,14 @@
-"""What a job does with a step whose means are not finite: the policies, and the look at the means.
+"""The policies for a step whose means are not finite, and the check of the means.
 
-The decision is a function of the means and sums over all shards, never of what one group has contributed: a value
-that is not finite makes every sum that it enters not finite, and all groups hold the same bits of these, as does a
-joiner that replays the step. So all decide alike without a word to each other. Only a halt needs one: see
-`Vote.nonfinite`.
+The decision depends on the means and sums over all shards, never on one group's contribution: a value that is not
+finite makes every sum that includes it not finite, and all groups hold the same bits of the sums, as does a joiner
+that replays the step. So all groups decide alike without communication. Only a halt needs some: see `Vote.nonfinite`.
 
-The look is one pass over memory: the product of a block with zeros is NaN if and only if something in it is not
-finite. Measured on one core: 0.1 ms for 4 MB of float32 and 12 ms for 256 MB, where an exchange of two groups over
-loopback takes 4.5 and 166 ms. That is 2 to 7 %, so it is not done unasked: by default only the beginning of each leaf
-is looked at, for a warning (1.3 us a leaf). A backward pass spreads its first NaN over nearly all that it makes.
+The check is one pass over memory: the product of a block with zeros is NaN if and only if a value in the block is not
+finite. Measured on one core: 0.1 ms for 4 MB of float32 and 12 ms for 256 MB, while an exchange of two groups over
+loopback takes 4.5 and 166 ms. That is 2 to 7 %, so it is opt-in: by default only the beginning of each leaf is
+checked, for a warning (1.3 us per leaf). A backward pass spreads its first NaN over nearly everything that it
+computes.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,27 +23,27 @@ Policy = Literal["warn", "allow", "raise", "skip"]
 
 # Blocks that stay in the cache of a core.
 _BLOCK_ELEMENTS = 1 << 17
-# How much of each leaf is looked at for a warning.
+# How much of each leaf is checked for a warning.
 _GLANCE_ELEMENTS = 1 << 10
 
 
 def checked_policy(policy: str) -> Policy:
-    """Raises ConfigurationError if there is no such policy."""
+    """Check that the policy exists. Raises ConfigurationError."""
     if policy not in get_args(Policy):
         raise ConfigurationError(
-            f"nonfinite is {policy!r}; choose one of {', '.join(map(repr, get_args(Policy)))}: what the job does "
-            "with a step whose means are not finite."
+            f"nonfinite must be one of {', '.join(map(repr, get_args(Policy)))}, not {policy!r}. It says "
+            "what the job does with a step whose means are not finite."
         )
     return cast(Policy, policy)
 
 
 def compared_policy(policy: Policy) -> str:
-    """What must be equal in all groups: whether a step counts, not whether a group warns."""
+    """The setting that all groups must share: whether a step counts, not whether a group warns."""
     return "allow" if policy == "warn" else policy
 
 
 def find(contribution: Sequence[LeafSpec], means: Sequence[Any], policy: Policy) -> str:
-    """Name the first leaf of the means that is not finite, with a value; "" if there is none, or none is sought."""
+    """Name the first leaf of the means that is not finite, with a value; "" if there is none, or no check."""
     if policy == "allow":
         return ""
     most = _GLANCE_ELEMENTS if policy == "warn" else None
@@ -72,7 +72,7 @@ def _by_product(block: np.ndarray) -> np.bool:
 
 
 def _by_exponent(bits: type[np.unsignedinteger[Any]], exponent: int) -> Callable[[np.ndarray], np.bool]:
-    """For floats that numpy cannot multiply fast: whether an exponent is all ones, as of infinity and NaN."""
+    """For floats that numpy multiplies slowly: whether any exponent is all ones, as in infinity and NaN."""
     ones = bits(exponent)
     return lambda block: np.any((block.view(bits) & ones) == ones)
 

@@ -1,23 +1,23 @@
-"""Cuts a traced train step at its pmean and psum into programs with closed types.
+"""Partitions a traced train step at its pmean and psum into programs with closed types.
 
-Theory of operation. The step is one list of equations (`_inline`), and of every value we know whether it
+Theory of operation. The step is one list of equations (`_inline`), and for every value we know whether it
 derives from the batch, from a mean, from both or from the state alone (`_taint`). That decides where it is
-computed ("means" are the results of the exchange, those of psum among them):
+computed ("means" are the results of the exchange, including those of psum):
 
     program   runs                          reads                  makes
     compute   once for each shard           state, batch           contributions, metrics of the batch, rest
     apply     once the job has committed    state, means           new state, metrics of state and means
     report    before apply, if needed       state, means, rest     metrics of batch *and* means
 
-A value that derives from the state alone (a PRNG split, a schedule) is computed in each program that wants it
-and never handed over, so `apply` is a function of the state and the means and of nothing else. A group that
-joins replays it on the logged means without having seen a batch. This is why a new state that derives from
-the batch is refused here, and why `report` is a program of its own: whether a group had a shard to compute
-cannot change the bits of its state, because `apply` is the same executable either way.
+A value that derives from the state alone (a PRNG split, a schedule) is computed in each program that needs it
+and never passed between programs, so `apply` is a function of only the state and the means. A group that joins
+replays it on the logged means without having seen a batch. This is why a new state that derives from the batch is
+refused here, and why `report` is a separate program: whether a group had a shard to compute cannot change the bits
+of its state, because `apply` is the same executable either way.
 
 Invariants:
 - Every visible effect (a debug print, a host callback) happens in exactly one of the programs.
-- New leaves come out of `apply` in the state's order, those whose old array is donated first: JAX pairs
+- New leaves come out of `apply` in the state's order, with those whose old array is donated first: JAX pairs
   donated inputs with outputs of equal type in order, and any other pairing makes XLA copy (measured: 201 ms
   instead of 52 ms, and 1.7 times the parameters in temporaries).
 """
@@ -38,7 +38,7 @@ from jaxft._programs._taint import BATCH, BOTH, MEAN, STATE, analyse
 
 @dataclass(frozen=True)
 class Contribution:
-    """What is exchanged at one place: its abstract value, its path in the tree that pmean or psum was given."""
+    """One exchanged value: its abstract value, and its path in the argument of pmean or psum."""
 
     aval: Any
     path: Path
@@ -48,20 +48,20 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Cut:
-    """A step in parts. The indices count leaves of the state or of the metrics."""
+    """A partitioned step. The indices count leaves of the state or of the metrics."""
 
     compute: Part  # makes the contributions, then the metrics of `direct`, then what `report` reads as rest
     apply: Part  # makes the new leaves of `made`, then the metrics of `applied`
     report: Part | None  # makes the metrics of `reported`
     contributions: tuple[Contribution, ...]
     made: tuple[int, ...]  # in the order in which apply makes them
-    donated: tuple[int, ...]  # the first of `made`, whose old array apply may consume
-    forwarded: dict[int, int]  # new leaf -> the old leaf that it is
+    donated: tuple[int, ...]  # the first of `made`: apply may consume their old arrays
+    forwarded: dict[int, int]  # from a new leaf to the old leaf that it equals
     direct: tuple[int, ...]
     applied: tuple[int, ...]
     reported: tuple[int, ...]
     metrics: tuple[Any, ...]  # abstract values
-    consts: tuple[Any, ...]  # what the step closes over, of all parts
+    consts: tuple[Any, ...]  # what the step closes over, of all programs
 
 
 def cut(
@@ -70,13 +70,13 @@ def cut(
     batch_labels: Sequence[str],
     may_forward: Callable[[int, int], bool],
 ) -> Cut:
-    """Cut a step, traced over flat leaves of state and batch, into its parts.
+    """Partition a step that was traced over flat leaves of state and batch.
 
     Args:
         closed: the jaxpr; its first inputs and its first outputs are the leaves of the state.
         state_labels: the paths of the state's leaves, for messages.
         batch_labels: the same for the batch.
-        may_forward: whether the old leaf `i` may serve as the new leaf `j` just as it is.
+        may_forward: whether the old leaf `i` may be reused unchanged as the new leaf `j`.
 
     Raises:
         StepError: the step has no pmean or psum that matters, has one where it cannot be cut, or has a new state
@@ -102,7 +102,7 @@ def cut(
     applied = tuple(i for i, t in enumerate(taint_of) if t in (STATE, MEAN))
 
     apply = gather(step, Kind.APPLY, [new_state[i] for i in made] + [metrics[i] for i in applied], donated)
-    # Before compute, because it says what compute must make for it.
+    # Before compute, because it determines what compute must make for it.
     report = gather(step, Kind.REPORT, [metrics[i] for i in reported])
     compute = gather(step, Kind.COMPUTE, [*step.operands, *(metrics[i] for i in direct), *step.rest])
     return Cut(
@@ -122,12 +122,12 @@ def cut(
 
 
 def _collect(step: Analysed) -> tuple[Contribution, ...]:
-    """Find what is exchanged, each value once for each operation, and where the results enter."""
+    """Find the values to exchange, each once per operation, and where the results enter."""
     calls = [eqn for eqn in step.flat.eqns if eqn.primitive is pmean_p]
     if not calls:
         raise StepError(
-            "The step has no jaxft.pmean and no jaxft.psum: groups would train apart. Average the gradients in it, "
-            "after jax.grad and before the optimizer: `grads, loss = jaxft.pmean((grads, loss))`."
+            "The step has no jaxft.pmean and no jaxft.psum, so the groups would train independently. Average the "
+            "gradients after jax.grad and before the optimizer: `grads, loss = jaxft.pmean((grads, loss))`."
         )
     found: list[Contribution] = []
     result_of: dict[tuple[Var, Operation], Var] = {}
@@ -148,7 +148,7 @@ def _collect(step: Analysed) -> tuple[Contribution, ...]:
             found.append(Contribution(operand.aval, path, name + label, operation))
     if not found:
         raise StepError(
-            f"Nothing that the step gives to {call_name(calls[0])} depends on the batch "
+            f"No argument of {call_name(calls[0])} depends on the batch "
             f"({_compat.source_line(calls[0])}): every group would compute the same, and there is nothing to "
             "average. Make the loss depend on the step's second argument."
         )
@@ -184,7 +184,7 @@ def _check_state(
     more = f" So do others, such as {state_labels[leaks[1]]} ({len(leaks)} in all)." if len(leaks) > 1 else ""
     raise StepError(
         f"The new state's leaf {state_labels[leaks[0]] or 'state'} derives from the batch (or from a host "
-        f"callback) without having passed through jaxft.pmean or jaxft.psum: {source}.{more} Each group sees "
-        "another batch, so their states would drift apart, and a group that joins could not repeat the step. "
-        "Wrap what it is computed from in jaxft.pmean(...) or jaxft.psum(...), or return it among the metrics."
+        f"callback) without passing through jaxft.pmean or jaxft.psum: {source}.{more} Each group sees a different "
+        "batch, so their states would diverge, and a group that joins could not replay the step. Wrap the values "
+        "it is computed from in jaxft.pmean(...) or jaxft.psum(...), or return it among the metrics."
     )

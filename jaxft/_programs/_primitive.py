@@ -1,4 +1,4 @@
-"""`pmean` and `psum`: the mark in a train step at which it is cut in two."""
+"""`pmean` and `psum`: the primitive in a train step at which it is partitioned."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
@@ -13,20 +13,20 @@ from jaxft._programs._compat import Eqn
 
 T = TypeVar("T")
 
-# The names along a leaf's path in the tree that was handed over, outermost first: ("0", "dense", "kernel").
+# The names along a leaf's path in the argument, outermost first: ("0", "dense", "kernel").
 Path = tuple[str, ...]
 
 
 def pmean(tree: T) -> T:
     """Average a pytree over the shards of the job's global batch.
 
-    Call it in a train step, once, on everything that must be the same in all groups: the gradients, and the
-    metrics that should speak of the whole batch. `jaxft.fault_tolerant` cuts the step here. What stands before
-    runs on each shard; then the groups exchange and vote; what stands after runs once the job has committed
-    the step, in every group, on the same means. It is the counterpart of `jax.lax.pmean`, with failures.
+    Call it in a train step, once, on everything that must be the same in all groups: the gradients, and metrics
+    over the whole batch. `jaxft.fault_tolerant` cuts the step here. The code before it runs on each shard; then the
+    groups exchange and vote; the code after it runs once the job has committed the step, in every group, on the
+    same means. It is the fault-tolerant counterpart of `jax.lax.pmean`.
 
-    Several calls that do not depend on each other are one exchange. What does not depend on the batch is the
-    same in all groups already and is returned as it is. Under `jax.vmap` it averages each element.
+    Several calls that do not depend on each other are one exchange. A value that does not depend on the batch is
+    already the same in all groups and is returned unchanged. Under `jax.vmap` it averages each element.
 
     If a group fails during the exchange, the others compute its shards and average again: the result is the
     mean over the same shards, in the same order of summation, with the same bits.
@@ -48,8 +48,8 @@ def pmean(tree: T) -> T:
         The means, as a pytree of the same structure, shapes, dtypes and shardings.
 
     Raises:
-        StepError: the tree is empty or has a leaf that is not floating point; or pmean stands where it cannot
-            be cut: outside a step given to `jaxft.fault_tolerant`, under `jax.grad`, or inside a control flow
+        StepError: the tree is empty or has a leaf that is not floating point; or the step cannot be cut at this
+            pmean: it is outside a step given to `jaxft.fault_tolerant`, under `jax.grad`, or inside a control flow
             primitive, `jax.checkpoint`, a custom derivative or `jax.shard_map`.
     """
     return _mark(tree, "mean")
@@ -58,11 +58,11 @@ def pmean(tree: T) -> T:
 def psum(tree: T) -> T:
     """Sum a pytree over the shards of the job's global batch.
 
-    The counterpart of `jax.lax.psum`, and in all else like `jaxft.pmean`: the step is cut here, `pmean` and
-    `psum` in one step are one exchange, and the bits do not depend on who computed which shard.
+    The counterpart of `jax.lax.psum`, and otherwise like `jaxft.pmean`: the step is cut here, `pmean` and
+    `psum` in one step are one exchange, and the bits do not depend on which group computed which shard.
 
-    Use it where shards weigh differently: with as many tokens in one as it happens to have, the mean over all
-    tokens is the sum over shards divided by the count over shards.
+    Use it if shards have different weights. For example, if shards have different numbers of tokens, the mean over
+    all tokens is the sum over shards divided by the count over shards.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxft
@@ -77,20 +77,20 @@ def psum(tree: T) -> T:
 
     Args:
         tree: a pytree of arrays of any shapes: floating point as in `jaxft.pmean`, or int32, int64 or uint32,
-            which are exact and wrap around. Every leaf must depend on the batch: the sum of one that is the same
-            in all shards would be that many times itself, and a step does not know how many shards there are.
+            which are exact and wrap around. Every leaf must depend on the batch: the sum of a leaf that is the same
+            in all shards would be the leaf times the number of shards, which a step does not know.
 
     Returns:
         The sums, as a pytree of the same structure, shapes, dtypes and shardings.
 
     Raises:
-        StepError: as `jaxft.pmean`; or a leaf does not depend on the batch.
+        StepError: as for `jaxft.pmean`; or a leaf does not depend on the batch.
     """
     return _mark(tree, "sum")
 
 
 def call_name(eqn: Eqn) -> str:
-    """What the user wrote for a mark."""
+    """The call that the user wrote."""
     return f"jaxft.p{eqn.params['operation']}"
 
 
@@ -134,14 +134,13 @@ def _check_leaf(label: str, leaf: Any, operation: Operation) -> None:
 
 def _refuse(where: str, operation: Operation) -> NoReturn:
     raise StepError(
-        f"jaxft.p{operation} was {where}. It is a mark for jaxft, not an operation: pass the step to "
-        "`jaxft.fault_tolerant(train_step, manager)` and call what that returns (with manager=None it runs "
-        "alone)."
+        f"jaxft.p{operation} was {where}. It marks where jaxft cuts the step and has no effect on its own: pass the "
+        "step to `jaxft.fault_tolerant(train_step, manager)` and call the result (with manager=None it runs alone)."
     )
 
 
 def _eagerly(*_: Any, operation: Operation, **__: Any) -> NoReturn:
-    _refuse("called outside of a traced step", operation)
+    _refuse("called outside a traced step", operation)
 
 
 def _lowering(*_: Any, operation: Operation, **__: Any) -> NoReturn:
@@ -150,11 +149,11 @@ def _lowering(*_: Any, operation: Operation, **__: Any) -> NoReturn:
 
 def _jvp(*_: Any, operation: Operation, **__: Any) -> NoReturn:
     raise StepError(
-        f"jaxft.p{operation} stands inside a function that is differentiated (jax.grad, jax.vjp, jax.jvp). Groups "
-        "exchange gradients, they do not differentiate through the exchange: take the gradient first, then write "
+        f"jaxft.p{operation} is inside a function that is differentiated (jax.grad, jax.vjp, jax.jvp). Groups "
+        "exchange gradients and do not differentiate through the exchange: take the gradient first, then write "
         f"`grads = jaxft.p{operation}(grads)`."
     )
 
 
-# The mark of both functions: its parameter `operation` tells them apart.
+# The primitive of both functions; its parameter `operation` says which.
 pmean_p = _compat.make_primitive("jaxft_pmean", eagerly=_eagerly, lowering=_lowering, jvp=_jvp)

@@ -1,4 +1,4 @@
-"""Where arrays lie: what a step's programs are compiled for, so that no sharding drifts from step to step."""
+"""The shardings that a step's programs are compiled for, so that no sharding drifts from step to step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from jaxft._programs._primitive import Path
 
 
 def specs(state: Sequence[Any], batch: Sequence[Any]) -> tuple[list[jax.ShapeDtypeStruct], ...]:
-    """The types, with shardings, for which to compile, of the leaves of the state and of the batch.
+    """The types to compile for, with shardings, of the leaves of the state and of the batch.
 
-    A leaf that was placed on purpose (a committed array) keeps its sharding. If any of them spans a mesh, then
-    the other leaves of the state are replicated over that mesh: this is where plain jit leaves them after one
-    step, and where they must be before, if the second step is to run the same programs.
+    A leaf that was placed explicitly (a committed array) keeps its sharding. If any of them spans a mesh, the
+    other leaves of the state are replicated over that mesh: plain jit leaves them there after one step, and they
+    must be there before it, so that the second step runs the same programs.
     """
     mesh = _mesh([*state, *batch])
     replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
@@ -30,7 +30,7 @@ def _spec(leaf: Any, otherwise: Sharding | None) -> jax.ShapeDtypeStruct:
 
 
 def placed(leaf: Any) -> Sharding | None:
-    """The sharding of an array that was placed on purpose; None for any other and for numpy arrays."""
+    """The sharding of a committed array; None for any other and for numpy arrays."""
     return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
 
 
@@ -49,12 +49,12 @@ def pins(
     state: Sequence[jax.ShapeDtypeStruct],
     state_paths: Sequence[Path],
 ) -> list[Sharding | None]:
-    """The sharding for each contribution: that of the parameter which it is the gradient of.
+    """The sharding for each contribution: that of the parameter whose gradient it is.
 
     On a mesh with automatic axes nothing else ties the gradients that leave a program to the shardings of their
-    parameters; XLA then often gathers them (measured: four times the memory and traffic). The parameter is the
-    leaf of the state of equal shape whose path ends most like the contribution's. Where no name fits, a
-    sharding is taken if all leaves of that shape have the same one.
+    parameters, and XLA often gathers them (measured: four times the memory and traffic). The parameter is the
+    leaf of the state of equal shape whose path has the longest suffix in common with the contribution's. If no
+    name matches, a sharding is chosen only if all leaves of that shape share it.
     """
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for index, spec in enumerate(state):

@@ -1,9 +1,9 @@
-"""Gathers one program out of a step: the equations that its results need, and nothing else.
+"""Slices one program out of a step: the equations that its results need, and nothing else.
 
-A program is gathered backwards from what it must make. An equation with sub-jaxprs of which only some results
-are wanted (a scan that carries a PRNG key beside the gradients) is reduced to those. Where it still names an
-operand that this program cannot have, we know from the taints that none of the wanted results depends on it
-(the reduction is coarser than the analysis), and zeros take its place.
+A program is built backwards from its results. An equation with sub-jaxprs of which only some results are wanted (a
+scan that carries a PRNG key beside the gradients) is reduced to those. If it still names an operand that this program
+cannot have, the taints prove that no wanted result depends on it (the reduction is coarser than the analysis), and
+zeros replace it.
 """
 
 import functools
@@ -23,14 +23,14 @@ Picker = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def picker(indices: Sequence[int]) -> Picker:
-    """A function that picks these entries of a sequence, in C where there is more than one."""
+    """A function that picks these entries of a sequence; in C if there are several."""
     if len(indices) > 1:
         return operator.itemgetter(*indices)
     return lambda entries: [entries[index] for index in indices]
 
 
 class Kind(Enum):
-    """A program of the cut step: the taints it computes, and those whose visible effects happen in it."""
+    """A program of the partitioned step: the taints it computes, and those whose visible effects it runs."""
 
     COMPUTE = ({STATE, BATCH}, {BATCH})
     APPLY = ({STATE, MEAN}, {STATE, MEAN})
@@ -45,7 +45,7 @@ class Kind(Enum):
 class Part:
     """One program: a jaxpr over constants, then the inputs of each kind that it reads, then zeros.
 
-    `state`, `batch`, `means` and `rest` are the indices of the leaves that it reads of each.
+    `state`, `batch`, `means` and `rest` are the indices of the leaves that it reads, by kind.
     """
 
     jaxpr: AnyJaxpr
@@ -63,7 +63,7 @@ class Part:
         means: Sequence[Any] = (),
         rest: Sequence[Any] = (),
     ) -> tuple[Any, ...]:
-        """What the program reads, in the order of its inputs."""
+        """The program's inputs, in order."""
         pick_state, pick_batch, pick_means, pick_rest = self._pickers
         return (*pick_state(state), *pick_batch(batch), *pick_means(means), *pick_rest(rest))
 
@@ -76,7 +76,7 @@ class Part:
         return [atom.aval for atom in self.jaxpr.outvars]
 
     def function(self) -> Callable[..., list[Any]]:
-        """The program over flat positional inputs: what it reads of state, batch, means and rest."""
+        """The program as a function of flat positional inputs: its leaves of state, batch, means and rest."""
         call = _compat.as_function(self.jaxpr)
 
         def program(*inputs: Any) -> list[Any]:
@@ -87,26 +87,26 @@ class Part:
 
 @dataclass
 class Analysed:
-    """A flat step with its taints, and the variables at which programs hand over to each other."""
+    """A flat step with its taints, and the variables that one program passes to another."""
 
     flat: Flat
     taints: Taints
     state: list[Var]
     batch: list[Var]
-    operands: list[Var] = field(default_factory=list)  # what is contributed, each once
-    means: list[Var] = field(default_factory=list)  # the results of pmean and psum that stand for them
-    rest: list[Var] = field(default_factory=list)  # what compute makes for report; gathering report fills it
+    operands: list[Var] = field(default_factory=list)  # the contributed values, each once
+    means: list[Var] = field(default_factory=list)  # the results of pmean and psum for them
+    rest: list[Var] = field(default_factory=list)  # what compute makes for report; set when report is built
     alias: dict[Var, Atom] = field(default_factory=dict)
 
     def resolve(self, atom: Atom) -> Atom:
-        """The value behind the result of a pmean that is the identity."""
+        """The operand of a pmean that is the identity; any other value itself."""
         while _compat.is_var(atom) and atom in self.alias:
             atom = self.alias[atom]
         return atom
 
 
 def gather(step: Analysed, kind: Kind, outvars: Sequence[Atom], donated: Sequence[int] = ()) -> Part:
-    """The program of a kind that makes `outvars`. It reads the donated leaves of the state even if unused."""
+    """Build the program of a kind that makes `outvars`. It has the donated leaves as inputs even if unused."""
     gatherer = _Gatherer(step, kind)
     gatherer.run(outvars)
     needed = gatherer.needed

@@ -1,4 +1,4 @@
-"""Which further arguments of a step are part of the program, as `jax.jit` names them."""
+"""Which additional arguments of a step are part of the program, declared as for `jax.jit`."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ class Statics:
     def of(
         function: Callable[..., Any], argnums: int | Sequence[int], argnames: str | Sequence[str]
     ) -> "Statics":
-        """Complete positions by names and names by positions, from the signature.
+        """Complete positions from names and names from positions, using the signature.
 
         Raises:
             ConfigurationError: the state or the batch is declared static, or an argument does not exist.
@@ -40,15 +40,15 @@ class Statics:
         wrong += sorted(parameters.index(name) for name in names if name in parameters[:2])
         if wrong:
             raise ConfigurationError(
-                f"Argument {wrong[0]} of the train step is declared static; the first two are the state and the "
-                "batch, which cannot be. Positions are counted from 0 in the step's own signature."
+                f"Argument {wrong[0]} of the train step is declared static, but the first two are the state and the "
+                "batch, which cannot be static. Positions are counted from 0 in the step's own signature."
             )
         names |= {parameters[number] for number in positions if number < len(parameters)}
         positions |= {parameters.index(name) for name in names if name in parameters}
         return Statics(frozenset(positions), frozenset(names))
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse arguments after state and batch that were not declared.
+        """Refuse arguments after state and batch that were not declared static.
 
         Raises:
             ConfigurationError: names the first of them.
@@ -65,9 +65,9 @@ class Statics:
 
 def _undeclared(what: str, declaration: str) -> str:
     return (
-        f"The step was called with the further argument {what}. It takes a state and a batch, and beyond them only "
-        f"static arguments: declare it ({declaration}) if it is part of the program, or put it into the batch or "
-        "the state."
+        f"The step was called with the additional argument {what}. Besides a state and a batch it accepts only "
+        f"static arguments: declare it ({declaration}) if it is part of the program, or put it into the batch or the "
+        "state."
     )
 
 

@@ -7,13 +7,13 @@ Theory of operation. A taint is a set of two facts, kept as bits:
 - MEAN: derives from the result of a pmean or psum, so it exists only after the exchange.
 
 A value with neither derives from the state (and from constants): every group can compute it, at any time.
-`pmean` and `psum` clear BATCH and set MEAN. Of a value without BATCH a pmean is the identity; a psum would be
+`pmean` and `psum` clear BATCH and set MEAN. For a value without BATCH, a pmean is the identity; a psum would be
 that value times the number of shards, which a step cannot know (without `shards` it changes with the quorum).
 
-Facts flow forward, one equation at a time, result by result through nested calls, custom derivatives, remat,
-cond, scan and while (the two loops by iterating until nothing changes; taints only grow, so that ends). An
-equation of an unknown kind gives each of its results what any of its operands has: that can refuse a step
-which would have been fine, but never lets one through that is not.
+Taints flow forward, one equation at a time, result by result through nested calls, custom derivatives, remat,
+cond, scan and while (the two loops by iterating to a fixed point; taints only grow, so this terminates). Each
+result of an unknown kind of equation gets the union of the operands' taints: that may refuse a valid step, but
+never accepts an invalid one.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +31,11 @@ BATCH: Taint = 1
 MEAN: Taint = 2
 BOTH: Taint = BATCH | MEAN
 
-# Their results come from outside the program, so each group may see others.
+# Their results come from outside the program, so groups may see different ones.
 _FROM_OUTSIDE = frozenset({"io_callback", "pure_callback", "buffer_callback", "infeed", "rng_uniform"})
-# Each result depends on the operand at the same place only.
+# Each result depends only on the operand at the same position.
 _PAIRWISE = frozenset({"optimization_barrier", "psum", "psum_invariant", "pmax", "pmin", "pvary"})
-# Each result depends on whatever the called jaxpr says.
+# The called jaxpr decides what each result depends on.
 _CALLS = frozenset(
     {
         "jit", "pjit", "closed_call", "core_call", "eval_jaxpr",
@@ -47,10 +47,10 @@ _CALLS = frozenset(
 
 @dataclass
 class Taints:
-    """The taints of all variables of a flat step, and what each of its pmeans and psums turned out to be."""
+    """The taints of all variables of a flat step, and what each of its pmeans and psums is."""
 
     of: dict[Var, Taint]
-    # Result variable of a mark -> its operand, where it must be exchanged; the same, where it is the identity.
+    # From the result of a pmean or psum to its operand: where it is exchanged, and where it is the identity.
     exchanged: dict[Var, Var]
     alias: dict[Var, Atom]
 
@@ -80,15 +80,15 @@ def _mark(eqn: Eqn, ins: Sequence[Taint], taints: Taints) -> None:
     for var, atom, taint, label in zip(eqn.outvars, eqn.invars, ins, eqn.params["labels"], strict=True):
         if taint == BOTH:
             raise StepError(
-                f"{call_name(eqn)} of a value that itself depends on an earlier pmean or psum and on the batch "
+                f"{call_name(eqn)} of a value that depends both on an earlier pmean or psum and on the batch "
                 f"({_compat.source_line(eqn)}). A step has one exchange: average or sum everything that depends "
-                "on the batch in one place, and compute what follows from those results."
+                "on the batch in one place, and compute the rest from those results."
             )
         if eqn.params["operation"] == "sum" and not taint & BATCH:
             raise StepError(
                 f"jaxft.psum was given a leaf that does not depend on the batch, {label or 'its whole argument'} "
                 f"({_compat.source_line(eqn)}). It is the same in all shards, so its sum is the leaf times the "
-                "number of shards. Multiply it by that number yourself, or make it from the batch: a count as "
+                "number of shards. Multiply it by that number yourself, or compute it from the batch: a count as "
                 "`jnp.sum(batch.weight)`, for instance, rather than from a shape."
             )
         if taint == BATCH:
@@ -101,11 +101,11 @@ def _mark(eqn: Eqn, ins: Sequence[Taint], taints: Taints) -> None:
 
 
 class _Rules:
-    """How facts pass through one equation. Jaxprs that are called often are looked at once per taints."""
+    """How taints pass through one equation. A jaxpr is analysed once per combination of input taints."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, tuple[Taint, ...]], tuple[Taint, ...]] = {}
-        self._alive: list[AnyJaxpr] = []  # an id is only good for as long as its object lives
+        self._alive: list[AnyJaxpr] = []  # keeps the objects alive, so that their ids stay unique
         self._rules: dict[str, Callable[[Eqn, list[Taint]], Sequence[Taint]]] = {
             "scan": self._scan,
             "while": self._while,
@@ -123,7 +123,7 @@ class _Rules:
         sub = _compat.called_jaxpr(eqn) if name in _CALLS else None
         if sub is not None:
             return self._body(sub, ins)
-        # Unknown equations that contain a callback are tainted by it as well.
+        # An unknown equation that contains a callback is tainted by it.
         outside = BATCH if self._contains_outside(eqn) else STATE
         return [_union(ins) | outside] * len(eqn.outvars)
 
@@ -137,7 +137,7 @@ class _Rules:
     def _walk(self, jaxpr: AnyJaxpr, ins: Sequence[Taint]) -> tuple[Taint, ...]:
         of: dict[Var, Taint] = dict(zip(jaxpr.invars, ins, strict=True))
         if any(map(_compat.ref_effects, jaxpr.eqns)):
-            # Values can pass through a Ref unseen: whatever goes in may come out anywhere.
+            # Values can pass through a Ref unseen: any input may reach any output.
             outside = BATCH if self._reaches_outside(jaxpr) else STATE
             return (_union(ins) | outside,) * len(jaxpr.outvars)
         for eqn in jaxpr.eqns:
@@ -170,7 +170,7 @@ class _Rules:
         cond_consts, body_consts = ins[:for_cond], ins[for_cond : for_cond + for_body]
         carry = ins[for_cond + for_body :]
         while True:
-            # How often the body runs shows in everything that it changes.
+            # Everything that the body changes depends on how often it runs.
             turns = _union(self._body(cond, [*cond_consts, *carry]))
             outs = self._body(body, [*body_consts, *carry])
             changed = [out is not var for out, var in zip(body.outvars, body.invars[for_body:], strict=True)]
@@ -189,7 +189,7 @@ class _Rules:
 
 
 def _from_outside(eqn: Eqn) -> bool:
-    """Whether an equation brings something in: by its name, or as it has results and a side effect (FFI calls)."""
+    """Whether an equation reads outside data: by name, or by having results and a side effect (FFI calls)."""
     if eqn.primitive.name in _FROM_OUTSIDE:
         return True
     return bool(eqn.outvars) and not _compat.has_sub_jaxprs(eqn) and _compat.visible_effects(eqn)

@@ -1,4 +1,4 @@
-"""Traces a train step over flat leaves, and checks that it is of the shape that jaxft needs."""
+"""Traces a train step over flat leaves, and checks that it has the signature that jaxft needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def trace_step(
     """Trace a step once.
 
     Raises:
-        StepError: it does not return (state, metrics), or returns a state of another structure, shape or dtype.
+        StepError: it does not return (state, metrics), or changes the structure, shapes or dtypes of the state.
     """
     (state_specs, state_tree), (batch_specs, batch_tree) = state, batch
     trees: list[PyTreeDef] = []
@@ -65,7 +65,7 @@ def _pair(result: Any) -> tuple[Any, Any]:
         return result
     what = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
     raise StepError(
-        f"The train step returned {what}; it must return a pair: `return new_state, metrics`, where metrics may "
+        f"The train step returned {what}, but it must return a pair: `return new_state, metrics`, where metrics can "
         "be any pytree, such as {}."
     )
 
@@ -77,10 +77,10 @@ def _other_structure(old: PyTreeDef, new: PyTreeDef) -> str:
     parts = [
         f"{what}: {', '.join(paths[:5])}" for what, paths in (("missing", missing), ("new", extra)) if paths
     ]
-    difference = "; ".join(parts) or f"the same leaves in other containers: {old} became {new}"
+    difference = "; ".join(parts) or f"the same leaves in different containers: {old} became {new}"
     return (
-        f"The train step returned a state of another structure than it was given ({difference}). The new state "
-        "must have the same containers and leaves as the old one."
+        f"The train step returned a state with a different structure than it was given ({difference}). The new "
+        "state must have the same containers and leaves as the old one."
     )
 
 

@@ -1,1 +1,1 @@
-"""Sockets between groups: the handshake, the listener, and frames that nobody can change."""
+"""TCP connections between groups: sockets, the handshake, the listener, and a tag on every frame."""

@@ -1,4 +1,4 @@
-"""A listening socket, and a connection that has not been let in yet. See `_listener.py`."""
+"""A listening socket, and a connection that has not completed the handshake. See `_listener.py`."""
 
 import contextlib
 import socket
@@ -13,22 +13,22 @@ class HalfOpen:
     name: str
     deadline_s: float
     received: bytearray = field(default_factory=bytearray)
-    owes_proof: bool = False  # it has said a hello for this process
-    # Once it has been challenged: what it had said, and what it must answer to.
+    owes_proof: bool = False  # its hello was for this process
+    # Set once it has been challenged: its hello, decoded and raw, and our nonce.
     hello: Hello | None = None
-    said: bytes = b""
+    hello_bytes: bytes = b""
     nonce: bytes = b""
 
     @property
     def missing_bytes(self) -> int:
-        """How many bytes it still has to send before the next move is ours. Raises BadHello."""
+        """How many more bytes we need before we can answer. Raises BadHello."""
         if self.hello is not None:
             return RESPONSE_BYTES - len(self.received)
         return missing_bytes(self.received)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Listen at a port; on all addresses of both families where no host is named."""
+    """Listen on a port; without a host, on all IPv4 and IPv6 addresses."""
     backlog = socket.SOMAXCONN
     if host:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

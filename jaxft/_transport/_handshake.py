@@ -1,10 +1,10 @@
-"""How a connection of the data plane begins: a hello, and the answer to it. See `_listener.py`.
+"""The handshake of a data-plane connection: a hello, and the answer to it. See `_listener.py`.
 
-A hello names both ends: who dials, and whom. A listener that is another group, or another incarnation of that group,
-refuses it. Where the job has a key, the first answer is a challenge, and each side proves to the other that it knows
-the key. The proofs, and a key for each direction of the connection, are made from the hello and from a nonce of each
-side (`jaxft_protocol.credentials`). So a proof is worth nothing between any other two ends, and whoever relays it
-has no key for what follows.
+A hello names both ends, the dialler and the listener. A process refuses a hello that is for another group, or for
+another incarnation of its own group. If the job has a key, the first answer is a challenge, and each side proves to
+the other that it knows the key. The proofs, and one key per direction, are derived from the hello and from a nonce of
+each side (`jaxft_protocol.credentials`). So a proof is useless between any other two ends, and an attacker who relays
+the handshake does not get the keys for the frames that follow.
 """
 
 import os
@@ -27,29 +27,29 @@ MAX_REASON_BYTES = 512
 
 _VERSION = 2
 _KINDS = ("exchange", "heal")
-# magic, version, kind, reserved, quorum or heal, the dialler's incarnation, the listener's, and how many bytes the
-# names have: the job's, the dialler's and the listener's
+# magic, version, kind, reserved, id of the quorum or heal, the dialler's incarnation, the listener's incarnation, and
+# the length of each name: the job's, the dialler's and the listener's
 _HELLO = struct.Struct("<8sBBHQQQBBB")
 _HELLO_MAGIC = b"jaxft-hi"
-# magic, version, status, bytes of what follows: a reason, a nonce or a proof
+# magic, version, status, length of what follows: a reason, a nonce or a proof
 _ANSWER = struct.Struct("<8sBBH")
 _ANSWER_MAGIC = b"jaxft-re"
 _ACCEPTED, _REFUSED, _CHALLENGE, _BUSY = 0, 1, 2, 3
-# What the dialler answers a challenge with: its own nonce, and its proof.
+# The dialler's answer to a challenge: its own nonce, and its proof.
 RESPONSE_BYTES = NONCE_BYTES + PROOF_BYTES
-# A listener that has too many connections which have not said who they are drops some of them without an answer. The
-# dialler then dials again at once: one that is dead refuses the connection, so this delays no bad news. When all
-# groups of a large job dial one of them in the same moment, each time only some hundred are let in.
+# A listener with too many connections in the handshake drops some without an answer, and the dialler dials again at
+# once. This does not delay the discovery of a dead process, which refuses the connection. When all groups of a large
+# job dial one process in the same moment, it accepts a few hundred per round.
 _MAX_REDIALS = 20
-# Between two attempts at a listener that says that it is busy.
+# Pauses between attempts while the listener is busy.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class BadHello(Exception):
-    """What was received is no hello, or none that this process understands.
+    """The bytes received are not a hello, or not one that this process understands.
 
     Attributes:
-        answerable: it began like one of ours, so whoever sent it understands a refusal.
+        answerable: the bytes began like a hello of jaxft, so the sender understands a refusal.
     """
 
     def __init__(self, message: str, *, answerable: bool = True) -> None:
@@ -59,16 +59,16 @@ class BadHello(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who dials whom, and what for.
+    """Who dials whom, and for what.
 
     Args:
         kind: "exchange" or "heal".
         job: the job of both.
-        group: who dials.
-        incarnation: which process of that group.
-        to_group: who is dialled.
-        to_incarnation: which process of that group.
-        number: the id of the quorum, or of the heal, that the connection is for.
+        group: the group that dials.
+        incarnation: the incarnation of the group that dials.
+        to_group: the group that is dialled.
+        to_incarnation: the incarnation that is dialled.
+        number: the id of the quorum or the heal that the connection is for.
     """
 
     kind: str
@@ -81,20 +81,20 @@ class Hello:
 
 
 class Dialling:
-    """A connection on its way: connect, say hello, be accepted. Never blocks; for one thread.
+    """A connection during the handshake: connect, send the hello, be accepted. Never blocks; for one thread.
 
-    Poll `sock` for `events`, then call `advance`, until that returns a connection. Both may change with each call.
+    Poll `sock` for `events`, then call `advance`, until it returns a connection. Each call may change both.
     """
 
     def __init__(self, address: str, hello: Hello, key: DataKey | None = None) -> None:
-        """Begin to connect. Raises ConnectionError. Resolving a host name is the one thing that blocks.
+        """Start to connect. Raises ConnectionError. Only resolving a host name blocks.
 
-        With a key, only a listener that has proved that it knows the key as well counts as one that has accepted.
+        With a key, the listener must prove that it knows the key too.
         """
         self._address = address
         self._hello = hello
         self._key = key
-        self._nonces: dict[str, bytes] = {}  # once the listener has challenged us
+        self._nonces: dict[str, bytes] = {}  # set once the listener has challenged us
         self._all_targets = _resolve(address)
         self._targets = list(self._all_targets)
         self._received = bytearray()
@@ -103,7 +103,11 @@ class Dialling:
         self.sock = self._connect(None)
 
     def advance(self) -> Connection | None:
-        """Go as far as it gets; returns the connection once accepted. Raises ConnectionError, with it closed."""
+        """Go as far as possible without blocking; return the connection once it is accepted.
+
+        Raises:
+            ConnectionError: the handshake failed; the socket is closed.
+        """
         try:
             if self.events == select.POLLOUT:
                 self._say_hello()
@@ -118,8 +122,9 @@ class Dialling:
             self.sock.close()
             if self._redials == _MAX_REDIALS:
                 raise ConnectionError(
-                    f"{self._address} broke the connection {1 + self._redials} times before it answered our hello: "
-                    f"{error.strerror or error}. Another program listens there, or too many connect to it."
+                    f"{self._address} closed the connection {1 + self._redials} times before it answered our hello: "
+                    f"{error.strerror or error}. Another program may be listening there, or too many processes "
+                    "connect to it at once: check the address, or try again."
                 ) from error
         self._redial()
         return None
@@ -146,8 +151,8 @@ class Dialling:
                 last = error
             else:
                 return sock
-        why = last.strerror if last is not None else "it has no address"
-        raise _Unanswered(f"Could not connect to {self._address}: {why}.") from last
+        why = last.strerror if last is not None else "the name resolves to no address"
+        raise _Unanswered(f"Cannot connect to {self._address}: {why}.") from last
 
     def _say_hello(self) -> None:
         code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -156,14 +161,14 @@ class Dialling:
             self.sock = self._connect(OSError(code, os.strerror(code)))
             return
         tune(self.sock)
-        self.sock.send(encode(self._hello), SEND_FLAGS)  # a fresh socket takes some hundred bytes whole
+        self.sock.send(encode(self._hello), SEND_FLAGS)  # fits into a fresh socket's buffer as a whole
         self.events = select.POLLIN
 
     def _read_answer(self) -> Connection | None:
         while (missing := _missing_answer_bytes(self._received, self._address)) > 0:
             piece = self.sock.recv(missing, socket.MSG_DONTWAIT)
             if not piece:
-                raise ConnectionResetError("it closed the connection")
+                raise ConnectionResetError("the listener closed the connection")
             self._received += piece
         _, _, status, _ = _ANSWER.unpack_from(self._received)
         said = bytes(self._received[_ANSWER.size :])
@@ -186,12 +191,13 @@ class Dialling:
     def _respond(self, nonce: bytes) -> None:
         if self._key is None:
             raise _Unanswered(
-                f"{self._address} asks for a proof of the job's key, and group {self._hello.group!r} has none: start "
-                "all groups of a job with the same token."
+                f"{self._address} asks for a proof of the job's key, but group {self._hello.group!r} has no key: "
+                "start all groups of a job with the same token."
             )
         if self._nonces or len(nonce) != NONCE_BYTES:
             raise _Unanswered(
-                f"{self._address} sent a challenge that makes no sense: another version of jaxft?"
+                f"{self._address} sent an invalid challenge. It may run another version of jaxft: use the same "
+                "version in all groups."
             )
         self._nonces = {"listener_nonce": nonce, "dialler_nonce": credentials.new_nonce()}
         ours = credentials.dialler_proof(self._key, encode(self._hello), **self._nonces)
@@ -205,17 +211,17 @@ class Dialling:
             if credentials.is_proof(proof, wanted):
                 return
         raise _Unanswered(
-            f"{self._address} does not prove that it knows the key of job {self._hello.job!r}: it is no group of "
-            "this job, or was started without the job's token."
+            f"{self._address} did not prove that it knows the key of job {self._hello.job!r}: it is not a group of "
+            "this job, or was started without the job's token. Start all groups of a job with the same token."
         )
 
 
 class _Unanswered(ConnectionError):
-    """A ConnectionError whose text is complete, and that another attempt would not change."""
+    """A ConnectionError with a complete message, and that dialling again would not fix."""
 
 
 class Busy(_Unanswered):
-    """The listener serves as many as it can, and says that it may take this connection later."""
+    """The listener is at its limit, and may accept this connection later."""
 
 
 def dial(
@@ -226,18 +232,18 @@ def dial(
     abort: Abort | None = None,
     key: DataKey | None = None,
 ) -> Connection:
-    """Connect to another process's listener and be accepted. Tries again while it is busy.
+    """Connect to another process's listener and complete the handshake. Retries while the listener is busy.
 
     Args:
         address: "host:port" or "[v6 address]:port".
-        hello: who we are, and what for.
+        hello: who we are, whom we dial, and for what.
         deadline_s: when to give up, on the clock of `time.monotonic()`. Resolving a name is not covered.
         abort: a flag that ends the wait.
         key: the key of the job's data plane, if it has one; the listener must know it too.
 
     Raises:
-        ConnectionError: nobody listens there, or no jaxft process, or it refused us, or does not know the key; the
-            text says which.
+        ConnectionError: nothing listens there, or not jaxft, or it refused us, or it does not know the key; the
+            message says which.
         TimeoutError: the deadline passed.
     """
     for pause_s in backoff_s(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
@@ -266,21 +272,21 @@ def _dial(
 
 
 def missing_bytes(received: bytes | bytearray) -> int:
-    """How many bytes a hello lacks, as far as is known; 0 if it is whole. Raises BadHello."""
+    """How many bytes the hello still lacks, as far as is known yet; 0 if it is complete. Raises BadHello."""
     if received[:8] != _HELLO_MAGIC[: len(received)]:
-        raise BadHello(f"it began with {bytes(received[:8])!r}", answerable=False)
+        raise BadHello(f"it begins with {bytes(received[:8])!r}, not with a hello", answerable=False)
     if len(received) > len(_HELLO_MAGIC) and (version := received[len(_HELLO_MAGIC)]) != _VERSION:
-        raise BadHello(f"it speaks version {version} of the data plane, this process version {_VERSION}")
+        raise BadHello(f"it has version {version} of the data plane; this process has version {_VERSION}")
     if len(received) < _HELLO.size:
         return _HELLO.size - len(received)
     _, _, kind, _, _, _, _, *lengths = _HELLO.unpack_from(received)
     if kind >= len(_KINDS):
-        raise BadHello(f"it wants a connection of the unknown kind {kind}")
+        raise BadHello(f"it asks for a connection of unknown kind {kind}")
     return _HELLO.size + sum(lengths) - len(received)
 
 
 def decode(received: bytes | bytearray) -> Hello:
-    """Decode a whole hello. Raises BadHello."""
+    """Decode a complete hello. Raises BadHello."""
     assert missing_bytes(received) == 0
     _, _, kind, _, number, incarnation, to_incarnation, *lengths = _HELLO.unpack_from(received)
     names = bytes(received[_HELLO.size :])
@@ -297,31 +303,31 @@ def decode(received: bytes | bytearray) -> Hello:
 
 
 def accepted(proof: bytes = b"") -> bytes:
-    """Encode the answer that lets a dialler in; with the listener's proof where it had to prove itself."""
+    """Encode the answer that accepts a dialler, with the listener's proof if the job has a key."""
     return _answer(_ACCEPTED, proof)
 
 
 def refused(why: str) -> bytes:
-    """Encode the answer that turns a dialler away."""
+    """Encode the answer that refuses a dialler."""
     return _answer(_REFUSED, why.encode()[:MAX_REASON_BYTES])
 
 
 def busy(why: str) -> bytes:
-    """Encode the answer that asks a dialler to come again."""
+    """Encode the answer that asks a dialler to try again later."""
     return _answer(_BUSY, why.encode()[:MAX_REASON_BYTES])
 
 
 def challenge(nonce: bytes) -> bytes:
-    """Encode the answer that asks a dialler to prove itself."""
+    """Encode the answer that asks a dialler to prove that it knows the key."""
     return _answer(_CHALLENGE, nonce)
 
 
-def _answer(status: int, said: bytes) -> bytes:
-    return _ANSWER.pack(_ANSWER_MAGIC, _VERSION, status, len(said)) + said
+def _answer(status: int, content: bytes) -> bytes:
+    return _ANSWER.pack(_ANSWER_MAGIC, _VERSION, status, len(content)) + content
 
 
 def check_name(name: str, *, what: str) -> bytes:
-    """Encode a job's or group's name. Raises ConfigurationError if it does not fit into a hello."""
+    """Encode a job's or group's name. Raises ConfigurationError if it is empty or too long for a hello."""
     encoded = name.encode()
     if not 0 < len(encoded) <= MAX_NAME_BYTES:
         raise ConfigurationError(
@@ -331,7 +337,7 @@ def check_name(name: str, *, what: str) -> bytes:
 
 
 def encode(hello: Hello) -> bytes:
-    """Put a hello into bytes. No two look alike: each name goes in with its length."""
+    """Encode a hello. Each name goes with its length, so no two hellos encode alike."""
     job, group = check_name(hello.job, what="job"), check_name(hello.group, what="group")
     to_group = check_name(hello.to_group, what="group")
     head = _HELLO.pack(
@@ -352,7 +358,9 @@ def _resolve(address: str) -> list[tuple[int, tuple[Any, ...]]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise _Unanswered(f"The host of {address} is unknown: {error.strerror}.") from error
+        raise _Unanswered(
+            f"The host name in {address} is unknown: {error.strerror}. Check the address."
+        ) from error
     return [(family, target) for family, _, _, _, target in found]
 
 
@@ -362,7 +370,7 @@ def _missing_answer_bytes(received: bytearray, address: str) -> int:
     magic, version, _, reason_bytes = _ANSWER.unpack_from(received)
     if magic != _ANSWER_MAGIC or version != _VERSION or reason_bytes > MAX_REASON_BYTES:
         raise _Unanswered(
-            f"{address} answered our hello with {bytes(received[: _ANSWER.size])!r}: another program, or "
-            "another version of jaxft, listens there."
+            f"{address} answered our hello with {bytes(received[: _ANSWER.size])!r}. Another program, or another "
+            "version of jaxft, listens there: check the address and the versions."
         )
     return _ANSWER.size + reason_bytes - len(received)

@@ -1,34 +1,36 @@
-"""The data plane's front door: one listening socket for each process, and the way to reach another's.
+"""The data plane's listener: one listening socket per process, with admission control.
 
 Theory of operation. Bulk data between processes (exchanges of contributions, healing) goes over plain TCP
-connections. The dialler says first who it is, whom it wants and what for, in a `Hello`; the listener answers, and
-only then is there a connection. So a dialler never takes a backlog for a living process: a kernel completes
-handshakes on behalf of a stopped one, but does not answer hellos.
+connections. The dialler first sends a `Hello`: who it is, whom it wants to reach, and for what. Only once the
+listener has answered does the connection count. So a stopped process is never taken for a live one: the kernel
+completes its TCP handshakes, but does not answer hellos.
 
     dialler                         listener
-      | -- hello (version, kind, job, both ends, quorum or heal) ----> |  unknown, for 2 s at most
-      | <-- challenge (nonce) --------------------------------------- |  only where the job has a key,
+      | -- hello (version, kind, job, both ends, quorum or heal) ----> |  unauthenticated, for 2 s at most
+      | <-- challenge (nonce) --------------------------------------- |  only if the job has a key,
       | -- nonce, proof --------------------------------------------> |  within the same 2 s
       | <-- accepted (with a proof), refused with the reason, or busy  |
       |                                            exchange: pending until `take` asks for it
-      |                                            heal:     handed to `on_heal`, in a thread of its own
+      |                                            heal:     passed to `on_heal`, on its own thread
 
-One thread accepts and reads hellos, for all connections at once and without ever blocking on one.
+One thread accepts connections and reads hellos, for all connections at once, and never blocks on one.
 
-Budgets. Connections that have not said a hello for this process (`_MAX_UNKNOWN`) and those that have and still owe a
-proof (`_MAX_CHALLENGED`) are counted apart from those that were accepted, and each kind drops its own: the oldest of
-the address that has the most. A hello for this process names its incarnation, 63 random bits that only the
-coordinator and the job's groups are told. So a program that just connects, or speaks another protocol, can never take
-what peers need, and a peer that is dropped dials again at once (`_handshake.py`). When the process is out of
-descriptors the unknown go first. What is accepted is bounded by what a job of thousands of groups needs.
+Limits. Connections without a hello for this process (`_MAX_UNKNOWN`) and those with one that still owe a proof
+(`_MAX_CHALLENGED`) are counted separately from those that were accepted. Each kind evicts its own: the oldest of the
+busiest address. A hello for this process names its incarnation, 63 random bits that only the coordinator and the
+job's groups know. So a program that just connects, or speaks another protocol, cannot take what peers need, and a
+peer that is evicted dials again at once (`_handshake.py`). When the process runs out of file descriptors, connections
+without a hello go first. The limit on accepted connections leaves room for a job of thousands of groups.
 
-A quorum's connections wait under (quorum, group, incarnation), because a peer may hear of a quorum before we
-do. `forget` drops those of quorums that are over, and lets in no more of them.
+A quorum's connections are kept under (quorum, group, incarnation), because a peer may learn of a quorum before this
+process does. `forget` drops those of quorums that are over, and refuses later ones.
 
-Errors. One that a connection brings about ends that connection. One of the listener itself ends it: it is logged, and
-`check`, which comes before each step and each quorum's connections, raises it in the training thread.
+Errors. An error caused by a connection ends that connection. An error of the listener itself ends the listener: it is
+logged, and `check`, which runs before each step and before a quorum's connections are made, raises it on the training
+thread.
 
-Left out: encryption. Frames carry MACs (`_seals.py`) where the job has a key; who sits on the path can still read.
+Left out: encryption. Frames carry MACs (`_seals.py`) if the job has a key; an attacker on the path can still read
+them.
 """
 
 import contextlib
@@ -41,7 +43,7 @@ import time
 from collections.abc import Callable
 
 from jaxft_protocol import credentials
-from jaxft_protocol.admission import Sparse, allow_all_descriptors, crowded_out
+from jaxft_protocol.admission import RateLimitFilter, allow_all_descriptors, crowded_out
 from jaxft_protocol.credentials import NONCE_BYTES, DataKey
 
 from jaxft._errors import JaxftError
@@ -64,25 +66,25 @@ from jaxft._transport._sockets import SEND_FLAGS, Abort, recv_exactly, send_all,
 __all__ = ["Abort", "Connection", "Hello", "Listener", "dial", "recv_exactly", "send_all"]
 
 _log = logging.getLogger("jaxft")
-# What strangers bring about; it must not fill the disk.
-_strangers_log = logging.getLogger("jaxft.strangers")
-_strangers_log.addFilter(Sparse())
+# What unauthenticated peers cause is logged at a limited rate, so that they cannot fill the disk.
+_unauthenticated_log = logging.getLogger("jaxft.unauthenticated")
+_unauthenticated_log.addFilter(RateLimitFilter())
 
-# A hello has 39 bytes and three names; a peer that needs longer than this to send it is not one of ours.
+# A hello has 39 bytes and three names; a peer that takes longer than this to send it is not jaxft.
 _HELLO_TIMEOUT_S = 2.0
-# A peer's hello is there within a round trip of its connection.
+# A peer's hello arrives within a round trip of its connection.
 _MAX_UNKNOWN = 256
-# All members of a quorum may dial at once, and each owes its proof for a round trip.
+# All members of a quorum may dial at once, and each owes its proof for one round trip.
 _MAX_CHALLENGED = 2048
-# Each has a thread that serves one joiner. Those of spares stay for as long as the spares follow.
+# Each has a thread that serves one joiner. A spare's connection stays open for as long as it follows the job.
 _MAX_HEALING = 1024
-# None of these takes more than such a part of the descriptors that the process may have.
+# Each kind may take at most this fraction (1/n) of the process's file descriptors.
 _CHALLENGED_PART, _HEALING_PART, _PENDING_PART = 8, 4, 2
-# So many are taken from the kernel before those that are there are looked at again.
+# Accept at most this many connections before reading the open ones again.
 _MAX_ACCEPTED_IN_A_ROW = 64
-# When the process is out of descriptors and has no stranger to let go, accepting is tried again after this.
+# Out of descriptors, with no unauthenticated connection to drop: try to accept again after this.
 _OUT_OF_DESCRIPTORS_PAUSE_S = 0.05
-# What a process needs beside its connections: files of data and checkpoints, devices, other libraries' sockets.
+# Descriptors needed besides connections: files of data and checkpoints, devices, other libraries' sockets.
 _OWN_DESCRIPTORS = 500
 
 
@@ -100,17 +102,17 @@ class Listener:
         on_heal: Callable[[Connection, Hello], None] | None,
         key: DataKey | None = None,
     ) -> None:
-        """Listen, and start the thread that accepts. Takes all descriptors that the process is allowed to have.
+        """Listen, and start the thread that accepts. Raises the limit on file descriptors to the hard limit.
 
         Args:
             host: the address to bind; empty for all.
             port: the port to bind; 0 for any that is free (see the attribute `port`).
-            job: connections for any other job are refused,
-            group: and those for any other group,
-            incarnation: or for another process of this group.
-            on_heal: called with each connection for healing, in a thread of its own. The connection is closed
-                when it returns, and shut down under it by `close`. None: such connections are refused.
-            key: the key of the job's data plane, which whoever dials must prove to know; None: nobody has to.
+            job: connections for any other job are refused.
+            group: connections for any other group are refused.
+            incarnation: connections for any other incarnation of the group are refused.
+            on_heal: called with each connection for healing, on its own thread. The connection is closed when the
+                call returns, and `close` shuts it down during the call. None: such connections are refused.
+            key: the key of the job's data plane, which a dialler must prove to know; None: no proof is needed.
         """
         check_name(job, what="job")
         check_name(group, what="group")
@@ -126,7 +128,7 @@ class Listener:
         self.port: int = self._sock.getsockname()[1]
         self._half_open: dict[int, HalfOpen] = {}  # by descriptor, oldest first
         self._poller = select.poll()
-        self._paused_until_s: float | None = None  # while it does not accept
+        self._paused_until_s: float | None = None  # set while it does not accept
         self._pending = PendingConnections(self._descriptors // _PENDING_PART)
         self._healing: set[socket.socket] = set()
         self._healing_lock = threading.Lock()
@@ -137,7 +139,7 @@ class Listener:
     def take(
         self, *, quorum_id: int, group: str, incarnation: int, deadline_s: float, abort: Abort | None
     ) -> Connection:
-        """Wait for a peer's connection for the exchange of a quorum, and hand it over.
+        """Wait for a peer's connection for the exchange of a quorum, and return it.
 
         Raises:
             TimeoutError: the deadline passed.
@@ -146,27 +148,27 @@ class Listener:
         return self._pending.take((quorum_id, group, incarnation), deadline_s=deadline_s, abort=abort)
 
     def forget(self, quorum_id: int) -> None:
-        """Close what waits for this quorum and older ones, and refuse what still comes for them."""
+        """Close the connections for this quorum and older ones, and refuse later ones."""
         self._pending.forget(quorum_id)
 
     def check(self, members: int) -> None:
-        """Raise what has ended this listener, if anything has; warn if a quorum of this size needs more descriptors.
+        """Raise the error that ended this listener, if one did; warn if a quorum of this size needs more descriptors.
 
         Raises:
             JaxftError: the listener's thread ended with an error.
         """
         if self._failure is not None:
             raise JaxftError(
-                f"The listener of group {self._me[0]!r} on port {self.port} ended with an error, so no other group "
-                f"can reach this one any more: {self._failure!r}. Start the group again; its log has the traceback."
+                f"The listener of group {self._me[0]!r} on port {self.port} failed with {self._failure!r}, so no "
+                "other group can reach this one. Restart the group; its log has the traceback."
             ) from self._failure
-        # Of a quorum, and of the next while its connections are made.
+        # For the current quorum, and for the next one while its connections are made.
         needed = 2 * members + _OWN_DESCRIPTORS
         if needed > self._descriptors and not self._warned_of_descriptors:
             self._warned_of_descriptors = True
             _log.warning(
-                "A quorum of %d groups may need %d file descriptors, and this process may have %d: raise the hard "
-                "limit (`ulimit -Hn`, LimitNOFILE= of systemd).",
+                "A quorum of %d groups may need %d file descriptors, but this process may open only %d: raise the "
+                "hard limit (`ulimit -Hn`, LimitNOFILE= of systemd).",
                 *(members, needed, self._descriptors),
             )
 
@@ -178,7 +180,7 @@ class Listener:
         self._pending.close()
         with self._healing_lock:
             for sock in self._healing:
-                with contextlib.suppress(OSError):  # its peer was quicker
+                with contextlib.suppress(OSError):  # the peer closed it first
                     sock.shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
@@ -188,13 +190,13 @@ class Listener:
             while not self._closed.is_set:
                 self._turn()
         except Exception as error:
-            _log.exception("The listener on port %d ends with an error.", self.port)
+            _log.exception("The listener on port %d failed; no group can reach this one any more.", self.port)
             self._failure = error
-            self._sock.close()  # who dials is refused at once
-            self._pending.close()  # and who waits for a peer here is woken
+            self._sock.close()  # refuse diallers at once
+            self._pending.close()  # and wake the threads that wait for a peer
         finally:
             for half in list(self._half_open.values()):
-                self._drop(half, "the listener closes")
+                self._drop(half, "the listener is closing")
 
     def _turn(self) -> None:
         now_s = time.monotonic()
@@ -207,7 +209,7 @@ class Listener:
         ready = [
             fd for fd, _ in self._poller.poll(1000 * max(0.0, min(until_s) - now_s) if until_s else None)
         ]
-        # First those that are here: who has said its hello needs no room among the unknown.
+        # Read first: a connection whose hello is here no longer counts as unknown.
         for fd in ready:
             if (half := self._half_open.get(fd)) is not None:
                 self._read(half)
@@ -215,7 +217,7 @@ class Listener:
             self._accept_some()
         now_s = time.monotonic()
         for half in [half for half in self._half_open.values() if half.deadline_s <= now_s]:
-            self._drop(half, "no hello came in time")
+            self._drop(half, "it did not complete the handshake in time")
 
     def _accept_some(self) -> None:
         for _ in range(_MAX_ACCEPTED_IN_A_ROW):
@@ -227,13 +229,13 @@ class Listener:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._make_room(error)
                 elif error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
-                    raise  # it is our socket that is wrong, not a connection
+                    raise  # our own socket is broken, not a connection
                 return
             self._take_in(sock, str(address[0]))
 
     def _make_room(self, error: OSError) -> None:
-        """The process is out of descriptors: let go of those who have not said who they are, or else wait."""
-        _strangers_log.warning("Cannot accept connections on port %d: %s.", self.port, error.strerror)
+        """Out of descriptors: drop the connections without a hello, or else stop accepting for a moment."""
+        _unauthenticated_log.warning("Cannot accept connections on port %d: %s.", self.port, error.strerror)
         unknown = [half for half in self._half_open.values() if not half.owes_proof]
         for half in unknown:
             self._drop(half, "the process is out of descriptors")
@@ -245,7 +247,7 @@ class Listener:
         half = HalfOpen(sock, name=name, deadline_s=time.monotonic() + _HELLO_TIMEOUT_S)
         self._half_open[sock.fileno()] = half
         self._poller.register(sock, select.POLLIN)
-        self._read(half)  # a peer's hello came with the connection, or is on its way
+        self._read(half)  # a peer's hello came with the connection, or is about to
         self._crowd_out(owes_proof=False, most=_MAX_UNKNOWN)
 
     def _crowd_out(self, *, owes_proof: bool, most: int) -> None:
@@ -255,18 +257,17 @@ class Listener:
         if len(known) > most:
             for fd in crowded_out(known, most):
                 half = self._half_open[fd]
-                self._read(half)  # what it owes may have come since
+                self._read(half)  # its next bytes may have arrived since
                 if self._half_open.get(fd) is half and half.owes_proof == owes_proof:
-                    self._drop(half, "too many have not proved who they are")
+                    self._drop(half, "too many connections are in the handshake")
 
     def _read(self, half: HalfOpen) -> None:
         try:
-            while (
-                missing := half.missing_bytes
-            ) > 0:  # the length of the names stands in what comes before them
+            # The names' lengths are in the fixed part, so `missing_bytes` grows once that is here.
+            while (missing := half.missing_bytes) > 0:
                 received = half.sock.recv(missing, socket.MSG_DONTWAIT)
                 if not received:
-                    self._drop(half, "it closed the connection")
+                    self._drop(half, "the peer closed the connection")
                     return
                 half.received += received
             self._answer(half)
@@ -276,13 +277,13 @@ class Listener:
             self._drop(half, str(error))
         except BadHello as error:
             if error.answerable:
-                self._refuse(half, f"Its hello cannot be read: {error}.")
+                self._refuse(half, f"The hello cannot be read: {error}.")
             else:
                 self._drop(half, str(error))
-        except Exception:  # what one connection brings about ends that one
-            _strangers_log.exception("A connection from %s to port %d failed.", half.name, self.port)
+        except Exception:  # an error caused by a connection ends only that connection
+            _unauthenticated_log.exception("A connection from %s to port %d failed.", half.name, self.port)
             if half.sock.fileno() in self._half_open:
-                self._drop(half, "an error")
+                self._drop(half, "an unexpected error")
 
     def _answer(self, half: HalfOpen) -> None:
         if half.hello is not None:
@@ -294,7 +295,7 @@ class Listener:
 
     def _challenge(self, half: HalfOpen) -> None:
         half.hello = decode(half.received)
-        half.said = bytes(half.received)
+        half.hello_bytes = bytes(half.received)
         half.nonce = credentials.new_nonce()
         half.received.clear()
         half.sock.send(challenge(half.nonce), SEND_FLAGS)
@@ -305,11 +306,15 @@ class Listener:
         assert self.key is not None
         nonce, given = bytes(half.received[:NONCE_BYTES]), bytes(half.received[NONCE_BYTES:])
         nonces = {"listener_nonce": half.nonce, "dialler_nonce": nonce}
-        if not credentials.is_proof(given, credentials.dialler_proof(self.key, half.said, **nonces)):
-            self._refuse(half, f"It does not prove that it knows the key of job {hello.job!r}: wrong token.")
+        if not credentials.is_proof(given, credentials.dialler_proof(self.key, half.hello_bytes, **nonces)):
+            self._refuse(
+                half,
+                f"The dialler did not prove that it knows the key of job {hello.job!r}: start all groups of a job "
+                "with the same token.",
+            )
             return
-        proof = credentials.listener_proof(self.key, half.said, **nonces)
-        outgoing, incoming = credentials.connection_keys(self.key, half.said, **nonces)
+        proof = credentials.listener_proof(self.key, half.hello_bytes, **nonces)
+        outgoing, incoming = credentials.connection_keys(self.key, half.hello_bytes, **nonces)
         self._admit(half, hello, proof, Connection.sealed(half.sock, outgoing=outgoing, incoming=incoming))
 
     def _admit(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
@@ -321,12 +326,12 @@ class Listener:
             self._admit_heal(half, hello, proof, connection)
 
     def _wrong_end(self, hello: Hello) -> str:
-        """Why a hello is not for this process; "" if it is."""
+        """Why a hello is not for this process; "" if it is for it."""
         if hello.job != self._job:
-            return f"It is for job {hello.job!r}; this process belongs to job {self._job!r}."
+            return f"The hello is for job {hello.job!r}; this process belongs to job {self._job!r}."
         if (hello.to_group, hello.to_incarnation) != self._me:
             return (
-                f"It is for incarnation {hello.to_incarnation} of group {hello.to_group!r}; this process is "
+                f"The hello is for incarnation {hello.to_incarnation} of group {hello.to_group!r}; this process is "
                 f"incarnation {self._me[1]} of group {self._me[0]!r}."
             )
         return ""
@@ -336,19 +341,20 @@ class Listener:
         if refusal is not None:
             self._refuse(half, refusal)
             return
-        # Answer first: once it waits there, whoever takes it may send frames.
+        # Answer first: once it is pending, another thread may take it and send frames.
         self._accept_hello(half, proof)
         self._pending.add((hello.number, hello.group, hello.incarnation), connection)
 
     def _admit_heal(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
         if self._on_heal is None:
-            self._refuse(half, "This process heals nobody.")
+            self._refuse(half, "This process does not heal other groups.")
             return
         with self._healing_lock:
             most = min(_MAX_HEALING, self._descriptors // _HEALING_PART)
             if len(self._healing) >= most:
                 self._send_away(
-                    half, busy(f"This process is healing {most} others already; ask another donor.")
+                    half,
+                    busy(f"This process is already healing {most} groups, its limit: ask another donor."),
                 )
                 return
             self._accept_hello(half, proof)
@@ -356,7 +362,7 @@ class Listener:
         name = f"jaxft-heal-{hello.group}"
         try:
             threading.Thread(target=self._heal, args=(connection, hello), name=name, daemon=True).start()
-        except RuntimeError:  # no room for another thread: the joiner must not wait for one
+        except RuntimeError:  # cannot start a thread: the joiner must not wait for one
             self._end_healing(connection)
             raise
 
@@ -364,10 +370,8 @@ class Listener:
         assert self._on_heal is not None
         try:
             self._on_heal(connection, hello)
-        except (
-            Exception
-        ):  # one joiner's trouble is not the donor's: that connection ends, and training goes on
-            _log.exception("Healing group %r from here broke off.", hello.group)
+        except Exception:  # a failed heal ends that connection, not the donor's training
+            _log.exception("Healing group %r failed.", hello.group)
         finally:
             self._end_healing(connection)
 
@@ -382,17 +386,17 @@ class Listener:
         self._release(half)
 
     def _refuse(self, half: HalfOpen, why: str) -> None:
-        _strangers_log.warning("Refused a connection from %s: %s", half.name, why)
+        _unauthenticated_log.warning("Refused a connection from %s: %s", half.name, why)
         self._send_away(half, refused(why))
 
     def _send_away(self, half: HalfOpen, answer: bytes) -> None:
-        with contextlib.suppress(OSError):  # it is gone already
+        with contextlib.suppress(OSError):  # the peer is gone already
             half.sock.send(answer, SEND_FLAGS)
         self._release(half)
         half.sock.close()
 
     def _drop(self, half: HalfOpen, why: str) -> None:
-        _log.debug("Dropped a connection from %s that said no hello: %s.", half.name, why)
+        _log.debug("Dropped a connection from %s in the handshake: %s.", half.name, why)
         self._release(half)
         half.sock.close()
 

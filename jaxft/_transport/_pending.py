@@ -1,4 +1,4 @@
-"""Accepted exchange connections, waiting for the exchange that they are for. See `_listener.py`."""
+"""Accepted exchange connections, until their exchange takes them. See `_listener.py`."""
 
 import select
 import threading
@@ -6,14 +6,14 @@ import threading
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort, wait
 
-# Those that dial us for the quorum in force, and perhaps for the next. Jobs have thousands of groups.
+# Connections for the current quorum, and perhaps for the next. Jobs have thousands of groups.
 MAX_PENDING = 16384
 
-_Key = tuple[int, str, int]  # quorum, group, incarnation: the lowest key is of the oldest quorum
+_Key = tuple[int, str, int]  # quorum, group, incarnation: the lowest key belongs to the oldest quorum
 
 
 class PendingConnections:
-    """A bounded table from (quorum, group, incarnation) to a connection. Used by several threads.
+    """A bounded table from (quorum, group, incarnation) to a connection. Thread-safe.
 
     Args:
         room: how many may wait at once, if that is less than `MAX_PENDING`.
@@ -33,13 +33,13 @@ class PendingConnections:
             return self._refusal(quorum_id)
 
     def add(self, key: _Key, connection: Connection) -> None:
-        """Keep a connection until it is taken, or close it if its quorum is over by now."""
+        """Keep a connection until it is taken, or close it if its quorum is over."""
         with self._lock:
             if self._refusal(key[0]) is not None:
                 connection.close()
                 return
             if (older := self._waiting.pop(key, None)) is not None:
-                older.close()  # its peer dialled again, so it has given up this one
+                older.close()  # the peer dialled again, so it has abandoned this one
             elif len(self._waiting) >= self._room:
                 self._waiting.pop(min(self._waiting)).close()
             self._waiting[key] = connection
@@ -49,7 +49,7 @@ class PendingConnections:
     def take(self, key: _Key, *, deadline_s: float, abort: Abort | None) -> Connection:
         """Wait for a connection and hand it over. Raises TimeoutError or ConnectionError."""
         quorum_id, group, _ = key
-        arrived = Abort()  # here a mere flag that can be polled
+        arrived = Abort()  # used as a flag that can be polled
         with self._lock:
             if key in self._waiting or self._refusal(quorum_id) is not None:
                 arrived.set("nothing to wait for")
@@ -63,12 +63,13 @@ class PendingConnections:
                 connection = self._waiting.pop(key, None)
         if connection is None:
             raise ConnectionError(
-                self.refusal(quorum_id) or f"The connection of group {group!r} was dropped."
+                self.refusal(quorum_id)
+                or f"The connection of group {group!r} for quorum {quorum_id} was dropped to make room for others."
             )
         return connection
 
     def forget(self, quorum_id: int) -> None:
-        """Close what waits for this quorum and older ones, and refuse what still comes for them."""
+        """Close the connections for this quorum and older ones, and refuse later ones."""
         with self._lock:
             self._over = max(self._over, quorum_id)
             self._drop(quorum_id)
@@ -80,7 +81,7 @@ class PendingConnections:
 
     def _refusal(self, quorum_id: int) -> str | None:
         if self._closed:
-            return "This process is leaving."
+            return "This process is leaving the job."
         if quorum_id <= self._over:
             return f"Quorum {quorum_id} is over here; quorums up to {self._over} have ended."
         return None

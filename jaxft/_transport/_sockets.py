@@ -1,8 +1,8 @@
-"""Blocking socket calls that end: each has a deadline, and can be woken by an `Abort`.
+"""Blocking socket calls that always end: each has a deadline, and an `Abort` can wake it.
 
 Deadlines are absolute, on the clock of `time.monotonic()`. Sockets stay in blocking mode and are read and
-written with MSG_DONTWAIT between polls, so one deadline spans a whole transfer and a wait can watch a second
-descriptor. Nothing here retries: whoever called knows better whether it is worth it.
+written with MSG_DONTWAIT between polls, so one deadline covers a whole transfer and a wait can watch a second
+descriptor. Nothing here retries: the caller knows better whether a retry makes sense.
 """
 
 import logging
@@ -20,23 +20,23 @@ from itertools import islice
 
 _log = logging.getLogger("jaxft")
 
-# After this long somebody will wonder what the process is waiting for.
+# Log waits longer than this.
 SLOW_WAIT_S = 5.0
 
-# How long a machine that vanished without a FIN may go unnoticed by TCP itself. The exchange has its own,
-# shorter deadlines; this is for connections that nobody is waiting on. gRPC's default is 20 s.
+# How long TCP itself may take to notice that a machine vanished without a FIN. The exchange has its own, shorter
+# deadlines; this covers connections that no thread is waiting on. gRPC's default is 20 s.
 _USER_TIMEOUT_MS = 30_000
 _KEEPALIVE_IDLE_S = 10
 _KEEPALIVE_INTERVAL_S = 5
 _KEEPALIVE_PROBES = 4
 
-# Never wait in a system call; and whatever the process does about SIGPIPE, a peer must not end it.
+# Never block in a system call, and never raise SIGPIPE, whatever the process has set for that signal.
 SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 # sendmsg takes at most IOV_MAX (1024) buffers; far fewer fill the socket's buffer.
 _MAX_BUFFERS = 64
 
-# One poll never sleeps longer, so that a deadline may be infinite.
+# The longest single poll, so that a deadline may be infinite.
 _LONGEST_POLL_S = 3600.0
 
 
@@ -45,7 +45,7 @@ class Aborted(ConnectionError):
 
 
 class Abort:
-    """A flag that any thread may set once, and that wakes whoever polls its descriptor at that moment."""
+    """A flag that any thread may set once; setting it wakes every thread that polls its descriptor."""
 
     def __init__(self) -> None:
         self._reason: str | None = None
@@ -67,18 +67,18 @@ class Abort:
 
     @property
     def reason(self) -> str:
-        """Why it was set; empty while it is not."""
+        """Why it was set; "" while it is not."""
         return self._reason or ""
 
     def fileno(self) -> int:
-        """A descriptor that is readable from the moment the flag is set, for ever."""
+        """A descriptor that becomes readable when the flag is set, and stays so."""
         return self._read_fd
 
 
 def wait(
     source: int | socket.socket, events: int, *, deadline_s: float, what: str, abort: Abort | None = None
 ) -> None:
-    """Wait until one of the poll events holds for a descriptor. A wait of over 5 s is logged, once.
+    """Wait until one of the poll events holds for a descriptor. Logs once a wait that exceeds 5 s.
 
     Args:
         source: the descriptor, or a socket.
@@ -98,7 +98,7 @@ def wait(
 def wait_any(
     sources: Mapping[int, int], *, deadline_s: float, what: str, abort: Abort | None = None
 ) -> list[int]:
-    """As `wait`, for several descriptors with their events; returns those that are ready."""
+    """Like `wait`, for several descriptors with their events; returns those that are ready."""
     poller = select.poll()
     for fd, events in sources.items():
         poller.register(fd, events)
@@ -115,14 +115,14 @@ def wait_any(
             return [fd for fd, _ in ready]
         now_s = time.monotonic()
         if now_s >= deadline_s:
-            raise TimeoutError(f"Waited {now_s - begun_s:.1f} s for {what}, in vain.")
+            raise TimeoutError(f"Timed out after {now_s - begun_s:.1f} s waiting for {what}.")
         if now_s >= slow_s:
-            _log.warning("Waiting for %s, for %.0f s so far.", what, now_s - begun_s)
+            _log.warning("Still waiting for %s after %.0f s.", what, now_s - begun_s)
             slow_s = math.inf
 
 
 def pause(seconds: float, *, abort: Abort | None = None) -> None:
-    """Wait for a while. Raises Aborted as soon as the flag is set."""
+    """Sleep. Raises Aborted as soon as the flag is set."""
     if abort is None:
         time.sleep(seconds)
         return
@@ -133,7 +133,7 @@ def pause(seconds: float, *, abort: Abort | None = None) -> None:
 
 
 def backoff_s(first_s: float, longest_s: float) -> Iterator[float]:
-    """How long to pause before each of any number of attempts: doubling, and less by up to a half, by chance."""
+    """Yield the pause before each attempt: exponential backoff with jitter, which subtracts up to a half."""
     most_s = first_s
     while True:
         yield most_s * random.uniform(0.5, 1.0)
@@ -163,8 +163,8 @@ def recv_exactly(
             wait(sock, select.POLLIN, deadline_s=deadline_s, what=what, abort=abort)
             continue
         if received == 0:
-            short = f"{rest.nbytes} bytes short of {view.nbytes}"
-            raise ConnectionError(f"The peer closed the connection, {short}.")
+            missing = f"{rest.nbytes} of {view.nbytes} bytes missing"
+            raise ConnectionError(f"The peer closed the connection with {missing}.")
         rest = rest[received:]
 
 
@@ -176,7 +176,7 @@ def send_all(
     abort: Abort | None = None,
     what: str = "the peer to take our data",
 ) -> None:
-    """Send several buffers, one after the other, without copying them together.
+    """Send several buffers, in order, without joining them in memory first.
 
     Raises:
         ConnectionError: the peer closed or reset the connection.
@@ -205,7 +205,7 @@ def drop_sent(pending: deque[memoryview], sent: int) -> None:
 
 
 def tune(sock: socket.socket) -> None:
-    """Set what every connection of the data plane wants: no delay for small frames, an end for dead peers."""
+    """Set the socket options of the data plane: no delay for small frames, and detection of dead peers."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
@@ -215,7 +215,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split "host:port" or "[v6::address]:port". Raises ConnectionError if it is neither."""
+    """Split "host:port" or "[v6::address]:port". Raises ConnectionError for anything else."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConnectionError(f"{address!r} is not an address: expected host:port, or [v6 address]:port.")

@@ -1,4 +1,4 @@
-"""The samples of a job, batch by batch: which sample stands where follows from the committed step alone."""
+"""The batches of a job: the committed step alone determines which samples they hold."""
 
 import dataclasses
 import hashlib
@@ -13,15 +13,15 @@ from jaxft.data._shuffle import mix, permute
 
 # `Batch.index` is an int32, the widest integer that JAX has by default.
 _MAX_SAMPLES = 2**31 - 1
-# So many samples of a source go into its fingerprint: they are read before training starts.
+# How many samples of a source go into its fingerprint. They are read before training starts.
 _FINGERPRINTED = 8
 
 
 class Source(Protocol):
-    """What can be read at random: a list, a numpy array, a grain `MapDataset`, or a class of your own.
+    """A source with random access: a list, a numpy array, a grain `MapDataset`, or your own class.
 
-    `source[i]` is a sample, a pytree of numpy arrays or numbers, of the same structure, shapes and dtypes for
-    every i, and the same sample each time it is asked for, in every group.
+    `source[i]` is a sample, a pytree of numpy arrays or numbers, with the same structure, shapes and dtypes for
+    every i. It must be the same sample on each access, in every group.
     """
 
     def __len__(self) -> int: ...
@@ -32,7 +32,7 @@ class Source(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class Batch:
-    """One shard of one step's batch: a pytree, the same types for every step and shard.
+    """One shard of one step's batch: a pytree with the same types for every step and shard.
 
     Attributes:
         samples: the samples, stacked: each leaf has a new first axis, of length `samples_per_shard`.
@@ -47,13 +47,13 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Batches:
-    """The batches of a job: `batches(step, shard)` is a pure function, as `jaxft.fault_tolerant` wants it.
+    """The batches of a job: `batches(step, shard)` is a pure function, as `jaxft.fault_tolerant` needs it.
 
-    Every sample of the source is used once an epoch, whoever computes it and however often a step is tried.
-    A step takes `shards * samples_per_shard` of them. If they do not divide the source, the last step of an
-    epoch holds the remainder, padded to full shape so that nothing is compiled anew; a shard of it may be all
-    padding. Padding repeats a real sample, so that no loss is NaN, and has weight 0. The mean over real samples
-    is then a quotient of sums over shards:
+    Every sample of the source is used once per epoch, whichever group computes it and however often a step is
+    retried. A step takes `shards * samples_per_shard` of them. If they do not divide the source, the last step of an
+    epoch holds the remainder, padded to full shape so that nothing is compiled again; a shard of it may be all
+    padding. Padding repeats a real sample, so that no loss is NaN, and has weight 0. The mean over real samples is
+    then a quotient of sums over shards:
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxft
@@ -71,14 +71,14 @@ class Batches:
         ...     w, metrics = step(w, batches)
 
     Args:
-        source: the samples; see `Source`. It is asked for its length once.
-        shards: the shards of a step, as given to `jaxft.fault_tolerant`.
+        source: the samples; see `Source`. Its length is read once.
+        shards: the shards of a step, as passed to `jaxft.fault_tolerant`.
         samples_per_shard: how many samples a shard holds.
-        seed: names the order, another in each epoch. None takes the samples in the order of the source.
-        drop_last: leave out the samples that do not fill a step, others in each epoch if they are shuffled.
+        seed: determines the order, which differs in each epoch. None takes the samples in the order of the source.
+        drop_last: leave out the samples that do not fill a step; if shuffled, different ones in each epoch.
 
     Raises:
-        ConfigurationError: an argument cannot be right, or the source has no samples, too few or too many.
+        ConfigurationError: an argument is invalid, or the source has no samples, too few or too many.
     """
 
     source: Source = dataclasses.field(repr=False)
@@ -93,22 +93,22 @@ class Batches:
     def __post_init__(self) -> None:
         for name in ("shards", "samples_per_shard"):
             if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+                raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
         object.__setattr__(self, "size", len(self.source))
         if not 1 <= self.size <= _MAX_SAMPLES:
             raise ConfigurationError(
-                f"The source has {self.size} samples; it must have 1 to {_MAX_SAMPLES}. Epochs are counted here, so "
-                "a source that repeats itself without end should be given as it is before that."
+                f"The source has {self.size} samples, but it must have 1 to {_MAX_SAMPLES}. Batches counts epochs "
+                "itself, so pass a source that repeats without end as it is before repeating."
             )
         if self.drop_last and self.size < self._samples_per_step:
             raise ConfigurationError(
-                f"The source has {self.size} samples and a step takes {self._samples_per_step} ({self.shards} shards "
-                f"x {self.samples_per_shard}), so drop_last would leave nothing. Lower samples_per_shard."
+                f"The source has {self.size} samples, but a step takes {self._samples_per_step} ({self.shards} "
+                f"shards x {self.samples_per_shard}), so drop_last would leave nothing. Lower samples_per_shard."
             )
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many steps use every sample once (with `drop_last`, all but the last few)."""
+        """How many steps use every sample once (with `drop_last`, all but those left out)."""
         whole, rest = divmod(self.size, self._samples_per_step)
         return whole if self.drop_last or rest == 0 else whole + 1
 
@@ -120,8 +120,8 @@ class Batches:
     def fingerprint(self) -> str:
         """A text that is the same in all groups with the same data.
 
-        It tells the length, the sizes, the seed, and a digest of a few samples from all over the source. As in
-        `jaxft.Manager(..., settings={"data": batches.fingerprint})` it keeps out a group that differs.
+        It contains the length, the sizes, the seed, and a digest of a few samples from all over the source. Passed as
+        `jaxft.Manager(..., settings={"data": batches.fingerprint})`, it keeps out a group with different data.
         """
         digest = hashlib.sha256()
         for number in sorted({(self.size - 1) * k // (_FINGERPRINTED - 1) for k in range(_FINGERPRINTED)}):
@@ -157,11 +157,11 @@ class Batches:
         return self.shards * self.samples_per_shard
 
     def _index(self, step: int, shard: int) -> list[int]:
-        """The numbers of a shard's samples, -1 for padding, which is all at the end."""
+        """The numbers of a shard's samples, with -1 for padding, which is always at the end."""
         if step < 0 or not 0 <= shard < self.shards:
             raise ConfigurationError(
                 f"There is no shard {shard} of step {step}: steps count from 0, and these batches have {self.shards} "
-                "shards. Give jaxft.fault_tolerant the same number: `shards=batches.shards`."
+                "shards. Pass the same number to jaxft.fault_tolerant: `shards=batches.shards`."
             )
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         first = step_of_epoch * self._samples_per_step + shard * self.samples_per_shard
@@ -198,7 +198,7 @@ def _read(source: Source, number: int) -> _Sample:
     leaves = [np.asarray(leaf) for _, leaf in paths_and_leaves]
     if not leaves or any(leaf.dtype.kind in "OSUMm" for leaf in leaves):
         raise ConfigurationError(
-            f"Sample {number} of the source, a {type(sample).__name__}, is no pytree of arrays and numbers. "
+            f"Sample {number} of the source, a {type(sample).__name__}, is not a pytree of arrays and numbers. "
             "Convert it in the source (tokenize text, decode images)."
         )
     labels = (jax.tree_util.keystr(path) for path, _ in paths_and_leaves)

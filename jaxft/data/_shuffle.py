@@ -1,20 +1,20 @@
-"""A shuffle that needs no memory: where position p of an epoch goes is computed from (key, p) alone.
+"""A shuffle that needs no memory: the new position of p is computed from (key, p) alone.
 
-A Feistel network is a bijection whatever its round function is, so every sample of an epoch is used exactly
-once. It works on a power of four; a result beyond the last window is sent through again until it falls inside
-(cycle-walking), which keeps it a bijection. A permutation drawn with numpy would take memory for every sample,
-and its bits are promised for one version of numpy only.
+A Feistel network is a bijection for any round function, so every sample of an epoch is used exactly once. It works
+on a power of four; a result outside the range is sent through again until it falls inside (cycle-walking), which
+keeps it a bijection. A permutation drawn with numpy would take memory for every sample, and numpy guarantees its
+bits only within one version.
 """
 
-_ROUNDS = 4  # enough to shuffle (Luby and Rackoff, 1988); this is no cipher
+_ROUNDS = 4  # enough to shuffle (Luby and Rackoff, 1988); not a cipher
 _MASK_64 = 2**64 - 1
 
 
 def permute(position: int, *, size: int, key: int) -> int:
-    """Return where `position` goes in the shuffle of `range(size)` that `key` names."""
+    """Return the new position of `position` in the shuffle of `range(size)` with this key."""
     assert 0 <= position < size
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    # The domain holds less than 8 * size values, and the walk stays on one cycle that ends inside.
+    # The domain has fewer than 8 * size values, and the cycle of a position inside returns inside.
     while True:
         position = _feistel(position, half_bits, key)
         if position < size:
@@ -22,7 +22,7 @@ def permute(position: int, *, size: int, key: int) -> int:
 
 
 def mix(*words: int) -> int:
-    """Return 64 well-mixed bits of some integers (the finisher of splitmix64, word by word)."""
+    """Hash integers into 64 well-mixed bits (the finisher of splitmix64, word by word)."""
     state = 0
     for word in words:
         state = (state ^ word) + 0x9E3779B97F4A7C15 & _MASK_64

@@ -137,7 +137,9 @@ def test_no_name_can_pass_for_the_bytes_of_another_leaf() -> None:
 )
 def test_what_is_no_array_is_refused(leaf: Any) -> None:
     """Its bytes would be addresses: other ones in each process."""
-    with pytest.raises(TypeError, match=r"cannot take a digest: the leaf \['a'\]\[0\] is"):
+    with pytest.raises(
+        TypeError, match=r"jaxft\.digest takes arrays and numbers, but the leaf \['a'\]\[0\] is"
+    ):
         digest({"a": [leaf]})
     with pytest.raises(TypeError, match="the leaf itself is"):
         digest(leaf)

@@ -40,7 +40,7 @@ def test_the_one_before_is_used(
         if restored.step == 5:
             mattered.add(str(file.relative_to(tmp_path / "10").parent))
             (warning,) = warnings
-            assert warning.startswith(f"checkpoint {tmp_path / '10'} is skipped: ")
+            assert warning.startswith(f"Skipped the checkpoint {tmp_path / '10'}: ")
         else:
             assert (restored.step, warnings) == (10, [])
         file.write_bytes(content)
@@ -77,7 +77,7 @@ def test_a_digest_that_differs(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     (tmp_path / "gone").rename(tmp_path / "5" / "state")
     with pytest.raises(CannotRestore, match=r"are damaged \(steps 5, 10\)"):
         checkpoints.restore(of_optax(), job="docs")
-    assert caplog.text.count("the digest of what was read is") == 2
+    assert caplog.text.count("the state read has the digest") == 2
 
 
 def test_a_renamed_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -85,7 +85,7 @@ def test_a_renamed_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     (tmp_path / "5").rename(tmp_path / "50")
     with pytest.raises(CannotRestore, match="move them away"):
         checkpoints.restore(of_optax(), job="docs")
-    assert "it says that it is of step 5" in caplog.text
+    assert "its manifest is for step 5" in caplog.text
 
 
 def test_a_damaged_one_is_written_anew(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
         done.kill()
     assert said.splitlines() == ["1 [1]", "2 [1]", "3 [1, 3]"], errors
     (line,) = [line for line in errors.splitlines() if line.startswith("jaxft ERROR")]
-    assert "the checkpoint of step 2 was not written" in line
-    assert "has room" in line
+    assert "The checkpoint of step 2 was not written" in line
+    assert "has space" in line
     restored = Checkpoints(tmp_path).restore(state_at(0), job="docs")
     assert restored is not None
     assert same(restored.state, state_at(3))

@@ -68,7 +68,7 @@ def test_a_save_is_left_out_while_one_runs(
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(5, of_optax(5), job="docs", history=7)
     checkpoints.save(10, of_optax(10), job="docs", history=7)
-    assert "step 10 is left out: that of step 5 is still being written" in caplog.text
+    assert "Skipped the checkpoint of step 10: that of step 5 is still being written" in caplog.text
     checkpoints.finish(0.01)
     assert "step 5 is not complete after 0 s" in caplog.text
     assert checkpoints.steps() == []
@@ -132,7 +132,7 @@ def test_a_failure_is_logged_and_the_next_step_is_tried(
     checkpoints = saved(tmp_path / "disk" / "job", 5)
     (record,) = [record for record in caplog.records if record.name == "jaxft"]
     assert record.levelname == "ERROR"
-    assert "the checkpoint of step 5 was not written" in record.getMessage()
+    assert "The checkpoint of step 5 was not written" in record.getMessage()
     assert "NotADirectoryError" in record.getMessage()
     (tmp_path / "disk").unlink()
     checkpoints.save(10, of_optax(10), job="docs", history=7)

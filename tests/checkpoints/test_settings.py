@@ -92,7 +92,7 @@ def test_one_without_settings_is_restored_with_a_warning(
     checkpoints = saved_with(tmp_path, None)
     with caplog.at_level(logging.WARNING, "jaxft"):
         assert checkpoints.restore(of_optax(), job="docs", settings=present()) is not None
-    assert "does not say with which settings it was saved" in caplog.text
+    assert "does not store the settings that it was saved with" in caplog.text
 
 
 def test_one_that_was_saved_before_settings_were_kept(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def _checked(fields: dict[str, Any]) -> dict[str, Any]:
     [
         ("4", "8", "80 shards have been used, .* at number 160: shards 80 to 159 are never used"),
         ("8", "4", "160 shards have been used, .* at number 80: shards 80 to 159 are used again"),
-        ("members", "4", "with other shards than before"),
+        ("members", "4", "with another number of shards"),
     ],
 )
 def test_another_number_of_shards_says_what_it_means_for_the_data(was: str, now: str, says: str) -> None:

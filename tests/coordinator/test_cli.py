@@ -84,10 +84,10 @@ def test_help_lists_every_flag_with_its_default(
             ["--quorum-tick-ms", "2000"],
             "--heartbeat-timeout-ms 5000 must be at least four times --quorum-tick-ms 2000",
         ),
-        (["--log-level", "LOUD"], "--log-level 'LOUD' is none of DEBUG, INFO, WARNING, ERROR"),
+        (["--log-level", "LOUD"], "--log-level must be DEBUG, INFO, WARNING or ERROR, not 'LOUD'"),
         (["--min-replicas", "two"], "--min-replicas"),
-        (["--etcd-ca", "ca.pem"], "--etcd-ca goes with --etcd"),
-        (["--etcd-user", "me"], "--etcd-user goes with --etcd"),
+        (["--etcd-ca", "ca.pem"], "--etcd-ca needs --etcd"),
+        (["--etcd-user", "me"], "--etcd-user needs --etcd"),
         (["--etcd", "h:1", "--etcd-user", "me"], "--etcd-user and --etcd-password-file go together"),
         (
             ["--bind", "localhost:0", "--etcd", "h:1", "--etcd-ca", "nowhere.pem"],

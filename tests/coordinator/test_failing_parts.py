@@ -92,7 +92,7 @@ def test_a_look_at_connections_that_fails_is_said_and_is_not_the_last(
             assert not server.running.done()
 
     run(scenario)
-    assert "failed to look at its connections" in caplog.text
+    assert "failed to check its connections" in caplog.text
 
 
 def test_a_failing_end_of_a_session_still_ends_its_stream(
@@ -115,7 +115,7 @@ def test_a_failing_end_of_a_session_still_ends_its_stream(
                 pass
 
     run(scenario)
-    assert "the coordinator failed at its end" in caplog.text
+    assert "the coordinator failed to close it" in caplog.text
 
 
 def test_a_status_that_cannot_be_told_is_said(
@@ -125,6 +125,6 @@ def test_a_status_that_cannot_be_told_is_said(
         async with serving() as server:
             monkeypatch.setattr(server._health, "set", breaks)
             server._leads()
-            await patience.until_async(lambda: "could not say whether it leads" in caplog.text, "the log")
+            await patience.until_async(lambda: "could not update its health status" in caplog.text, "the log")
 
     run(scenario)

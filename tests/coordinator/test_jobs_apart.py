@@ -191,7 +191,7 @@ def test_a_turn_that_raises_stops_its_job_and_no_other(
                 halted = await desk.hears("bad", "a", Halted)
                 assert halted.kind is HaltKind.FAILED
                 assert (
-                    f"the coordinator failed on a {kind.__name__} (KeyError: 'no such group')"
+                    f"the coordinator failed to handle a {kind.__name__} (KeyError: 'no such group')"
                     in halted.reason
                 )
                 assert desk.heard("bad", "a")[-1] == "closed"
@@ -246,7 +246,7 @@ def test_what_cannot_be_told_stops_its_job(store: Store | None):
             desk.jobs._do = fails
             desk.come("bad", "a")
             halted = await desk.hears("bad", "a", Halted)
-            assert "to tell what it had decided (ValueError: it does not fit into its field)" in halted.reason
+            assert "to announce a decision (ValueError: it does not fit into its field)" in halted.reason
             desk.jobs._do = do
             desk.come("good", "a")
             await desk.commits("good", "a")
@@ -310,7 +310,7 @@ def test_a_job_whose_record_the_store_refuses_goes_on_from_the_last_one(tmp_path
             assert job is not None
             desk.say("bad", "a", Vote(job.last_quorum_id, Step(1), ok=True))
             halted = await desk.hears("bad", "a", Halted)
-            assert "on what its store refuses (ValueError: places is -1" in halted.reason
+            assert "to record a decision, which its store refuses (ValueError: places is -1" in halted.reason
             await desk.commits("good", "a")
             store.refuses = False
             again = desk.jobs.get("bad")
@@ -337,7 +337,7 @@ def test_groups_of_a_job_that_does_not_read_are_told_why_and_others_go_on(tmp_pa
         log.write_bytes(log.read_bytes() + payload)
         async with leading(FileStore(tmp_path)) as desk:
             refusal = desk.jobs.refusal("bad")
-            assert "what the coordinator remembers of job 'bad' does not read (places is -1" in refusal
+            assert "the record of job 'bad' cannot be read (places is -1" in refusal
             assert desk.jobs.refusal("good") == ""
             job = desk.jobs.get("good")
             assert job is not None
@@ -393,7 +393,7 @@ def test_jobs_with_groups_are_never_forgotten_for_others(
             for job in ("one", "two"):
                 desk.come(job, "a")
                 await desk.commits(job, "a")
-            assert "this coordinator serves 2 jobs, no more at a time" in desk.jobs.refusal("three")
+            assert "this coordinator serves 2 jobs, its limit" in desk.jobs.refusal("three")
             assert desk.jobs.refusal("one") == ""
             desk.close("one", "a")
             await until(lambda: desk.jobs.refusal("three") == "")

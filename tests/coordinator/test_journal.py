@@ -125,7 +125,7 @@ def test_a_full_disk_is_waited_for_and_said(
             await journal.flush(10.0)
         assert told == ["commit 1"]
         (line,) = caplog.messages
-        assert "all jobs stand still" in line
+        assert "all jobs are blocked" in line
         assert "No space left on device" in line
 
     run(scenario)
@@ -175,10 +175,10 @@ def test_a_record_that_is_too_big_holds_up_its_own_job_alone(
                 while f"commit {step}" not in told:  # noqa: ASYNC110 - the journal has no event for it
                     await asyncio.sleep(0.001)
         assert told == ["commit 1", "commit 2", "commit 3"]
-        assert journal.waits_s("big") > 0
-        assert journal.waits_s("job") == 0
+        assert journal.blocked_s("big") > 0
+        assert journal.blocked_s("job") == 0
         (line,) = caplog.messages
-        assert line == "[big] stands still until a decision can be written down: [Errno 90] " + (
+        assert line == "[big] is blocked until a decision can be written: [Errno 90] " + (
             "etcd takes 1.5 MB in one request"
         )
         del store.refuses["big"]
@@ -227,7 +227,7 @@ def test_a_job_apart_is_tried_again_although_its_timer_came_early(monkeypatch: p
         store.gate.set()
         store.refuses["big"] = OSError(errno.EMSGSIZE, "etcd takes 1.5 MB in one request")
         journal.put("big", moved(1, "big"), lambda: told.append("big 1"))
-        while not journal.waits_s("big") > 0.01:
+        while not journal.blocked_s("big") > 0.01:
             await turns()
         del store.refuses["big"]
         await journal.flush(patience.LIMIT_S / 10)

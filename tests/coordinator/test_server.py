@@ -283,10 +283,10 @@ def test_garbage_on_the_port_disturbs_nobody():
 @pytest.mark.parametrize(
     ("job", "group", "text"),
     [
-        ("", "a", "a job needs a name of 1 to 200 characters"),
-        ("x" * 201, "a", "a job needs a name of 1 to 200 characters"),
-        ("job", "", "a group needs a name of 1 to 200 characters, not 0"),
-        ("job", "x" * 201, "a group needs a name of 1 to 200 characters, not 201"),
+        ("", "a", "the name of a job must have 1 to 200 characters"),
+        ("x" * 201, "a", "the name of a job must have 1 to 200 characters"),
+        ("job", "", "the name of a group must have 1 to 200 characters, not 0"),
+        ("job", "x" * 201, "the name of a group must have 1 to 200 characters, not 201"),
     ],
 )
 def test_names_without_a_sensible_length_are_refused(job: str, group: str, text: str):

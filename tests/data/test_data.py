@@ -155,9 +155,9 @@ def test_a_grain_map_dataset() -> None:
     wanted, got = batches(), batches(dataset)
     for step, shard in ((0, 0), (4, 0), (4, 2), (9, 1)):
         assert bits(got(step, shard)) == bits(wanted(step, shard))
-    with pytest.raises(ConfigurationError, match=r"must have 1 to 2147483647.*repeats itself"):
+    with pytest.raises(ConfigurationError, match=r"must have 1 to 2147483647.*repeats without end"):
         batches(dataset.repeat())
-    with pytest.raises(ConfigurationError, match="a NoneType, is no pytree"):
+    with pytest.raises(ConfigurationError, match="a NoneType, is not a pytree"):
         batches(dataset.filter(lambda sample: sample["label"] == 0), seed=None)(0, 0)
 
 
@@ -190,12 +190,12 @@ def test_the_fingerprint_tells_what_differs() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": []}, "The source has 0 samples; it must have 1 to"),
-        ({"shards": 0}, "shards is 0; it must be at least 1"),
-        ({"samples_per_shard": -1}, "samples_per_shard is -1"),
+        ({"source": []}, "The source has 0 samples, but it must have 1 to"),
+        ({"shards": 0}, "shards must be at least 1, not 0"),
+        ({"samples_per_shard": -1}, "samples_per_shard must be at least 1, not -1"),
         (
             {"samples_per_shard": 17, "drop_last": True},
-            r"has 50 samples and a step takes 51 .*Lower samples_per_shard",
+            r"has 50 samples, but a step takes 51 .*Lower samples_per_shard",
         ),
     ],
 )
@@ -219,8 +219,8 @@ def test_no_such_shard(step: int, shard: int) -> None:
         ),
         ({"x": np.zeros(2, np.float64), "label": 1}, r"Sample 5 .*float64\[2\], but"),
         ({"x": np.zeros(2, np.float32)}, "Sample 5 .* but sample 4"),
-        ("text", "Sample 5 .*, a str, is no pytree of arrays and numbers"),
-        ({}, "Sample 5 .*, a dict, is no pytree"),
+        ("text", "Sample 5 .*, a str, is not a pytree of arrays and numbers"),
+        ({}, "Sample 5 .*, a dict, is not a pytree"),
     ],
 )
 def test_samples_that_do_not_stack(odd: Any, message: str) -> None:

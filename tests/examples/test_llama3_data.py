@@ -74,12 +74,12 @@ def test_every_token_but_the_first_is_predicted_once() -> None:
 
 @pytest.mark.parametrize("name", ["seq_len", "batch_per_shard", "shards"])
 def test_counts_below_one_are_refused_by_name(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')} is 0; it must be above 0"):
+    with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')} must be above 0, not 0"):
         batches(**{name: 0})
 
 
 def test_a_corpus_shorter_than_one_sequence_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"has 8 tokens, and one sequence takes 9 \(--seq-len"):
+    with pytest.raises(SettingsError, match=r"has 8 tokens, but one sequence takes 9 \(--seq-len"):
         batches(tokens=8)
     assert batches(tokens=9).window_count == 1
 
@@ -96,7 +96,7 @@ def test_bytes_survive_the_tokenizer() -> None:
 
 def test_a_vocabulary_must_hold_the_bytes_and_the_specials() -> None:
     check_vocabulary(259)
-    with pytest.raises(SettingsError, match="A vocabulary of 258 is too small for bytes: 259 are needed"):
+    with pytest.raises(SettingsError, match="A vocabulary of 258 is too small for bytes, which need 259"):
         check_vocabulary(258)
 
 
@@ -174,5 +174,5 @@ def test_an_unreadable_file_of_a_corpus_is_named(tmp_path: Path) -> None:
 
 
 def test_a_limit_of_no_bytes_is_refused() -> None:
-    with pytest.raises(SettingsError, match="--corpus-bytes is 0; it must be above 0"):
+    with pytest.raises(SettingsError, match="--corpus-bytes must be above 0, not 0"):
         load_corpus(None, limit_bytes=0)

@@ -146,11 +146,11 @@ def test_no_device_ever_makes_more_of_a_large_state_than_its_part() -> None:
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [
-        ({"fsdp": 4, "tp": 2}, r"fsdp=4 x tp=2 needs 8 devices, and there are 4 here\. .*--cpu-devices 8"),
-        ({"fsdp": 0}, "--fsdp is 0; it must be above 0"),
-        ({"tp": -1}, "--tp is -1; it must be above 0"),
-        ({"tp": 3}, r"tp=3 does not divide the attention heads, 4\. Choose --tp among 1, 2, 4\."),
-        ({"tp": 4}, r"tp=4 does not divide the key and value heads, 2\. Choose --tp among 1, 2\."),
+        ({"fsdp": 4, "tp": 2}, r"fsdp=4 x tp=2 needs 8 devices, but there are 4 here\. .*--cpu-devices 8"),
+        ({"fsdp": 0}, "--fsdp must be above 0, not 0"),
+        ({"tp": -1}, "--tp must be above 0, not -1"),
+        ({"tp": 3}, r"tp=3 does not divide the attention heads, 4\. Choose --tp from 1, 2, 4\."),
+        ({"tp": 4}, r"tp=4 does not divide the key and value heads, 2\. Choose --tp from 1, 2\."),
         ({"fsdp": 3, "batch_per_shard": 3}, r"fsdp=3 does not divide the model width, 32\."),
         ({"fsdp": 4}, r"fsdp=4 does not divide the sequences of a shard \(--batch-per-shard\), 2\."),
     ],
@@ -163,8 +163,8 @@ def test_a_mesh_that_does_not_fit_is_refused(mesh: dict[str, int], message: str)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ffn_dim": 63}, "tp=2 does not divide the feed-forward width, 63. Choose --tp among 1."),
-        ({"vocab_size": 321}, "tp=2 does not divide the vocabulary, 321. Choose --tp among 1."),
+        ({"ffn_dim": 63}, "tp=2 does not divide the feed-forward width, 63. Choose --tp from 1."),
+        ({"vocab_size": 321}, "tp=2 does not divide the vocabulary, 321. Choose --tp from 1."),
     ],
 )
 def test_a_model_that_tp_does_not_divide_is_refused(changes: dict[str, int], message: str) -> None:

@@ -78,15 +78,15 @@ def test_the_sizes_to_choose_from_are_those_there_are() -> None:
     ("words", "message"),
     [
         (("--corpus", "nowhere.txt"), "There is no corpus at 'nowhere.txt'"),
-        (("--seq-len", "100000", "--corpus-bytes", "1000"), "and one sequence takes 100001"),
+        (("--seq-len", "100000", "--corpus-bytes", "1000"), "but one sequence takes 100001"),
         (("--fsdp", "3", "--batch-per-shard", "3"), "fsdp=3 does not divide the model width, 160"),
-        (("--tp", "8"), "needs 8 devices, and there are 4 here"),
-        (("--tp", "0"), "--tp is 0; it must be above 0"),
+        (("--tp", "8"), "needs 8 devices, but there are 4 here"),
+        (("--tp", "0"), "--tp must be above 0, not 0"),
         (("--fsdp", "2", "--batch-per-shard", "1"), "--batch-per-shard"),
-        (("--steps", "0"), "--steps is 0; it must be above 0"),
-        (("--log-every", "0"), "--log-every is 0; it must be above 0"),
-        (("--failure-timeout-s", "0"), "--failure-timeout-s is 0.0; it must be above 0"),
-        (("--cpu-devices", "0"), "--cpu-devices is 0; it must be above 0"),
+        (("--steps", "0"), "--steps must be above 0, not 0"),
+        (("--log-every", "0"), "--log-every must be above 0, not 0"),
+        (("--failure-timeout-s", "0"), "--failure-timeout-s must be above 0, not 0.0"),
+        (("--cpu-devices", "0"), "--cpu-devices must be above 0, not 0"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_changed(
@@ -101,7 +101,7 @@ def test_bad_input_is_refused_before_anything_is_changed(
 
 
 def test_settings_are_checked_without_a_device() -> None:
-    with pytest.raises(SettingsError, match=r"--learning-rate is -1\.0; it must be above 0"):
+    with pytest.raises(SettingsError, match=r"--learning-rate must be above 0, not -1\.0"):
         check_settings(Flags(learning_rate=-1.0))
 
 
@@ -112,7 +112,7 @@ def test_the_mesh_takes_all_devices_that_tp_leaves() -> None:
 
 
 def test_a_folder_cannot_take_events(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"--events is '.*', a folder; name a file in it"):
+    with pytest.raises(SettingsError, match=r"--events must be a file, but '.*' is a folder"):
         check_settings(Flags(events=tmp_path))
 
 

@@ -55,12 +55,12 @@ def test_a_run_may_be_shorter_than_its_warm_up() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"learning_rate": 0.0}, "--learning-rate is 0.0; it must be above 0"),
-        ({"learning_rate": float("nan")}, "--learning-rate is nan; it must be above 0"),
-        ({"total_steps": 0}, "--steps is 0; it must be above 0"),
-        ({"clip_norm": -1.0}, "--clip-norm is -1.0; it must be above 0"),
-        ({"warmup_steps": -1}, "--warmup-steps is -1; it must be 0 or above"),
-        ({"weight_decay": -0.1}, "--weight-decay is -0.1; it must be 0 or above"),
+        ({"learning_rate": 0.0}, "--learning-rate must be above 0, not 0.0"),
+        ({"learning_rate": float("nan")}, "--learning-rate must be above 0, not nan"),
+        ({"total_steps": 0}, "--steps must be above 0, not 0"),
+        ({"clip_norm": -1.0}, "--clip-norm must be above 0, not -1.0"),
+        ({"warmup_steps": -1}, "--warmup-steps must be 0 or above, not -1"),
+        ({"weight_decay": -0.1}, "--weight-decay must be 0 or above, not -0.1"),
     ],
 )
 def test_bad_settings_are_refused_by_flag(changes: dict[str, float], message: str) -> None:

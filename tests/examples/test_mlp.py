@@ -174,7 +174,7 @@ def test_events_are_those_that_launchers_read(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--shards", "0"), "shards is 0; it must be at least 1"),
+        (("--shards", "0"), "shards must be at least 1, not 0"),
         (("--samples", "0"), "The source has 0 samples"),
         (("--coordinator", "nowhere"), "commas between them, not 'nowhere'"),
     ],

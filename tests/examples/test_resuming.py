@@ -79,7 +79,7 @@ def test_llama3_refuses_a_checkpoint_of_other_settings(
     saved(here, run, llama3, LLAMA3)
     caplog.clear()
     assert run(llama3, *LLAMA3, flag, value) == 1
-    assert "was saved by a run with other settings" in caplog.text
+    assert "was saved by a run with different settings" in caplog.text
     assert f"  {name}: saved " in caplog.text
     if name == "shards":
         assert "8 shards have been used" in caplog.text

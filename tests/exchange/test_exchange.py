@@ -186,13 +186,14 @@ def test_a_member_that_does_not_hold_its_shards_is_told() -> None:
     layout = Layout.of(MIXED)
     with mesh([[0], [1]]) as links:
         with pytest.raises(
-            ValueError, match=r"'group-0' holds \(\[1,2\),\) of 2 .* quorum 4 make \(\[0,1\),\)"
+            ValueError,
+            match=r"'group-0' holds the nodes \(\[1,2\),\) of 2 .* quorum 4 are the nodes \(\[0,1\),\)",
         ):
             run_exchange(links[0], partials_of(layout, 2, [1]))
         assert not links[0].closed  # nothing was sent
     with (
         mesh([[0], [2]]) as links,
-        pytest.raises(ValueError, match=r"shards \[\[0\], \[2\]\] are not 0 to 2"),
+        pytest.raises(ValueError, match=r"shards \[\[0\], \[2\]\] are not each of 0 to 2 once"),
     ):
         run_exchange(links[0], partials_of(layout, 3, [0]))
 

@@ -97,10 +97,10 @@ def test_raw_header_is_the_first_header() -> None:
     [
         (
             (b"GET / HTTP/1.1\r\nHost: x\r\n" + b" " * 64)[:64],
-            "'group-1' .*begins with b'GET / HTTP/1.1.*no frame",
+            "'group-1' .*begins with b'GET / HTTP/1.1.*not a frame",
         ),
-        (bytes(64), "no frame of an exchange"),
-        (b"\xff" * 64, "no frame of an exchange"),
+        (bytes(64), "not a frame of an exchange"),
+        (b"\xff" * 64, "not a frame of an exchange"),
         (first_header(quorum_id=3), "quorum_id is 3, expected 4"),
         (first_header(step=10), "step is 10, expected 11"),
         (first_header()[:6] + b"\x02\x00" + first_header()[8:], "sender is 2, expected 1"),
@@ -121,7 +121,7 @@ def test_a_frame_that_does_not_belong_here(header: bytes, match: str) -> None:
 
 
 def test_nothing_is_taken_from_a_refused_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_reducer.Owner, "place", lambda *_: pytest.fail("asked for memory"))
+    monkeypatch.setattr(_reducer.Reducer, "buffer_for", lambda *_: pytest.fail("asked for memory"))
     with against() as (links, theirs):
         theirs.sendall(raw_header(offset=64) + b"\x01" * 1000)
         with pytest.raises(ExchangeFailed, match="offset is 64"):
@@ -152,7 +152,7 @@ def test_a_peer_that_stands_still(sent: bytes) -> None:
         theirs.sendall(sent)
         begun_s, begun_machine_s = time.monotonic(), patience.machine_s()
         with pytest.raises(
-            ExchangeFailed, match=r"stood still for 0\.\d s, waiting for group 'group-1'"
+            ExchangeFailed, match=r"made no progress for 0\.\d s, waiting for group 'group-1'"
         ) as caught:
             run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP, progress_timeout_s=0.2)
         assert 0.2 <= time.monotonic() - begun_s
@@ -230,7 +230,9 @@ def test_time_counts_from_when_all_have_computed_on() -> None:
         timer = threading.Timer(0.3, told.set)
         timer.start()
         begun_s = time.monotonic()
-        with pytest.raises(ExchangeFailed, match=r"stood still for 0\.\d s, waiting for group 'group-1'"):
+        with pytest.raises(
+            ExchangeFailed, match=r"made no progress for 0\.\d s, waiting for group 'group-1'"
+        ):
             run_exchange(
                 links,
                 partials_of(LAYOUT, 2, [0]),
@@ -275,9 +277,9 @@ def test_only_those_that_owe_partial_sums_are_blamed_for_a_standstill() -> None:
             for one, held in zip(links[:2], shards[:2], strict=True)
         ]
         outcomes = together(calls)  # group-2 is connected, and silent
-    stood_still = [outcome for outcome in outcomes if "stood still" in str(outcome)]
-    assert stood_still  # the other may have noticed that this one closed its connections
-    assert {outcome.peers for outcome in stood_still} == {("group-2",)}
+    stalled = [outcome for outcome in outcomes if "made no progress" in str(outcome)]
+    assert stalled  # the other may have noticed that this one closed its connections
+    assert {outcome.peers for outcome in stalled} == {("group-2",)}
 
 
 def test_one_failure_ends_the_exchange_of_all() -> None:
@@ -372,7 +374,10 @@ def test_a_long_wait_is_logged_once(
         with pytest.raises(ExchangeFailed):
             run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP, progress_timeout_s=0.4)
     (record,) = caplog.records
-    assert "exchange of step 11 in quorum 4 has waited for group 'group-1' (memory:1)" in record.getMessage()
+    assert (
+        "exchange of step 11 in quorum 4 is still waiting for group 'group-1' (memory:1)"
+        in record.getMessage()
+    )
 
 
 def test_no_descriptor_is_left_behind() -> None:

@@ -106,7 +106,7 @@ def test_a_lone_member_opens_nothing() -> None:
 def test_nobody_listens_there() -> None:
     with listeners(1) as made:
         members = peers_of([[0], [1]], [f"127.0.0.1:{made[0].port}", unused_address()])
-        match = r"'group-0' could not connect .* quorum 1\. Could not connect to 127.*: Connection refused"
+        match = r"'group-0' could not connect .* quorum 1\. Cannot connect to 127.*: Connection refused"
         with pytest.raises(ExchangeFailed, match=match) as caught:
             open_links(made[0], members, 0)
         assert caught.value.peers == ("group-1",)
@@ -125,7 +125,7 @@ def test_a_peer_that_never_dials() -> None:
     with listeners(2) as made:
         members = members_of(made, [[0], [1]])
         with pytest.raises(
-            ExchangeFailed, match=r"group 'group-0' at 127.* did not connect to us in time"
+            ExchangeFailed, match=r"group 'group-0' at 127.* did not connect to this group in time"
         ) as caught:
             open_links(made[1], members, 1, wait_s=0.1)
         assert caught.value.peers == ("group-0",)

@@ -114,7 +114,7 @@ def test_contributions_are_copied() -> None:
 
 def test_a_shard_is_added_once() -> None:
     partials = partials_of(LAYOUT, 4, [0, 1])
-    with pytest.raises(AssertionError, match="shard 1 was added before"):
+    with pytest.raises(AssertionError, match="shard 1 was already added"):
         partials.add(1, contribution(MIXED, 1))
     with pytest.raises(AssertionError):
         partials.add(4, contribution(MIXED, 4))
@@ -128,7 +128,7 @@ def test_alone_needs_every_shard() -> None:
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
-        (lambda leaves: leaves[:-1], "A contribution of 9 leaves .* laid out for 10"),
+        (lambda leaves: leaves[:-1], "A contribution has 9 leaves, .* laid out for 10"),
         (
             lambda leaves: [leaves[0].T, *leaves[1:]],
             r"'matrix' has shape \(70, 130\) .* laid out for \(130, 70\)",

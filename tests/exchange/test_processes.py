@@ -74,7 +74,7 @@ def test_a_stopped_process_is_noticed_by_its_silence_and_may_come_back() -> None
         exchange_with_trap(members, 1, 4, progress_timeout_s=0.5)
         os.kill(members[1].pid, signal.SIGSTOP)
         failures = [members[number].answer() for number in (0, 2)]
-        assert any("stood still for 0." in text for _, text, _ in failures)
+        assert any("made no progress for 0." in text for _, text, _ in failures)
         assert all(peers for peers, _, _ in failures)
         assert ("group-1",) in [peers for peers, _, _ in failures]
         os.kill(members[1].pid, signal.SIGCONT)

@@ -24,7 +24,7 @@ from tests.faults.trial import STEPS, figures, trial
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-DAMAGED = "arrived damaged or changed: its tag is not the one it was sent with"
+DAMAGED = "was damaged or changed on the way: its tag does not match"
 
 
 @pytest.mark.storm
@@ -77,7 +77,7 @@ def test_a_damaged_payload_of_an_exchange_is_noticed() -> None:
     for outcome in outcomes[:2]:
         if not isinstance(outcome, ExchangeFailed):
             assert_same_bits(outcome, reference_means(layout.specs, 2))
-    assert "damaged or changed on its way" in str(outcomes[1])
+    assert "damaged or changed on the way" in str(outcomes[1])
 
 
 def exchange_and_close(links: Links, partials: Partials) -> list[np.ndarray]:

@@ -78,7 +78,7 @@ def test_a_donor_killed_in_a_heal_changes_nothing(tmp_path: Path, undisturbed_of
             job.kill("group-1")
             assert is_in_the_middle(job, "group-0")
         job.until_back("group-0")
-        assert job.workers["group-0"].says("donor group-1 is dropped")
+        assert job.workers["group-0"].says("Dropped donor group-1")
         job.former.append(job.workers.pop("group-1"))
         job.finish(undisturbed_of(STEPS, *WIDTH))
 

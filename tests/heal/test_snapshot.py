@@ -225,7 +225,7 @@ def test_a_state_that_was_overwritten_is_given_up(
         read(blob, 0)  # before the store had a chance to look
     with caplog.at_level(logging.ERROR, "jaxft"):
         store.publish(1, after)
-    assert "heal 1 is given up: state 0 is lost, because it was overwritten" in caplog.text
+    assert "Abandoned heal 1: state 0 is lost, because it was overwritten" in caplog.text
     with pytest.raises(Gone):
         store.state(1, deadline_s=soon())
 

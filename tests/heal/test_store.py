@@ -315,8 +315,8 @@ def test_a_log_that_outgrows_its_bound_gives_up_the_oldest_heal(
     # The ninth step in the log is one too many, for each of them.
     assert alive == [1] * 4 + [2] * 4 + [1] * 5 + [0] * 7
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        "heal 1 is given up",
-        "heal 2 is given up",
+        "Abandoned heal 1",
+        "Abandoned heal 2",
     ]
     assert not store._log
     assert not store._snapshots
@@ -387,7 +387,7 @@ def test_a_capture_that_fails_ends_the_heal_and_not_the_training(
     monkeypatch.setattr(Snapshot, "capture", no_memory)
     with caplog.at_level(logging.ERROR, "jaxft"):
         train(store, 2, 4)
-    assert "heal 1 is given up: state 2 is lost, because it could not be captured" in caplog.text
+    assert "Abandoned heal 1: state 2 is lost, because it could not be captured" in caplog.text
     with pytest.raises(Gone):
         store.state(1, deadline_s=soon())
     store.pin(2, 4)

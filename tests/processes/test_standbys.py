@@ -137,7 +137,7 @@ def test_the_leader_is_frozen_and_wakes_up(etcd: Etcd, undisturbed: str, tmp_pat
         here.until(lambda: standby.says("leads as"), "the other coordinator to lead")
         here.until(lambda: all(len(w.steps()) > STRUCK_AT for w in workers.values()), "the groups to go on")
         leader.process.send_signal(signal.SIGCONT)
-        here.until(lambda: leader.says("leads no more"), "the old leader to find out")
+        here.until(lambda: leader.says("no longer leads"), "the old leader to find out")
         last.touch()
         assert_same_run(here, workers, undisturbed)
         assert leader.process.poll() is None, "it stands by from now on"
@@ -150,6 +150,6 @@ def test_the_leader_is_cut_off_from_etcd(etcd: Etcd, undisturbed: str, tmp_path:
         workers = start_groups(here, (leader, standby), tmp_path / "gate")
         cut()
         (tmp_path / "gate").touch()
-        here.until(lambda: leader.says("leads no more"), "the leader to find out")
+        here.until(lambda: leader.says("no longer leads"), "the leader to find out")
         here.until(lambda: standby.says("leads as"), "the other coordinator to lead")
         assert_same_run(here, workers, undisturbed)

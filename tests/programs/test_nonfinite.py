@@ -130,5 +130,7 @@ def test_from_functions_has_it_too() -> None:
 
 
 def test_there_is_no_other_policy() -> None:
-    with pytest.raises(jaxft.ConfigurationError, match=r"nonfinite is 'stop'; choose one of 'warn', 'allow'"):
+    with pytest.raises(
+        jaxft.ConfigurationError, match=r"nonfinite must be one of 'warn', 'allow'.*, not 'stop'"
+    ):
         jaxft.fault_tolerant(train_step, None, nonfinite="stop")  # pyright: ignore[reportArgumentType]

@@ -114,7 +114,7 @@ def in_shard_map(x: jax.Array) -> jax.Array:
 )
 def test_pmean_inside(function: Callable[..., Any], primitive: str) -> None:
     text = refused(sgd(lambda state, batch: function(batch)), "cannot be cut in two")
-    assert re.search(rf"stands inside '({primitive})' \(.*test_partition\.py:\d+", text)
+    assert re.search(rf"is inside '({primitive})' \(.*test_partition\.py:\d+", text)
     assert "accumulate first, then exchange" in text
 
 
@@ -300,7 +300,7 @@ def test_two_exchanges_are_too_many() -> None:
         mean = jaxft.pmean(batch)
         return state | {"w": jaxft.pmean(batch - mean)}, {}
 
-    text = refused(train_step, "depends on an earlier pmean or psum and on the batch")
+    text = refused(train_step, "depends both on an earlier pmean or psum and on the batch")
     assert re.search(r"test_partition\.py:\d+", text)
 
 

@@ -176,5 +176,7 @@ def test_a_state_that_derives_from_the_batch() -> None:
     def leak(state: Any, batch: Any) -> Any:
         return state | {"w": batch["x"][0]}, jaxft.psum(batch["x"])
 
-    with pytest.raises(StepError, match=r"passed through jaxft\.pmean or jaxft\.psum.*jaxft\.psum\(\.\.\.\)"):
+    with pytest.raises(
+        StepError, match=r"passing through jaxft\.pmean or jaxft\.psum.*jaxft\.psum\(\.\.\.\)"
+    ):
         cut_programs(leak, arrays(), ragged(0, 0))

@@ -27,8 +27,8 @@ def refused(new_state: Any, match: str) -> None:
 @pytest.mark.parametrize(
     ("result", "match"),
     [
-        (lambda state, mean: state, "returned a dict; it must return a pair"),
-        (lambda state, mean: (state, mean, mean), "returned a tuple of 3; it must return a pair"),
+        (lambda state, mean: state, "returned a dict, but it must return a pair"),
+        (lambda state, mean: (state, mean, mean), "returned a tuple of 3, but it must return a pair"),
         (lambda state, mean: [state, mean], "returned a list"),
         (lambda state, mean: None, "returned a NoneType"),
     ],
@@ -46,8 +46,8 @@ def test_a_named_pair_will_do() -> None:
 
 
 def test_another_structure() -> None:
-    refused(lambda state: {"w": state["w"]}, r"another structure .*missing: \['n'\]")
-    refused(lambda state: state | {"m": state["w"]}, r"another structure .*new: \['m'\]")
+    refused(lambda state: {"w": state["w"]}, r"a different structure .*missing: \['n'\]")
+    refused(lambda state: state | {"m": state["w"]}, r"a different structure .*new: \['m'\]")
     refused(lambda state: list(state.values()), r"missing: \['n'\], \['w'\]; new: \[0\], \[1\]")
     refused(lambda state: None, r"missing: \['n'\], \['w'\]")
 

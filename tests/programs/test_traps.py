@@ -171,7 +171,7 @@ def test_a_consumed_state_is_refused() -> None:
     step, state = jaxft.fault_tolerant(model.step(jaxft.pmean), None), model.state()
     step(state, model.batch(0))
     with pytest.raises(
-        ConfigurationError, match=r"leaf \.mu\['b1'\] was consumed by an earlier step.*Keep only"
+        ConfigurationError, match=r"leaf \.mu\['b1'\] was consumed by an earlier step.*Use only"
     ):
         step(state, model.batch(0))
     programs = cut_programs(model.step(jaxft.pmean), model.state(), model.batch(0))

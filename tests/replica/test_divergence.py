@@ -166,7 +166,7 @@ FROM_BATCH: dict[str, Route] = {
 def test_the_batch_cannot_slip_in_by(route: str) -> None:
     text = refused(through(FROM_BATCH[route]))
     assert "leaf ['w']" in text
-    assert "Wrap what it is computed from in jaxft.pmean(...) or jaxft.psum(...)" in text
+    assert "Wrap the values it is computed from in jaxft.pmean(...) or jaxft.psum(...)" in text
 
 
 # From the host

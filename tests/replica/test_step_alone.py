@@ -147,9 +147,9 @@ def test_static_arguments(declared: Any) -> None:
 
 def test_undeclared_arguments() -> None:
     step, state = jaxft.fault_tolerant(train_step, None), step_models.mlp_params()
-    with pytest.raises(ConfigurationError, match=r"further argument 0\.5 at position 2.*static_argnums=2"):
+    with pytest.raises(ConfigurationError, match=r"additional argument 0\.5 at position 2.*static_argnums=2"):
         step(state, numpy_batch(0), 0.5)
-    with pytest.raises(ConfigurationError, match=r"further argument train=False.*static_argnames='train'"):
+    with pytest.raises(ConfigurationError, match=r"additional argument train=False.*static_argnames='train'"):
         step(state, numpy_batch(0), train=False)
     with pytest.raises(ConfigurationError, match=r"must be hashable.*Put arrays into the state"):
         step(state, numpy_batch(0), jnp.ones(3))
@@ -274,7 +274,7 @@ def test_from_functions_alone() -> None:
     one, _ = step(step_models.mlp_params(), lambda number, shard: numpy_batch(shard))
     two, _ = same(step_models.mlp_params(), lambda number, shard: numpy_batch(shard))
     assert bits(one) == bits(two)
-    with pytest.raises(ConfigurationError, match="further argument 1 at position 2"):
+    with pytest.raises(ConfigurationError, match="additional argument 1 at position 2"):
         step(one, lambda number, shard: numpy_batch(shard), 1)
 
 

@@ -104,7 +104,7 @@ def test_certificates_that_cannot_be_used_stop_it_before_it_listens(
             "cannot read the TLS certificate 'missing.pem'",
         ),
         (["--tls-cert", str(ca)], "a TLS certificate was given without its private key: give both"),
-        (["--tls-client-ca", str(ca)], "--tls-client-ca goes with --tls-cert and --tls-key: give all three"),
+        (["--tls-client-ca", str(ca)], "--tls-client-ca needs --tls-cert and --tls-key: give all three"),
         (["--tls-cert", str(ca), "--tls-key", str(ca)], "do not make a pair"),
     ):
         status, said = run_here(monkeypatch, capsys, "--bind", "localhost:0", *flags)

@@ -17,7 +17,7 @@ from jaxft_coordinator import _admission, _connections, _server, _services, limi
 from jaxft_coordinator._connections import Connections, peer_of
 from jaxft_coordinator._server import SERVICE
 from jaxft_protocol import admission, credentials
-from jaxft_protocol.admission import Sparse, crowded_out
+from jaxft_protocol.admission import RateLimitFilter, crowded_out
 from jaxft_protocol.coordinator.job import Options
 from jaxft_protocol.credentials import JobKey
 from jaxft_protocol.messages import Evicted, Heartbeat, Join, NewQuorum, Refused, Step, Welcome
@@ -65,7 +65,7 @@ OTHER_SECRET = b"another secret of enough bytes"
     [
         (
             None,
-            "group 'm' shows none: give it the token that `jaxft-coordinator token --token-file FILE job`",
+            "group 'm' sent no proof: give it the token that `jaxft-coordinator token --token-file FILE job`",
         ),
         (JobKey(bytes(32)), "group 'm' does not prove that it knows the key of job 'job'"),
         (credentials.job_key(OTHER_SECRET, "job"), "does not prove"),
@@ -138,11 +138,11 @@ def test_nothing_counts_before_the_hello(message: Heartbeat | Join) -> None:
 
 
 def test_strangers_make_room_for_each_other_and_groups_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_admission, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(_admission, "MAX_UNAUTHENTICATED", 8)
     monkeypatch.setattr(
         _server, "FIRST_MESSAGE_TIMEOUT_S", 3600.0
     )  # they go to make room, not for their silence
-    monkeypatch.setattr(_connections, "STRANGER_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(_connections, "UNAUTHENTICATED_TIMEOUT_S", 3600.0)
 
     async def scenario() -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -151,7 +151,7 @@ def test_strangers_make_room_for_each_other_and_groups_go_on(monkeypatch: pytest
             silent = [await stack.enter_async_context(Group(server.port)) for _ in range(20)]
             for group in silent[:12]:
                 assert await group.hear() is None  # the oldest went first
-            assert len(server._door) == 8
+            assert len(server._admission) == 8
             late = await stack.enter_async_context(Group(server.port, "c", key=KEY))
             assert isinstance(await late.greet(), Welcome)
             await commit(a, b, quorum, 0)
@@ -165,7 +165,7 @@ def test_a_stranger_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) 
     async def scenario() -> None:
         async with serving() as server, Group(server.port) as silent:
             assert await silent.hear() is None
-            assert len(server._door) == 0
+            assert len(server._admission) == 0
 
     run(scenario)
 
@@ -189,11 +189,13 @@ def test_the_coordinator_serves_a_bounded_number_of_jobs_groups_and_streams(
                 assert isinstance(await greet(name, "one"), Welcome)
             full = await greet("c", "one")
             assert isinstance(full, Refused)
-            assert full.reason == "job 'one' has 2 groups, and can have no more"
+            assert (
+                full.reason == "job 'one' already has 2 groups, its limit: stop a group that it does not need"
+            )
             assert isinstance(await greet("a", "two"), Welcome)
-            assert "this coordinator serves 2 jobs, no more at a time" in str(await greet("a", "three"))
+            assert "this coordinator serves 2 jobs, its limit" in str(await greet("a", "three"))
             assert isinstance(await greet("b", "two"), Welcome)
-            assert "this coordinator serves 4 groups, and no more" in str(await greet("b", "one"))
+            assert "this coordinator serves 4 groups, its limit" in str(await greet("b", "one"))
 
     run(scenario)
 
@@ -260,7 +262,7 @@ def test_health_cannot_be_watched_only_checked() -> None:
         async with serving() as server, grpc.aio.insecure_channel(f"localhost:{server.port}") as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             assert (await stub.Check(health_pb2.HealthCheckRequest())).status
-            with pytest.raises(grpc.aio.AioRpcError, match="ask with Check"):
+            with pytest.raises(grpc.aio.AioRpcError, match="does not support Watch"):
                 await stub.Watch(health_pb2.HealthCheckRequest()).read()
 
     run(scenario)
@@ -275,7 +277,7 @@ def test_few_may_ask_at_once_what_services_there_are(monkeypatch: pytest.MonkeyP
             sits = stub.ServerReflectionInfo()
             await sits.write(reflection_pb2.ServerReflectionRequest(list_services=""))
             assert await sits.read()
-            with pytest.raises(grpc.aio.AioRpcError, match="too many ask what there is"):
+            with pytest.raises(grpc.aio.AioRpcError, match="too many reflection calls"):
                 await stub.ServerReflectionInfo().read()
             sits.cancel()
 
@@ -297,7 +299,7 @@ def test_the_largest_crowd_makes_room() -> None:
 
 def test_what_strangers_keep_open_is_ended_and_groups_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "_SWEEP_S", 0.02)
-    monkeypatch.setattr(_connections, "STRANGER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(_connections, "UNAUTHENTICATED_TIMEOUT_S", 0.5)
     stuck = streams(8, path=f"/{SERVICE}/Session", window_bytes=0)
 
     async def scenario() -> None:
@@ -312,7 +314,7 @@ def test_what_strangers_keep_open_is_ended_and_groups_are_left_alone(monkeypatch
 
 def test_a_group_whose_session_is_over_cannot_keep_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "_SWEEP_S", 0.02)
-    monkeypatch.setattr(_connections, "STRANGER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(_connections, "UNAUTHENTICATED_TIMEOUT_S", 0.5)
 
     async def scenario() -> None:
         async with serving() as server, Group(server.port) as group:
@@ -344,7 +346,7 @@ def test_connections_are_known_by_the_addresses_that_grpc_gives_them(host: str) 
 
 
 def test_of_too_many_connections_the_largest_crowd_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_connections, "MAX_STRANGERS", 5)
+    monkeypatch.setattr(_connections, "MAX_UNAUTHENTICATED", 5)
     with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as stack:
         port = listening.getsockname()[1]
         connections = Connections(port)
@@ -361,7 +363,7 @@ def test_of_too_many_connections_the_largest_crowd_loses_its_oldest(monkeypatch:
         crowd_of_one = [come("127.0.0.4", group) for _ in range(6)]
         assert [is_ended(sock) for sock in crowd_of_one] == [True, True, False, False, False, False]
         assert not is_ended(lonely)
-        connections.sweep({group.getsockname()}, _connections.STRANGER_TIMEOUT_S + 1.0)
+        connections.sweep({group.getsockname()}, _connections.UNAUTHENTICATED_TIMEOUT_S + 1.0)
         assert is_ended(lonely)
         assert not is_ended(group)
 
@@ -405,10 +407,10 @@ def test_sweeping_leaves_no_descriptor_behind() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"job": "a\nb"}, r"a job needs a name of printable characters, not 'a\\nb'"),
-        ({"group": "a\x1b[2J"}, "a group needs a name of printable characters"),
-        ({"address": "x" * 301}, "of group 'a' is none"),
-        ({"job": "x" * 201}, "a job needs a name of 1 to 200 characters, not 201"),
+        ({"job": "a\nb"}, r"the name of a job must have only printable characters, unlike 'a\\nb'"),
+        ({"group": "a\x1b[2J"}, "the name of a group must have only printable characters"),
+        ({"address": "x" * 301}, "of group 'a' must be at most 300 printable characters"),
+        ({"job": "x" * 201}, "the name of a job must have 1 to 200 characters, not 201"),
     ],
 )
 def test_names_that_would_harm_who_reads_them_are_refused(
@@ -427,13 +429,13 @@ def test_names_that_would_harm_who_reads_them_are_refused(
     )
 
 
-def test_a_log_of_strangers_is_sparse(
+def test_a_log_of_unauthenticated_peers_is_rate_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr(admission.time, "monotonic", lambda: now_s)
     logger = logging.getLogger("jaxft_coordinator.test")
-    logger.addFilter(filtering := Sparse())
+    logger.addFilter(rate_limit := RateLimitFilter())
     try:
         for number in range(1000):
             logger.warning("line %d", number)
@@ -441,6 +443,6 @@ def test_a_log_of_strangers_is_sparse(
         now_s += admission._PERIOD_S
         logger.warning("line %d", 1000)
     finally:
-        logger.removeFilter(filtering)
-    left_out = 1000 - admission._LINES
-    assert caplog.messages[-1] == f"line 1000 (before it, {left_out} more such lines were left out)"
+        logger.removeFilter(rate_limit)
+    dropped = 1000 - admission._LINES
+    assert caplog.messages[-1] == f"line 1000 ({dropped} similar lines before this one were dropped)"

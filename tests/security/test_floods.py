@@ -129,7 +129,7 @@ def test_floods_at_the_coordinator_neither_stop_the_groups_nor_fill_its_memory(c
                     await let_in(coordinator.port)
                     await until(lambda steps=steps: len(took_s) > steps + 20, f"steps in a flood of {name}")
                     most_bytes[name] = memory_bytes(process.pid) - before_bytes
-            few = limits.MAX_STRANGERS + 50
+            few = limits.MAX_UNAUTHENTICATED + 50
             await until(lambda: descriptors(process.pid) < few, "the coordinator to be rid of the strangers")
 
     run(scenario)
@@ -137,7 +137,7 @@ def test_floods_at_the_coordinator_neither_stop_the_groups_nor_fill_its_memory(c
     process.send_signal(signal.SIGTERM)
     assert patience.wait(process) == 0
     log = coordinator.coordinator_log.read_text()
-    assert "connections that carried no group" in log
+    assert "unauthenticated connections" in log
     ours = [line for line in log.splitlines() if "jaxft coordinator]" in line]
     assert len(ours) < 300, "a flood does not fill the disk"
 

@@ -190,7 +190,7 @@ def test_the_token_is_an_argument_or_in_the_environment(monkeypatch: pytest.Monk
 def test_no_token_or_a_wrong_one_is_refused_at_once_with_what_to_do() -> None:
     with serving_beside(secret=SECRET) as port:
         with pytest.raises(
-            jaxft.JoinRefused, match=r"group 'g' shows none: give it the token that `jaxft-coord"
+            jaxft.JoinRefused, match=r"group 'g' sent no proof: give it the token that `jaxft-coord"
         ):
             enter(port)
         wrong = credentials.job_key(SECRET, "another job").hex()

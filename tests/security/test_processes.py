@@ -77,7 +77,7 @@ def test_a_job_behind_tls_and_token_trains_to_the_same_bits_and_strangers_get_no
         wrong_token = here.start("group-0", *keys.tls_flags, *token("another job"))
         no_certificate = here.start("group-3", *token("toy"), "--failure-timeout-s", "5")
         strangers_at_the_data_port(groups["group-0"])
-        assert_refused(here, no_token, "JoinRefused: .*group 'group-2' shows none: give it the token")
+        assert_refused(here, no_token, "JoinRefused: .*group 'group-2' sent no proof: give it the token")
         assert_refused(
             here, wrong_token, "JoinRefused: .*group 'group-0' does not prove that it knows the key of"
         )
@@ -102,7 +102,7 @@ def strangers_at_the_data_port(group: Worker) -> None:
         got = what_a_stranger_gets(port, hello, manifest)
         assert got.startswith(b"jaxft-re\x02\x02"), "a challenge"
         rest = got[12 + 32 :]
-        assert rest == b"" or (rest.startswith(b"jaxft-re\x02\x01") and b"wrong token" in rest)
+        assert rest == b"" or (rest.startswith(b"jaxft-re\x02\x01") and b"the same token" in rest)
 
 
 def assert_refused(here: Cluster, worker: Worker, text: str) -> None:

@@ -147,7 +147,7 @@ def test_a_joiner_takes_no_state_at_the_address_of_a_group_that_is_gone() -> Non
     """The handshake is relayed to another incarnation of the group, which knows the token and tells the truth."""
     with donor(2) as honest, man_in_the_middle(honest.port, forge_state) as address:
         with pytest.raises(
-            HealFailed, match="It is for incarnation 1 of group 'group-0'; this process is inc"
+            HealFailed, match="The hello is for incarnation 1 of group 'group-0'; this process is inc"
         ):
             healed(address)
 
@@ -155,7 +155,7 @@ def test_a_joiner_takes_no_state_at_the_address_of_a_group_that_is_gone() -> Non
 @pytest.mark.parametrize("attack", [forge_state, change_state])
 def test_a_joiner_takes_no_state_of_who_sits_on_the_path(attack: Then) -> None:
     with donor(1) as honest, man_in_the_middle(honest.port, attack) as address:
-        with pytest.raises(HealFailed, match="arrived damaged or changed"):
+        with pytest.raises(HealFailed, match="was damaged or changed"):
             healed(address)
 
 
@@ -230,7 +230,9 @@ def test_a_member_adds_nothing_of_who_has_the_address_of_a_member_that_is_gone()
     with listening("group-0", 7) as ours, listening("group-2", 9) as honest:
         with man_in_the_middle(honest.port, forge_sum) as address:
             of = members([f"127.0.0.1:{ours.port}", address])
-            with pytest.raises(ExchangeFailed, match="It is for incarnation 8 of group 'group-1'") as caught:
+            with pytest.raises(
+                ExchangeFailed, match="The hello is for incarnation 8 of group 'group-1'"
+            ) as caught:
                 exchanged(ours, of, 0)
         assert caught.value.peers == ("group-1",)
 
@@ -248,7 +250,7 @@ def test_a_member_adds_nothing_of_who_sits_on_the_path(attack: Then) -> None:
 
         thread = threading.Thread(target=other)
         thread.start()
-        with pytest.raises(ExchangeFailed, match="damaged or changed on its way"):
+        with pytest.raises(ExchangeFailed, match="damaged or changed on the way"):
             exchanged(ours, of, 0)
         theirs.forget(QUORUM)
         thread.join(PATIENCE_S)

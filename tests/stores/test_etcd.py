@@ -158,7 +158,7 @@ def test_too_big_a_record_is_refused_with_its_size_and_the_next_is_not(etcd: Etc
         await store.open("a:1")
         for size in (1_600_000, 4_000_000):  # the second is more than etcd would even receive
             with pytest.raises(
-                OSError, match=rf"have {size // 1000}\d+ bytes; etcd takes .*--max-request-bytes"
+                OSError, match=rf"have {size // 1000}\d+ bytes, but etcd takes .*--max-request-bytes"
             ) as caught:
                 await store.append([examples.big("llama", size)])
             assert caught.value.errno == errno.EMSGSIZE
@@ -201,7 +201,7 @@ def test_one_job_that_etcd_does_not_take_holds_up_no_other(
                 for _ in range(10):
                     await desk.commits("good", "a")
                 assert [type(message) for message in desk.heard("big", "a" * 200)] == [Welcome]
-                await until(lambda: "[big] stands still" in caplog.text)
+                await until(lambda: "[big] is blocked" in caplog.text)
                 desk.close("big", "a" * 200)
                 for _ in range(3):
                     await desk.commits("good", "a")
@@ -223,7 +223,7 @@ def test_a_job_that_does_not_read_is_kept_as_it_is_and_the_others_begin(etcd: Et
         await written(store, [examples.saved("good", 3)])
         for name, value, says in (
             ("saved/a/x", "hello", "not JSON"),
-            ("saved/a/x", records.encode(examples.saved("y")).decode(), "belongs elsewhere"),
+            ("saved/a/x", records.encode(examples.saved("y")).decode(), "does not belong under this key"),
             ("moved/llama", moved, "nothing is known of it"),
             ("moved/good", "hello", "not JSON"),
         ):
@@ -231,7 +231,7 @@ def test_a_job_that_does_not_read_is_kept_as_it_is_and_the_others_begin(etcd: Et
             etcd.ctl("put", key, value)
             opened = await written(store)
             job = name.partition("/")[2]
-            assert re.search(rf"{key}.* does not read: .*{says}", opened.unreadable[job])
+            assert re.search(rf"{key}.* cannot be read: .*{says}", opened.unreadable[job])
             assert list(opened.unreadable) == [job]
             assert list(opened.jobs) == [each for each in ["good"] if each != job]
             assert etcd.ctl("get", key)["kvs"]
@@ -246,7 +246,7 @@ def test_a_foreign_term_is_refused(etcd: Etcd, prefix: str):
         store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
         key = f"{prefix}/term"
         etcd.ctl("put", key, records.encode(examples.moved(1)).decode())
-        with pytest.raises(StoreDamaged, match=rf"{key}.* does not read: .*not who leads"):
+        with pytest.raises(StoreDamaged, match=rf"{key}.* cannot be read: .*not the record of a leader"):
             await store.open("a:1")
         etcd.ctl("del", key)
         await written(store)  # nobody has kept the lead
@@ -536,7 +536,7 @@ def test_a_leader_goes_on_when_etcd_is_killed_and_comes_back(
         await store.append([examples.saved(step=1)])
         etcd.kill()
         append = asyncio.create_task(store.append([examples.moved(2)]))
-        await until(lambda: f"waits for etcd at {etcd.endpoint} to write a decision down" in caplog.text)
+        await until(lambda: f"waiting for etcd at {etcd.endpoint} to write a decision" in caplog.text)
         assert not append.done()
         await asyncio.to_thread(etcd.start)
         await append
@@ -577,7 +577,7 @@ def test_a_coordinator_waits_for_an_etcd_that_is_not_there(
         store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
         etcd.kill()
         opening = asyncio.create_task(store.open("a:1"))
-        await until(lambda: f"waits for etcd at {etcd.endpoint}: " in caplog.text)
+        await until(lambda: f"waiting for etcd at {etcd.endpoint}: " in caplog.text)
         await asyncio.to_thread(etcd.start)
         await opening
         await store.close()
@@ -662,7 +662,7 @@ def test_etcd_may_speak_tls_and_ask_for_certificates(
                 caplog.clear()
                 store = EtcdStore([endpoint], tls=stranger)
                 opening = asyncio.create_task(store.open("c:1"))
-                await until(lambda: f"waits for etcd at {etcd.endpoint}" in caplog.text)
+                await until(lambda: f"waiting for etcd at {etcd.endpoint}" in caplog.text)
                 opening.cancel()
                 await asyncio.wait([opening])
 
@@ -687,7 +687,7 @@ def test_the_command_speaks_tls_and_gives_a_password(tmp_path: Path):
         login = ["--etcd-user", "root", "--etcd-password-file", password]
         for command, said in (
             ([*coordinator, *flags, *login], "leads as "),
-            ([*coordinator, *flags], f"waits for etcd at {etcd.endpoint}"),
+            ([*coordinator, *flags], f"waiting for etcd at {etcd.endpoint}"),
         ):
             assert said in what_it_says(command, until=said)
 
@@ -717,9 +717,9 @@ def test_what_cannot_be_an_endpoint_is_refused():
         with pytest.raises(ValueError, match="not host:port"):
             EtcdStore([endpoint])
     for mixed in (["https://etcd-0:2379", "http://etcd-1:2379"], ["ftp://etcd-0:2379"]):
-        with pytest.raises(ValueError, match=r"all of them are https://"):
+        with pytest.raises(ValueError, match=r"all endpoints are https://"):
             EtcdStore(mixed)
-    with pytest.raises(ValueError, match=r"all of them are https://"):
+    with pytest.raises(ValueError, match=r"all endpoints are https://"):
         EtcdStore(["http://etcd-0:2379"], tls=Pem())
     with pytest.raises(ValueError, match="at least one endpoint"):
         EtcdStore([])

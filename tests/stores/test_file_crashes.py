@@ -157,7 +157,7 @@ def test_a_full_disk_fails_the_append_and_nothing_else(tmp_path: Path):
         size = (inside / "log").stat().st_size
         failed = process.ask("big 50000", "failed")
         assert failed["errno"] == errno.ENOSPC
-        assert "The disk is full: make room" in failed["why"]
+        assert "The disk is full: free some space" in failed["why"]
         assert (inside / "log").stat().st_size == size
         assert not (inside / "log.new").exists()
         fill(ballast)

@@ -186,7 +186,7 @@ def test_garbage_is_dropped_without_an_answer(said: bytes, caplog: pytest.LogCap
         with stranger(listener, said) as sock:
             assert_ended(sock)
         assert_open(listener)
-    assert any("said no hello: it began with" in record.getMessage() for record in caplog.records)
+    assert any("in the handshake: it begins with" in record.getMessage() for record in caplog.records)
     assert all(record.levelno == logging.DEBUG for record in caplog.records)
 
 
@@ -227,8 +227,8 @@ def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("said", "match"),
     [
-        (raw_hello(version=1), b"speaks version 1 of the data plane, this process version 2"),
-        (raw_hello(version=1)[:35], b"speaks version 1 of the data plane, this process version 2"),
+        (raw_hello(version=1), b"has version 1 of the data plane; this process has version 2"),
+        (raw_hello(version=1)[:35], b"has version 1 of the data plane; this process has version 2"),
         (
             raw_hello(to=b"you"),
             b"for incarnation 9 of group 'you'; this process is incarnation 9 of group 'me'",
@@ -237,7 +237,7 @@ def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.Monke
         (raw_hello(kind=9), b"unknown kind 9"),
         (raw_hello(group=b"\xff\xfe"), b"not UTF-8"),
         (raw_hello(job=b"other"), b"for job 'other'; this process belongs to job 'job'"),
-        (raw_hello(kind=1), b"heals nobody"),
+        (raw_hello(kind=1), b"does not heal other groups"),
     ],
 )
 def test_a_hello_that_is_refused_is_answered(said: bytes, match: bytes) -> None:
@@ -319,7 +319,7 @@ def test_healing_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCapture
         with call(listener, hello("heal")) as sock:
             assert_ended(sock)
         assert_open(listener)
-    assert "Healing group 'group-1' from here broke off" in caplog.text
+    assert "Healing group 'group-1' failed" in caplog.text
     assert "RuntimeError: no such state" in caplog.text
 
 
@@ -347,7 +347,7 @@ def test_healing_is_bounded_and_a_stopped_joiner_blocks_no_other(monkeypatch: py
     monkeypatch.setattr(_listener, "_MAX_HEALING", 2)
     with listening(lambda one, _: assert_ended(one.sock)) as listener, ExitStack() as stack:
         socks = [stack.enter_context(call(listener, hello("heal", group=f"g{k}"))) for k in range(2)]
-        with pytest.raises(ConnectionError, match="healing 2 others already; ask another donor"):
+        with pytest.raises(ConnectionError, match="already healing 2 groups, its limit: ask another donor"):
             call(listener, hello("heal"), wait_s=0.1)
         assert_open(listener)
         threading.Timer(0.05, socks[0].close).start()
@@ -372,9 +372,9 @@ def test_dialling_something_else(said: bytes) -> None:
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         match = (
-            "another program, or another version"
+            "Another program, or another version"
             if said
-            else "broke the connection 21 times before it answered"
+            else "closed the connection 21 times before it answered"
         )
         with pytest.raises(ConnectionError, match=f"^{address} .*{match}"):
             dial(address, hello(), deadline_s=soon())
@@ -386,7 +386,7 @@ def test_dialling_something_else(said: bytes) -> None:
 def test_dialling_a_stopped_process_ends_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(TimeoutError, match=f"{address} to accept a connection for exchange, in vain"):
+        with pytest.raises(TimeoutError, match=f"waiting for {address} to accept a connection for exchange"):
             dial(address, hello(), deadline_s=soon(0.05))
         abort = Abort()
         abort.set("stop")
@@ -434,9 +434,7 @@ def test_an_error_of_the_listener_itself_reaches_the_training_thread(
         assert_ended(parked)
         with pytest.raises(ConnectionError, match="This process is leaving"):
             take(listener, quorum_id=7)
-        with pytest.raises(
-            JaxftError, match=r"group 'me' on port \d+ ended with an error.*ZeroDivisionError"
-        ):
+        with pytest.raises(JaxftError, match=r"group 'me' on port \d+ failed with ZeroDivisionError"):
             listener.check(2)
     assert "The listener on port" in caplog.text
     assert "ZeroDivisionError" in caplog.text
@@ -468,7 +466,9 @@ def test_too_few_descriptors_for_a_quorum_are_mentioned_once(caplog: pytest.LogC
         for _ in range(2):
             listener.check(4000)
     (said,) = caplog.messages
-    assert "A quorum of 4000 groups may need 8500 file descriptors, and this process may have 4096" in said
+    assert (
+        "A quorum of 4000 groups may need 8500 file descriptors, but this process may open only 4096" in said
+    )
 
 
 def test_no_descriptor_is_left_behind() -> None:

@@ -1,8 +1,8 @@
-"""Where a coordinator keeps what it must not forget, and how it comes to lead.
+"""Where a coordinator keeps what must survive a restart, and how it becomes the leader.
 
-A `Store` is written to by one coordinator at a time: opening it makes this one the leader, under a term that is
-higher than any before, and from then on nobody of a lower term can append. So a coordinator that was frozen, cut off
-or replaced finds out at its next decision, before anybody hears of it.
+One coordinator at a time writes to a `Store`: opening it makes this one the leader, under a term higher than any
+before, and from then on no coordinator with a lower term can append. So a coordinator that was frozen, cut off or
+replaced finds out at its next decision, before the decision is announced.
 """
 
 from jaxft_coordinator.stores._etcd import EtcdStore

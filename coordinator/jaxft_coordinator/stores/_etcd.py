@@ -1,18 +1,18 @@
-"""A store in etcd, for coordinators that stand by for each other on several machines.
+"""A store in etcd, for coordinators on several machines that stand by for each other.
 
-    PREFIX/leader       who leads, and under which term; bound to a lease, so it goes when its writer does
+    PREFIX/leader       who leads, and under which term; bound to a lease, so it disappears with its writer
     PREFIX/term         the highest term so far
-    PREFIX/written      which append was the last
+    PREFIX/written      the token of the last append
     PREFIX/saved/JOB    the last `Saved` of a job
     PREFIX/moved/JOB    the last `Moved` since then, if there is one
 
 To lead is to have created `leader`. Everything else is written in transactions that compare the revision at which
-`leader` was created: one that was frozen or cut off for longer than its lease, or just believes that it leads, is
-refused by etcd itself. No clock decides what is durable; clocks only say when to give up.
+`leader` was created: etcd itself refuses a coordinator that was frozen or cut off for longer than its lease, or
+wrongly believes that it leads. No clock decides what is durable; clocks only decide when to give up.
 
-Every append also compares and sets `written`. A request that timed out here may still reach etcd, long after others
-that came later; then `written` is another, and it does nothing. And an append may be sent again until there is an
-answer: if `written` is its own already, the first one had arrived.
+Every append also compares and sets `written`. A request that timed out here may still reach etcd, even after later
+ones; by then `written` has changed, and the request does nothing. And an append may be resent until it is answered:
+if `written` already is its token, an earlier copy has arrived.
 """
 
 import asyncio
@@ -35,23 +35,23 @@ from jaxft_coordinator.stores._store import Opened, StoreDamaged, StoreLost, Wai
 
 _log = logging.getLogger("jaxft_coordinator")
 
-# As etcd's own leader elections take 1 to 3 s, a shorter one would change leaders when etcd does.
+# etcd's own leader elections take 1 to 3 s; a shorter lease would change our leader whenever etcd changes its own.
 LEASE_TTL_S = 5
 _RETRY_S = 0.2
-# Whoever stands by looks again after this, should the watch be deaf.
+# A standby checks again after this, in case its watch has died silently.
 _WATCH_S = 2.0
 
 
 class EtcdStore:
     """Keeps records in etcd under `prefix`, for any number of coordinators of which one leads.
 
-    Args:
         endpoints: host:port of each member of the etcd cluster.
-        prefix: of all keys. Coordinators with the same prefix stand by for each other.
-        ttl_s: for how long a leader that says nothing still leads, in whole seconds. etcd may grant more.
-        user, password: of etcd, if it asks for them.
-        tls: whom to believe, and who we are. With an endpoint that begins with https:// and no `tls`, the
-            authorities are believed that gRPC knows.
+        prefix: the prefix of all keys. Coordinators with the same prefix stand by for each other.
+        ttl_s: how long an unresponsive leader still leads, in whole seconds. etcd may grant more.
+        user: the user name at etcd, if it asks for one.
+        password: that user's password.
+        tls: the CA to trust, and our certificate. With an endpoint that begins with https:// and no `tls`, gRPC's
+            default authorities are trusted.
 
     Raises:
         ImportError: aetcd is not installed.
@@ -70,8 +70,8 @@ class EtcdStore:
     ) -> None:
         if not endpoints or ttl_s < 1 or not prefix.strip("/"):
             raise ValueError(
-                f"etcd needs at least one endpoint (given: {list(endpoints)}), a prefix (given: {prefix!r}) and a "
-                f"lease of at least 1 s (given: {ttl_s})"
+                f"the etcd store needs at least one endpoint, not {list(endpoints)}, a prefix, not {prefix!r}, and a "
+                f"lease of at least 1 s, not {ttl_s}"
             )
         if tls is None and any(endpoint.strip().startswith("https://") for endpoint in endpoints):
             tls = Pem()
@@ -79,7 +79,7 @@ class EtcdStore:
         self._prefix = prefix.strip("/")
         self._ttl_s = ttl_s
         self._names = client_library().transactions
-        # Two connections, so that a request which hangs does not keep the lease from being renewed.
+        # Two connections, so that a hanging request does not delay the renewal of the lease.
         self._requests = Link(self._endpoints, user=user, password=password, tls=tls)
         self._renewals = Link(self._endpoints, user=user, password=password, tls=tls)
         self._led = records.Led(0, "")
@@ -109,7 +109,7 @@ class EtcdStore:
                     )
                     await self._until_leader_goes()
                 except EtcdFailed as error:
-                    wait.say(f"waits for etcd at {self._where}: {error}")
+                    wait.say(f"waiting for etcd at {self._where}: {error}")
                     await _pause()
         except BaseException:
             await self.close()
@@ -147,10 +147,10 @@ class EtcdStore:
     # ---- leading ----
 
     async def _try_to_lead(self, address: str) -> Opened | None:
-        """Lead, or return None because another does.
+        """Start to lead, or return None because another coordinator leads.
 
         Raises:
-            EtcdFailed: etcd cannot say.
+            EtcdFailed: etcd did not answer, or refused.
         """
         read = [self._get("leader"), self._get("term")]
         _, (leader, term) = await self._transaction([], read, [])
@@ -158,13 +158,13 @@ class EtcdStore:
             self._leader = led_in(leader[0][1]).address
             return None
         before = led_in(term[0][1]).term if term else 0
-        # The clock, so that a coordinator whose etcd was emptied is still later than those before it.
+        # From the clock, so that the term still grows if etcd was emptied.
         self._led = records.Led(max(before + 1, int(time.time())), address)
         await self._take_lease()
         try:
             opened = await self._create_leader(term[0][1].mod_revision if term else 0)
         except EtcdFailed:
-            await self._drop_lease()  # the key may have been made
+            await self._drop_lease()  # the key may have been created
             raise
         if opened is None:
             await self._drop_lease()
@@ -175,7 +175,7 @@ class EtcdStore:
         return opened
 
     async def _create_leader(self, term_revision: int) -> Opened | None:
-        """Become the leader and read what is remembered, in one transaction; or return None: another was quicker."""
+        """In one transaction, become the leader and read all jobs; None if another was faster."""
         value = records.encode(self._led)
         self._written = f"{self._led.term}/0".encode()
         done, answers = await self._transaction(
@@ -202,13 +202,13 @@ class EtcdStore:
         return Opened(self._led.term, jobs, unreadable)
 
     async def _until_leader_goes(self) -> None:
-        """Return when the leader's key is deleted, or it is time to look again."""
+        """Return when the leader's key is deleted, or it is time to check again."""
         key = self._key("leader")
 
         async def first_deletion(client: Any) -> None:
             await client.connect()
             watch = await client.watch(key, kind=client_library().EventKind.DELETE)
-            # It may have gone before the watch began.
+            # It may have been deleted before the watch started.
             if await client.get(key) is not None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_WATCH_S):
@@ -224,11 +224,11 @@ class EtcdStore:
         lease = await self._requests.call(lambda client: client.lease(self._ttl_s), self._deadline_s)
         self._lease_id = lease.id
         self._granted_s = float(lease.ttl)
-        # From when we asked, not from when etcd answered: it may have counted from any moment between.
+        # From the request, not from the answer: etcd may count from any moment in between.
         self._expires_s = sent_s + self._granted_s
 
     async def _drop_lease(self) -> None:
-        """Let go of the lease, and so of the leader's key; if etcd does not hear of it, they go in their own time."""
+        """Revoke the lease, and with it the leader's key. If that fails, they expire."""
         lease_id, self._lease_id = self._lease_id, 0
         if lease_id:
             with contextlib.suppress(EtcdFailed):
@@ -239,16 +239,16 @@ class EtcdStore:
             while not self._lost.is_set():
                 await asyncio.sleep(self._granted_s / 3)
                 await self._renew()
-        except Exception as error:  # whoever waits for `lost` must not wait in vain
-            _log.exception("the lease in etcd cannot be renewed")
+        except Exception as error:  # a caller that awaits `lost` must not wait forever
+            _log.exception("cannot renew the lease in etcd")
             self._lose(f"the renewal of its lease in etcd failed: {error}")
 
     async def _renew(self) -> None:
-        """Renew the lease, or lead no more."""
+        """Renew the lease, or stop leading."""
         lease_id = self._lease_id
         while True:
             sent_s = time.monotonic()
-            # Also when the time is over already, because this process or machine stood still: etcd knows.
+            # Try even after the lease should have expired, because this process or machine was paused: etcd knows.
             timeout_s = max(_RETRY_S, min(self._deadline_s, self._expires_s - sent_s))
             try:
                 answer = await self._renewals.call(lambda client: client.refresh_lease(lease_id), timeout_s)
@@ -262,7 +262,7 @@ class EtcdStore:
                 return
             if answer is None or answer.TTL <= 0:
                 self._lose(
-                    f"its lease of {self._granted_s:.0f} s in etcd has ended: it stood still, or was cut off"
+                    f"its lease of {self._granted_s:.0f} s in etcd has expired: it was paused, or cut off from etcd"
                 )
                 return
             self._expires_s = sent_s + answer.TTL
@@ -278,7 +278,7 @@ class EtcdStore:
     # ---- writing ----
 
     async def _append_part(self, values: Mapping[str, bytes | None]) -> None:
-        """Let each key hold its value (None: be deleted), all or none."""
+        """Write each value to its key (None: delete the key), all or none."""
         self._appends += 1
         token = f"{self._led.term}/{self._appends}".encode()
         operations = [self._put_or_delete(name, value) for name, value in values.items()]
@@ -291,19 +291,19 @@ class EtcdStore:
                 if await self._append_once(token, operations):
                     return
             except EtcdFailed as error:
-                # Where an earlier request may still be on its way, "nothing was written" would be a guess.
+                # If an earlier request may still arrive, "nothing was written" could be wrong.
                 if error.errno and not unanswered:
                     raise _refused(error, size(values)) from error
                 unanswered = True
-                wait.say(f"waits for etcd at {self._where} to write a decision down: {error}")
+                wait.say(f"waiting for etcd at {self._where} to write a decision: {error}")
                 await _pause()
 
     async def _append_once(self, token: bytes, operations: Sequence[Any]) -> bool:
-        """Whether it is durable now; if not, try again.
+        """Try to append; return whether it is durable now. If not, call again.
 
         Raises:
-            EtcdFailed: etcd cannot say.
-            StoreLost: another leads.
+            EtcdFailed: etcd did not answer, or refused.
+            StoreLost: another coordinator leads.
         """
         done, answers = await self._transaction(
             [
@@ -318,7 +318,7 @@ class EtcdStore:
             return True
         leader, written = answers
         if not leader or leader[0][1].create_revision != self._created:
-            why = "its lease in etcd has ended"
+            why = "its lease in etcd has expired"
             address = ""
             with contextlib.suppress(StoreDamaged):
                 if leader:
@@ -328,7 +328,7 @@ class EtcdStore:
             self._lose(why)
             self._leader = address
             raise StoreLost(self._why_lost)
-        # Nobody else writes here: it is this append, sent before, or one whose caller did not wait for the answer.
+        # Only this process writes here: it is an earlier copy of this append, or one that was cancelled.
         self._written = written[0][0] if written else b""
         return self._written == token
 
@@ -337,12 +337,12 @@ class EtcdStore:
             return self._names.Delete(self._key(name))
         return self._names.Put(self._key(name), value)
 
-    # ---- etcd's words ----
+    # ---- requests ----
 
     async def _transaction(
         self, compare: Sequence[Any], success: Sequence[Any], failure: Sequence[Any]
     ) -> tuple[bool, Sequence[Any]]:
-        """Return whether all of `compare` held, and the answers; to a read, a list of (value, key and value)."""
+        """Return whether all of `compare` held, and the answers; a read gives a list of (value, key and value)."""
         return await self._requests.call(
             lambda client: client.transaction(compare, success, failure), self._deadline_s
         )
@@ -362,19 +362,19 @@ class EtcdStore:
 
     @property
     def _deadline_s(self) -> float:
-        """For one request: so that a second one can still be sent before the lease ends."""
+        """For one request, so that a second one can still be sent before the lease expires."""
         return max(1.0, self._ttl_s / 3)
 
 
 def _refused(error: EtcdFailed, size: int) -> OSError:
     if error.errno == errno.EMSGSIZE:
-        limit = f"etcd takes 1.5 MB in one request, unless it was told otherwise ({error})"
+        limit = f"etcd takes 1.5 MB in one request by default ({error})"
         return too_big(size, limit, "Start etcd with a higher --max-request-bytes")
     return OSError(
         error.errno,
         f"{error}. Nothing was written. Compact and defragment etcd, and disarm its alarm (etcdctl compaction, "
-        "defrag, alarm disarm): then the coordinator goes on by itself. With --auto-compaction-retention=1h etcd "
-        "forgets old revisions by itself",
+        "defrag, alarm disarm): the coordinator then continues by itself. With --auto-compaction-retention=1h etcd "
+        "removes old revisions automatically",
     )
 
 

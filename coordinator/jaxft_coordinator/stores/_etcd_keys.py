@@ -1,4 +1,4 @@
-"""What stands under which key of a store in etcd: records to keys and values, and back."""
+"""The keys of a store in etcd: converts records to keys and values, and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,19 +9,19 @@ from jaxft_protocol.coordinator.job import Forgotten, Moved, Record, Saved
 from jaxft_coordinator.stores import records
 from jaxft_coordinator.stores._store import StoreDamaged
 
-# Jobs are independent of each other: what many of them write at once goes in several transactions where etcd would
-# not take it in one. Its limits are 128 operations and 1.5 MB.
+# Jobs are independent of each other, so records of many jobs are split over several transactions if they exceed
+# etcd's limits for one, which are 128 operations and 1.5 MB.
 _PART_OPERATIONS = 100
 _PART_BYTES = 1_000_000
 
 
 def parts(new: Sequence[Record]) -> list[dict[str, bytes | None]]:
-    """Return what each key is to hold after all of `new` (None: nothing), for one transaction after the other.
+    """Return the values to write (None: delete the key), one mapping per transaction, in order.
 
-    What concerns one job stands in one of them.
+    All keys of one job are in one of them.
 
     Raises:
-        RecordError: a record cannot be written down.
+        RecordError: a record cannot be encoded.
     """
     by_job: dict[str, dict[str, bytes | None]] = {}
     for record in new:
@@ -47,31 +47,31 @@ def _values(record: Record) -> dict[str, bytes | None]:
 
 
 def size(values: Mapping[str, bytes | None]) -> int:
-    """Return how many bytes it takes to write `values`, more or less."""
+    """Return roughly how many bytes `values` take in a request."""
     return sum(len(name) + len(value or b"") for name, value in values.items())
 
 
 def led_in(entry: Any) -> records.Led:
-    """Return who leads, or led last, as a key says.
+    """Decode the leader, or the last one, from a key's value.
 
     Raises:
-        StoreDamaged: it says something else.
+        StoreDamaged: the value is something else.
     """
     try:
         led = records.decode(entry.value)
     except records.RecordError as error:
         raise _damage(entry.key, str(error)) from error
     if not isinstance(led, records.Led):
-        raise _damage(entry.key, f"it says {led!r:.80}, not who leads")
+        raise _damage(entry.key, f"it is {led!r:.80}, not the record of a leader")
     return led
 
 
 def jobs_in(entries: Sequence[Any], prefix: str) -> tuple[dict[str, Saved], dict[str, str]]:
-    """Return what is remembered of each job, and of which jobs it does not read, and why.
+    """Return the stored jobs, and why others cannot be read.
 
     Args:
         entries: keys and values of all jobs, each `Saved` before its `Moved`.
-        prefix: that of all keys.
+        prefix: the prefix of all keys.
     """
     jobs: dict[str, Saved] = {}
     unreadable: dict[str, str] = {}
@@ -88,12 +88,12 @@ def jobs_in(entries: Sequence[Any], prefix: str) -> tuple[dict[str, Saved], dict
 def _folded(jobs: dict[str, Saved], entry: Any, name: str) -> dict[str, Saved]:
     record = records.decode(entry.value)
     if isinstance(record, records.Led) or record.job != name:
-        raise ValueError(f"it says {record!r:.80}, which belongs elsewhere")
+        raise ValueError(f"it is {record!r:.80}, which does not belong under this key")
     return durable.fold(jobs, record)
 
 
 def _damage(key: bytes, what: str) -> StoreDamaged:
     return StoreDamaged(
-        f"what etcd holds under {key.decode(errors='replace')!r} does not read: {what}. Was it written by something "
-        "else than a coordinator, or by a newer one? Use another prefix, or run that one"
+        f"the value in etcd under {key.decode(errors='replace')!r} cannot be read: {what}. Another program or a "
+        "newer coordinator may have written it: use another prefix, or run the newer version"
     )

@@ -1,5 +1,5 @@
-"""Requests to etcd: each with a deadline, and after a failure the next one goes to the next endpoint, over a new
-connection. So a member that hangs, or a connection that leads nowhere, costs one deadline.
+"""Requests to etcd, each with a deadline. After a failure the next request goes to the next endpoint over a new
+connection, so an unresponsive member or a dead connection costs one deadline.
 """
 
 import asyncio
@@ -13,19 +13,19 @@ from jaxft_protocol.tls import Pem
 T = TypeVar("T")
 
 _CLOSE_TIMEOUT_S = 1.0
-# A saved job is below etcd's limit for a request, 1.5 MB; a coordinator that takes over reads them all at once.
+# Each saved job fits into etcd's 1.5 MB request limit; a coordinator that takes over reads them all at once.
 _MAX_ANSWER_BYTES = 256 << 20
 _OPTIONS = {
     "grpc.max_receive_message_length": _MAX_ANSWER_BYTES,
-    # A new client dials anew, and does not wait for the patience of an earlier one to end.
+    # A new client dials at once, without waiting out the backoff of an earlier one.
     "grpc.use_local_subchannel_pool": 1,
 }
 
 
 class EtcdFailed(Exception):
-    """etcd has not answered, or has refused. What was asked for may have been done, unless `errno` is set.
+    """etcd did not answer, or refused. The request may have been executed, unless `errno` is set.
 
-    `errno` is ENOSPC where etcd's database is full, and EMSGSIZE where it found the request too big.
+    `errno` is ENOSPC if etcd's database is full, and EMSGSIZE if the request was too large.
     """
 
     def __init__(self, text: str) -> None:
@@ -59,10 +59,10 @@ class Link:
         return self._endpoints[self._next % len(self._endpoints)]
 
     async def call(self, use: Callable[[Any], Awaitable[T]], timeout_s: float) -> T:
-        """Return what `use` does with an `aetcd.Client`.
+        """Return the result of `use`, called with an `aetcd.Client`.
 
         Raises:
-            EtcdFailed: no answer within `timeout_s`, or none that says it was done.
+            EtcdFailed: no answer within `timeout_s`, or an error.
         """
         endpoint = self.endpoint
         try:
@@ -72,21 +72,21 @@ class Link:
                 return await use(self._client)
         except TimeoutError as error:
             await self._give_up()
-            raise EtcdFailed(f"etcd at {endpoint} has not answered for {timeout_s:.1f} s") from error
+            raise EtcdFailed(f"etcd at {endpoint} did not answer within {timeout_s:.1f} s") from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # grpc says it too, to whoever still waits for an answer when the connection is closed.
+            # grpc raises it also when the connection is closed during a request.
             raise EtcdFailed(f"the connection to etcd at {endpoint} was closed") from error
         except (self._aetcd.ClientError, self._aetcd.rpc.RpcError) as error:
             await self._give_up()
-            raise EtcdFailed(f"etcd at {endpoint} says: {error or type(error).__name__}") from error
+            raise EtcdFailed(f"etcd at {endpoint} answered: {error or type(error).__name__}") from error
 
     async def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(Exception):  # it is of no more use, whatever it says
+            with contextlib.suppress(Exception):  # its errors no longer matter
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await client.close()
 
@@ -104,10 +104,10 @@ class Link:
 
 
 def client_library() -> Any:
-    """Return the module `aetcd`, imported here only: a coordinator without etcd runs without it.
+    """Return the module `aetcd`, imported only here: a coordinator without etcd runs without it.
 
     Raises:
-        ImportError: it is not installed; the text says what to install.
+        ImportError: it is not installed; the message says what to install.
     """
     try:
         import aetcd
@@ -123,7 +123,7 @@ def parsed(endpoint: str, *, tls: bool) -> str:
     """Return `endpoint` as host:port.
 
     Raises:
-        ValueError: it is something else, or says that it speaks otherwise than it will be spoken to.
+        ValueError: it is not host:port, or its scheme does not match `tls`.
     """
     scheme, _, address = endpoint.strip().rpartition("://")
     address = address.rstrip("/")
@@ -132,7 +132,7 @@ def parsed(endpoint: str, *, tls: bool) -> str:
         raise ValueError(f"the etcd endpoint {endpoint!r} is not host:port, for example 'etcd-0:2379'")
     if scheme not in ("", "https" if tls else "http"):
         raise ValueError(
-            f"the etcd endpoint {endpoint!r} does not go with the others: either all of them are https:// or "
-            "none is, and with certificates all of them are"
+            f"the etcd endpoint {endpoint!r} does not match the others: either all endpoints are https:// or none "
+            "is, and with certificates all are"
         )
     return address

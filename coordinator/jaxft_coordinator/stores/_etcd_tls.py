@@ -1,7 +1,7 @@
-"""A client of etcd that speaks TLS. Imported only where it is needed: a coordinator without etcd has no aetcd.
+"""An etcd client with TLS. Imported only if needed: a coordinator without etcd has no aetcd.
 
-aetcd 1.0 has no way to be given a secure channel, so this does what its `connect` does, with another channel. It
-leans on names that are aetcd's own: hence the bound on its version, and a test with a real etcd that speaks TLS.
+aetcd 1.0 does not accept a secure channel, so this repeats its `connect` with another channel. It relies on private
+names of aetcd: hence the bound on its version, and a test with a real etcd over TLS.
 """
 
 from typing import Any
@@ -13,11 +13,11 @@ from jaxft_protocol.tls import Pem
 
 
 class SecureClient(aetcd.Client):
-    """`aetcd.Client`, over TLS.
+    """`aetcd.Client` over TLS.
 
     Args:
-        pem: whom to believe (None: the authorities that gRPC knows), and who we are, if etcd asks.
-        arguments, options: as for `aetcd.Client`.
+        pem: the CA to trust (None: gRPC's defaults), and our certificate, if etcd asks for one.
+        arguments, options: see `aetcd.Client`.
     """
 
     def __init__(self, pem: Pem, *arguments: Any, **options: Any) -> None:

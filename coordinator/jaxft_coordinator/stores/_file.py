@@ -1,10 +1,10 @@
-"""A store in a folder of this machine, or of a volume that moves with the coordinator.
+"""A store in a folder of this machine, or on a volume that moves with the coordinator.
 
-    folder/lock   held by the coordinator that leads (flock); says who that is
+    folder/lock   held by the coordinator that leads (flock); names it
     folder/log    every record since the log was last rewritten (`_logfile.py`)
 
-The kernel lets go of the lock when its process dies, however it dies, and not before: a leader that is frozen still
-leads, and nobody else begins. So whoever stands by needs no timeout.
+The kernel releases the lock when its process dies, in any way, and not before: a frozen leader still leads, and no
+other coordinator starts. So a standby needs no timeout.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ T = TypeVar("T")
 
 _log = logging.getLogger("jaxft_coordinator")
 
-# A record of a step is some 100 bytes: this is an hour at 25 steps a second, read again in a second.
+# A step's record has about 100 bytes: this is an hour at 25 steps/s, and takes a second to read.
 COMPACT_BYTES = 8 << 20
 _POLL_S = 0.05
 
 
 class FileStore:
-    """Keeps records in one file in `folder`, which is made if need be.
+    """Keeps records in one file in `folder`, which is created if needed.
 
     Several coordinators of one machine may open the same folder: one leads, the others wait in `open`.
 
     Args:
-        folder: on a disk that keeps what it has acknowledged (`fdatasync`), for this store alone.
+        folder: on a disk that honours `fdatasync`, for this store alone.
         compact_bytes: the log is rewritten, shorter, when it exceeds this.
     """
 
@@ -48,7 +48,7 @@ class FileStore:
         self._folder = folder
         self._compact_bytes = compact_bytes
         self._compact_at = compact_bytes
-        # All work on the files is done there, one thing after the other, also if a caller has stopped waiting.
+        # All file operations run there, one after the other, even if a caller has stopped waiting.
         self._thread: ThreadPoolExecutor | None = None
         self._lock: int | None = None
         self._log: _logfile.Log | None = None
@@ -82,7 +82,7 @@ class FileStore:
         if not records:
             return
         try:
-            with saying(f"waits for the disk of {self._folder} to write a decision down"):
+            with saying(f"waiting for the disk of {self._folder} to write a decision"):
                 await self._do(lambda: self._append(records))
         except StoreLost as error:
             self._lose(str(error))
@@ -113,10 +113,10 @@ class FileStore:
     # ---- leading ----
 
     async def _lead(self) -> None:
-        """Wait until the lock is ours."""
+        """Wait until this process holds the lock."""
         wait = Wait(at_once=True)
         while not await self._do(self._try_lock):
-            who = self._leader or "a coordinator that has not said its address"
+            who = self._leader or "a coordinator at an unknown address"
             wait.say(f"stands by: {who} leads, and holds {self._lock_path}")
             await asyncio.sleep(_POLL_S)
 
@@ -134,15 +134,14 @@ class FileStore:
             os.close(descriptor)
             raise
         if not _logfile.is_at(descriptor, self._lock_path):
-            os.close(
-                descriptor
-            )  # somebody has deleted the file between our two calls: its lock means nothing
+            # The file was deleted between the two calls: its lock means nothing.
+            os.close(descriptor)
             return False
         self._lock = descriptor
         return True
 
     def _begin(self, address: str) -> Opened:
-        """Read the log, and rewrite it under a new term: that also cuts off what a crash has torn."""
+        """Read the log, and rewrite it under a new term, without a record torn by a crash."""
         term = 0
         jobs: dict[str, Saved] = {}
         kept = _Kept()
@@ -155,7 +154,7 @@ class FileStore:
                     jobs = kept.folded(jobs, written)
                 except ValueError as error:
                     raise _logfile.damage(self._log_path, offset, str(error)) from error
-        # The clock, so that a coordinator whose folder was emptied is still later than those before it.
+        # From the clock, so that the term still grows if the folder was emptied.
         self._led = records.Led(max(term + 1, int(time.time())), address)
         self._jobs, self._kept = jobs, kept
         with _teaching(f"cannot write to {self._folder}"):
@@ -163,7 +162,7 @@ class FileStore:
             assert self._log is not None
             self._log.settle()
         assert self._lock is not None
-        with contextlib.suppress(OSError):  # it is for people
+        with contextlib.suppress(OSError):  # only informative
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, records.encode(self._led), 0)
         return Opened(self._led.term, jobs, kept.whys)
@@ -185,8 +184,8 @@ class FileStore:
             raise StoreLost("it has closed its store")
         if self._log.replaced:
             raise StoreLost(
-                f"{self._log_path} is not the file any more that it writes to: somebody has moved, deleted or "
-                "replaced it while it was in use"
+                f"{self._log_path} is no longer the file that it writes to: it was moved, deleted or replaced while "
+                "it was in use"
             )
         jobs = self._jobs
         for record in new:
@@ -204,18 +203,18 @@ class FileStore:
         try:
             self._rewrite()
         except OSError as error:
-            # The record is safe in the long log. Try again when as much has been added.
+            # The record is safe in the long log. Retry after as many more bytes.
             self._compact_at = before_bytes + self._compact_bytes
-            _log.warning("cannot rewrite %s (%d bytes) shorter: %s", self._log_path, before_bytes, error)
+            _log.warning("cannot compact %s (%d bytes): %s", self._log_path, before_bytes, error)
             return
-        _log.debug("%s rewritten: %d bytes, now %d", self._log_path, before_bytes, self._log.end)
+        _log.debug("%s was compacted from %d to %d bytes", self._log_path, before_bytes, self._log.end)
 
     def _rewrite(self) -> None:
         log = _logfile.Log.write_new(self._log_path, [self._led, *self._jobs.values(), *self._kept.all])
         if self._log is not None:
             self._log.close()
         self._log = log
-        # Where the jobs alone are long, not at every record.
+        # If the jobs alone exceed the limit, do not compact at every record.
         self._compact_at = max(self._compact_bytes, 2 * log.end)
 
     @property
@@ -228,7 +227,7 @@ class FileStore:
 
 
 class _Kept:
-    """Records of jobs that do not read, with all that follows on them: kept as they are, in their order."""
+    """Records of unreadable jobs, with all that follow them: kept as they are, in order."""
 
     def __init__(self) -> None:
         self._records: dict[str, list[Record | records.Unreadable]] = {}
@@ -239,10 +238,10 @@ class _Kept:
         return [record for kept in self._records.values() for record in kept]
 
     def folded(self, jobs: dict[str, Saved], written: Record | records.Unreadable) -> dict[str, Saved]:
-        """Return `jobs` after one more record, if its job reads; else keep it.
+        """Return `jobs` after one more record if its job is readable; else keep the record.
 
         Raises:
-            ValueError: a record makes no sense after those before it.
+            ValueError: a record is invalid after those before it.
         """
         name = written.job
         if isinstance(written, records.Unreadable):
@@ -253,28 +252,28 @@ class _Kept:
         if name in self._records and isinstance(written, Moved):
             self._records[name].append(written)
             return jobs
-        self._records.pop(name, None)  # this record says all, or that nothing is left
+        self._records.pop(name, None)  # this record replaces all before it
         self.whys.pop(name, None)
         return durable.fold(jobs, written)
 
 
 @contextlib.contextmanager
 def _teaching(what: str):
-    """Say what could not be done, and what to do about it, in an OSError of the same number."""
+    """Re-raise an OSError with the same number, saying what failed and what to do."""
     try:
         yield
     except OSError as error:
         advice = {
-            errno.ENOSPC: "The disk is full: make room. A coordinator that runs tries again by itself",
-            errno.EDQUOT: "The quota is used up: make room. A coordinator that runs tries again by itself",
+            errno.ENOSPC: "The disk is full: free some space. A running coordinator retries by itself",
+            errno.EDQUOT: "The quota is used up: free some space. A running coordinator retries by itself",
             errno.EFBIG: "A limit on the size of files is in force (ulimit -f): raise it",
-            errno.EROFS: "The file system is read-only: see what the kernel says of its disk",
-            errno.EIO: "The disk is failing: see what the kernel says of it",
+            errno.EROFS: "The file system is read-only: check the kernel log for errors of its disk",
+            errno.EIO: "The disk is failing: check the kernel log",
             errno.EACCES: "Name a folder that this user may write to",
             errno.EPERM: "Name a folder that this user may write to",
             errno.ENOTDIR: "Name a folder, not a file",
             errno.EEXIST: "Name a folder, not a file",
-        }.get(error.errno or 0, "See what the kernel says of its disk")
+        }.get(error.errno or 0, "Check the kernel log for errors of its disk")
         text = f"{what}: {error.strerror or error}. Nothing was written. {advice}"
         raise OSError(error.errno or errno.EIO, text) from error
 
@@ -283,5 +282,5 @@ def _address_in(descriptor: int) -> str:
     try:
         led = records.decode(os.pread(descriptor, 4096, 0))
     except (OSError, records.RecordError):
-        return ""  # it has just begun, or stops just now
+        return ""  # it is just starting or stopping
     return led.address if isinstance(led, records.Led) else ""

@@ -1,15 +1,15 @@
-"""One append-only file of records, each append whole or not there at all. Blocking; the caller brings the thread.
+"""An append-only log file: each append is complete or absent. Blocking; call it from a thread.
 
     file   = header frame frame ...
-    header = a line of text that ends in a length, in hexadecimal digits: the file had it when it was rewritten
+    header = a line of text that ends with the file's length, in hexadecimal digits, when it was last rewritten
     frame  = MARK length crc payload        length, crc: 4 bytes, big-endian; the crc covers length and payload
-    payload = records, one a line           all records of one append: so they survive a crash together or not
+    payload = records, one per line         all records of one append, so that they survive a crash together or not
 
-A crash can only spoil the last append, because each is on the disk before the next begins; and it cannot spoil what
-stood there when the file was rewritten, because that was on the disk before it got its name. That tells a torn end
-from damage. If a frame that was appended does not read and no whole one follows, it is the end, never acknowledged,
-and is cut off; anything else has been done to the file by something else, and nobody may guess. (A record holds no
-control character, so the mark, which begins with one, never stands inside a payload.)
+A crash can damage only the last append, because each is on the disk before the next begins. It cannot damage what the
+file held when it was rewritten, because that was on the disk before the file was renamed into place. That separates a
+torn end from other damage. If an appended frame is invalid and no valid one follows, it is the torn end, was never
+acknowledged, and is cut off; any other damage has another cause, and is never repaired by guessing. (A record
+contains no control characters, so the mark, which begins with one, never occurs inside a payload.)
 """
 
 import contextlib
@@ -35,30 +35,30 @@ HEADER_BYTES = 41
 MARK = b"\x1ejax"
 _LENGTH_AND_CRC = struct.Struct(">II")
 FRAME_BYTES = len(MARK) + _LENGTH_AND_CRC.size
-# A quorum of a thousand groups is saved in 200 KB. A length beyond this is damage, and no memory is taken for it.
+# A quorum of a thousand groups takes 200 KB. A length beyond this is damage, and no memory is allocated for it.
 MAX_PAYLOAD_BYTES = 64 << 20
-# A log is compacted at 8 MiB; one that could not be for lack of space still has to be readable.
+# A log is compacted at 8 MiB; one that could not be, for lack of space, must still be readable.
 MAX_LOG_BYTES = 1 << 30
 
 Written = Record | records.Led | records.Unreadable
 
 
 def header(length: int) -> bytes:
-    """Return the beginning of a file that has `length` bytes, this header included, when it is rewritten."""
+    """Return the header of a file that is rewritten with `length` bytes, header included."""
     return b"jaxft-coordinator log 1 %016x\n" % length
 
 
 def frame(written: Sequence[Written]) -> bytes:
-    """Return `written` as the one frame of one append.
+    """Encode the records of one append as one frame.
 
     Raises:
         OSError: they are longer than a frame may be.
-        RecordError: one of them cannot be written down.
+        RecordError: one of them cannot be encoded.
     """
     payload = b"\n".join(map(_line, written))
     if len(payload) > MAX_PAYLOAD_BYTES:
         limit = f"a log takes {MAX_PAYLOAD_BYTES} at once"
-        raise too_big(len(payload), limit, "Are there so many groups? Stop those that nobody needs")
+        raise too_big(len(payload), limit, "Stop groups that are not needed")
     return MARK + _LENGTH_AND_CRC.pack(len(payload), _crc(payload)) + payload
 
 
@@ -67,22 +67,22 @@ def _line(written: Written) -> bytes:
 
 
 def read(path: Path) -> list[tuple[int, Written]]:
-    """Return every record of the log at `path`, in order, each with the offset of its frame in bytes.
+    """Return every record of the log at `path`, in order, each with the byte offset of its frame.
 
-    An end that a crash has torn is left out, with a warning. A whole record of a job that does not decode comes back
-    as it is. Nothing is written.
+    A torn end, left by a crash, is skipped with a warning. A complete record that cannot be decoded is returned as it
+    is if it names its job. Nothing is written.
 
     Raises:
-        StoreDamaged: it holds something that does not read, and that no crash can have torn; or it is no such log.
-        OSError: it cannot be read.
+        StoreDamaged: the log is unreadable in a way that no crash can cause, or the file is not a log.
+        OSError: the file cannot be read.
     """
     size = path.stat().st_size
     if size > MAX_LOG_BYTES:
-        raise damage(path, 0, f"it has {size} bytes, and a log of the coordinator is never so long")
+        raise damage(path, 0, f"it has {size} bytes, but a log has at most {MAX_LOG_BYTES}")
     data = path.read_bytes()
     begins = _HEADER.match(data)
     if begins is None:
-        raise damage(path, 0, f"it begins with {data[:HEADER_BYTES]!r}, which is not how a log begins")
+        raise damage(path, 0, f"it begins with {data[:HEADER_BYTES]!r}, not with the header of a log")
     found: list[tuple[int, Written]] = []
     end = HEADER_BYTES
     for offset, payload in _frames(data):
@@ -94,7 +94,7 @@ def read(path: Path) -> list[tuple[int, Written]]:
     rewritten = int(begins[1], 16)
     if end < rewritten:
         raise damage(
-            path, end, f"up to byte {rewritten} it was on the disk before it got its name, and does not read"
+            path, end, f"it was complete up to byte {rewritten} when it was created, and cannot be read there"
         )
     if end < len(data):
         _check_end(path, data, end)
@@ -102,7 +102,7 @@ def read(path: Path) -> list[tuple[int, Written]]:
 
 
 def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and payload of each frame, up to the first that does not read."""
+    """Yield offset and payload of each frame, up to the first that is invalid."""
     offset = HEADER_BYTES
     while (payload := _payload_at(data, offset)) is not None:
         yield offset, payload
@@ -121,14 +121,16 @@ def _payload_at(data: bytes, offset: int) -> bytes | None:
 
 
 def _check_end(path: Path, data: bytes, end: int) -> None:
-    """The frame at `end` does not read: it is torn if none that reads follows."""
+    """The frame at `end` is invalid: a crash has torn it, unless a valid one follows."""
     offset = end
     while (offset := data.find(MARK, offset + 1)) >= 0:
         if _payload_at(data, offset) is not None:
-            raise damage(path, end, f"a record there does not read, and a whole one follows at byte {offset}")
+            raise damage(
+                path, end, f"a record there cannot be read, but a complete one follows at byte {offset}"
+            )
     _log.warning(
-        "%s: the last %d bytes, from byte %d, do not read: a record that a crash has torn before anybody heard of "
-        "it. It is cut off",
+        "%s: the last %d bytes, from byte %d, cannot be read. They are a record that a crash tore before it was "
+        "announced, and are cut off",
         path,
         len(data) - end,
         end,
@@ -136,37 +138,37 @@ def _check_end(path: Path, data: bytes, end: int) -> None:
 
 
 def damage(path: Path, offset: int, what: str) -> StoreDamaged:
-    """Return the error for a log that does not read at `offset`."""
+    """Return the error for a log that cannot be read at `offset`."""
     return StoreDamaged(
-        f"{path} is damaged at byte {offset}: {what}. The coordinator does not start, for it would forget what it "
-        "has decided. If there is a whole copy of this very file, and no older one, put it there. If not, move the "
-        "file away: the coordinator then begins each job anew, on the newest state that the job's groups bring"
+        f"{path} is damaged at byte {offset}: {what}. The coordinator does not start, because it would forget "
+        "decisions. If there is an intact copy of this very file, and not an older one, put it there. If not, move "
+        "the file away: each job then starts again from the newest state that its groups hold"
     )
 
 
 def _crc(payload: bytes) -> int:
-    # With the length in it, a run of zeros is no frame.
+    # The length is included, so that a run of zeros is not a valid frame.
     return zlib.crc32(payload, zlib.crc32(len(payload).to_bytes(4, "big")))
 
 
 @dataclass
 class Log:
-    """A log open for appending. `end` is where the next frame goes: all before it is on the disk."""
+    """A log open for appending. The next frame goes to `end`, and everything before it is durable."""
 
     path: Path
     descriptor: int
     end: int
-    # Something may stand behind `end`, of an append that failed.
+    # A failed append may have left bytes after `end`.
     dirty: bool = False
-    # The folder may still name an older file, should the machine stop now.
+    # If the machine stopped now, the folder might still name an older file.
     unnamed: bool = True
 
     @classmethod
     def write_new(cls, path: Path, written: Sequence[Written]) -> Self:
-        """Replace the log at `path`, all or nothing, by one with these records, and open that. Not yet `settle`d.
+        """Atomically replace the log at `path` by one with these records, and open it. Call `settle` afterwards.
 
         Raises:
-            OSError: the disk is full or failing. The log at `path` is as it was.
+            OSError: the disk is full or failing. The log at `path` is unchanged.
         """
         fresh = path.with_name(path.name + ".new")
         frames = b"".join(frame([record]) for record in written)
@@ -184,7 +186,7 @@ class Log:
         return cls(path, descriptor, len(data))
 
     def settle(self) -> None:
-        """Return once this file will be found under its name, whatever happens to the machine.
+        """Return once this file's name is durable too.
 
         Raises:
             OSError: the disk is failing. Try again before relying on what was appended.
@@ -199,11 +201,11 @@ class Log:
         self.unnamed = False
 
     def append(self, data: bytes) -> None:
-        """Put one frame at the end, on the disk.
+        """Append one frame durably.
 
         Raises:
-            OSError: the disk is full or failing. What had been written of it is cut off again, now or before
-                anything else is appended.
+            OSError: the disk is full or failing. Bytes already written are cut off again, now or before the next
+                append.
         """
         self.settle()
         if self.dirty:
@@ -213,7 +215,7 @@ class Log:
             _write(self.descriptor, data, self.end)
             os.fdatasync(self.descriptor)
         except OSError:
-            with contextlib.suppress(OSError):  # then the next append does it
+            with contextlib.suppress(OSError):  # the next append tries again
                 os.ftruncate(self.descriptor, self.end)
                 self.dirty = False
             raise
@@ -222,7 +224,7 @@ class Log:
 
     @property
     def replaced(self) -> bool:
-        """Whether somebody has put another file in its place, or none: what is appended here would be lost."""
+        """Whether the file was replaced or deleted: appended records would be lost."""
         return not is_at(self.descriptor, self.path)
 
     def close(self) -> None:
@@ -230,7 +232,7 @@ class Log:
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:
-    # One call; where it stops short (a full disk, a limit on the file's size) the next one says why.
+    # After a short write (a full disk, a limit on file size) the next call raises the reason.
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
@@ -239,7 +241,7 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is the one that stands at `path`."""
+    """Whether the open file is the one at `path`."""
     ours = os.fstat(descriptor)
     try:
         there = os.stat(path)

@@ -1,4 +1,4 @@
-"""What a store is, and how it says no."""
+"""The interface of a store, and its errors."""
 
 import asyncio
 import contextlib
@@ -13,83 +13,83 @@ from jaxft_protocol.coordinator.job import Record, Saved
 
 _log = logging.getLogger("jaxft_coordinator")
 
-# How often people are told for whom the coordinator waits.
+# How often a wait is logged.
 SAY_EVERY_S = 5.0
 
 
 class StoreLost(Exception):
-    """This coordinator does not lead any more: another one has opened the store, or the store cannot be reached.
+    """This coordinator no longer leads: another one has opened the store, or the store cannot be reached.
 
-    Nothing of what was to be appended is known to be durable. The text says why, and who leads now if that is known.
+    The records being appended may or may not be durable. The message says why, and who leads now if that is known.
     """
 
 
 class StoreDamaged(OSError):
-    """What the store holds does not read. The text says where, and what to do. Nothing has been changed."""
+    """The store's contents cannot be read. The message says where, and what to do. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What the store knew when this coordinator became its leader, and the term under which it leads."""
+    """The contents of the store when this coordinator became its leader, and the term under which it leads."""
 
     term: int
     jobs: Mapping[str, Saved] = field(default_factory=dict[str, Saved])
-    # Jobs whose records are there and do not read, and why. The store keeps those as they are.
+    # Jobs whose records cannot be read, and why. The store keeps those records as they are.
     unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Store(Protocol):
-    """A place for records. All calls come from one asyncio loop, `append` never twice at a time."""
+    """A store of records. For one asyncio loop, and one `append` at a time."""
 
     async def open(self, address: str) -> Opened:
-        """Become the leader, however long that takes, and return what is remembered.
+        """Become the leader, however long that takes, and return the stored jobs.
 
-        A wait of over 5 s says in the log, every 5 s, for whom. One that was lost or closed may be opened again.
+        A wait of over 5 s logs every 5 s what it waits for. A store that was lost or closed can be opened again.
 
         Args:
-            address: host:port at which groups reach this coordinator; told to them by those that stand by.
+            address: host:port at which groups reach this coordinator; standbys tell it to them.
 
         Raises:
-            StoreDamaged: what is remembered does not read.
+            StoreDamaged: the contents cannot be read.
             OSError: the disk is full or failing.
         """
         ...
 
     @property
     def leader(self) -> str:
-        """The address of who leads now, as far as is known; "" if nobody does."""
+        """The address of the leader, as far as is known; "" if there is none."""
         ...
 
     async def append(self, records: Sequence[Record]) -> None:
         """Make `records` durable before returning; of each job all or none.
 
         Raises:
-            StoreLost: another coordinator leads now. Appending again is of no use.
-            ValueError: a record makes no sense after those before it. Nothing was written.
-            OSError: the disk is full or failing, or what a job has to say is too big for the store (EMSGSIZE). There
-                is a job of which nothing was written; appending the same records again may succeed.
+            StoreLost: another coordinator leads now. Do not retry.
+            ValueError: a record is invalid after those before it. Nothing was written.
+            OSError: the disk is full or failing, or the records of a job are too large for the store (EMSGSIZE). At
+                least one job's records were not written; appending the same records again may succeed.
         """
         ...
 
     async def lost(self) -> str:
-        """Return, as soon as this coordinator leads no more, why. Never returns while it leads."""
+        """Wait until this coordinator no longer leads, and return why."""
         ...
 
     async def close(self) -> None:
-        """Lead no more. Whoever stands by takes over at once."""
+        """Stop leading. A standby takes over at once."""
         ...
 
 
 def too_big(size: int, limit: str, advice: str) -> OSError:
-    """Return the error for records of `size` bytes, which the store does not take."""
-    return OSError(errno.EMSGSIZE, f"the records to be written have {size} bytes; {limit}. {advice}")
+    """Return the error for records of `size` bytes, which are too large for the store."""
+    return OSError(errno.EMSGSIZE, f"the records to be written have {size} bytes, but {limit}. {advice}")
 
 
 class Wait:
-    """Something that may take long: says every 5 s for whom it waits, and since when.
+    """A wait that may be long: logs every 5 s what it waits for, and since when.
 
     Args:
-        at_once: say so at the beginning too.
+        at_once: log at the start too.
     """
 
     def __init__(self, *, at_once: bool) -> None:
@@ -97,7 +97,7 @@ class Wait:
         self._said_s = self._began_s - (SAY_EVERY_S if at_once else 0.0)
 
     def say(self, text: str) -> None:
-        """Log `text`, if it is time to."""
+        """Log `text`, if the last time was long enough ago."""
         now_s = time.monotonic()
         if now_s - self._said_s < SAY_EVERY_S:
             return
@@ -107,7 +107,7 @@ class Wait:
 
 @contextlib.contextmanager
 def saying(text: str) -> Iterator[None]:
-    """Log `text` every 5 s, as long as what is awaited inside is not there."""
+    """Log `text` every 5 s while the body waits."""
     loop = asyncio.get_running_loop()
     wait = Wait(at_once=False)
 

@@ -1,8 +1,8 @@
-"""Between what must survive the coordinator and its bytes, both ways.
+"""Encodes and decodes the records that must survive the coordinator.
 
-A record is one line of JSON in UTF-8 without any control character, so stores may set records apart with those.
-Bytes that come back from a disk or from etcd are foreign: they become a frozen value whose every field has been
-checked, or a `RecordError` that says what was wrong.
+A record is one line of JSON in UTF-8 without control characters, so stores may separate records with those. Bytes
+that come back from a disk or from etcd are not trusted: they become a frozen value whose every field has been
+checked, or a `RecordError` that says what is wrong.
 """
 
 import json
@@ -14,9 +14,9 @@ from jaxft_protocol.coordinator.bounds import MAX_NUMBER
 from jaxft_protocol.coordinator.job import Forgotten, Frontier, Holder, Moved, Record, Saved
 from jaxft_protocol.messages import GroupName, HistoryId, Incarnation, QuorumId, Step
 
-# Raise it when fields change, and go on reading the older ones: a new coordinator starts on an old one's records.
+# Increase it when fields change, and keep reading older formats: a new coordinator starts on old records.
 FORMAT = 2
-# What does not need a newer format is written in this one, so that an older coordinator can take over as well.
+# Records that need no newer format are written in this one, so that an older coordinator can take over too.
 _OLDEST_FORMAT = 1
 
 T = TypeVar("T")
@@ -24,12 +24,12 @@ _Object = dict[str, Any]
 
 
 class RecordError(ValueError):
-    """Bytes that are no record, or a record whose fields cannot be."""
+    """The bytes are not a record, or a field of it is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record of `job` that does not decode: its bytes, to be kept as they are, and why."""
+    """A record of `job` that cannot be decoded: its bytes, which are kept as they are, and why."""
 
     job: str
     data: bytes
@@ -38,21 +38,21 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """The coordinator at `address` began to lead under `term`."""
+    """The coordinator at `address` started to lead under `term`."""
 
     term: int
     address: str
 
 
 def encode(record: Record | Led) -> bytes:
-    """Return `record` as one line of JSON, without its end.
+    """Return `record` as one line of JSON, without the newline.
 
     Raises:
-        RecordError: a field is out of range, so that `decode` would refuse it. Better now than at the next start.
+        RecordError: a field is out of range, so that `decode` would refuse it at the next start.
     """
     value = _to_object(record)
     if _from_object(value) != record:
-        raise RecordError(f"this record would not come back as it is: {record!r:.500}")
+        raise RecordError(f"the record does not decode to itself: {record!r:.500}")
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -60,22 +60,22 @@ def decode(data: bytes) -> Record | Led:
     """Return the record in `data`.
 
     Raises:
-        RecordError: `data` is anything else than what `encode` makes; the text says which field, and what it holds.
+        RecordError: `data` is not what `encode` makes; the message names the field and its value.
     """
     try:
         value = json.loads(data.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"{data[:80]!r} is no record: it is not JSON ({error})") from error
+        raise RecordError(f"{data[:80]!r} is not a record: it is not JSON ({error})") from error
     return _from_object(_mapping("a record", value))
 
 
 def decode_or_keep(data: bytes) -> Record | Led | Unreadable:
-    """As `decode`, but a record of which only the job can be made out comes back as it is.
+    """Like `decode`, but return an invalid record as it is if it at least names its job.
 
-    So that one job which a newer coordinator has written, or a faulty one, does not keep all others from beginning.
+    So one job whose record a newer or faulty coordinator wrote does not keep all others from starting.
 
     Raises:
-        RecordError: nothing in `data` says of which job it is.
+        RecordError: `data` does not say which job it belongs to.
     """
     try:
         return decode(data)
@@ -96,7 +96,7 @@ def _job_in(data: bytes) -> str | None:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not valid in JSON")
 
 
 # ---- to JSON ----
@@ -163,12 +163,12 @@ def _from_object(value: _Object) -> Record | Led:
     version = value.get("v")
     if type(version) is not int or not _OLDEST_FORMAT <= version <= FORMAT:
         raise RecordError(
-            f"a record of format {version!r}, and this coordinator reads formats {_OLDEST_FORMAT} to {FORMAT}: was "
-            "it written by a newer jaxft-coordinator? Run that one"
+            f"a record has format {version!r}, but this coordinator reads formats {_OLDEST_FORMAT} to {FORMAT}. If a "
+            "newer jaxft-coordinator wrote it, run that version"
         )
     kind = value.get("kind")
     if kind == "frontier" or not isinstance(kind, str) or kind not in _FIELDS:
-        raise RecordError(f"a record's kind is {kind!r:.80}, none of moved, saved, forgotten, led")
+        raise RecordError(f"a record's kind is {kind!r:.80}, but must be moved, saved, forgotten or led")
     if kind == "saved" and version == 1:
         value = {"idle_since": None, **value}
     _check_fields(kind, value)
@@ -232,7 +232,7 @@ def _check_fields(kind: str, value: _Object) -> None:
     missing = sorted(_FIELDS[kind] - value.keys())
     foreign = sorted(value.keys() - _FIELDS[kind])
     raise RecordError(
-        f"a record of kind {kind!r} lacks {missing} and has {foreign!r:.200}, which it should not"
+        f"a record of kind {kind!r} lacks the fields {missing} and has the unknown fields {foreign!r:.200}"
     )
 
 
@@ -258,7 +258,7 @@ def _mapping(name: str, value: object) -> _Object:
 
 
 def _whole(name: str, value: object) -> int:
-    # bool is an int to Python, and not to us.
+    # In Python, bool is an int.
     if type(value) is not int or not 0 <= value <= MAX_NUMBER:
         _refuse(name, value, "not a whole number of at most 64 bits")
     return value
@@ -269,8 +269,8 @@ def _text(name: str, value: object) -> str:
         _refuse(name, value, "not text")
     try:
         value.encode()
-    except UnicodeEncodeError:  # half of a character: JSON can spell it, UTF-8 cannot
-        _refuse(name, value, "not text that UTF-8 can hold")
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can express and UTF-8 cannot
+        _refuse(name, value, "not text that UTF-8 can encode")
     return value
 
 
