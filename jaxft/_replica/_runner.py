@@ -297,14 +297,18 @@ class Runner:
     def _say_prepared(self, state: Any) -> None:
         """Let the coordinator know which state this group brings, and what must be alike in all groups."""
         assert self._prepared is not None
-        settings, _ = self._prepared
+        settings, shards = self._prepared
         self._check_restored(settings)
         leaves = jax.tree.leaves(state)
         self._store.publish(self.step, leaves)
         digest = self._state_digest.start(leaves).result()
         history, least = HistoryId(self.history), self._min_replicas or 0
+        heals_only = self._read is not None
+        told = {
+            name: value for name, value in settings.items() if name != "shards"
+        }  # it has a field of its own
         self._session.post(
-            Prepared(Step(self.step), digest, settings, least, history, self._spare, self._read is not None)
+            Prepared(Step(self.step), digest, told, least, history, self._spare, heals_only, shards)
         )
 
     def _check_same(self, settings: Mapping[str, str]) -> None:

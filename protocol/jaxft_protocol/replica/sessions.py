@@ -94,13 +94,14 @@ def join_or_wait(turn: Turn) -> None:
     turn.say(
         Join(
             replica.step,
-            "" if replica.digest is None else f"{replica.digest:016x}",
+            replica.digest,
             prepared.settings,
             replica.last_quorum_id,
             prepared.min_replicas,
             replica.history,
             prepared.spare,
             replica.last_members,
+            prepared.total_shards,
         )
     )
 

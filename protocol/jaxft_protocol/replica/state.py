@@ -88,6 +88,7 @@ class Prepared:
     history: HistoryId = HistoryId(0)
     spare: bool = False
     heals_only: bool = False
+    total_shards: int | None = None  # None: one for each member of the quorum
 
 
 @dataclass(frozen=True, slots=True)

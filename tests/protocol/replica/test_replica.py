@@ -77,8 +77,8 @@ from jaxft_protocol.replica.state import (
 )
 
 ME = Identity("job", GroupName("a"), Incarnation(7), "a:1", "coordinator:29510")
-SETTINGS = {"shards": "4"}
-DIGEST = "00000000000000d1"
+SETTINGS = {"program": "x"}
+DIGEST = 0xD1
 DONORS = (Member(GroupName("b"), Incarnation(1), "b:1"),)
 
 

@@ -193,7 +193,7 @@ class AnyReplica(RuleBasedStateMachine):
     def prepare(self, step: int) -> None:
         self.prepared = True
         self.step = step
-        self.on(Prepared(Step(step), 0xD1, {"shards": "2"}))
+        self.on(Prepared(Step(step), 0xD1, total_shards=2))
 
     @rule(works=st.booleans())
     @precondition(lambda self: self.prepared)
