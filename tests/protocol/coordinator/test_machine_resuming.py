@@ -16,7 +16,7 @@ from jaxft_protocol.messages import (
     Waiting,
 )
 
-from .helpers import Desk, committed, healing, members, orphaned, running, tried_again
+from .helpers import Desk, committed, digest_of, healing, members, orphaned, running, tried_again
 
 # The states in these tests are of the job that `running` founded, whose history is named after incarnation 1, unless
 # they are of this one.
