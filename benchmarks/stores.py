@@ -92,7 +92,7 @@ async def etcd_appends(etcd: dict[str, Any], count: int) -> list[float]:
 
 async def appends(store: Store, count: int) -> list[float]:
     await store.open("benchmark:1")
-    frontier = Frontier(Step(0), QuorumId(1), "", frozenset())
+    frontier = Frontier(Step(0), QuorumId(1), None, frozenset())
     await store.append(
         [Saved(JOB, QuorumId(1), None, 1, HistoryId(1), frontier, {}, frozenset(), (), {}, 1, None)]
     )

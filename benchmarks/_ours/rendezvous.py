@@ -77,7 +77,7 @@ class _Groups:
             await asyncio.gather(*(self._greet(group) for group in coming))
             self._groups += coming
         # Everybody holds the same first state; as many shards as groups.
-        join = m.Join(m.Step(0), "digest", {"shards": str(groups)}, min_replicas=groups)
+        join = m.Join(m.Step(0), 0xD1, min_replicas=groups, total_shards=groups)
         async with self._turn:
             await asyncio.gather(*(group.say(_encoded(join)) for group in self._groups))
         told = set(await asyncio.gather(*(self._first_quorum(group) for group in self._groups)))

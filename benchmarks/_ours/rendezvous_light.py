@@ -86,7 +86,7 @@ class _Ours:
                 self._greet(address, numbers)
             if first == 0:
                 threading.Thread(target=self._stay_alive, daemon=True).start()
-        join = m.Join(m.Step(0), "digest", {"shards": str(groups)}, min_replicas=groups)
+        join = m.Join(m.Step(0), 0xD1, min_replicas=groups, total_shards=groups)
         with self._turn:
             self._say_all(range(groups), join)
             told = self._hear_all(range(groups), "new_quorum")

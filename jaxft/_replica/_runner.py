@@ -37,12 +37,11 @@ from jaxft_protocol.replica.state import (
     TakeDigest,
 )
 
-from jaxft import _errors
 from jaxft._arrays._device_digest import PendingDigest, StateDigest, period_steps
 from jaxft._arrays._layout import Layout
 from jaxft._checkpoints import Checkpoints, Restored
 from jaxft._checkpoints._settings import LATER, differences, refusal
-from jaxft._errors import ConfigurationError, ExchangeFailed, HealFailed, JaxftError, JobFinished
+from jaxft._errors import ConfigurationError, ExchangeFailed, HealFailed, JobFinished
 from jaxft._exchange._exchange import exchange
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
@@ -53,7 +52,7 @@ from jaxft._programs._build import Programs
 from jaxft._programs._environment import nondeterminism, xla_flags
 from jaxft._programs._fingerprint import compared
 from jaxft._programs._nonfinite import Policy, compared_policy, find
-from jaxft._replica._session import Session
+from jaxft._replica._session import Session, error_of
 from jaxft._report import HealReport, StepReport
 from jaxft._transport._listener import Abort, Listener
 from jaxft._version import __version__
@@ -199,7 +198,7 @@ class Runner:
                 case Over(step):
                     raise JobFinished(self._finished_text(step))
                 case Fail(failure):
-                    raise getattr(_errors, failure.error, JaxftError)(failure.text)
+                    raise error_of(failure)
                 case _:
                     raise AssertionError(directive)
 
@@ -298,14 +297,18 @@ class Runner:
     def _say_prepared(self, state: Any) -> None:
         """Let the coordinator know which state this group brings, and what must be alike in all groups."""
         assert self._prepared is not None
-        settings, _ = self._prepared
+        settings, shards = self._prepared
         self._check_restored(settings)
         leaves = jax.tree.leaves(state)
         self._store.publish(self.step, leaves)
         digest = self._state_digest.start(leaves).result()
         history, least = HistoryId(self.history), self._min_replicas or 0
+        heals_only = self._read is not None
+        told = {
+            name: value for name, value in settings.items() if name != "shards"
+        }  # it has a field of its own
         self._session.post(
-            Prepared(Step(self.step), digest, settings, least, history, self._spare, self._read is not None)
+            Prepared(Step(self.step), digest, told, least, history, self._spare, heals_only, shards)
         )
 
     def _check_same(self, settings: Mapping[str, str]) -> None:

@@ -15,15 +15,17 @@ import logging
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, assert_never
 
 import grpc
 import grpc.aio
 from jaxft_protocol import wire
-from jaxft_protocol.messages import GroupMessage, HistoryId, NewQuorum, QuorumId, Step
+from jaxft_protocol.messages import CoordinatorMessage, GroupMessage, HistoryId, NewQuorum, QuorumId, Step
 from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft_protocol.replica import machine
+from jaxft_protocol.replica.deadlines import GREETING_TIMEOUT_S
+from jaxft_protocol.replica.legal import IllegalEvent
 from jaxft_protocol.replica.state import (
     Apply,
     Attempt,
@@ -35,6 +37,7 @@ from jaxft_protocol.replica.state import (
     Event,
     Fail,
     Failure,
+    FailureKind,
     HangUp,
     HealFrom,
     Heard,
@@ -54,8 +57,18 @@ from jaxft_protocol.replica.state import (
     Wait,
 )
 
-from jaxft import _errors
-from jaxft._errors import JaxftError
+from jaxft._errors import (
+    CannotHeal,
+    ConfigurationError,
+    CoordinatorUnreachable,
+    Diverged,
+    Evicted,
+    JaxftError,
+    JobHalted,
+    JoinRefused,
+    NonFinite,
+    SessionFailed,
+)
 from jaxft._replica._credentials import Credentials, Greeting, Unproven
 from jaxft._replica._loop import LoopThread, Watch
 from jaxft._transport._sockets import Abort
@@ -81,6 +94,16 @@ _OPTIONS = [
     ("grpc.enable_retries", 0),
 ]
 
+# What the user gets to see of each failure.
+_ERRORS: Mapping[FailureKind, type[JaxftError]] = {
+    FailureKind.COORDINATOR_UNREACHABLE: CoordinatorUnreachable,
+    FailureKind.JOIN_REFUSED: JoinRefused,
+    FailureKind.EVICTED: Evicted,
+    FailureKind.CANNOT_HEAL: CannotHeal,
+    FailureKind.DIVERGED: Diverged,
+    FailureKind.NONFINITE: NonFinite,
+    FailureKind.JOB_HALTED: JobHalted,
+}
 
 _T = TypeVar("_T")
 
@@ -122,7 +145,7 @@ class Session:
         self._stream: asyncio.Task[Any] | None = None  # what carries the call that is there
         self._hung_up = ""  # why the call was ended from here
         self._closing = False
-        self._ended: Failure | None = None  # why there is no session any more
+        self._ended: JaxftError | None = None  # why there is no session any more
         self._cause: BaseException | None = None  # of `_ended`
 
     # ---- the training thread's side ----
@@ -137,7 +160,7 @@ class Session:
         self._loop.start(tick=self._tick_forever(), stream=self._connect(0.0, first))
         self._await(lambda: self._replica.phase not in (Phase.OFFLINE, Phase.GREETING))
         if self._replica.failure is not None:
-            raise _error(self._replica.failure)
+            raise error_of(self._replica.failure)
 
     def post(self, event: Event) -> None:
         """Let `event` happen to the replica, in the loop's thread.
@@ -270,7 +293,8 @@ class Session:
 
     def _check(self) -> None:
         if self._ended is not None:
-            raise _error(self._ended) from self._cause
+            # Another one each time: an error that is raised again collects the traces of all callers.
+            raise type(self._ended)(str(self._ended)) from self._cause
 
     @property
     def _name(self) -> str:
@@ -295,18 +319,17 @@ class Session:
             self._stop_if_stale()
             self._changed.notify_all()
         if not self._closing:
-            _log.error("[jaxft %s] %s", self._replica.identity.group, self._ended.text, exc_info=cause)
+            _log.error("[jaxft %s] %s", self._replica.identity.group, self._ended, exc_info=cause)
         self._loop.stop()
 
-    def _farewell(self, what: str, cause: BaseException | None) -> Failure:
+    def _farewell(self, what: str, cause: BaseException | None) -> JaxftError:
         if self._closing:
             text = (
                 f"{self._name} is closed: its Manager's `with` block has been left. Call the step inside it."
             )
-            return Failure("ConfigurationError", text)
+            return ConfigurationError(text)
         reason = what if cause is None else f"{what} with {type(cause).__name__}: {cause}"
-        return Failure(
-            "SessionFailed",
+        return SessionFailed(
             f"{self._name} has ended: {reason}. The job goes on without this group. Start the group again: it heals "
             "from the others. If this happens again, report it with the log, which holds the traceback.",
         )
@@ -315,12 +338,30 @@ class Session:
         if self._ended is not None:
             return
         try:
-            replica, effects = machine.step(self._replica, event, time.monotonic())
-            for effect in effects:
-                self._do(effect)
-            self._show(replica)
+            self._step(event)
         except Exception as error:  # the top of what the loop calls
             self._fail(f"the event {type(event).__name__} failed", error)
+
+    def _hear(self, message: CoordinatorMessage) -> None:
+        """Let a message happen to the replica.
+
+        Raises:
+            IllegalEvent: the coordinator may not say this now. Only the stream ends.
+        """
+        if self._ended is not None:
+            return
+        try:
+            self._step(Heard(message))
+        except IllegalEvent:
+            raise
+        except Exception as error:
+            self._fail(f"the event Heard({type(message).__name__}) failed", error)
+
+    def _step(self, event: Event) -> None:
+        replica, effects = machine.step(self._replica, event, time.monotonic())
+        for effect in effects:
+            self._do(effect)
+        self._show(replica)
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -362,7 +403,7 @@ class Session:
             return
         key, abort = self._activity
         if self._ended is not None and not abort.is_set:
-            abort.set(self._ended.text)
+            abort.set(str(self._ended))
         elif key != _key(self._directive) and not abort.is_set:
             abort.set("what the group was doing has been overtaken")
 
@@ -392,7 +433,7 @@ class Session:
             async for received in messages:
                 message = greeting.decode(received)
                 self._proved |= greeting.proved
-                self._handle(Heard(message))
+                self._hear(message)
         except grpc.aio.AioRpcError as error:
             reason = error.details() or error.code().name
             if not greeting.begun:
@@ -412,11 +453,15 @@ class Session:
             _log.warning("[jaxft %s] does not follow the coordinator %s: %s", group, address, reason)
         except wire.WireError as error:
             reason = f"the coordinator said what this jaxft does not know: {error}"
+        except IllegalEvent as error:
+            reason = f"the coordinator said what it may not say now: {error}"
+            group = self._replica.identity.group
+            _log.warning("[jaxft %s] ends the stream to the coordinator %s: %s", group, address, reason)
         finally:
             self._outbox = self._stream = None
             if writer is not None:
                 writer.cancel()
-            async with asyncio.timeout(machine.GREETING_TIMEOUT_S):
+            async with asyncio.timeout(GREETING_TIMEOUT_S):
                 await channel.close()
         with self._changed:
             busy = not self._waits
@@ -424,7 +469,7 @@ class Session:
 
     async def _challenged(self, greeting: Greeting, messages: AsyncIterator[bytes]) -> None:
         """Wait for the stream's first message. One that is frozen sends none: then another is tried."""
-        timeout_s = min(machine.GREETING_TIMEOUT_S, self._replica.failure_timeout_s / 4)
+        timeout_s = min(GREETING_TIMEOUT_S, self._replica.failure_timeout_s / 4)
         try:
             async with asyncio.timeout(timeout_s):
                 first = await anext(messages, None)
@@ -449,8 +494,9 @@ class Session:
                 call.cancel()  # a stream that only listens would look alive
 
 
-def _error(failure: Failure) -> JaxftError:
-    return getattr(_errors, failure.error, JaxftError)(failure.text)
+def error_of(failure: Failure) -> JaxftError:
+    """The error that the user gets to see."""
+    return _ERRORS[failure.kind](failure.text)
 
 
 def _key(directive: Directive) -> tuple[object, ...]:

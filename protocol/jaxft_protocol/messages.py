@@ -41,7 +41,7 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class Join:
     step: Step
-    digest: str
+    digest: int | None  # of that state; None if it could not be taken
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     last_quorum_id: QuorumId = QuorumId(0)
     min_replicas: int = 0
@@ -49,6 +49,8 @@ class Join:
     spare: bool = False
     # How many members the last quorum had that this group has seen; 0 if it has seen none.
     members: int = 0
+    # Of a step; None: as many as the quorum has members, one each.
+    total_shards: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

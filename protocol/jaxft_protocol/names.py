@@ -1,4 +1,4 @@
-"""The order of group names: as people count, so that group-2 stands before group-10."""
+"""Names and numbers as people read them: group-2 stands before group-10."""
 
 import functools
 import re
@@ -19,3 +19,8 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
 def done_again(steps: int) -> str:
     """How many steps a job that resumes repeats, for people."""
     return f"{steps} step{' is' if steps == 1 else 's are'} done again"
+
+
+def shards_text(total_shards: int | None) -> str:
+    """How many shards a step has, as settings show it: "members" where each member of the quorum brings one."""
+    return "members" if total_shards is None else str(total_shards)

@@ -66,6 +66,7 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
                     history=message.history,
                     spare=message.spare,
                     members=message.members,
+                    total_shards=message.total_shards,
                 )
             )
         case m.Pinned(heal_id, digest):
@@ -285,13 +286,14 @@ def _join(join: pb.Join) -> m.Join:
     settings = {_text("setting", name): _text(name, value) for name, value in join.settings.items()}
     return m.Join(
         m.Step(_count("step", join.step)),
-        _text("digest", join.digest),
+        join.digest if join.HasField("digest") else None,
         settings,
         m.QuorumId(_count("last_quorum_id", join.last_quorum_id)),
         join.min_replicas,
         m.HistoryId(join.history),
         join.spare,
         join.members,
+        join.total_shards if join.HasField("total_shards") else None,
     )
 
 

@@ -43,9 +43,9 @@ class Desk:
     def say(self, session: int, message: GroupMessage) -> None:
         self.jobs.step("job", GroupSaid(SessionId(session), message))
 
-    def come(self, session: int, name: str, **settings: str) -> None:
+    def come(self, session: int, name: str, shards: int = 6) -> None:
         self.say(session, Hello("job", GroupName(name), Incarnation(session), f"{name}:1"))
-        self.say(session, Join(Step(0), "same", settings))
+        self.say(session, Join(Step(0), 0xD1, total_shards=shards))
 
     def to(self, session: int) -> list[object]:
         return [each.message for each in self.told if isinstance(each, Send) and each.session == session]
@@ -78,7 +78,7 @@ def run(scenario: Callable[[HeldStore, Desk], Awaitable[None]], **options: float
 def test_what_a_group_says_before_it_hears_that_it_is_out_means_nothing():
     async def scenario(store: HeldStore, desk: Desk) -> None:
         desk.come(1, "a")
-        desk.come(2, "b", shards="wrong")  # its refusal waits behind the record of the founding
+        desk.come(2, "b", shards=0)  # its refusal waits behind the record of the founding
         desk.say(2, Heartbeat())
         await turns()
         assert not any(isinstance(each, Close) for each in desk.told)

@@ -42,6 +42,7 @@ from jaxft_protocol.messages import (
 from jaxft_protocol.values import changed
 
 from tests import patience
+from tests.protocol.coordinator.helpers import digest_of
 from tests.stores import examples
 
 
@@ -91,7 +92,7 @@ class Desk:
         self._sessions[job, name] = SessionId(len(self.told) + 1000 * len(self._sessions) + 1)
         self.say(job, name, Hello(job, GroupName(name), Incarnation(incarnation), f"{name}:1"))
         if self.jobs.get(job) is not None:
-            self.say(job, name, Join(Step(step), digest, **{"settings": {"shards": "2"}, **join}))
+            self.say(job, name, Join(Step(step), digest_of(digest), total_shards=2, **join))
 
     def close(self, job: str, name: str) -> None:
         self.jobs.step(job, SessionClosed(self.session(job, name), "its connection closed"))

@@ -107,8 +107,8 @@ class Client:
         await self.say(Hello(self.job, GroupName(self.name), Incarnation(incarnation), f"{self.name}:1"))
         return await self.hear()
 
-    async def join(self, shards: str = "2") -> None:
-        await self.say(Join(Step(0), "digest", {"shards": shards}))
+    async def join(self, shards: int = 2) -> None:
+        await self.say(Join(Step(0), 0xD1, total_shards=shards))
 
     async def vote(self, quorum: NewQuorum, step: int = 0) -> None:
         await self.say(Vote(quorum.quorum_id, Step(step), ok=True))
@@ -317,10 +317,10 @@ def test_different_settings_are_refused_with_what_differs():
             Client(server.port, "b") as b,
         ):
             await a.hello()
-            await a.join(shards="2")
+            await a.join(shards=2)
             await a.hear_until(NewQuorum)  # by now its settings are the job's
             await b.hello()
-            await b.join(shards="3")
+            await b.join(shards=3)
             refused = await b.hear_until(Refused)
             assert isinstance(refused, Refused)
             assert [(d.name, d.job, d.group) for d in refused.differences] == [("shards", "2", "3")]
@@ -437,7 +437,7 @@ def test_a_decision_without_change_costs_the_same_few_bytes_for_any_number_of_gr
             clients = [await stack.enter_async_context(Client(server.port, f"g-{i}")) for i in range(groups)]
             for client in clients:
                 await client.hello()
-                await client.join(shards="50")
+                await client.join(shards=50)
             quorums = [await client.hear_until(NewQuorum) for client in clients]
             assert isinstance(quorums[0], NewQuorum)
             for client in clients:
@@ -546,12 +546,12 @@ def test_a_group_that_reads_nothing_is_cut_off():
     [
         Hello("job", GroupName("g"), Incarnation(2**63 - 1), "h:1", 0, 1),
         Hello("job", GroupName("g"), Incarnation(7), "h:1", term=1_790_000_000),
-        Join(Step(3), "d", {"shards": "4"}, QuorumId(9), 2),
+        Join(Step(3), 0, {"program": "x"}, QuorumId(9), 2, total_shards=4),
         Vote(QuorumId(3), Step(2**40), False, (GroupName("x"), GroupName("y")), "why"),
         Vote(QuorumId(3), Step(2), ok=True),
         Vote(QuorumId(3), Step(2), ok=True, digest=0),  # a digest like any other, not none
         Vote(QuorumId(3), Step(2), ok=True, digest=2**64 - 1, nonfinite="w is nan"),
-        Join(Step(3), "d", {}, history=HistoryId(2**63 - 1), spare=True),
+        Join(Step(3), None, {}, history=HistoryId(2**63 - 1), spare=True),
         HealFailed(HealId(4), "no donor answers", Step(6), HistoryId(2**63 - 1)),
         Heartbeat(),
         Heartbeat(QuorumId(3), Step(2), away=True),

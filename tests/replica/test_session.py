@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from jaxft_protocol.messages import GroupName, HealId, Incarnation, Pin, Step, Waiting
-from jaxft_protocol.replica.state import Identity, LeaveNow, Prepared
+from jaxft_protocol.messages import Commit, GroupName, HealId, Incarnation, QuorumId, Release, Step, Waiting
+from jaxft_protocol.replica.state import Applied, Failure, FailureKind, Identity, LeaveNow, Prepared
 
 import jaxft
 from jaxft._errors import SessionFailed
@@ -27,16 +27,16 @@ class Broken(Exception):
 
 
 class Pins:
-    """Keeps nothing; `on_pin` is called in the session's thread."""
+    """Keeps nothing; `on_release` is called in the session's thread."""
 
-    def __init__(self, on_pin: Callable[[], None] = lambda: None) -> None:
-        self._on_pin = on_pin
+    def __init__(self, on_release: Callable[[], None] = lambda: None) -> None:
+        self._on_release = on_release
 
     def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None:
-        self._on_pin()
+        pass
 
     def release(self, heal_id: int) -> None:
-        pass
+        self._on_release()
 
 
 def breaks() -> None:
@@ -46,7 +46,7 @@ def breaks() -> None:
 @contextlib.contextmanager
 def session_with(
     coordinator: Coordinator,
-    on_pin: Callable[[], None] = lambda: None,
+    on_release: Callable[[], None] = lambda: None,
     *,
     started: bool = True,
     credentials: Any = None,
@@ -56,7 +56,7 @@ def session_with(
     identity = Identity("job", GroupName("g"), Incarnation(7), "g:1", address)
     session = Session(
         identity,
-        Pins(on_pin),
+        Pins(on_release),
         failure_timeout_s=failure_timeout_s,
         credentials=credentials or Credentials(),
     )
@@ -68,7 +68,7 @@ def session_with(
         patience.call(session.close)
 
 
-PIN = Pin(HealId(1), Step(3))
+RELEASE = Release(HealId(1))
 
 # How the training thread may wait when the session ends under it.
 WAITS: dict[str, Callable[[Session], object]] = {
@@ -104,7 +104,7 @@ FAULTS: dict[str, tuple[Callable[[Session], None], str]] = {
     "the loop is stopped": (stop_loop, "its loop was stopped"),
     "a tick fails": (computed_nonsense, "the event Tick failed with TypeError"),
     "a message cannot be written": (says_what_cannot_be_written, "its task 'writer' failed with TypeError"),
-    "an event fails": (posts_nonsense, "the event str failed with AssertionError"),
+    "an event fails": (posts_nonsense, "the event str failed with IllegalEvent: str is no event"),
 }
 
 
@@ -126,11 +126,11 @@ def test_what_ends_a_part_of_the_session_ends_each_wait(
 def test_an_error_behind_a_message_of_the_coordinator_is_the_cause(
     coordinator: Coordinator, way: str, error: BaseException
 ) -> None:
-    def on_pin() -> None:
+    def on_release() -> None:
         raise error
 
-    with session_with(coordinator, on_pin) as session:
-        coordinator.say(PIN)
+    with session_with(coordinator, on_release) as session:
+        coordinator.say(RELEASE)
         with pytest.raises(SessionFailed) as caught:
             patience.call(lambda: WAITS[way](session), limit_s=15.0)
         assert caught.value.__cause__ is error
@@ -139,7 +139,7 @@ def test_an_error_behind_a_message_of_the_coordinator_is_the_cause(
 
 def test_each_later_call_says_it_again(coordinator: Coordinator) -> None:
     with session_with(coordinator, breaks) as session:
-        coordinator.say(PIN)
+        coordinator.say(RELEASE)
         for call in (
             lambda: session.wait(-1),
             lambda: session.wait(5),
@@ -168,9 +168,35 @@ def test_what_is_no_message_ends_the_stream_and_another_is_dialled(coordinator: 
             patience.until(lambda opened=opened: coordinator.opened > opened, "another stream")
 
 
+def test_what_the_coordinator_may_not_say_ends_the_stream_and_another_is_dialled(
+    coordinator: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    with session_with(coordinator) as session:
+        coordinator.say(Commit(QuorumId(1), Step(0)))
+        patience.until(lambda: coordinator.opened > 1, "another stream")
+        assert session._ended is None
+    (record,) = [one for one in caplog.records if "ends the stream" in one.message]
+    assert record.levelno == logging.WARNING
+    assert "it may not say now: Commit is illegal while the group is present" in record.message
+
+
+def test_what_the_training_thread_may_not_do_ends_the_session(coordinator: Coordinator) -> None:
+    with session_with(coordinator) as session:
+        session.post(Applied(Step(1)))
+        with pytest.raises(SessionFailed, match="Applied failed with IllegalEvent: Applied is illegal while"):
+            patience.call(lambda: session.wait(-1))
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_each_failure_has_an_error_of_its_own(kind: FailureKind) -> None:
+    error = _session.error_of(Failure(kind, "why"))
+    assert type(error).__name__.lower() == kind.value.replace(" ", "")
+    assert str(error) == "why"
+
+
 def test_the_coordinator_hears_at_once_that_the_session_is_over(coordinator: Coordinator) -> None:
     with session_with(coordinator, breaks) as session:
-        coordinator.say(PIN)
+        coordinator.say(RELEASE)
         patience.until(lambda: coordinator.ended == 1, "the end of the stream", limit_s=15.0)
         with pytest.raises(SessionFailed):
             patience.call(lambda: session.wait(-1))
@@ -181,7 +207,7 @@ def test_work_under_way_is_told_to_stop_and_none_begins(coordinator: Coordinator
         directive = session._directive  # that of the welcome: it stands
         with session.activity(directive, Abort()) as abort:
             assert not abort.is_set
-            coordinator.say(PIN)
+            coordinator.say(RELEASE)
             patience.until(lambda: abort.is_set, "the abort", limit_s=15.0)
             assert "the store is broken" in abort.reason
         with session.activity(directive, Abort()) as abort:
@@ -196,7 +222,7 @@ def test_a_loop_that_is_stuck_is_found(coordinator: Coordinator, monkeypatch: py
         let_go.wait()
 
     with session_with(coordinator, never_returns, failure_timeout_s=1.0) as session:
-        coordinator.say(PIN)
+        coordinator.say(RELEASE)
         try:
             with pytest.raises(
                 SessionFailed, match=r"has not turned for .* stands at .*threading.py:\d+ in wait"

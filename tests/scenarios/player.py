@@ -99,8 +99,6 @@ class Player:
         yield self.desk.join(group, **named, **dict.fromkeys(flags, True))
 
     def _join(self, group: str, *flags: str, **named: Any) -> Iterator[Done]:
-        if "shards" in named:
-            named["settings"] = {"shards": str(named.pop("shards"))}
         yield self.desk.join(group, **named, **dict.fromkeys(flags, True))
 
     def _found(self, *groups: str) -> Iterator[Done]:

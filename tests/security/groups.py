@@ -127,7 +127,7 @@ async def pair(port: int, key: JobKey | None = None) -> AsyncIterator[tuple[Grou
         for group in (a, b):
             assert isinstance(await group.greet(), Welcome)
         for group in (a, b):
-            await group.say(Join(Step(0), "digest", {"shards": "2"}, min_replicas=2))
+            await group.say(Join(Step(0), 0xD1, min_replicas=2, total_shards=2))
         quorum = await a.hear_until(NewQuorum)
         assert await b.hear_until(NewQuorum) == quorum
         yield a, b, quorum

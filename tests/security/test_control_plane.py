@@ -123,7 +123,7 @@ def test_a_proof_is_good_for_one_stream_and_for_what_was_said() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("message", [Heartbeat(), Join(Step(0), "digest", {"shards": "2"})])
+@pytest.mark.parametrize("message", [Heartbeat(), Join(Step(0), 0xD1, total_shards=2)])
 def test_nothing_counts_before_the_hello(message: Heartbeat | Join) -> None:
     async def scenario() -> None:
         async with serving(secret=SECRET) as server, Group(server.port) as group:
@@ -249,7 +249,7 @@ def test_the_largest_join_that_makes_sense_is_not_too_large() -> None:
     async def scenario() -> None:
         async with serving() as server, Group(server.port) as group:
             await group.greet()
-            await group.say(Join(Step(0), "digest", {f"{i}": "x" * 100 for i in range(99)} | {"shards": "2"}))
+            await group.say(Join(Step(0), 0xD1, {f"{i}": "x" * 100 for i in range(100)}, total_shards=2))
             await group.hear_until(NewQuorum)
 
     run(scenario)

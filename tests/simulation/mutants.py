@@ -30,7 +30,10 @@ from jaxft_protocol.coordinator import (
 )
 from jaxft_protocol.coordinator.job import Group, Job, Persist, Phase
 from jaxft_protocol.messages import HealId, HistoryId, QuorumId, Release
+from jaxft_protocol.replica import healing as replica_healing
 from jaxft_protocol.replica import machine as replica
+from jaxft_protocol.replica import quorums as replica_quorums
+from jaxft_protocol.replica import sessions as replica_sessions
 from jaxft_protocol.replica import state as r
 from jaxft_protocol.values import changed
 
@@ -45,7 +48,7 @@ _FIVE_ALIKE: dict[str, Any] = {
     "names": tuple(f"group-{number}" for number in range(5)),
     "spares": frozenset[str](),
     "min_replicas": 1,
-    "shards": "6",
+    "shards": 6,
     "differ": False,
     "one_differs": False,
     "leaves_early": False,
@@ -57,7 +60,7 @@ _FOUR_THAT_DIFFER: dict[str, Any] = {
     "names": tuple(f"group-{number}" for number in range(4)),
     "spares": frozenset[str](),
     "min_replicas": 1,
-    "shards": "6",
+    "shards": 6,
     "differ": True,
     "one_differs": False,
     "leaves_early": False,
@@ -67,7 +70,7 @@ _FOUR_THAT_HEAL_SLOWLY: dict[str, Any] = {
     "names": tuple(f"group-{number}" for number in range(4)),
     "spares": frozenset[str](),
     "min_replicas": 1,
-    "shards": "6",
+    "shards": 6,
     "one_differs": False,
     "leaves_early": False,
     "founding_wait_s": 0.02,
@@ -125,7 +128,7 @@ def mutant(
 # ---- the decision ----
 
 
-@mutant(replica, "_cast")
+@mutant(replica_quorums, "cast")
 def _commit_decided_per_group(cast: Any) -> Any:
     """A group applies as soon as its own exchange has succeeded (TorchFT)."""
 
@@ -265,7 +268,7 @@ def _shards_of_the_dead_are_left_out(after_loss: Any) -> Any:
     return lambda total, members, held: {name: held.get(name, ()) for name in members}
 
 
-@mutant(replica, "_new_quorum")
+@mutant(replica_quorums, "new_quorum")
 def _a_joiner_one_step_behind(new_quorum: Any) -> Any:
     """A group takes part in a quorum though it lacks the last sum."""
 
@@ -320,7 +323,7 @@ def _pins_released_too_early(heard: Any) -> Any:
     return mutated
 
 
-@mutant(replica, "_caught_up_to")
+@mutant(replica_healing, "caught_up_to")
 def _a_snapshot_is_taken_for_the_frontier(caught_up: Any) -> Any:
     """A joiner says that it is ready as soon as it has the snapshot, before it has the sums since then."""
 
@@ -464,7 +467,7 @@ def _the_lowest_name_is_the_truth(truth: Any) -> Any:
     return lambda best: min(best, key=lambda group: int(group.name.rpartition("-")[2]))
 
 
-@mutant(replica, "_join_or_wait", "amnesia", "kill", **_FOUR_THAT_HEAL_SLOWLY)
+@mutant(replica_sessions, "join_or_wait", "amnesia", "kill", **_FOUR_THAT_HEAL_SLOWLY)
 def _one_that_left_the_checkpoint_to_others_founds_the_job(join_or_wait: Any) -> Any:
     """A group that has a fresh state because others have read joins a coordinator that knows nothing of the job."""
 
@@ -500,7 +503,7 @@ def _a_heartbeat_is_taken_for_progress(hung: Any) -> Any:
     return lambda turn: []
 
 
-@mutant(replica, "_applied")
+@mutant(replica_quorums, "applied")
 def _applied_again_after_a_reconnect(applied: Any) -> Any:
     """What was applied is not forgotten, and done once more after the next Welcome."""
 
@@ -538,13 +541,13 @@ def _quorum_ids_restart_at_zero(restored: Any) -> Any:
     return lambda saved, options, now_s: replace(restored(saved, options, now_s), last_quorum_id=QuorumId(0))
 
 
-@mutant(replica, "_welcome")
+@mutant(replica_sessions, "welcome")
 def _terms_are_not_looked_at(welcome: Any) -> Any:
     """A group follows a coordinator that another one has replaced."""
     return lambda turn, message: welcome(turn, replace(message, term=max(message.term, turn.replica.term)))
 
 
-@mutant(replica, "_welcome")
+@mutant(replica_sessions, "welcome")
 def _a_welcome_is_taken_for_the_decision(welcome: Any) -> Any:
     """A group infers from the frontier's number that its own vote was the one that counted."""
 
@@ -660,7 +663,7 @@ def _after_an_error_a_job_begins_from_nothing(begun_again: Any) -> Any:
     return lambda job, now_s: durable.new(job.name, job.options)
 
 
-@mutant(replica, "_read_after_all")
+@mutant(replica_sessions, "read_after_all")
 def _a_checkpoint_is_left_to_readers_that_are_dead(read: Any) -> Any:
     """A group that has left the checkpoint to others goes on waiting when these are gone."""
     return lambda turn, why: None

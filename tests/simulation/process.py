@@ -279,19 +279,19 @@ class Process(Trainer):
         """What the user sees as an exception ends the process; some of it should never be seen."""
         world = self.world
         if self.world.tracing:
-            self._note(f"fails: {failure.error}: {failure.text}")
+            self._note(f"fails: {failure.kind.value}: {failure.text}")
         # A Hello of a process that has died may arrive after that of the one which was started in its place.
-        second = failure.error == "Evicted" and "another process has joined" in failure.text
+        second = failure.kind is r.FailureKind.EVICTED and "another process has joined" in failure.text
         second = second and any(p.name == self.name and p is not self for p in world.incarnations.values())
         # It was told that peers hold the state, so it brought none; then they all died.
-        too_fresh = failure.error == "CannotHeal" and not self.replica.history
+        too_fresh = failure.kind is r.FailureKind.CANNOT_HEAL and not self.replica.history
         # The job was founded anew while those who held it were away, and the coordinator's disk did not know of them.
         too_late = world.disk.is_new and self._away_s > 0.85 * world.setting.founding_wait_s
         unknown = world.setting.brings or world.disk.has_lied or too_late
-        foreign = failure.error == "JoinRefused" and unknown and "another history" in failure.text
-        stopped = failure.error == "JobHalted" and world.sometimes["turn raised"]
+        foreign = failure.kind is r.FailureKind.JOIN_REFUSED and unknown and "another history" in failure.text
+        stopped = failure.kind is r.FailureKind.JOB_HALTED and world.sometimes["turn raised"]
         if not second and not too_fresh and not foreign and not stopped:
-            raise Violation("no group is turned away", f"{self.name}: {failure.error}: {failure.text}")
+            raise Violation("no group is turned away", f"{self.name}: {failure.kind.value}: {failure.text}")
         if foreign:
             others = self.replica.history
             world.checkpoints = [

@@ -63,7 +63,7 @@ class Setting:
     names: tuple[str, ...]
     spares: frozenset[str]
     min_replicas: int
-    shards: str
+    shards: int | None
     heartbeat_timeout_s: float
     join_timeout_s: float
     exchange_timeout_s: float
@@ -113,7 +113,7 @@ class Setting:
 
     def bad_shard(self, step: int) -> int | None:
         """The shard that makes the means of this step not finite, if there is one."""
-        total = MOST_SHARDS if self.shards == "members" else int(self.shards)
+        total = MOST_SHARDS if self.shards is None else self.shards
         return step % total if step in self.poisoned else None
 
 
@@ -125,9 +125,9 @@ def draw(seed: int) -> Setting:
     names = tuple(f"group-{first + i}" for i in range(groups))
     spares = frozenset(names[groups - 1 :] if groups >= 3 and rng.random() < 0.3 else ())
     regular = groups - len(spares)
-    shards = "members" if rng.random() < 0.2 else str(rng.randint(regular, MOST_SHARDS))
+    shards = None if rng.random() < 0.2 else rng.randint(regular, MOST_SHARDS)
     kinds = [kind for kind in WEIGHTS if rng.random() < 0.5]
-    if shards == "members":
+    if shards is None:
         # What was decided twice has the same bits only if the shards are fixed.
         kinds = [kind for kind in kinds if kind != "lie"]
     heartbeat_timeout_s = rng.choice((0.5, 1.0, 1.0))

@@ -288,9 +288,9 @@ class Trainer:
             self.root, self.history, saved = newest.root, list(newest.state), newest.history
             self.skipped = newest.skipped
         step, digest = Step(len(self.history)), self.digest
-        settings = {"shards": self.world.setting.shards}
+        shards = self.world.setting.shards
         least, history = self.world.setting.min_replicas, HistoryId(saved)
-        self.post(r.Prepared(step, digest, settings, least, history, self.spare, heals_only))
+        self.post(r.Prepared(step, digest, {}, least, history, self.spare, heals_only, shards))
 
     def _others_read(self) -> bool:
         """Whether this one leaves it to others to read the checkpoint: of a job that goes on, while others do."""

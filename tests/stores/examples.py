@@ -17,16 +17,17 @@ def saved(job: str = "llama", step: int = 0, **fields: Any) -> Saved:
     members = (holder("group-0", 11), holder("group-1", 12))
     values: dict[str, Any] = {
         "last_quorum_id": QuorumId(7),
-        "settings": {"shards": "4", "program": "9e30145e"},
+        "settings": {"program": "9e30145e"},
         "min_replicas": 1,
         "history": HistoryId(11),
-        "frontier": Frontier(Step(step), QuorumId(7), "", frozenset(members)),
+        "frontier": Frontier(Step(step), QuorumId(7), None, frozenset(members)),
         "proven": dict(members),
         "distrusted": frozenset[Holder](),
         "members": members,
         "held": {GroupName("group-0"): (0, 1), GroupName("group-1"): (2, 3)},
         "places": 2,
         "finished": None,
+        "total_shards": 4,
     }
     return Saved(job, **{**values, **fields})
 
@@ -73,7 +74,15 @@ names = texts.map(GroupName)
 holders = st.tuples(names, numbers.map(Incarnation))
 steps = numbers.map(Step)
 quorum_ids = numbers.map(QuorumId)
-frontiers = st.builds(Frontier, steps, quorum_ids, texts, st.frozensets(holders, max_size=3), st.booleans())
+frontiers = st.builds(
+    Frontier,
+    steps,
+    quorum_ids,
+    st.none() | numbers,
+    st.frozensets(holders, max_size=3),
+    st.booleans(),
+    st.booleans(),
+)
 
 
 def any_saved(jobs: st.SearchStrategy[str] = texts) -> st.SearchStrategy[Saved]:
@@ -91,6 +100,7 @@ def any_saved(jobs: st.SearchStrategy[str] = texts) -> st.SearchStrategy[Saved]:
         st.dictionaries(names, st.lists(numbers, max_size=3).map(tuple), max_size=3),
         numbers,
         st.none() | steps,
+        st.none() | numbers,
         st.none() | numbers,
     )
 

@@ -93,7 +93,7 @@ class Member:
         quorum_id = QuorumId(step // QUORUM_STEPS + 1)
         if step != self._first and step % QUORUM_STEPS and not padding:
             return Moved(JOB, step, quorum_id)
-        frontier = Frontier(step, quorum_id, "", frozenset())
+        frontier = Frontier(step, quorum_id, None, frozenset())
         empty = Saved(JOB, quorum_id, None, 1, HistoryId(1), None, {}, frozenset(), (), {}, 1, None)
         return replace(empty, frontier=frontier, settings={"padding": padding})
 

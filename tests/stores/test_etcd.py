@@ -197,7 +197,7 @@ def test_one_job_that_etcd_does_not_take_holds_up_no_other(
             async with leading(store) as desk:
                 desk.come("good", "a")
                 await desk.commits("good", "a")
-                desk.come("big", "a" * 200, settings={"shards": "2", "text": "x" * 30_000})
+                desk.come("big", "a" * 200, settings={"text": "x" * 30_000})
                 for _ in range(10):
                     await desk.commits("good", "a")
                 assert [type(message) for message in desk.heard("big", "a" * 200)] == [Welcome]

@@ -13,6 +13,12 @@ from jaxft_protocol.messages import QuorumId, Step
 
 from tests.stores import examples
 
+# As a coordinator of format 1 has written it.
+OLDER = (
+    '{"distrusted":[["b",2]],"finished":9,"frontier":{"digest":"d","fresh":true,"holders":[["a",1]],'
+    '"quorum_id":0,"step":9},"held":{"a":[0,1]},"history":1,"job":"j","kind":"saved","last_quorum_id":4,'
+    '"members":[["a",1]],"min_replicas":1,"places":1,"proven":{"a":1},"settings":null,"v":1}'
+)
 LED = st.builds(Led, examples.numbers, examples.texts)
 
 
@@ -41,13 +47,9 @@ def test_what_older_coordinators_have_written_is_read_for_ever():
     """As it stands on disks. If this fails, old records would not be read any more."""
     assert decode(b'{"job":"j","kind":"moved","quorum_id":7,"step":41,"v":1}') == examples.moved(41, "j")
     assert decode(b'{"address":"a:1","kind":"led","term":3,"v":1}') == Led(3, "a:1")
-    text = (
-        '{"distrusted":[["b",2]],"finished":9,"frontier":{"digest":"d","fresh":true,"holders":[["a",1]],'
-        '"quorum_id":0,"step":9},"held":{"a":[0,1]},"history":1,"job":"j","kind":"saved","last_quorum_id":4,'
-        '"members":[["a",1]],"min_replicas":1,"places":1,"proven":{"a":1},"settings":null,"v":1}'
-    )
+    text = OLDER
     a, b = examples.holder("a", 1), examples.holder("b", 2)
-    frontier = Frontier(Step(9), QuorumId(0), "d", frozenset([a]), fresh=True)
+    frontier = Frontier(Step(9), QuorumId(0), 0xD, frozenset([a]), fresh=True)
     expected = Saved(
         "j",
         QuorumId(4),
@@ -65,8 +67,43 @@ def test_what_older_coordinators_have_written_is_read_for_ever():
     assert decode(text.encode()) == expected
     newer = text.replace('"job"', '"idle_since":1790000000,"job"').replace('"v":1', '"v":2')
     assert decode(newer.encode()) == replace(expected, idle_since=1_790_000_000)
-    assert encode(expected) == text.encode(), "an older coordinator reads what it can say"
-    assert encode(replace(expected, idle_since=1_790_000_000)) == newer.encode()
+    for digest, found in (("", frontier_with(None)), ("no majority", frontier_with(None, disputed=True))):
+        unknown = text.replace('"digest":"d"', f'"digest":"{digest}"')
+        assert decode(unknown.encode()) == replace(expected, frontier=found)
+    for shards, total in (('"4"', 4), ('"members"', None)):
+        settings = text.replace('"settings":null', f'"settings":{{"program":"x","shards":{shards}}}')
+        found = replace(expected, settings={"program": "x"}, total_shards=total)
+        assert decode(settings.encode()) == found
+        assert decode(encode(found)) == found
+    three = (
+        text.replace('"digest":"d"', '"digest":13,"disputed":false')
+        .replace('"job"', '"idle_since":null,"job"')
+        .replace('"settings":null,"v":1', '"settings":null,"total_shards":null,"v":3')
+    )
+    assert encode(expected) == three.encode()
+
+
+def frontier_with(digest: int | None, *, disputed: bool = False) -> Frontier:
+    holders = frozenset([examples.holder("a", 1)])
+    return Frontier(Step(9), QuorumId(0), digest, holders, fresh=True, disputed=disputed)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        (
+            '"digest":"d"',
+            '"digest":"fresh"',
+            "frontier.digest is 'fresh', not a number in hexadecimal digits",
+        ),
+        ('"settings":null', '"settings":{"shards":"x"}', "'x', neither \"members\" nor a number"),
+        ('"settings":null', '"settings":{"shards":"' + "9" * 5000 + '"}', 'neither "members" nor a number'),
+        ('"settings":null', '"settings":null,"total_shards":4', "which only a record of a newer format has"),
+    ],
+)
+def test_an_older_record_is_checked_too(was: str, now: str, says: str):
+    with pytest.raises(RecordError, match=says):
+        decode(OLDER.replace(was, now).encode())
 
 
 def test_of_a_record_that_does_not_decode_the_job_is_known_if_it_says_so():
@@ -76,7 +113,7 @@ def test_of_a_record_that_does_not_decode_the_job_is_known_if_it_says_so():
     assert (kept.job, kept.data) == ("j", data)
     assert "places is -1" in kept.why
     assert decode_or_keep(encode(examples.saved("j"))) == examples.saved("j")
-    for foreign in (b"hello", b"[1]", b'{"v":3,"kind":"led","job":"j"}', b'{"job":7}', b'{"job":"\\ud800"}'):
+    for foreign in (b"hello", b"[1]", b'{"v":4,"kind":"led","job":"j"}', b'{"job":7}', b'{"job":"\\ud800"}'):
         with pytest.raises(RecordError):
             decode_or_keep(foreign)
 
@@ -127,8 +164,8 @@ def test_each_field_is_checked(record: Record | Led, wrong: Any):
         (b"[]", r"a record is \[\], not an object"),
         (b"{}", "format None"),
         (
-            b'{"v":3,"kind":"moved"}',
-            "format 3, but this coordinator reads formats 1 to 2.* newer jaxft-coordinator",
+            b'{"v":4,"kind":"moved"}',
+            "format 4, but this coordinator reads formats 1 to 3.* newer jaxft-coordinator",
         ),
         (b'{"v":true,"kind":"moved"}', "format True"),
         (b'{"v":1,"kind":"frontier"}', "kind is 'frontier'"),

@@ -15,9 +15,12 @@ from jaxft_protocol.coordinator.job import Forgotten, Frontier, Holder, Moved, R
 from jaxft_protocol.messages import GroupName, HistoryId, Incarnation, QuorumId, Step
 
 # Increase it when fields change, and keep reading older formats: a new coordinator starts on old records.
-FORMAT = 2
+FORMAT = 3
 # Records that need no newer format are written in this one, so that an older coordinator can take over too.
 _OLDEST_FORMAT = 1
+# Formats 1 and 2 had the shards among the settings, and a digest as text: of 16 hexadecimal digits, empty, or this.
+_SHARDS_AS_SETTING = "shards"
+_NO_MAJORITY = "no majority"
 
 T = TypeVar("T")
 _Object = dict[str, Any]
@@ -111,12 +114,13 @@ def _to_object(record: Record | Led) -> _Object:
         case Led(term, address):
             return {"v": _OLDEST_FORMAT, "kind": "led", "term": term, "address": address}
         case Saved():
-            value: _Object = {
-                "v": _OLDEST_FORMAT,
+            return {
+                "v": FORMAT,
                 "kind": "saved",
                 "job": record.job,
                 "last_quorum_id": record.last_quorum_id,
                 "settings": None if record.settings is None else dict(record.settings),
+                "total_shards": record.total_shards,
                 "min_replicas": record.min_replicas,
                 "history": record.history,
                 "frontier": None if record.frontier is None else _frontier_to_object(record.frontier),
@@ -126,9 +130,8 @@ def _to_object(record: Record | Led) -> _Object:
                 "held": {name: list(shards) for name, shards in record.held.items()},
                 "places": record.places,
                 "finished": record.finished,
+                "idle_since": record.idle_since,
             }
-            newer: _Object = {"v": FORMAT, "idle_since": record.idle_since}
-            return value if record.idle_since is None else {**value, **newer}
         case _:
             assert_never(record)
 
@@ -140,11 +143,51 @@ def _frontier_to_object(frontier: Frontier) -> _Object:
         "digest": frontier.digest,
         "holders": _sorted(frontier.holders),
         "fresh": frontier.fresh,
+        "disputed": frontier.disputed,
     }
 
 
 def _sorted(holders: frozenset[Holder]) -> list[list[Any]]:
     return sorted(list(holder) for holder in holders)
+
+
+# ---- from older formats ----
+
+
+def _from_older(version: int, value: _Object) -> _Object:
+    """A record of kind "saved" as it would be written now."""
+    if version == 1:
+        value = {"idle_since": None, **value}
+    if "total_shards" in value:
+        _refuse("total_shards", value["total_shards"], "which only a record of a newer format has")
+    settings, frontier = value.get("settings"), value.get("frontier")
+    shards: object = "members"
+    if isinstance(settings, dict):
+        settings = dict(cast(_Object, settings))
+        shards = settings.pop(_SHARDS_AS_SETTING, shards)
+    if isinstance(frontier, dict):
+        frontier = _older_frontier(cast(_Object, frontier))
+    return {**value, "settings": settings, "total_shards": _older_shards(shards), "frontier": frontier}
+
+
+def _older_shards(shards: object) -> int | None:
+    text = _text("settings['shards']", shards)
+    if text == "members":
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20):
+        _refuse("settings['shards']", shards, 'neither "members" nor a number')
+    return int(text)
+
+
+def _older_frontier(frontier: _Object) -> _Object:
+    text = _text("frontier.digest", frontier.get("digest", ""))
+    digest = None
+    if text not in ("", _NO_MAJORITY):
+        try:
+            digest = int(text, 16)
+        except ValueError:
+            _refuse("frontier.digest", text, "not a number in hexadecimal digits")
+    return {**frontier, "digest": digest, "disputed": text == _NO_MAJORITY}
 
 
 # ---- from JSON ----
@@ -154,8 +197,8 @@ _FIELDS = {
     "forgotten": {"v", "kind", "job"},
     "led": {"v", "kind", "term", "address"},
     "saved": {"v", "kind", "job", "last_quorum_id", "settings", "min_replicas", "history", "frontier"}
-    | {"proven", "distrusted", "members", "held", "places", "finished", "idle_since"},
-    "frontier": {"step", "quorum_id", "digest", "holders", "fresh"},
+    | {"proven", "distrusted", "members", "held", "places", "finished", "idle_since", "total_shards"},
+    "frontier": {"step", "quorum_id", "digest", "holders", "fresh", "disputed"},
 }
 
 
@@ -169,8 +212,8 @@ def _from_object(value: _Object) -> Record | Led:
     kind = value.get("kind")
     if kind == "frontier" or not isinstance(kind, str) or kind not in _FIELDS:
         raise RecordError(f"a record's kind is {kind!r:.80}, but must be moved, saved, forgotten or led")
-    if kind == "saved" and version == 1:
-        value = {"idle_since": None, **value}
+    if kind == "saved" and version < FORMAT:
+        value = _from_older(version, value)
     _check_fields(kind, value)
     if kind == "led":
         return Led(_whole("term", value["term"]), _text("address", value["address"]))
@@ -202,21 +245,20 @@ def _saved(job: str, value: _Object) -> Saved:
         _whole("places", value["places"]),
         _or_none(lambda name, got: Step(_whole(name, got)), "finished", value["finished"]),
         _or_none(_whole, "idle_since", value["idle_since"]),
+        _or_none(_whole, "total_shards", value["total_shards"]),
     )
 
 
 def _frontier(name: str, value: object) -> Frontier:
     found = _mapping(name, value)
     _check_fields("frontier", found)
-    fresh = found["fresh"]
-    if not isinstance(fresh, bool):
-        _refuse("frontier.fresh", fresh, "neither true nor false")
     return Frontier(
         Step(_whole("frontier.step", found["step"])),
         QuorumId(_whole("frontier.quorum_id", found["quorum_id"])),
-        _text("frontier.digest", found["digest"]),
+        _or_none(_whole, "frontier.digest", found["digest"]),
         frozenset(_list("frontier.holders", found["holders"], _holder)),
-        fresh,
+        _flag("frontier.fresh", found["fresh"]),
+        _flag("frontier.disputed", found["disputed"]),
     )
 
 
@@ -261,6 +303,12 @@ def _whole(name: str, value: object) -> int:
     # In Python, bool is an int.
     if type(value) is not int or not 0 <= value <= MAX_NUMBER:
         _refuse(name, value, "not a whole number of at most 64 bits")
+    return value
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        _refuse(name, value, "neither true nor false")
     return value
 
 

@@ -26,7 +26,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from jaxft_protocol.coordinator.job import Holder, Job, Moved, Record, Saved
-from jaxft_protocol.messages import GroupName, Incarnation
+from jaxft_protocol.messages import GroupName, Incarnation, Join
 from jaxft_protocol.values import changed
 
 # The widest numbers of the protocol: steps, quorum ids and incarnations are 64 bits.
@@ -67,17 +67,16 @@ def entry_bytes(name: GroupName) -> int:
     return text_bytes(name) + _ENTRY_BYTES
 
 
-def join_problem(job: Job, name: GroupName, settings: Mapping[str, str]) -> str:
+def join_problem(job: Job, name: GroupName, message: Join) -> str:
     """Why the job could not be remembered any more with this group in it; "" if it can."""
-    given = settings_bytes(settings)
+    given = settings_bytes(message.settings)
     if given > MAX_SETTINGS_BYTES:
         return (
             f"the settings of group {name!r} have {given} bytes, and a job can keep {MAX_SETTINGS_BYTES}: give "
             "digests in place of long texts"
         )
     names = {name, *job.groups}
-    asked = settings.get("shards", "")
-    shards = (int(asked) if asked.isdecimal() else len(names)) * _SHARD_BYTES
+    shards = (len(names) if message.total_shards is None else message.total_shards) * _SHARD_BYTES
     here = _FRAME_BYTES + given + shards + _LISTS * sum(map(entry_bytes, names))
     if here <= MAX_LIVE_BYTES:
         return ""
@@ -155,6 +154,7 @@ def problem(record: Record) -> str:
 def _numbers(saved: Saved) -> Iterable[tuple[str, int | None]]:
     yield from {
         "last_quorum_id": saved.last_quorum_id,
+        "total_shards": saved.total_shards,
         "min_replicas": saved.min_replicas,
         "history": saved.history,
         "places": saved.places,
@@ -162,7 +162,9 @@ def _numbers(saved: Saved) -> Iterable[tuple[str, int | None]]:
         "idle_since": saved.idle_since,
     }.items()
     if saved.frontier is not None:
-        yield from {"step": saved.frontier.step, "quorum_id": saved.frontier.quorum_id}.items()
+        frontier = saved.frontier
+        numbers = {"step": frontier.step, "quorum_id": frontier.quorum_id, "digest": frontier.digest}
+        yield from numbers.items()
     for name, incarnation in _holders(saved):
         yield name, incarnation
     for name, shards in saved.held.items():
@@ -175,8 +177,6 @@ def _texts(saved: Saved) -> Iterable[str]:
     for name, value in (saved.settings or {}).items():
         yield name
         yield value
-    if saved.frontier is not None:
-        yield saved.frontier.digest
     for name, _ in _holders(saved):
         yield name
     yield from saved.held
@@ -215,8 +215,6 @@ def _too_long(saved: Saved) -> str:
 def saved_bytes(saved: Saved) -> int:
     """Return how many bytes a record takes, or a few more."""
     texts = text_bytes(saved.job) + settings_bytes(saved.settings or {})
-    if saved.frontier is not None:
-        texts += text_bytes(saved.frontier.digest)
     entries = sum(entry_bytes(name) for name, _ in _holders(saved)) + sum(map(entry_bytes, saved.held))
     shards = (len(str(shard)) + 1 for numbers in saved.held.values() for shard in numbers)
     return _FRAME_BYTES + texts + entries + sum(shards)

@@ -60,6 +60,7 @@ def saved(job: Job) -> Saved:
         job.places,
         job.finished,
         job.idle_since,
+        job.total_shards,
     )
 
 
@@ -134,7 +135,7 @@ def fold(known: Mapping[str, Saved], record: Record) -> dict[str, Saved]:
             before = known.get(name)
             if before is None or before.frontier is None:
                 raise ValueError(f"job {name!r} moves to step {step}, but nothing is known of it")
-            frontier = Frontier(step, quorum_id, "", frozenset(before.members))
+            frontier = Frontier(step, quorum_id, None, frozenset(before.members))
             return {**known, name: replace(before, frontier=frontier)}
 
 
@@ -144,6 +145,7 @@ def restored(record: Saved, options: Options, now_s: float) -> Job:
         record.job,
         options,
         settings=record.settings,
+        total_shards=record.total_shards,
         min_replicas=record.min_replicas,
         history=record.history,
         frontier=record.frontier,

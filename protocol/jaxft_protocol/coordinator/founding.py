@@ -52,7 +52,7 @@ def found(turn: Turn) -> None:
     joined = turn.select(has_joined)
     if not joined:
         # Whoever had joined is gone: what it asked for binds nobody.
-        turn.update(settings=None, min_replicas=0, first_join_s=None)
+        turn.update(settings=None, total_shards=None, min_replicas=0, first_join_s=None)
         return
     timed_out = turn.now_s - job.first_join_s >= job.options.join_timeout_s
     if len(joined) < job.min_replicas or (not timed_out and turn.select(compiles)):
@@ -125,7 +125,7 @@ def go_back_for_newer(turn: Turn, comer: Group, message: Join) -> None:
     for group in turn.select(lambda group: group.phase in (Phase.MEMBER, Phase.READY, Phase.HEALING)):
         turn.expel(group, text, may_return=True)
     none: frozenset[Holder] = frozenset()
-    frontier = replace(frontier, holders=none, digest="")
+    frontier = replace(frontier, holders=none, digest=None)
     turn.update(quorum=None, ballot=Ballot(), frontier=frontier, proven={}, orphaned_s=turn.now_s)
 
 
@@ -268,25 +268,21 @@ def _truth(best: Sequence[Group]) -> Group | None:
     A group whose digest is unknown has no say, and is not a founder: unless no other is there.
     """
     in_order = sorted(best, key=lambda group: natural_key(group.name))
-    known = [group for group in in_order if group.digest]
+    known = [group for group in in_order if group.digest is not None]
     if not known:
         return in_order[0]
     if not known[0].history:
         votes = Counter(group.digest for group in known)
         return max(known, key=lambda group: votes[group.digest])  # the first in order, of equally many
-    odd = digests.odd_ones({group.name: _said(group) for group in known})
+    odd = digests.odd_ones({group.name: (group.digest, group.history) for group in known})
     if odd is None:
         return None
     return next(group for group in known if group.name not in odd)
 
 
-def _said(group: Group) -> str:
-    return f"{group.digest} of history {group.history:016x}"
-
-
 def _is_alike(group: Group, truth: Group) -> bool:
     """Whether a group holds the chosen state; one whose digest is unknown shares its state with no other."""
-    return bool(truth.digest) and (group.step, group.digest) == (truth.step, truth.digest)
+    return truth.digest is not None and (group.step, group.digest) == (truth.step, truth.digest)
 
 
 def _refuse_other_histories(turn: Turn) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from jaxft_protocol.coordinator import digests
 from jaxft_protocol.coordinator.draft import Turn
-from jaxft_protocol.coordinator.job import NO_MAJORITY, Ballot, Close, Group, Halt, Holder
+from jaxft_protocol.coordinator.job import Ballot, Close, Group, Halt, Holder
 from jaxft_protocol.messages import Halted, HaltKind
 
 
@@ -31,7 +31,7 @@ def diverge(turn: Turn, differing: str) -> None:
     turn.update(
         proven={},
         distrusted=distrusted,
-        frontier=replace(frontier, holders=none, digest=NO_MAJORITY),
+        frontier=replace(frontier, holders=none, digest=None, disputed=True),
     )
 
 
@@ -44,7 +44,7 @@ def stop_late(turn: Turn, group: Group) -> bool:
     job = turn.job
     if job.halted is not None and group.holder in job.halted.holders:
         kind, reason = job.halted.kind, job.halted.reason
-    elif job.frontier is not None and job.frontier.digest == NO_MAJORITY and group.holder in job.distrusted:
+    elif job.frontier is not None and job.frontier.disputed and group.holder in job.distrusted:
         kind, reason = HaltKind.DIVERGED, _differ_text(turn)  # which a coordinator before this one has found
     else:
         return False

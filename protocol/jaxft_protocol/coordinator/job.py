@@ -87,7 +87,7 @@ class Group:
     last_heard_s: float
     phase: Phase = Phase.PRESENT
     step: Step = Step(0)
-    digest: str = ""
+    digest: int | None = None
     heal_id: HealId | None = None
     donors: tuple[Holder, ...] = ()
     # Of a heal whose donors take the digest of the state first: which state, and what they have said so far. None
@@ -115,19 +115,16 @@ class Group:
         return (self.name, self.incarnation)
 
 
-# In the place of a frontier's digest: those who held it differ, and no majority says whose state is right.
-NO_MAJORITY = "no majority"
-
-
 @dataclass(frozen=True, slots=True)
 class Frontier:
     """State `step`, the quorum whose commit made it (0: the founding state), and who is known to hold it."""
 
     step: Step
     quorum_id: QuorumId
-    digest: str  # of a founding state
+    digest: int | None  # of a founding state
     holders: frozenset[Holder]
     fresh: bool = False  # founded on a state that nobody had committed
+    disputed: bool = False  # those who held it differ, and no majority says whose state is right
 
     @property
     def founding(self) -> bool:
@@ -182,6 +179,8 @@ class Job:
     name: str
     options: Options
     settings: Mapping[str, str] | None = None
+    # Of a step; None where every member brings one shard of its own (TorchFT's meaning).
+    total_shards: int | None = None
     min_replicas: int = 0
     groups: Mapping[GroupName, Group] = field(default_factory=dict[GroupName, Group])
     sessions: Mapping[SessionId, GroupName] = field(default_factory=dict[SessionId, GroupName])
@@ -232,12 +231,6 @@ class Job:
     idle_since: int | None = None
 
     @property
-    def total_shards(self) -> int | None:
-        """S, or None where every member brings one shard of its own (TorchFT's meaning)."""
-        shards = (self.settings or {}).get("shards", "")
-        return int(shards) if shards.isdecimal() else None
-
-    @property
     def empty(self) -> bool:
         """Nothing but its ids would be lost if this job were forgotten; `durable.anew` is to take its place.
 
@@ -268,6 +261,7 @@ class Saved:
     places: int
     finished: Step | None
     idle_since: int | None = None
+    total_shards: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,7 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
     ballot = turn.job.ballot
     living = [turn.job.groups[m.group] for i, m in enumerate(quorum.members) if not ballot.lost >> i & 1]
     held = frozenset(group.holder for group in living)
-    frontier = Frontier(Step(frontier.step + 1), quorum.quorum_id, "", held)
+    frontier = Frontier(Step(frontier.step + 1), quorum.quorum_id, None, held)
     progress.measure(turn)
     turn.update(frontier=frontier, ballot=progress.fresh_ballot(turn), voted_s=ballot.began_s)
     for group in living:

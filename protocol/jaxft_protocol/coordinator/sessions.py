@@ -31,6 +31,7 @@ from jaxft_protocol.messages import (
     Waiting,
     Welcome,
 )
+from jaxft_protocol.names import shards_text
 from jaxft_protocol.values import changed
 
 MAX_NAME_LENGTH = 200
@@ -73,7 +74,7 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
 
 def join(turn: Turn, group: Group, message: Join) -> None:
     job = turn.job
-    problem = _settings_problem(message)
+    problem = _shards_problem(message)
     if problem:
         refuse(turn, group, problem)
         return
@@ -89,7 +90,7 @@ def join(turn: Turn, group: Group, message: Join) -> None:
         founding.give_way(turn)
         job = turn.job
     brought = changed(group, step=message.step, history=message.history)
-    problem = founding.foreign_state(job, brought) or bounds.join_problem(job, group.name, message.settings)
+    problem = founding.foreign_state(job, brought) or bounds.join_problem(job, group.name, message)
     if problem:
         refuse(turn, group, problem)
         return
@@ -102,6 +103,7 @@ def join(turn: Turn, group: Group, message: Join) -> None:
         founding.go_back_for_newer(turn, group, message)
     turn.update(
         settings=job.settings if job.settings is not None else dict(message.settings),
+        total_shards=job.total_shards if job.settings is not None else message.total_shards,
         min_replicas=job.min_replicas or message.min_replicas or job.options.min_replicas,
         last_quorum_id=QuorumId(max(job.last_quorum_id, message.last_quorum_id)),
     )
@@ -135,7 +137,7 @@ def ready(turn: Turn, group: Group, message: Ready) -> None:
         group,
         phase=phase,
         step=message.step,
-        digest="",  # that of its own state, which it has not any more
+        digest=None,  # that of its own state, which it has not any more
         history=turn.job.history,
         ready_s=turn.now_s,
         heals_failed=0,
@@ -368,7 +370,7 @@ def _held_now(turn: Turn, group: Group, message: HealFailed) -> dict[str, object
     history = message.history if message.history == turn.job.history else HistoryId(0)
     if (message.step, history) == (group.step, group.history) or group.holder in turn.job.distrusted:
         return {}
-    return {"step": message.step, "history": history, "digest": ""}
+    return {"step": message.step, "history": history, "digest": None}
 
 
 def _donors(turn: Turn) -> list[Group]:
@@ -446,14 +448,11 @@ def _tell_finished(turn: Turn, group: Group) -> None:
     turn.put(turn.release_heal(group), phase=Phase.LEAVING)
 
 
-def _settings_problem(message: Join) -> str:
-    shards = message.settings.get("shards", "members")
-    if shards == "members":
+def _shards_problem(message: Join) -> str:
+    shards = message.total_shards
+    if shards is None or 1 <= shards <= MAX_SHARDS:
         return ""
-    number = int(shards) if shards.isdecimal() and len(shards) <= len(str(MAX_SHARDS)) else 0
-    if 1 <= number <= MAX_SHARDS:
-        return ""
-    return f'the setting shards must be "members" or a number from 1 to {MAX_SHARDS}, not {shards[:40]!r}'
+    return f'the setting shards must be "members" or a number from 1 to {MAX_SHARDS}, not {shards}'
 
 
 def _hello_problem(message: Hello) -> str:
@@ -473,14 +472,19 @@ def _differences(turn: Turn, message: Join) -> tuple[Difference, ...]:
     job = turn.job
     if job.settings is None:
         return ()
-    ours = {**job.settings, "min_replicas": str(job.min_replicas)}
+    ours = {**job.settings, **_said_of(job.min_replicas, job.total_shards)}
     asked = message.min_replicas or job.options.min_replicas
-    theirs = {**message.settings, "min_replicas": str(asked)}
+    theirs = {**message.settings, **_said_of(asked, message.total_shards)}
     return tuple(
         Difference(name, ours.get(name, "-"), theirs.get(name, "-"))
         for name in sorted(ours.keys() | theirs.keys())
         if ours.get(name) != theirs.get(name)
     )
+
+
+def _said_of(min_replicas: int, total_shards: int | None) -> dict[str, str]:
+    """What has a type of its own, as settings are compared and shown."""
+    return {"min_replicas": str(min_replicas), "shards": shards_text(total_shards)}
 
 
 def _holds_frontier(turn: Turn, group: Group) -> bool:
@@ -489,4 +493,4 @@ def _holds_frontier(turn: Turn, group: Group) -> bool:
         return False
     if turn.job.proven.get(group.name) == group.incarnation:
         return True
-    return bool(group.digest and group.digest == frontier.digest)
+    return group.digest is not None and group.digest == frontier.digest

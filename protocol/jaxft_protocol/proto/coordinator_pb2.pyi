@@ -96,7 +96,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., address: _Optional[str] = ..., proof: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., history: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("step", "digest", "settings", "last_quorum_id", "min_replicas", "history", "spare", "members")
+    __slots__ = ("step", "digest", "settings", "last_quorum_id", "min_replicas", "history", "spare", "members", "total_shards")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -112,15 +112,17 @@ class Join(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     SPARE_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SHARDS_FIELD_NUMBER: _ClassVar[int]
     step: int
-    digest: str
+    digest: int
     settings: _containers.ScalarMap[str, str]
     last_quorum_id: int
     min_replicas: int
     history: int
     spare: bool
     members: int
-    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., settings: _Optional[_Mapping[str, str]] = ..., last_quorum_id: _Optional[int] = ..., min_replicas: _Optional[int] = ..., history: _Optional[int] = ..., spare: bool = ..., members: _Optional[int] = ...) -> None: ...
+    total_shards: int
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., last_quorum_id: _Optional[int] = ..., min_replicas: _Optional[int] = ..., history: _Optional[int] = ..., spare: bool = ..., members: _Optional[int] = ..., total_shards: _Optional[int] = ...) -> None: ...
 
 class Pinned(_message.Message):
     __slots__ = ("heal_id", "digest")

@@ -50,11 +50,23 @@ class Identity:
         return tuple(address.strip() for address in self.coordinator.split(","))
 
 
+class FailureKind(enum.Enum):
+    """Why a group cannot go on. The session has an error class for each."""
+
+    COORDINATOR_UNREACHABLE = "coordinator unreachable"
+    JOIN_REFUSED = "join refused"
+    EVICTED = "evicted"
+    CANNOT_HEAL = "cannot heal"
+    DIVERGED = "diverged"
+    NONFINITE = "nonfinite"
+    JOB_HALTED = "job halted"
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why this group cannot go on: the name of an error class of `jaxft._errors`, and its text."""
+    """Why this group cannot go on, and the text that the user reads."""
 
-    error: str
+    kind: FailureKind
     text: str
 
 
@@ -76,6 +88,7 @@ class Prepared:
     history: HistoryId = HistoryId(0)
     spare: bool = False
     heals_only: bool = False
+    total_shards: int | None = None  # None: one for each member of the quorum
 
 
 @dataclass(frozen=True, slots=True)

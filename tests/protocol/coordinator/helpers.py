@@ -1,5 +1,6 @@
 """A job of the pure machine, driven by group name: `desk.vote("a")` returns what the machine did about it."""
 
+import zlib
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -42,6 +43,11 @@ from jaxft_protocol.messages import (
 )
 
 M = TypeVar("M")
+
+
+def digest_of(state: str) -> int | None:
+    """The digest of a state that goes by a word; None for "", of which none could be taken."""
+    return zlib.crc32(state.encode()) if state else None
 
 
 @dataclass(frozen=True)
@@ -116,9 +122,11 @@ class Desk:
         hello = Hello(self.job.name, GroupName(name), Incarnation(incarnation), f"{name}:1", **fields)  # pyright: ignore[reportArgumentType]
         return self.say(name, hello)
 
-    def join(self, name: str, step: int = 0, digest: str = "d", **fields: object) -> Done:
-        fields = {"settings": {"shards": "6"}, **fields}
-        return self.say(name, Join(Step(step), digest, **fields))  # pyright: ignore[reportArgumentType]
+    def join(
+        self, name: str, step: int = 0, digest: str = "d", shards: int | None = 6, **fields: object
+    ) -> Done:
+        join = Join(Step(step), digest_of(digest), total_shards=shards, **fields)  # pyright: ignore[reportArgumentType]
+        return self.say(name, join)
 
     def come(
         self, name: str, step: int = 0, digest: str = "d", incarnation: int = 1, **fields: object
@@ -224,18 +232,18 @@ class Desk:
         return self.step if step is None else Step(step)
 
 
-def running(*names: str, shards: str = "6", **options: float) -> Desk:
+def running(*names: str, shards: int | None = 6, **options: float) -> Desk:
     """A job of `names`, founded together at step 0, in its first quorum."""
     desk = Desk.open(**{"min_replicas": 1, **options})
     for name in names:
         desk.hello(name)
     for name in names:
-        desk.join(name, settings={"shards": shards})
+        desk.join(name, shards=shards)
     assert members(desk) == list(names)
     return desk
 
 
-def orphaned(*names: str, steps: int = 3, shards: str = "6", **options: float) -> Desk:
+def orphaned(*names: str, steps: int = 3, shards: int | None = 6, **options: float) -> Desk:
     """A job of `names` that all died at once after some steps."""
     desk = running(*names, shards=shards, **options)
     for _ in range(steps):

@@ -21,7 +21,7 @@ from jaxft_protocol.messages import (
 )
 from jaxft_protocol.values import changed
 
-from tests.protocol.coordinator.helpers import Desk, members, running
+from tests.protocol.coordinator.helpers import Desk, digest_of, members, running
 from tests.stores import examples
 
 
@@ -115,10 +115,13 @@ def test_a_group_with_too_much_to_remember_is_refused_with_what_to_do():
     assert desk.job.settings is None
 
 
+LARGEST = Join(Step(0), None, total_shards=65536)
+
+
 def test_the_largest_honest_job_fits():
     groups = limits.MAX_GROUPS_PER_JOB
     desk = Desk(crowd(groups, "replica-group-{:06}"))
-    assert bounds.join_problem(desk.job, GroupName("replica-group-000000"), {"shards": "65536"}) == ""
+    assert bounds.join_problem(desk.job, GroupName("replica-group-000000"), LARGEST) == ""
     assert written(desk) < bounds.MAX_RECORD_BYTES
 
 
@@ -128,7 +131,7 @@ def test_one_group_too_many_is_refused_while_the_others_go_on():
     name = "y" * 200
     desk.names.update({SessionId(number): "some" for number in range(1000)})
     desk.hello(name)
-    refused = desk.join(name, step=1, settings={"shards": "65536"}).only(Refused)[name]
+    refused = desk.join(name, step=1, shards=65536).only(Refused)[name]
     assert "would need" in refused.reason
     assert "use shorter names of groups, or fewer groups" in refused.reason
     assert len(desk.job.groups) == 700
@@ -136,7 +139,7 @@ def test_one_group_too_many_is_refused_while_the_others_go_on():
 
 def crowd(number: int, name: str) -> Job:
     """A job whose every group stands in every list that is remembered."""
-    job = Job("job", Options(), {"shards": "65536"}, 1)
+    job = Job("job", Options(), {}, 65536, 1)
     names = [GroupName(name.format(index)) for index in range(number)]
     groups = {
         each: Group(each, Incarnation((1 << 63) + at), SessionId(at), "h:1", 0.0)
@@ -253,7 +256,10 @@ def test_any_course_of_a_job_can_be_written_down(course: list[tuple[str, str]], 
             incarnation += 1
             step = Step(0) if desk.job.frontier is None else desk.job.frontier.step
             desk.hello(name, incarnation)
-            desk.say(name, Join(step, name, {"shards": "6"}, history=desk.job.history, spare=what == "spare"))
+            desk.say(
+                name,
+                Join(step, digest_of(name), history=desk.job.history, spare=what == "spare", total_shards=6),
+            )
         elif what == "leave" and here and desk.group(name).phase is not Phase.LEAVING:
             desk.say(name, Leave(finished=True))
         elif what == "close" and here:

@@ -9,7 +9,7 @@ CROWD = [f"group-{i}" for i in range(120)]
 
 
 def crowd() -> Desk:
-    return running(*CROWD, shards="120")
+    return running(*CROWD, shards=120)
 
 
 def after(desk: Desk, seconds: float) -> Done:
@@ -71,7 +71,7 @@ def test_losses_after_the_retry_are_gathered_anew():
 
 def test_a_hundred_of_a_thousand_that_die_at_once():
     everybody = [f"group-{i}" for i in range(1000)]
-    desk = running(*everybody, shards="1000")
+    desk = running(*everybody, shards=1000)
     sent = [message for name in everybody[:100] for message in desk.close(name).sent]
     done = after(desk, 0.1)
     assert sent == []

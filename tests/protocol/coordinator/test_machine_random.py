@@ -87,10 +87,10 @@ class AnyJob(RuleBasedStateMachine):
         name=names,
         step=steps,
         digest=st.sampled_from(["d", "e", ""]),
-        shards=st.sampled_from(["6", "6", "6", "7"]),
+        shards=st.sampled_from([6, 6, 6, 7, None]),
     )
-    def join(self, name: str, step: int, digest: str, shards: str) -> None:
-        self._do(lambda: self.desk.join(name, step, digest, settings={"shards": shards}))
+    def join(self, name: str, step: int, digest: str, shards: int | None) -> None:
+        self._do(lambda: self.desk.join(name, step, digest, shards))
 
     @rule(name=names)
     def join_at_the_frontier(self, name: str) -> None:

@@ -113,7 +113,7 @@ def test_one_whose_training_thread_is_at_work_joins_when_that_waits(group: Group
 
 def test_one_whose_training_thread_compiles_joins_when_it_is_prepared_and_waits():
     group = connected().hear(welcome()).on(Disconnected("reset", busy=True)).on(Connected()).hear(welcome())
-    group.on(Prepared(Step(0), 0xD1, {"shards": "4"}))
+    group.on(Prepared(Step(0), 0xD1, total_shards=4))
     assert group.said == []
     assert [type(message) for message in group.on(Idle()).said] == [Join]
 

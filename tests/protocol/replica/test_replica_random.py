@@ -1,7 +1,8 @@
 """Any message, at any time: what `machine.py` promises holds after each.
 
-The coordinator here is mad: it says whatever it likes, in any order. The training thread is honest: it does what the
-directive says, early or late, and reports what it did. A failure prints the shortest run of rules that leads to it.
+The coordinator here is mad: it says whatever it likes, in any order; what is illegal ends its stream. The training
+thread is honest: it does what the directive says, early or late, and reports what it did, and that is never illegal.
+A failure prints the shortest run of rules that leads to it.
 """
 
 from hypothesis import settings
@@ -33,6 +34,7 @@ from jaxft_protocol.messages import (
     Welcome,
 )
 from jaxft_protocol.replica import machine
+from jaxft_protocol.replica.legal import IllegalEvent
 from jaxft_protocol.replica.state import (
     Applied,
     Apply,
@@ -164,6 +166,7 @@ class AnyReplica(RuleBasedStateMachine):
         )
 
     @rule()
+    @precondition(lambda self: self.replica.phase in (Phase.OFFLINE, *OVER))
     def connect(self) -> None:
         self.on(Connected())
 
@@ -181,6 +184,7 @@ class AnyReplica(RuleBasedStateMachine):
         self.on(Tick())
 
     @rule(finished=st.booleans())
+    @precondition(lambda self: self.replica.phase is not Phase.LEAVING)
     def leave(self, finished: bool) -> None:
         self.on(LeaveNow(finished))
 
@@ -189,7 +193,7 @@ class AnyReplica(RuleBasedStateMachine):
     def prepare(self, step: int) -> None:
         self.prepared = True
         self.step = step
-        self.on(Prepared(Step(step), 0xD1, {"shards": "2"}))
+        self.on(Prepared(Step(step), 0xD1, total_shards=2))
 
     @rule(works=st.booleans())
     @precondition(lambda self: self.prepared)
@@ -223,7 +227,12 @@ class AnyReplica(RuleBasedStateMachine):
     def on(self, event: Event) -> None:
         self.events += 1
         before = self.replica
-        self.replica, effects = machine.step(before, event, self.now_s)
+        try:
+            self.replica, effects = machine.step(before, event, self.now_s)
+        except IllegalEvent:
+            assert isinstance(event, Heard), "the training thread and the session do nothing illegal"
+            self.on(Disconnected("it may not say this now"))
+            return
         after = self.replica
         assert after.last_quorum_id >= before.last_quorum_id
         if after.quorum is not None and before.quorum is not None:

@@ -28,6 +28,7 @@ from jaxft_protocol.replica.state import (
     Disconnected,
     Exchanged,
     Fail,
+    FailureKind,
     HangUp,
     HealBroke,
     Healed,
@@ -42,8 +43,6 @@ from jaxft_protocol.replica.state import (
     Tick,
     Wait,
 )
-
-from jaxft import Diverged, JobHalted, NonFinite
 
 from .test_replica import (
     DONORS,
@@ -266,7 +265,7 @@ def test_one_that_is_ahead_of_a_job_that_has_gone_back_heals_back():
 def test_a_halted_job_is_an_error_that_says_what_to_do(make):
     group = make().hear(Halted("the groups of job 'job' hold different states 3 (a: 1; b: 2)"))
     assert isinstance(group.directive, Fail)
-    assert group.directive.failure.error == "Diverged"
+    assert group.directive.failure.kind is FailureKind.DIVERGED
     text = group.directive.failure.text
     assert text.startswith(
         "the coordinator coordinator:29510 has stopped job 'job': the groups of job 'job' hold different states 3 "
@@ -277,17 +276,21 @@ def test_a_halted_job_is_an_error_that_says_what_to_do(make):
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"),
-    [(HaltKind.DIVERGED, Diverged), (HaltKind.NONFINITE, NonFinite), (HaltKind.FAILED, JobHalted)],
+    ("kind", "failure"),
+    [
+        (HaltKind.DIVERGED, FailureKind.DIVERGED),
+        (HaltKind.NONFINITE, FailureKind.NONFINITE),
+        (HaltKind.FAILED, FailureKind.JOB_HALTED),
+    ],
 )
-def test_each_kind_of_halt_has_an_error(kind: HaltKind, error: type[Exception]):
+def test_each_kind_of_halt_has_its_failure(kind: HaltKind, failure: FailureKind):
     directive = working().hear(Halted("why", kind)).directive
     assert isinstance(directive, Fail)
-    assert directive.failure.error == error.__name__
+    assert directive.failure.kind is failure
 
 
 @pytest.mark.parametrize(
-    "group", [working().on(LeaveNow(finished=True)), finished(), working().hear(Goodbye())]
+    "group", [working().on(LeaveNow(finished=True)), finished(), finished().hear(Goodbye())]
 )
 def test_for_one_that_goes_a_halt_is_no_error(group: Group):
     assert group.hear(Halted("different states")).phase is Phase.LEFT

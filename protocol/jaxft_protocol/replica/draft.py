@@ -1,0 +1,32 @@
+"""One turn of the replica: what it becomes, and what must be done, while an event is being handled."""
+
+from typing import Any
+
+from jaxft_protocol.messages import GroupMessage
+from jaxft_protocol.replica.state import Effect, Failure, FailureKind, Note, Phase, Replica, Say
+from jaxft_protocol.values import changed
+
+# Phases in which the session is over, or its end is no loss.
+DONE = (Phase.FINISHED, Phase.LEAVING, Phase.LEFT, Phase.FAILED)
+
+
+class Turn:
+    def __init__(self, replica: Replica, now_s: float) -> None:
+        self.replica = replica
+        self.now_s = now_s
+        self.effects: list[Effect] = []
+
+    def update(self, **changes: Any) -> None:
+        self.replica = changed(self.replica, **changes)
+
+    def enter(self, phase: Phase, **changes: Any) -> None:
+        self.update(phase=phase, since_s=self.now_s, waiting="", **changes)
+
+    def say(self, message: GroupMessage) -> None:
+        self.effects.append(Say(message))
+
+    def note(self, text: str, *, warning: bool = False) -> None:
+        self.effects.append(Note(text, warning))
+
+    def fail(self, kind: FailureKind, text: str) -> None:
+        self.enter(Phase.FAILED, failure=Failure(kind, text))

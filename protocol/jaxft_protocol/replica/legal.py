@@ -1,0 +1,217 @@
+"""Which event is legal in which phase. `machine.step` asks here first.
+
+There are three answers:
+
+* *legal*: the event is handled;
+* *late*: the event was overtaken by another one, which had to be expected. It is dropped for the reason in the table;
+  what it says of the state that the training thread holds is kept (`machine.step`);
+* *illegal*: anything else. A coordinator that says it is not of this protocol, and a training thread that says it no
+  longer does what `directive` told it. `IllegalEvent` is raised, and the replica is untouched.
+
+Events arrive late for four reasons:
+
+* the training thread reads `directive` when it gets to it: what it tells may be of an attempt, a heal or a stream
+  that is over;
+* the coordinator speaks until it has heard that a group leaves;
+* a stream stays open for a moment after the session on it is over;
+* a stream may open after the group has left.
+
+There is no other reason for a message of the coordinator to be late: a stream is ordered, and a session ends with it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxft_protocol.messages import (
+    Alive,
+    AllComputed,
+    Commit,
+    Evicted,
+    Finished,
+    FrontierMoved,
+    Goodbye,
+    Halted,
+    Heal,
+    NewQuorum,
+    Pin,
+    Refused,
+    Release,
+    Waiting,
+    Welcome,
+)
+from jaxft_protocol.replica.state import (
+    Applied,
+    Connected,
+    Digested,
+    Disconnected,
+    Event,
+    ExchangeBroke,
+    Exchanged,
+    HealBroke,
+    Healed,
+    Heard,
+    Idle,
+    LeaveNow,
+    Phase,
+    Prepared,
+    Replayed,
+    Replica,
+    Tick,
+)
+
+
+class IllegalEvent(Exception):
+    """An event that cannot happen in the replica's phase. The replica is untouched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The phases in which an event is handled, and those in which it may come late, with the reason."""
+
+    legal: frozenset[Phase]
+    late: Mapping[Phase, str]
+
+
+_ALL = frozenset(Phase)
+_OFFLINE = frozenset({Phase.OFFLINE})
+_GREETING = frozenset({Phase.GREETING})
+_PRESENT = frozenset({Phase.PRESENT})
+_FINISHED = frozenset({Phase.FINISHED})
+_LEAVING = frozenset({Phase.LEAVING})
+_OVER = frozenset({Phase.LEFT, Phase.FAILED})
+_UNWELCOME = _OFFLINE | _GREETING
+_CATCHES_UP = frozenset({Phase.HEALING, Phase.FOLLOWING})
+_IN_QUORUM = frozenset({Phase.WORKING, Phase.VOTED, Phase.APPLYING})
+_JOINED = frozenset({Phase.JOINING}) | _CATCHES_UP | _IN_QUORUM
+
+_LEFT_MEANWHILE = "the group left while the stream was being opened"
+_LEAVES = "sent before the coordinator heard that this group leaves"
+_SESSION_OVER = "the session is over, and its stream has yet to end"
+_JOB_OVER = "the job is over for this group"
+_ATTEMPT_OVER = "the attempt ended with its stream, or others took this group's place in the quorum"
+_HEAL_OVER = "the heal ended with its stream"
+
+
+def _rule(legal: Iterable[Phase], *late: tuple[Iterable[Phase], str]) -> Rule:
+    return Rule(frozenset(legal), {phase: reason for phases, reason in late for phase in phases})
+
+
+_CROSSES_LEAVE = ((_LEAVING, _LEAVES), (_OVER, _SESSION_OVER))
+# The outcome of an attempt. In APPLYING there is none under way: that phase follows from the attempt's own vote.
+_OUTCOME = _rule(
+    {Phase.WORKING, Phase.VOTED},
+    (_UNWELCOME | _PRESENT | {Phase.JOINING} | _CATCHES_UP, _ATTEMPT_OVER),
+    (_FINISHED | _LEAVING | _OVER, _JOB_OVER),
+)
+# A state that was healed or replayed. Whatever has become of the heal, the training thread holds that state now.
+_CAUGHT_UP = _rule(_ALL - _IN_QUORUM)
+
+RULES: Mapping[type[Any], Rule] = {
+    # ---- from the session ----
+    Connected: _rule(_OFFLINE, (_OVER, _LEFT_MEANWHILE)),
+    Disconnected: _rule(_ALL),
+    Idle: _rule(_ALL),
+    Tick: _rule(_ALL),
+    # ---- from the training thread ----
+    # Another state than the one it came with is a checkpoint's, which it read after all: maybe overtaken by a heal.
+    Prepared: _rule(_ALL - _IN_QUORUM),
+    Exchanged: _OUTCOME,
+    ExchangeBroke: _OUTCOME,
+    # A commit that was heard is applied before the group joins again, so there is no Applied from PRESENT to VOTED.
+    Applied: _rule(_UNWELCOME | {Phase.APPLYING} | _FINISHED | _LEAVING | _OVER),
+    Digested: _rule(_ALL),
+    Healed: _CAUGHT_UP,
+    Replayed: _CAUGHT_UP,
+    HealBroke: _rule(
+        _CATCHES_UP,
+        (_UNWELCOME | _PRESENT | {Phase.JOINING, Phase.WORKING}, _HEAL_OVER),
+        (_FINISHED | _LEAVING | _OVER, _JOB_OVER),
+    ),
+    LeaveNow: _rule(_ALL - _LEAVING),
+    # ---- from the coordinator ----
+    Alive: _rule(_ALL - _UNWELCOME),
+    Welcome: _rule(_GREETING, (_OVER, _SESSION_OVER)),
+    Refused: _rule(_GREETING | _PRESENT | _JOINED, *_CROSSES_LEAVE),
+    Waiting: _rule(_PRESENT | _JOINED, (_FINISHED, _JOB_OVER), *_CROSSES_LEAVE),
+    # JOINING: founders; and one whose HealFailed crosses the quorum that lets it in.
+    NewQuorum: _rule(_JOINED - {Phase.HEALING}, *_CROSSES_LEAVE),
+    AllComputed: _rule(_JOINED - {Phase.HEALING}, *_CROSSES_LEAVE),
+    # A group that has left its phase VOTED by another quorum, a heal or a new stream is no longer waited for.
+    Commit: _rule({Phase.VOTED}, *_CROSSES_LEAVE),
+    Heal: _rule(_JOINED, *_CROSSES_LEAVE),
+    FrontierMoved: _rule({Phase.JOINING, Phase.APPLYING} | _CATCHES_UP, *_CROSSES_LEAVE),
+    # Who holds the frontier may be asked, until the coordinator says Goodbye.
+    Pin: _rule(_JOINED - {Phase.HEALING} | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
+    # PRESENT: a donor that came back is still listed as one for a joiner that is gone.
+    Release: _rule(_PRESENT | _JOINED | _FINISHED | _LEAVING | _OVER),
+    Finished: _rule(_JOINED, *_CROSSES_LEAVE),
+    Evicted: _rule(_PRESENT | _JOINED | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
+    Halted: _rule(_GREETING | _PRESENT | _JOINED | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
+    Goodbye: _rule(_FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
+}
+
+
+def late(replica: Replica, event: Event) -> str:
+    """Return why `event` is dropped as overtaken; "" if it is to be handled.
+
+    Raises:
+        IllegalEvent: it can neither happen now nor have been overtaken.
+    """
+    said = event.message if isinstance(event, Heard) else event
+    rule = RULES.get(type(said))
+    if rule is None:
+        raise IllegalEvent(f"{type(said).__name__} is no event of this protocol")
+    if replica.phase in rule.legal:
+        return _late_in_phase(replica, event)
+    if reason := rule.late.get(replica.phase):
+        return reason
+    raise IllegalEvent(f"{type(said).__name__} is illegal while the group is {replica.phase.value}")
+
+
+def _late_in_phase(replica: Replica, event: Event) -> str:
+    """As `late`, for what depends on more than the phase."""
+    match event:
+        case Exchanged(quorum_id, number) | ExchangeBroke(quorum_id, number):
+            return _late_outcome(replica, (quorum_id, number))
+        case HealBroke(heal_id) if replica.heal is None or replica.heal.heal_id != heal_id:
+            return f"heal {heal_id} was given up"
+        case Heard(NewQuorum() as quorum):
+            _check_newer(replica, quorum)
+        case Heard(Commit() as commit):
+            _check_commit(replica, commit)
+        case Heard(Heal(log_only=False)) if replica.phase is Phase.APPLYING:
+            raise IllegalEvent("Heal is illegal while the group is applying, unless it holds that state then")
+        case _:
+            pass
+    return ""
+
+
+def _late_outcome(replica: Replica, attempt: tuple[int, int]) -> str:
+    quorum = replica.quorum
+    assert quorum is not None
+    quorum_id, number = attempt
+    if quorum_id < quorum.quorum_id:
+        return f"quorum {quorum_id} has given way to quorum {quorum.quorum_id}"
+    if replica.phase is Phase.WORKING and attempt == (quorum.quorum_id, replica.step):
+        return ""
+    raise IllegalEvent(
+        f"the outcome of step {number} in quorum {quorum_id}, while the group is {replica.phase.value} at step "
+        f"{replica.step} in quorum {quorum.quorum_id}"
+    )
+
+
+def _check_newer(replica: Replica, quorum: NewQuorum) -> None:
+    if quorum.quorum_id <= replica.last_quorum_id:
+        raise IllegalEvent(f"quorum {quorum.quorum_id} comes after quorum {replica.last_quorum_id}")
+
+
+def _check_commit(replica: Replica, commit: Commit) -> None:
+    vote = replica.vote
+    if vote is None or not vote.ok or (commit.quorum_id, commit.step) != (vote.quorum_id, vote.step):
+        raise IllegalEvent(
+            f"a commit of step {commit.step} in quorum {commit.quorum_id}, for which this group has not voted "
+            f"(its last vote: {vote})"
+        )
+    if commit.next is not None:
+        _check_newer(replica, commit.next)

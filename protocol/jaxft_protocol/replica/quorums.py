@@ -1,0 +1,68 @@
+"""Quorums, votes and commits."""
+
+from jaxft_protocol.messages import NewQuorum, QuorumId, Step, Vote
+from jaxft_protocol.names import done_again
+from jaxft_protocol.replica import sessions
+from jaxft_protocol.replica.draft import Turn
+from jaxft_protocol.replica.state import Phase
+
+
+def new_quorum(turn: Turn, quorum: NewQuorum) -> None:
+    replica = turn.replica
+    before = replica.last_quorum_id
+    if replica.frontier_step is not None and quorum.step < replica.frontier_step:
+        turn.note(_resume_line(replica.frontier_step, quorum.step), warning=True)
+    turn.update(
+        quorum=quorum,
+        last_quorum_id=quorum.quorum_id,
+        last_members=len(quorum.members),
+        frontier_step=quorum.step,
+        job_history=quorum.history,
+    )
+    turn.note(_quorum_line(before, quorum, retried=replica.phase in (Phase.WORKING, Phase.VOTED)))
+    if replica.phase is Phase.APPLYING or quorum.step > replica.step:
+        return  # it takes part as soon as it holds the state
+    turn.enter(Phase.WORKING, vote=None)
+
+
+def cast(turn: Turn, vote: Vote) -> None:
+    turn.enter(Phase.VOTED, vote=vote)
+    turn.say(vote)
+
+
+def commit(turn: Turn, following: NewQuorum | None) -> None:
+    turn.enter(Phase.APPLYING, commit_heard=True)
+    if following is not None:
+        new_quorum(turn, following)
+
+
+def applied(turn: Turn, number: Step) -> None:
+    replica = turn.replica
+    history = replica.job_history or replica.history
+    turn.update(step=number, digest=None, digest_taken=False, vote=None, commit_heard=False, history=history)
+    if replica.phase is not Phase.APPLYING:
+        return
+    # Relieved by others with this step; if it has been called up again since, that may be for a later one.
+    lacks_more = replica.quorum is None or replica.quorum.step > number
+    if replica.joined and lacks_more and replica.heal is not None:
+        turn.enter(Phase.FOLLOWING)
+    elif replica.joined:
+        turn.enter(Phase.WORKING)
+    else:
+        sessions.join_or_wait(turn)
+
+
+def _resume_line(frontier: Step, resumed: Step) -> str:
+    return (
+        f"the job resumes at step {resumed}: all groups that held step {frontier} are gone; "
+        f"{done_again(frontier - resumed)}"
+    )
+
+
+def _quorum_line(before: QuorumId, quorum: NewQuorum, *, retried: bool) -> str:
+    left = "; ".join(f"lost {change.group} ({change.reason})" for change in quorum.left)
+    joined = ", ".join(change.group for change in quorum.joined)
+    what = "; ".join(text for text in (left, f"joined {joined}" if joined else "") if text)
+    names = ", ".join(member.group for member in quorum.members)
+    then = f"step {quorum.step} is tried again" if retried else f"from step {quorum.step}"
+    return f"quorum {before} -> {quorum.quorum_id}: {what or 'shards dealt anew'}; now {names}; {then}"

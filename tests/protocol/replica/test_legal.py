@@ -1,0 +1,234 @@
+"""The table of legal events: it knows every event and message, and what is in neither list raises."""
+
+from typing import get_args
+
+import pytest
+from jaxft_protocol.messages import (
+    Commit,
+    CoordinatorMessage,
+    FrontierMoved,
+    Goodbye,
+    HealId,
+    Pin,
+    QuorumId,
+    Step,
+    Welcome,
+)
+from jaxft_protocol.replica import legal
+from jaxft_protocol.replica.legal import RULES, IllegalEvent
+from jaxft_protocol.replica.state import (
+    Applied,
+    Connected,
+    Disconnected,
+    Event,
+    ExchangeBroke,
+    Exchanged,
+    HealBroke,
+    Healed,
+    Heard,
+    LeaveNow,
+    Phase,
+    Prepared,
+    Replayed,
+)
+
+from .test_replica import (
+    Group,
+    applying,
+    commit,
+    connected,
+    failed,
+    finished,
+    following,
+    heal,
+    healing,
+    joining,
+    quorum,
+    voted,
+    welcome,
+    working,
+)
+
+LEAVING = working().on(LeaveNow(finished=False))
+OUTCOME = Exchanged(QuorumId(1), Step(0))
+
+
+def test_each_event_and_message_has_a_rule():
+    assert set(RULES) == {*get_args(Event), *get_args(CoordinatorMessage)} - {Heard}
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_what_is_late_is_not_legal_and_has_a_reason(kind: type):
+    rule = RULES[kind]
+    assert rule.legal
+    assert not rule.legal & rule.late.keys()
+    assert all(rule.late.values())
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_each_phase_can_be_left_for_good(phase: Phase):
+    """By the stream's end, by time, and by a user who leaves."""
+    for kind in (Disconnected, LeaveNow):
+        assert phase in RULES[kind].legal or phase is Phase.LEAVING
+
+
+def test_without_a_stream_nothing_is_heard():
+    heard = [RULES[kind] for kind in get_args(CoordinatorMessage)]
+    assert not any(Phase.OFFLINE in rule.legal | rule.late.keys() for rule in heard)
+
+
+def test_after_the_end_all_messages_are_late_but_those_that_free_something():
+    for kind in get_args(CoordinatorMessage):
+        rule = RULES[kind]
+        for phase in (Phase.LEFT, Phase.FAILED):
+            assert phase in rule.late or kind.__name__ in ("Alive", "Release")
+
+
+ILLEGAL: dict[str, tuple[Group, Event, str]] = {
+    "a commit without a vote": (
+        working(),
+        Heard(commit(1, 0)),
+        "Commit is illegal while the group is working",
+    ),
+    "a commit after a commit": (
+        applying(),
+        Heard(commit(1, 0)),
+        "Commit is illegal while the group is applying",
+    ),
+    "a commit of the vote that a new quorum took back": (
+        voted().hear(quorum(2, 0, "a")),
+        Heard(commit(1, 0)),
+        "Commit is illegal while the group is working",
+    ),
+    "a commit of another step": (voted(), Heard(commit(1, 1)), "commit of step 1 in quorum 1, for which"),
+    "a commit of another quorum": (voted(), Heard(commit(2, 0)), "commit of step 0 in quorum 2, for which"),
+    "a commit of a failed vote": (
+        working().on(ExchangeBroke(QuorumId(1), Step(0), (), "b is gone")),
+        Heard(commit(1, 0)),
+        "for which this group has not voted",
+    ),
+    "a commit with an old quorum": (
+        voted(),
+        Heard(commit(1, 0, quorum(1, 1))),
+        "quorum 1 comes after quorum 1",
+    ),
+    "an old quorum": (working(2), Heard(quorum(1, 0)), "quorum 1 comes after quorum 2"),
+    "the same quorum again": (working(), Heard(quorum(1, 0)), "quorum 1 comes after quorum 1"),
+    "a quorum for one that has not joined": (
+        connected().hear(welcome()),
+        Heard(quorum(1, 0)),
+        "NewQuorum is illegal while the group is present",
+    ),
+    "a quorum for one that heals": (healing(), Heard(quorum(1, 3)), "NewQuorum is illegal while"),
+    "a second welcome": (working(), Heard(welcome()), "Welcome is illegal while the group is working"),
+    "a state for one that applies": (
+        applying(),
+        Heard(heal(5, 3)),
+        "Heal is illegal while the group is applying",
+    ),
+    "a frontier for a member": (working(), Heard(FrontierMoved(Step(4))), "FrontierMoved is illegal while"),
+    "a pin for one that holds nothing": (
+        connected().hear(welcome()),
+        Heard(Pin(HealId(1), Step(0))),
+        "Pin is illegal while the group is present",
+    ),
+    "a goodbye to one that stays": (
+        working(),
+        Heard(Goodbye()),
+        "Goodbye is illegal while the group is working",
+    ),
+    "a message without a stream": (
+        Group(),
+        Heard(welcome()),
+        "Welcome is illegal while the group is offline",
+    ),
+    "a second stream": (working(), Connected(), "Connected is illegal while the group is working"),
+    "a second vote": (voted(), OUTCOME, "outcome of step 0 in quorum 1, while the group is voted at step 0"),
+    "a vote on a quorum that it does not know": (
+        working(),
+        Exchanged(QuorumId(2), Step(0)),
+        "outcome of step 0 in quorum 2, while the group is working at step 0 in quorum 1",
+    ),
+    "a vote on another step": (working(), Exchanged(QuorumId(1), Step(1)), "outcome of step 1 in quorum 1"),
+    "an exchange while it applies": (applying(), OUTCOME, "Exchanged is illegal while the group is applying"),
+    "what was not committed is applied": (
+        voted(),
+        Applied(Step(1)),
+        "Applied is illegal while the group is voted",
+    ),
+    "a state that comes from nowhere": (working(), Healed(HealId(5), Step(3)), "Healed is illegal while"),
+    "a sum that comes from nowhere": (voted(), Replayed(HealId(5), Step(3)), "Replayed is illegal while"),
+    "a heal that was not under way": (voted(), HealBroke(HealId(5), ""), "HealBroke is illegal while"),
+    "another state in a step": (working(), Prepared(Step(9), 0xD1), "Prepared is illegal while"),
+    "to leave twice": (LEAVING, LeaveNow(finished=False), "LeaveNow is illegal while the group is leaving"),
+    "what is no event": (working(), "nonsense", "str is no event"),  # pyright: ignore[reportAssignmentType]
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_what_cannot_happen_raises_and_leaves_the_group_as_it_was(name: str):
+    group, event, text = ILLEGAL[name]
+    before = group.replica
+    with pytest.raises(IllegalEvent, match=text):
+        group.on(event)
+    assert group.replica is before
+
+
+LATE: dict[str, tuple[Group, Event, str]] = {
+    "an attempt whose stream was lost": (working().on(Disconnected("")), OUTCOME, "ended with its stream"),
+    "an attempt from which it was relieved": (
+        working().hear(heal(5, 3)),
+        OUTCOME,
+        "others took this group's place",
+    ),
+    "an attempt of an older quorum": (working(2), OUTCOME, "quorum 1 has given way to quorum 2"),
+    "an attempt of a job that is over": (finished(), OUTCOME, "the job is over"),
+    "a heal whose stream was lost": (
+        healing().on(Disconnected("")),
+        HealBroke(HealId(5), ""),
+        "ended with its stream",
+    ),
+    "a heal that was given up": (healing(), HealBroke(HealId(4), ""), "heal 4 was given up"),
+    "a commit that crosses Leave": (
+        LEAVING,
+        Heard(Commit(QuorumId(1), Step(0))),
+        "heard that this group leaves",
+    ),
+    "a heal after the end": (failed(), Heard(heal(6, 3)), "has yet to end"),
+    "a heal after Goodbye": (finished().hear(Goodbye()), Heard(heal(6, 3)), "has yet to end"),
+    "a stream for one that has left": (
+        Group().on(LeaveNow(finished=False)),
+        Connected(),
+        "left while the stream",
+    ),
+    "a welcome to one that has left": (
+        connected().on(LeaveNow(finished=False)),
+        Heard(Welcome(1000)),
+        "yet to end",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_was_overtaken_is_dropped_for_a_reason(name: str):
+    group, event, text = LATE[name]
+    assert text in legal.late(group.replica, event)
+    before = group.phase
+    assert group.on(event).said == []
+    assert group.phase is before
+
+
+def test_a_message_that_is_dropped_is_still_a_sign_of_life():
+    group = working().on(LeaveNow(finished=False))
+    group.now_s = 3.0
+    assert group.hear(quorum(2, 0)).replica.heard_s == 3.0
+
+
+def test_a_heal_that_is_dropped_still_says_that_the_training_thread_waits():
+    group = healing().on(Disconnected("", busy=True)).on(HealBroke(HealId(5), "overtaken"))
+    assert not group.replica.busy
+
+
+def test_founders_and_followers_are_called_up():
+    assert joining().hear(quorum(1, 0)).phase is Phase.WORKING
+    assert following().hear(quorum(1, 3)).phase is Phase.WORKING
