@@ -10,11 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxft_protocol.messages import GroupName, Incarnation, Member, NewQuorum, QuorumId, Step
-from jaxft_protocol.replica.state import Event, Exchanged, Identity
+from jaxft_protocol.replica.state import Event, Exchanged
 
 from jaxft._errors import JaxftError
 from jaxft._programs._build import Programs, cut_programs, joined
-from jaxft._replica._runner import Runner, _Own
+from jaxft._replica._attempt import Attempts
+from jaxft._replica._config import GroupConfig
+from jaxft._replica._engine import BatchFor, Call, OwnBatch
+from jaxft._replica._finite import FiniteCheck
+from jaxft._replica._held_state import HeldState
+from jaxft._report import Record
 from jaxft._transport._listener import Abort, Listener
 from tests import patience
 
@@ -73,102 +78,98 @@ def built(state: Any) -> Programs:
     return cut_programs(joined(grad_fn, update_fn), state, batch_for(0, 0))
 
 
-def runner(listener: Listener, heard: Heard, *, shards: int | None, digest_every: int = 1000) -> Runner:
-    made = Runner(
-        cast(Any, heard),
-        cast(Any, None),
-        listener,
-        Identity("job", ME, Incarnation(1), "127.0.0.1:1", "c:1"),
-        failure_timeout_s=30.0,
-        step=STEP,
-        min_replicas=None,
-        settings={},
-        spare=False,
-        other_meshes=False,
-        digest_every=digest_every,
-        checkpoints=None,
-    )
-    made._prepared = ({}, shards)
-    return made
+class Group:
+    """A group in a job, of one state: its attempts, and the record of its call."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        *,
+        shards: int | None,
+        digest_every: int = 1000,
+        batch_for: BatchFor = batch_for,
+    ) -> None:
+        self.heard, self.record, state = Heard(), Record(), {"w": jnp.zeros(3)}
+        config = GroupConfig(coordinator="c:1", group=ME, job="job", failure_timeout_s=30.0)
+        self.held = HeldState(cast(Any, self.heard), cast(Any, None), STEP, digest_every=digest_every)
+        self.attempts = Attempts(config, cast(Any, self.heard), listener, self.held, FiniteCheck(ME))
+        self.call = Call(built(state), batch_for, shards, "allow")
+        self.held.leaves = self.call.programs.state_leaves(state)
+
+    def attempt(self, quorum: NewQuorum) -> None:
+        self.attempts.attempt(self.call, quorum, STEP, self.record)
+
+    def compute(self, quorum: NewQuorum) -> bool:
+        return self.attempts._compute(self.call, quorum, Abort(), self.record)
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        return self.attempts._work.counted
+
+    def summed(self, shard: int) -> list[float]:
+        """What the group contributes for one shard."""
+        partials = self.attempts._work.partials
+        assert partials is not None
+        (node,) = partials.nodes
+        assert (node.start, node.stop) == (shard, shard + 1)
+        return np.asarray(partials.part(node, 0, 0, 3)).tolist()
 
 
-def summed(made: Runner, shard: int) -> list[float]:
-    """What the group contributes for one shard."""
-    partials = made._work.partials
-    assert partials is not None
-    (node,) = partials.nodes
-    assert (node.start, node.stop) == (shard, shard + 1)
-    return np.asarray(partials.part(node, 0, 0, 3)).tolist()
-
-
-@pytest.mark.parametrize("state", [{"w": jnp.zeros(3)}], ids=["a state"])
-def test_a_vote_has_its_fingerprint_also_after_the_work_was_dropped(listener: Listener, state: Any) -> None:
+def test_a_vote_has_its_fingerprint_also_after_the_work_was_dropped(listener: Listener) -> None:
     """Back from a lost connection: others have been given shards that this group had computed."""
-    heard = Heard()
-    made, programs = runner(listener, heard, shards=2), built(state)
-    one = (programs, programs.layout, state, batch_for)
-    made._attempt(*one, quorum(1, 2, group_1=(0, 1)), STEP)
-    made._attempt(*one, quorum(2, 1, group_1=(0,)), STEP)
-    first, second = heard.events
+    group = Group(listener, shards=2)
+    group.attempt(quorum(1, 2, group_1=(0, 1)))
+    group.attempt(quorum(2, 1, group_1=(0,)))
+    first, second = group.heard.events
     assert isinstance(first, Exchanged)
     assert isinstance(second, Exchanged)
-    assert made._work.counted == (0,), "the work was begun afresh"
+    assert group.counted == (0,), "the work was begun afresh"
     assert first.digest is not None
     assert second.digest == first.digest
 
 
 def test_a_fingerprint_is_of_the_state_that_the_step_is_computed_from(listener: Listener) -> None:
-    heard = Heard()
-    made, state = runner(listener, heard, shards=1, digest_every=1), {"w": jnp.zeros(3)}
-    programs = built(state)
+    group = Group(listener, shards=1, digest_every=1)
     digests: set[int | None] = set()
     for number, fill in ((1, 0.0), (2, 1.0)):
-        made._digest = None  # as when a state is healed to, or applied
-        other = {"w": jnp.full(3, fill)}
-        made._attempt(programs, programs.layout, other, batch_for, quorum(number, 1, group_1=(0,)), STEP)
-        digests.add(cast(Exchanged, heard.events[-1]).digest)
+        group.held._digest = None  # as when a state is healed to, or applied
+        group.held.leaves = [jnp.full(3, fill)]
+        group.attempt(quorum(number, 1, group_1=(0,)))
+        digests.add(cast(Exchanged, group.heard.events[-1]).digest)
     assert len(digests) == 2
     assert None not in digests
 
 
 def test_a_batch_made_for_a_place_is_not_counted_at_another(listener: Listener) -> None:
     """Without `shards=`, each group computes batch number i at place i; a survivor's place may change."""
-    heard = Heard()
-    made, state = runner(listener, heard, shards=None), {"w": jnp.zeros(3)}
-    programs = built(state)
-    one = (programs, programs.layout, state, batch_for)
-    assert made._compute(*one, quorum(1, 3, group_0=(0,), group_1=(1,), group_2=(2,)), Abort())
-    assert summed(made, 1) == [15.0, 15.0, 15.0]
-    assert made._compute(*one, quorum(2, 2, group_1=(0,), group_2=(1,)), Abort())
-    assert summed(made, 0) == [5.0, 5.0, 5.0], "batch 0, not batch 1 under the number 0"
-    assert made._compute(*one, quorum(3, 3, group_0=(0,), group_1=(1,), group_2=(2,)), Abort())
-    assert summed(made, 1) == [15.0, 15.0, 15.0]
-    assert made.report.shards == (1, 0), "and nothing was computed twice"
-    assert made._work.counted == (1,)
-    assert heard.progress == 3
+    group = Group(listener, shards=None)
+    assert group.compute(quorum(1, 3, group_0=(0,), group_1=(1,), group_2=(2,)))
+    assert group.summed(1) == [15.0, 15.0, 15.0]
+    assert group.compute(quorum(2, 2, group_1=(0,), group_2=(1,)))
+    assert group.summed(0) == [5.0, 5.0, 5.0], "batch 0, not batch 1 under the number 0"
+    assert group.compute(quorum(3, 3, group_0=(0,), group_1=(1,), group_2=(2,)))
+    assert group.summed(1) == [15.0, 15.0, 15.0]
+    assert group.record.shards == [1, 0], "and nothing was computed twice"
+    assert group.counted == (1,)
+    assert group.heard.progress == 3
 
 
 def test_a_batch_that_the_group_brings_is_kept_at_any_place(listener: Listener) -> None:
-    heard = Heard()
-    made, state = runner(listener, heard, shards=None), {"w": jnp.zeros(3)}
-    programs = built(state)
-    one = (programs, programs.layout, state, _Own(jnp.full(3, 7.0)))
-    assert made._compute(*one, quorum(1, 2, group_0=(0,), group_1=(1,)), Abort())
-    assert summed(made, 1) == [7.0, 7.0, 7.0]
-    assert made._compute(*one, quorum(2, 1, group_1=(0,)), Abort())
-    assert summed(made, 0) == [7.0, 7.0, 7.0]
-    assert made.report.shards == (1,), "it is computed once"
+    group = Group(listener, shards=None, batch_for=OwnBatch(jnp.full(3, 7.0)))
+    assert group.compute(quorum(1, 2, group_0=(0,), group_1=(1,)))
+    assert group.summed(1) == [7.0, 7.0, 7.0]
+    assert group.compute(quorum(2, 1, group_1=(0,)))
+    assert group.summed(0) == [7.0, 7.0, 7.0]
+    assert group.record.shards == [1], "it is computed once"
 
 
 def test_a_listener_that_has_ended_is_noticed_in_the_next_step_under_the_same_quorum(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, state = runner(listener, Heard(), shards=1), {"w": jnp.zeros(3)}
-    programs = built(state)
-    one = (programs, programs.layout, state, batch_for, quorum(1, 1, group_1=(0,)), STEP)
-    made._attempt(*one)
+    group, alone = Group(listener, shards=1), quorum(1, 1, group_1=(0,))
+    group.attempt(alone)
     monkeypatch.setattr(listener, "_accept_some", lambda: 1 // 0)
     socket.create_connection(("127.0.0.1", listener.port)).close()
     patience.until(lambda: not listener._thread.is_alive(), "the end of the listener")
     with pytest.raises(JaxftError, match="no other group can reach this one any more: ZeroDivisionError"):
-        made._attempt(*one)
+        group.attempt(alone)
