@@ -271,6 +271,8 @@ class _Given:
 
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "_Given":
+        if not (args or kwargs):
+            return _NOTHING
         key = tuple((type(value), value) for value in args)
         if kwargs:
             key += tuple((name, type(value), value) for name, value in sorted(kwargs.items()))
@@ -282,6 +284,9 @@ class _Given:
                 f"({error}). Put arrays into the state or into the batch."
             ) from error
         return _Given(key, args, kwargs)
+
+
+_NOTHING = _Given((), (), {})
 
 
 def _types(tree: Any) -> tuple[Any, ...]:

@@ -84,8 +84,8 @@ class Separate:
         self._made: Sequence[jax.Array] = ()
 
     def __call__(
-        self, leaves: list[jax.Array], donated: Sequence[int], others: Sequence[Any] = ()
-    ) -> list[jax.Array]:
+        self, leaves: Sequence[jax.Array], donated: Sequence[int], others: Sequence[Any] = ()
+    ) -> Sequence[jax.Array]:
         """The leaves, with copies of donated ones whose memory belongs to another leaf, or to others, as well.
 
         `others` are the arrays that the step closes over: the initial parameters, say, for a regularizer.

@@ -113,8 +113,8 @@ class Programs:
         return outputs[:count], Local(self, outputs[count:direct], outputs[direct:])
 
     def apply(
-        self, state: list[jax.Array], means: Sequence[np.ndarray | jax.Array], local: Local | None
-    ) -> tuple[list[jax.Array], Any]:
+        self, state: Sequence[jax.Array], means: Sequence[np.ndarray | jax.Array], local: Local | None
+    ) -> tuple[Sequence[jax.Array], Any]:
         """The leaves of the new state and the metrics, from the old state and the means and sums over all shards.
 
         Runs asynchronously. Means given as numpy arrays may be read until the new state is ready: do not write
@@ -138,7 +138,7 @@ class Programs:
         metrics = self._metrics(state, means, local)
         apart = self.separate(state, self.cut.donated, self.cut.consts)
         outputs = self._call(self.executables.apply, self.cut.apply.inputs(apart, means=means))
-        leaves = list(self._new_leaves([*outputs, *state]))
+        leaves = self._new_leaves([*outputs, *state])
         self.separate.made(leaves)
         metrics.update(zip(self.cut.applied, outputs[len(self.cut.made) :], strict=True))
         ordered = [metrics[index] for index in range(len(self.cut.metrics))]

@@ -25,7 +25,7 @@ class Alone:
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def run(self, call: Call, state: list[jax.Array]) -> tuple[list[jax.Array], Any]:
+    def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
         means, local = self._means(call, state)
         if self._skips(call, means):
             result = state, call.programs.blank_metrics()
@@ -34,7 +34,7 @@ class Alone:
         self.step += 1
         return result
 
-    def _means(self, call: Call, state: list[jax.Array]) -> tuple[Sequence[Any], Local]:
+    def _means(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[Any], Local]:
         """The means over all shards, and what stays of the first shard."""
         programs, count = call.programs, call.shards or 1
         contribution, local = programs.compute(state, call.batch_for(self.step, 0))

@@ -1,9 +1,9 @@
 """What runs the steps of a group: as a member of a job, or alone. Both take a call in the same form."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -24,8 +24,7 @@ class OwnBatch:
         return self.batch
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One call of a step, but for its state."""
 
     programs: Programs
@@ -44,7 +43,7 @@ class Engine(Protocol):
         """While this lasts the group is not taken for one that hangs."""
         ...
 
-    def run(self, call: Call, state: list[jax.Array]) -> tuple[list[jax.Array], Any]:
+    def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
         """Commit at least one more step; return the leaves of the state after it, and its metrics.
 
         Args:

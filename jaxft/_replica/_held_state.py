@@ -1,5 +1,6 @@
 """The state that this group holds, and what it tells of it: to joiners, and to the coordinator as digests."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,8 +19,8 @@ class HeldState:
 
     def __init__(self, session: Session, store: StateStore, step: int, *, digest_every: int | None) -> None:
         self.step = step
-        self.leaves: list[jax.Array] = []
-        self.moved = False  # by a step or a heal, from the state that the first call brought
+        self.leaves: Sequence[jax.Array] = ()  # what the caller has passed, or what came of it
+        self.newest: Sequence[jax.Array] | None = None  # the last that a step or a heal has made
         self._session = session
         self._store = store
         self._digests = StateDigest()
@@ -31,9 +32,9 @@ class HeldState:
         """Offer the state to joiners."""
         self._store.publish(self.step, self.leaves)
 
-    def replace(self, step: int, leaves: list[jax.Array]) -> None:
-        """Hold another state, from a heal, from here on."""
-        self.step, self.leaves, self.moved = step, leaves, True
+    def replace(self, step: int, leaves: Sequence[jax.Array]) -> None:
+        """Hold another state from here on."""
+        self.step, self.leaves, self.newest = step, leaves, leaves
         self._digest = None
         self.publish()
 
@@ -51,7 +52,6 @@ class HeldState:
             self.say_digest(self.step)  # the last moment at which it can be taken
         # Also of a step that is skipped: the next one overwrites its state.
         self._store.before_donation()
-        self._digest = None
         if skip:
             leaves, metrics = self.leaves, programs.blank_metrics()
         else:

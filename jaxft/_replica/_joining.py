@@ -2,8 +2,9 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import jax
 from jaxft_protocol.messages import HistoryId, Step
 from jaxft_protocol.replica.state import Prepared
 
@@ -36,16 +37,18 @@ class Joining:
         """Whether the first step has been called."""
         return self._settings is not None
 
-    def prepare(self, call: Call) -> None:
-        """Join with the first call; check that the others are of the same step.
+    def prepare(self, call: Call, state: Sequence[jax.Array]) -> None:
+        """Hold the state of a call, and join with that of the first; check that all calls are of the same step.
 
         Raises:
             ConfigurationError: the call is of another step than the first was, or the checkpoint of another run.
         """
-        settings = self._settings_of(call)
         if self._settings is not None:
-            self._check_same(self._settings, settings)
+            self._check_same(self._settings, self._settings_of(call))
+            self._held.leaves = state
             return
+        self._held.leaves = state
+        settings = self._settings_of(call)
         if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):
             _log.warning("[jaxft %s] %s", self._config.group, text)
         self._settings = settings
@@ -57,7 +60,7 @@ class Joining:
         if not self._saving.left_to_others:
             return  # read already, before the session's thread had heard of it
         with self._session.in_step(False):
-            state = self._saving.read_again(call.programs.unflatten(self._held.leaves))
+            state = self._saving.read_unless_others_do(call.programs.unflatten(self._held.leaves))
             self._held.leaves = call.programs.state_leaves(state)
             self._say_prepared(self._settings)
 

@@ -9,7 +9,7 @@ What is common to them is the state that this group holds (`_held_state`).
 
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ from jaxft_protocol.replica.state import (
 from jaxft import _errors
 from jaxft._errors import JaxftError, JobFinished
 from jaxft._heal._store import StateStore
+from jaxft._programs._programs import Programs
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._config import GroupConfig
@@ -62,7 +63,7 @@ class Runner:
         self._saving = Saving(config, session, self._held)
         self._joining = Joining(config, session, self._held, self._saving)
         self._record = Record()
-        self._call: Call | None = None  # the last one
+        self._programs: Programs | None = None  # of the last call
         self._seen = -1  # number of the last directive that was acted on
         self._report: StepReport | None = None
 
@@ -83,15 +84,15 @@ class Runner:
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return self._session.in_step(False)
 
-    def run(self, call: Call, state: list[jax.Array]) -> tuple[list[jax.Array], Any]:
+    def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
         """Take part until at least one more step is committed, as `Engine.run` says.
 
         A group that had to heal returns as soon as it stands at the frontier, with the metrics of the last step
         it replayed, so that its loop may see how far the job has come. A spare returns after each step it follows.
         """
         with self._session.in_step(True):
-            self._held.leaves, self._call = state, call
-            self._joining.prepare(call)
+            self._joining.prepare(call, state)
+            self._programs = call.programs
             self._record = self._record.next_call()
             try:
                 self._follow_directives(call, self._record)
@@ -151,11 +152,12 @@ class Runner:
 
     def save_last(self) -> None:
         """Save the state in which this group's loop ended, if it is this group's turn."""
-        if self._call is not None:
-            self._saving.save_last(self._call.programs, self._record.members)
+        if self._programs is not None:
+            self._saving.save_last(self._programs, self._record.members)
 
     def serve_until_left(self, timeout_s: float) -> None:
         """Take digests of the last state for joiners, until this group has left the job."""
+        self._held.leaves = self._held.newest or ()
         deadline_s = time.monotonic() + timeout_s
         told: Step | None = None
         while (step := self._session.wait_until_left(deadline_s, told)) is not None:

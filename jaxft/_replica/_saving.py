@@ -43,9 +43,9 @@ class Saving:
             return state
         # Leave it to others only if the coordinator remembers the job. Else fresh states could found it before a
         # restored one comes.
-        return self.read_again(state) if self._frontier_step else self._read(state)
+        return self.read_unless_others_do(state) if self._frontier_step else self._read(state)
 
-    def read_again(self, state: Any) -> Any:
+    def read_unless_others_do(self, state: Any) -> Any:
         """Read the newest checkpoint, unless others do so right now (`left_to_others`)."""
         assert self._config.checkpoints is not None
         with self._config.checkpoints.reading(self._config.failure_timeout_s) as mine:
@@ -96,12 +96,13 @@ class Saving:
 
     def save_last(self, programs: Programs, members: tuple[str, ...]) -> None:
         """Save the state in which this group's loop ended, if it is this group's turn."""
-        if not self._held.moved:
+        newest = self._held.newest
+        if newest is None:
             return
-        if any(leaf.is_deleted() for leaf in self._held.leaves):
+        if any(leaf.is_deleted() for leaf in newest):
             _log.warning("the last state was consumed by other code before the job ended, and is not saved")
             return
-        self._save(programs.unflatten(self._held.leaves), members)
+        self._save(programs.unflatten(newest), members)
 
     def _save(self, state: Any, members: tuple[str, ...]) -> None:
         """One group writes for all: the first of the quorum, whichever that is at this step."""
