@@ -2,8 +2,8 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 
@@ -143,7 +143,7 @@ class Step:
         self._nonfinite: Policy = checked_policy(nonfinite)
         self._shared = Shared()
         self._programs: dict[Any, Programs] = {}
-        self._current: dict[_Given, Programs] = {}
+        self._current: dict[tuple[Any, ...], Programs] = {}
         self._reference: dict[Any, Programs] = {}
 
     @property
@@ -172,10 +172,10 @@ class Step:
         """
         given = _Given.of(static, static_kw)
         batch_for = self._batch_for(batch)
-        programs = self._current.get(given)
+        programs = self._current.get(given.key)
         if programs is None:
             batch_for = _asked_once(batch_for)
-            programs = self._current[given] = self._first(given, state, batch_for)
+            programs = self._current[given.key] = self._first(given, state, batch_for)
         try:
             return self._run(programs, state, batch_for)
         except OtherTypes:
@@ -183,7 +183,7 @@ class Step:
             others = None if self._manager is not None else self._find(given, state, batch_for(self.step, 0))
             if others is None or others is programs:
                 raise
-        self._current[given] = others
+        self._current[given.key] = others
         return self._run(others, state, batch_for)
 
     def _run(self, programs: Programs, state: Any, batch_for: BatchFor) -> tuple[Any, Any]:
@@ -229,7 +229,7 @@ class Step:
         """The programs for these types of arguments, built if they are new."""
         refuse_tracers([*jax.tree.leaves(state), *jax.tree.leaves(batch)])
         state_types = _types(state)
-        signature = (given, state_types, _types(batch))
+        signature = (given.key, state_types, _types(batch))
         programs = self._programs.get(signature)
         if programs is None:
             self._statics.check(given.args, given.kwargs)
@@ -261,13 +261,12 @@ def _check_repeatable(built: Programs, reference: Programs) -> None:
     )
 
 
-@dataclass(frozen=True)
-class _Given:
-    """The static arguments of a call. Those of other types are others: 1, 1.0 and True make different programs."""
+class _Given(NamedTuple):
+    """The static arguments of a call."""
 
-    key: tuple[Any, ...]
-    args: tuple[Any, ...] = field(compare=False)
-    kwargs: Mapping[str, Any] = field(compare=False)
+    key: tuple[Any, ...]  # with their types: 1, 1.0 and True are equal but make different programs
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "_Given":
