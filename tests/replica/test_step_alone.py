@@ -110,6 +110,27 @@ def test_a_new_state_type_is_a_new_step() -> None:
     assert step.step == 3
 
 
+def test_a_state_of_another_structure_is_a_new_step() -> None:
+    def add(state: Any, batch: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf + jaxft.pmean(batch), state), {}
+
+    asked: list[tuple[int, int]] = []
+
+    def batch_for(number: int, shard: int) -> Any:
+        asked.append((number, shard))
+        return jnp.full(2, 1.0 + shard)
+
+    counted = Counted(add)
+    step = jaxft.fault_tolerant(counted, None, shards=2)
+    one, _ = step({"a": jnp.zeros(2)}, batch_for)
+    two, _ = step((jnp.zeros(2), jnp.ones(2)), batch_for)
+    assert bits(one) == bits({"a": jnp.full(2, 1.5)})
+    assert bits(two) == bits((jnp.full(2, 1.5), jnp.full(2, 2.5)))
+    assert counted.traces == 2
+    assert step.step == 2
+    assert set(asked) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
 def test_apply_must_not_depend_on_the_shape_of_the_batch() -> None:
     def summed(state: jax.Array, batch: jax.Array) -> Any:
         return state + jaxft.pmean(batch.sum()) / batch.size, {}
@@ -322,6 +343,17 @@ def test_a_manager_is_given_programs_and_the_rest() -> None:
     assert first.programs.layout == Layout.of(first.programs.contribution)
     assert first.shards == 2
     assert counted.traces == 1
+
+
+def test_outside_of_the_managers_with_block_nothing_is_compiled() -> None:
+    counted = Counted(train_step)
+    step = jaxft.fault_tolerant(counted, jaxft.Manager("localhost:9", group="group-0", step=7))
+    assert step.step == 7
+    with pytest.raises(
+        ConfigurationError, match=r"group 'group-0' is not in its job.*inside `with jaxft\.Manager"
+    ):
+        step(step_models.mlp_params(), numpy_batch(0))
+    assert counted.traces == 0
 
 
 def test_a_manager_may_meet_batches_of_another_shape() -> None:

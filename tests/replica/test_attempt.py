@@ -1,6 +1,7 @@
 """What the training thread has computed of a step, and of which state, when an attempt gives way to another."""
 
 import contextlib
+import dataclasses
 import socket
 from collections.abc import Iterator
 from typing import Any, cast
@@ -9,17 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxft_protocol.messages import GroupName, Incarnation, Member, NewQuorum, QuorumId, Step
-from jaxft_protocol.replica.state import Event, Exchanged
+from jaxft_protocol.messages import Change, GroupName, Incarnation, Member, NewQuorum, QuorumId, Step
+from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
 
-from jaxft._errors import JaxftError
+from jaxft._errors import ConfigurationError, JaxftError
+from jaxft._heal._store import StateStore
 from jaxft._programs._build import Programs, cut_programs, joined
+from jaxft._programs._nonfinite import Policy
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import BatchFor, Call, OwnBatch
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
-from jaxft._report import Record
+from jaxft._replica._joining import Joining
+from jaxft._replica._saving import Saving
+from jaxft._report import Record, StepReport
 from jaxft._transport._listener import Abort, Listener
 from tests import patience
 
@@ -42,6 +47,9 @@ class Heard:
 
     def post(self, event: Event) -> None:
         self.events.append(event)
+
+    def wants_digest(self, step: Step) -> bool:
+        return False
 
     def got_on(self) -> None:
         self.progress += 1
@@ -88,12 +96,15 @@ class Group:
         shards: int | None,
         digest_every: int = 1000,
         batch_for: BatchFor = batch_for,
+        nonfinite: Policy = "allow",
     ) -> None:
         self.heard, self.record, state = Heard(), Record(), {"w": jnp.zeros(3)}
         config = GroupConfig(coordinator="c:1", group=ME, job="job", failure_timeout_s=30.0)
-        self.held = HeldState(cast(Any, self.heard), cast(Any, None), STEP, digest_every=digest_every)
-        self.attempts = Attempts(config, cast(Any, self.heard), listener, self.held, FiniteCheck(ME))
-        self.call = Call(built(state), batch_for, shards, "allow")
+        session = cast(Any, self.heard)
+        self.held = HeldState(session, StateStore(), STEP, digest_every=digest_every)
+        self.attempts = Attempts(config, session, listener, self.held, FiniteCheck(ME))
+        self.joining = Joining(config, session, self.held, Saving(config, session, self.held))
+        self.call = Call(built(state), batch_for, shards, nonfinite)
         self.held.leaves = self.call.programs.state_leaves(state)
 
     def attempt(self, quorum: NewQuorum) -> None:
@@ -173,3 +184,49 @@ def test_a_listener_that_has_ended_is_noticed_in_the_next_step_under_the_same_qu
     patience.until(lambda: not listener._thread.is_alive(), "the end of the listener")
     with pytest.raises(JaxftError, match="no other group can reach this one any more: ZeroDivisionError"):
         group.attempt(alone)
+
+
+@pytest.mark.parametrize("policy", ["skip", "allow"])
+def test_a_step_that_is_skipped_keeps_the_state_and_counts(listener: Listener, policy: Policy) -> None:
+    """The work, the digest and the means go with the state that they are of."""
+    group = Group(listener, shards=1, batch_for=lambda step, shard: jnp.full(3, np.inf), nonfinite=policy)
+    before = group.held.leaves
+    group.attempt(quorum(1, 1, group_1=(0,)))
+    group.attempts.apply(group.call, STEP, group.record)
+    assert group.heard.events[-1] == Applied(Step(STEP + 1))
+    assert group.held.step == STEP + 1
+    assert (group.held.leaves is before) == (policy == "skip")
+    assert group.held.newest is group.held.leaves
+    assert group.held.started_digest() is None
+    assert group.counted == ()
+    assert np.isnan(group.record.metrics) == (policy == "skip")
+    assert ("inf" in group.record.nonfinite) == (policy == "skip")
+
+
+def test_a_call_of_another_step_does_not_replace_the_state(listener: Listener) -> None:
+    group = Group(listener, shards=2)
+    given = group.held.leaves
+    group.joining.prepare(group.call, given)
+    (prepared,) = group.heard.events
+    assert isinstance(prepared, Prepared)
+    assert prepared.settings["shards"] == "2"
+    assert prepared.digest == group.held.digest()
+    with pytest.raises(ConfigurationError, match=r"differs from the one .* in shards: '2' then, '3' now"):
+        group.joining.prepare(group.call._replace(shards=3), [jnp.ones(3)])
+    assert group.held.leaves is given
+    assert group.held.newest is None, "and there is nothing to save"
+    assert len(group.heard.events) == 1
+
+
+def test_a_report_is_of_one_call() -> None:
+    record = Record()
+    record.entered(quorum(1, 2, a=(0,), b=(1,)))
+    assert (record.joined, record.left) == ([], []), "who was there first has not joined"
+    record.attempts, record.shards = 2, [0, 1]
+    assert record.report(6) == StepReport(6, attempts=2, quorum_id=1, members=("a", "b"), shards=(0, 1))
+    record = record.next_call()
+    lost = (Change(GroupName("b"), "its connection was lost"),)
+    record.entered(dataclasses.replace(quorum(2, 2, a=(0,), c=(1,)), left=lost))
+    assert record.report(7) == StepReport(
+        7, quorum_id=2, members=("a", "c"), joined=("c",), left=(("b", "its connection was lost"),)
+    )
