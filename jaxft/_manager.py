@@ -34,26 +34,26 @@ class Manager:
 
     While it runs:
 
-    * A lost peer is not an error. The step is tried again with those who live; `report` says so.
+    * A lost peer is not an error. The remaining groups repeat the step; `report` says so.
     * Between two calls of the step this group may take any time. The others wait for a while, then go on without it,
       and its next call brings it back: docs/guarantees.md has the rule.
     * A lost coordinator is waited for, up to `failure_timeout_s`; what was computed is kept.
     * If this group itself was thought dead, it comes back by itself: it heals from its peers.
 
     Args:
-        coordinator: `host:port` of the coordinator; of several that stand by for each other, all, with commas between
-            them.
-        group: this group's lasting name, its own within the job; the same again after a restart.
+        coordinator: `host:port` of the coordinator; if several stand by for each other, all of them, separated by
+            commas.
+        group: this group's name: unique within the job, and the same after a restart.
         job: the training run's name. A coordinator serves many jobs.
         step: the number of committed steps behind the state that the first call of the step will pass; more
             than 0 after a restore from a checkpoint.
         failure_timeout_s: how long any one failure may take before this group gives up: no answer from the
-            coordinator, nobody that holds the job's state, a peer that has computed and neither moves nor dies.
+            coordinator, no group that holds the job's state, a peer that has computed and neither moves nor dies.
             How long a step takes plays no part. Every other timeout derives from it.
         min_replicas: how many groups a step needs; the coordinator's setting by default. Equal in all groups.
-        settings: whatever else must be the same in all groups, and over all restarts, for this to be one run, by
-            name: the fingerprint of a corpus, a seed, the learning rate. A group that differs is refused, with what
-            differs; so is a checkpoint that was saved with others.
+        settings: what else must be the same in all groups, and after every restart, by name: the fingerprint of a
+            corpus, a seed, the learning rate. A group with other settings is refused, and the error says what
+            differs; so is a checkpoint that was saved with other settings.
         checkpoints: where the job's state is saved every so many steps, by one group for all; for when all groups
             die at once. Call `restore` before the first step.
         spare: this group takes part only in the place of one that is lost. Until then it follows: it holds the

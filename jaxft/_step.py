@@ -59,9 +59,9 @@ def fault_tolerant(
         manager: the `jaxft.Manager` of this group; None runs the step alone, for tests and baselines, with the
             same bits as a job of any number of groups.
         shards: into how many equal slices the job divides the batch of a step. The members of a quorum share
-            them out, and the mean is over all of them, whoever is there. Needs a batch function. None: one for
-            each group that takes part, so that a lost group's batch is lost. A batch function is then asked for
-            shard i by the group at place i of the quorum, so that each of the batches 0 to n-1 counts once.
+            them out, and the mean is over all of them, whichever groups are there. Needs a batch function. None:
+            one for each group that takes part, so that a lost group's batch is lost. A batch function is then asked
+            for shard i by the group at place i of the quorum, so that each of the batches 0 to n-1 counts once.
         nonfinite: what the job does with a step whose means (or sums) are not finite. "raise" ends it for all groups
             with `NonFinite`, and nothing of that step is applied. "skip" leaves the state as it was and goes on with
             the next step: metrics are blank, and `report.nonfinite` says why. "allow" applies it: for steps that
@@ -112,8 +112,8 @@ def from_functions(
             metrics may derive from `local`, its new state may not. If the group computed several shards,
             `local` is that of the lowest. A group that joins calls it without a `local`.
         manager: as in `jaxft.fault_tolerant`.
-        shards: likewise.
-        nonfinite: likewise.
+        shards: as there.
+        nonfinite: as there.
 
     Returns:
         A `Step`: call it as `state, metrics = step(state, batch)`.
@@ -159,7 +159,7 @@ class Step:
             batch: this group's batch, or a function `batch(step, shard)` that returns the batch of any shard:
                 then the others can compute what a lost group had taken, and no sample is lost. It must be pure.
             *static: the static arguments that were declared.
-            **static_kw: likewise by name.
+            **static_kw: those that are given by name.
 
         Returns:
             The new state and the metrics. Metrics that derive from the batch without passing through pmean are

@@ -46,7 +46,6 @@ class Programs:
 
     contribution: tuple[LeafSpec, ...]
     fingerprint: Mapping[str, str]
-    state_shardings: Any
     flops: float | None
     batch_key: BatchKey
     traced: Traced

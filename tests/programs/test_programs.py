@@ -157,12 +157,10 @@ def test_a_state_of_several_kinds_of_arrays() -> None:
         programs.state_leaves(state)
 
 
-def test_flops_and_shardings() -> None:
-    model = mlp_adam()
-    programs, state = built_mlp(), model.state()
-    assert programs.flops is not None
-    assert programs.flops > 1000
-    assert programs.state_shardings == jax.tree.map(lambda leaf: leaf.sharding, state)
+def test_flops() -> None:
+    flops = built_mlp().flops
+    assert flops is not None
+    assert flops > 1000
 
 
 # Two functions
