@@ -126,12 +126,12 @@ def run(case: Case, reference: Made | None) -> Made:
     programs = cut_programs(train_step, state, batches[0])
     made = Made(to_numpy(jax.tree.leaves(state)), [], [])
     for number, batch in enumerate(batches):
-        contribution, local = programs.compute(state, batch)
+        contribution, local = programs.compute(programs.state_leaves(state), batch)
         made.contributions.append(to_numpy(contribution))
         means = (reference or made).contributions[number]
         # Apply consumes the state that it is given.
-        new_state, _ = programs.apply(jax.tree.map(jnp.copy, state), means, local)
-        made.new_states.append(to_numpy(jax.tree.leaves(new_state)))
+        new_state, _ = programs.apply(programs.state_leaves(jax.tree.map(jnp.copy, state)), means, local)
+        made.new_states.append(to_numpy(new_state))
     return made
 
 

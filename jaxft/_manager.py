@@ -1,25 +1,20 @@
 """`Manager`: a group's membership of a job."""
 
-import contextlib
 import logging
 import secrets
-import socket
 from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from jaxft_protocol.messages import GroupName, Incarnation, NewQuorum
-from jaxft_protocol.names import done_again
 from jaxft_protocol.replica.state import Identity, LeaveNow
 
-from jaxft._arrays._layout import Layout
 from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._settings import check_changed
 from jaxft._errors import ConfigurationError, SessionFailed
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
-from jaxft._programs._build import Programs
-from jaxft._programs._nonfinite import Policy
+from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import TLS, Credentials
 from jaxft._replica._runner import Runner
 from jaxft._replica._session import Session
@@ -27,9 +22,6 @@ from jaxft._report import StepReport
 from jaxft._transport._listener import Listener
 
 _log = logging.getLogger("jaxft")
-
-MAX_NAME_LENGTH = 200
-MAX_SETTING_LENGTH = 1000
 
 
 class Manager:
@@ -42,26 +34,26 @@ class Manager:
 
     While it runs:
 
-    * A lost peer is not an error. The step is tried again with those who live; `report` says so.
+    * A lost peer is not an error. The remaining groups repeat the step; `report` says so.
     * Between two calls of the step this group may take any time. The others wait for a while, then go on without it,
       and its next call brings it back: docs/guarantees.md has the rule.
     * A lost coordinator is waited for, up to `failure_timeout_s`; what was computed is kept.
     * If this group itself was thought dead, it comes back by itself: it heals from its peers.
 
     Args:
-        coordinator: `host:port` of the coordinator; of several that stand by for each other, all, with commas between
-            them.
-        group: this group's lasting name, its own within the job; the same again after a restart.
+        coordinator: `host:port` of the coordinator; if several stand by for each other, all of them, separated by
+            commas.
+        group: this group's name: unique within the job, and the same after a restart.
         job: the training run's name. A coordinator serves many jobs.
         step: the number of committed steps behind the state that the first call of the step will pass; more
             than 0 after a restore from a checkpoint.
         failure_timeout_s: how long any one failure may take before this group gives up: no answer from the
-            coordinator, nobody that holds the job's state, a peer that has computed and neither moves nor dies.
+            coordinator, no group that holds the job's state, a peer that has computed and neither moves nor dies.
             How long a step takes plays no part. Every other timeout derives from it.
         min_replicas: how many groups a step needs; the coordinator's setting by default. Equal in all groups.
-        settings: whatever else must be the same in all groups, and over all restarts, for this to be one run, by
-            name: the fingerprint of a corpus, a seed, the learning rate. A group that differs is refused, with what
-            differs; so is a checkpoint that was saved with others.
+        settings: what else must be the same in all groups, and after every restart, by name: the fingerprint of a
+            corpus, a seed, the learning rate. A group with other settings is refused, and the error says what
+            differs; so is a checkpoint that was saved with other settings.
         checkpoints: where the job's state is saved every so many steps, by one group for all; for when all groups
             die at once. Call `restore` before the first step.
         spare: this group takes part only in the place of one that is lost. Until then it follows: it holds the
@@ -113,52 +105,40 @@ class Manager:
         token: str | None = None,
         tls: TLS | None = None,
     ) -> None:
-        _check_address(coordinator)
-        _check_name("group", group)
-        _check_name("job", job)
-        if step < 0:
-            raise ConfigurationError(f"step must be the number of committed steps, 0 or more, not {step}")
-        if not failure_timeout_s > 0:
-            raise ConfigurationError(
-                f"failure_timeout_s must be more than 0 seconds, not {failure_timeout_s}"
-            )
-        if min_replicas is not None and min_replicas < 1:
-            raise ConfigurationError(f"min_replicas must be at least 1, not {min_replicas}")
-        if digest_every is not None and digest_every < 1:
-            raise ConfigurationError(f"digest_every must be at least 1 step, not {digest_every}")
-        self._coordinator = coordinator
-        self._group = group
-        self._job = job
-        self._first_step = step
-        self._failure_timeout_s = failure_timeout_s
-        self._min_replicas = min_replicas
-        self._settings = _checked(settings or {})
-        self._checkpoints = checkpoints
-        self._spare = spare
-        self._other_meshes = other_meshes
-        self._digest_every = digest_every
-        self._host = host
-        self._token = token
-        self._tls = tls
+        self._config = GroupConfig(
+            coordinator=coordinator,
+            group=group,
+            job=job,
+            step=step,
+            failure_timeout_s=failure_timeout_s,
+            min_replicas=min_replicas,
+            settings=dict(settings or {}),
+            checkpoints=checkpoints,
+            spare=spare,
+            other_meshes=other_meshes,
+            digest_every=digest_every,
+            host=host,
+            token=token,
+            tls=tls,
+        )
         self._listener: Listener | None = None
         self._session: Session | None = None
-        self._store: StateStore | None = None
         self._runner: Runner | None = None
 
     @property
     def group(self) -> str:
         """This group's name."""
-        return self._group
+        return self._config.group
 
     @property
     def job(self) -> str:
         """The job's name."""
-        return self._job
+        return self._config.job
 
     @property
     def step(self) -> int:
         """The number of committed steps behind the state that this group holds."""
-        return self._first_step if self._runner is None else self._runner.step
+        return self._config.step if self._runner is None else self._runner.step
 
     @property
     def quorum(self) -> NewQuorum | None:
@@ -169,59 +149,42 @@ class Manager:
     def participating(self) -> bool:
         """Whether this group is a member of the quorum in force."""
         quorum = self.quorum
-        return quorum is not None and self._group in {member.group for member in quorum.members}
+        return quorum is not None and self._config.group in {member.group for member in quorum.members}
 
     @property
     def report(self) -> StepReport:
         """What the last call of the step did."""
-        return StepReport(step=self._first_step) if self._runner is None else self._runner.report
+        return StepReport(step=self._config.step) if self._runner is None else self._runner.report
 
     def __enter__(self) -> Self:
         if self._session is not None:
             raise ConfigurationError("a Manager is entered once; make another for another run")
-        credentials = Credentials.read(self._token, self._tls)
+        config = self._config
+        credentials = Credentials.read(config.token, config.tls)
         store = StateStore()
         incarnation = Incarnation(secrets.randbits(63))
         listener = Listener(
-            job=self._job,
-            group=self._group,
+            job=config.job,
+            group=config.group,
             incarnation=incarnation,
             on_heal=HealServer(store).serve,
             key=credentials.data_key,
         )
-        host = self._host or _own_address(self._coordinator)
-        identity = Identity(
-            self._job,
-            GroupName(self._group),
-            incarnation,
-            host if _has_port(host) else f"{host}:{listener.port}",
-            self._coordinator,
-        )
+        address = config.address(listener.port)
+        identity = Identity(config.job, GroupName(config.group), incarnation, address, config.coordinator)
         _log.info(
             "[jaxft %s] listens on port %d; the others reach it at %s",
-            *(self._group, listener.port, identity.address),
+            *(config.group, listener.port, address),
         )
-        session = Session(identity, store, failure_timeout_s=self._failure_timeout_s, credentials=credentials)
-        self._listener, self._store, self._session = listener, store, session
+        timeout_s = config.failure_timeout_s
+        session = Session(identity, store, failure_timeout_s=timeout_s, credentials=credentials)
+        self._listener, self._session = listener, session
         try:
             session.start()
         except BaseException:
             self._close()
             raise
-        self._runner = Runner(
-            session,
-            store,
-            listener,
-            identity,
-            failure_timeout_s=self._failure_timeout_s,
-            step=self._first_step,
-            min_replicas=self._min_replicas,
-            settings=self._settings,
-            spare=self._spare,
-            other_meshes=self._other_meshes,
-            digest_every=self._digest_every,
-            checkpoints=self._checkpoints,
-        )
+        self._runner = Runner(config, identity, session, store, listener)
         return self
 
     def restore(self, state: Any, *, changed: Collection[str] = ()) -> Any:
@@ -245,96 +208,50 @@ class Manager:
             CannotRestore: there are checkpoints, and all are damaged.
         """
         check_changed(changed)
-        if self._runner is None or self._session is None or self._runner.started:
+        if self._runner is None or self._runner.started:
             raise ConfigurationError("restore belongs inside `with Manager(...)` and before the first step")
-        if self._checkpoints is None:
+        if self._config.checkpoints is None:
             raise ConfigurationError(
                 "this Manager has no checkpoints: pass `checkpoints=jaxft.Checkpoints(folder)`"
             )
-        frontier_step, held = self._session.frontier
-        if held:
-            _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._group)
-            return state
-        # Only of a job that the coordinator remembers: else fresh states could found it before a restored one comes.
-        if not frontier_step:
-            return self._restored(state, changed, frontier_step)
-        state, others_read = self._read(state, changed, frontier_step)
-        if others_read:
-            self._runner.heals_only(lambda like: self._read(like, changed, frontier_step))
-        return state
-
-    def _read(self, state: Any, changed: Collection[str], frontier_step: int | None) -> tuple[Any, bool]:
-        """Read the newest checkpoint, unless others do so right now; return the state, and whether others do."""
-        assert self._checkpoints is not None
-        with self._checkpoints.reading(self._failure_timeout_s) as mine:
-            if mine:
-                return self._restored(state, changed, frontier_step), False
-        _log.info("[jaxft %s] reads no checkpoint: others have, and it heals from them", self._group)
-        return state, True
-
-    def _restored(self, state: Any, changed: Collection[str], frontier_step: int | None) -> Any:
-        assert self._checkpoints is not None
-        assert self._runner is not None
-        found = self._checkpoints.restore(state, job=self._job, settings=self._settings, changed=changed)
-        if found is None:
-            _log.info(
-                "[jaxft %s] there is no checkpoint: begins with the state that it was given", self._group
-            )
-            return state
-        behind = 0 if frontier_step is None else frontier_step - found.step
-        again = f"; the job had committed {frontier_step}: {done_again(behind)}" if behind > 0 else ""
-        _log.info("[jaxft %s] restored step %d from %s%s", self._group, found.step, found.folder, again)
-        self._runner.restored(found, changed)
-        return found.state
+        return self._runner.restore(state, changed)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._session is not None
         try:
-            if kind is None and self._runner is not None and self._checkpoints is not None:
-                self._checkpoints.finish(self._failure_timeout_s)
+            if kind is None and self._runner is not None and self._config.checkpoints is not None:
+                self._config.checkpoints.finish(self._config.failure_timeout_s)
                 self._runner.save_last()
             self._leave(self._session, finished=kind is None)
         finally:
-            if self._checkpoints is not None:
-                self._checkpoints.finish(self._failure_timeout_s)
+            if self._config.checkpoints is not None:
+                self._config.checkpoints.finish(self._config.failure_timeout_s)
             self._close()
 
     def _leave(self, session: Session, *, finished: bool) -> None:
         try:
             session.post(LeaveNow(finished))
             # After an exception there is no wait for joiners: they find other donors.
-            patience_s = self._failure_timeout_s if finished else 1.0
+            patience_s = self._config.failure_timeout_s if finished else 1.0
             if self._runner is not None:
                 self._runner.serve_until_left(patience_s)
         except SessionFailed as error:
             if finished:
                 raise
             # The error that ended the `with` block goes on, and is most often this one.
-            _log.warning("[jaxft %s] could not take its leave: %s", self._group, error)
+            _log.warning("[jaxft %s] could not take its leave: %s", self._config.group, error)
 
-    def _run(
-        self,
-        programs: Programs,
-        layout: Layout,
-        state: Any,
-        batch: Any,
-        shards: int | None,
-        nonfinite: Policy,
-    ) -> tuple[Any, Any]:
+    @property
+    def _engine(self) -> Runner:
+        """What runs the steps of this group."""
         if self._runner is None:
             raise ConfigurationError(
-                f"group {self._group!r} is not in its job: call the step inside `with jaxft.Manager(...) as "
+                f"group {self.group!r} is not in its job: call the step inside `with jaxft.Manager(...) as "
                 "manager:`"
             )
-        assert self._session is not None
-        with self._session.in_step(True):
-            return self._runner.run(programs, layout, state, batch, shards, nonfinite)
-
-    def _compiling(self) -> contextlib.AbstractContextManager[None]:
-        """While this lasts the job does not take this group for one that hangs."""
-        return contextlib.nullcontext() if self._session is None else self._session.in_step(False)
+        return self._runner
 
     def _close(self) -> None:
         if self._runner is not None:
@@ -343,60 +260,3 @@ class Manager:
             self._session.close()
         if self._listener is not None:
             self._listener.close()
-
-
-def _check_address(coordinator: str) -> None:
-    for address in coordinator.split(","):
-        host, colon, port = address.strip().rpartition(":")
-        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
-            raise ConfigurationError(
-                f"the coordinator's address must be host:port, or several with commas between them, not "
-                f"{coordinator!r}"
-            )
-
-
-def _has_port(host: str) -> bool:
-    name, colon, port = host.rpartition(":")
-    # An IPv6 address has colons of its own, but for those in brackets.
-    return bool(colon) and port.isdigit() and (":" not in name or name.endswith("]"))
-
-
-def _check_name(what: str, name: str) -> None:
-    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
-        raise ConfigurationError(
-            f"{what} must be a name of 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}"
-        )
-
-
-def _checked(settings: Mapping[str, str]) -> dict[str, str]:
-    for name, value in settings.items():
-        if not isinstance(value, str) or len(name) + len(value) > MAX_SETTING_LENGTH:  # pyright: ignore
-            raise ConfigurationError(
-                f"settings must be texts of at most {MAX_SETTING_LENGTH} characters, such as a digest, not "
-                f"{name!r}: {value!r:.100}"
-            )
-    return {f"settings.{name}": value for name, value in settings.items()}
-
-
-def _own_address(coordinator: str) -> str:
-    """The address of the interface that leads to the coordinator: what the other groups can reach as well."""
-    problems: list[str] = []
-    for each in coordinator.split(","):
-        try:
-            address = _address_towards(each.strip())
-        except OSError as error:
-            problems.append(f"{each.strip()}: {error}")
-            continue
-        return f"[{address}]" if ":" in address else address
-    raise ConfigurationError(
-        f"cannot find the way to the coordinator ({'; '.join(problems)}). Is the host name right? Else pass `host=`, "
-        "the address at which the other groups reach this one."
-    )
-
-
-def _address_towards(coordinator: str) -> str:
-    host, _, port = coordinator.rpartition(":")
-    family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)  # sends nothing: it only picks the route
-        return probe.getsockname()[0]

@@ -1,6 +1,9 @@
 """What a group says of each step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxft_protocol.messages import NewQuorum
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +60,59 @@ class StepReport:
     left: tuple[tuple[str, str], ...] = ()
     heal: HealReport | None = None
     nonfinite: str = ""
+
+
+@dataclass(slots=True)
+class Record:
+    """What happens in a call of the step, as it happens; `report` makes the report of it."""
+
+    metrics: Any = None  # of the last step that it committed or replayed
+    caught_up: bool = False  # it has healed or replayed
+    # The rest as in the report.
+    quorum_id: int = 0
+    members: tuple[str, ...] = ()
+    attempts: int = 0
+    shards: list[int] = field(default_factory=list[int])
+    compute_s: float = 0.0
+    exchange_s: float = 0.0
+    vote_s: float = 0.0
+    apply_s: float = 0.0
+    joined: list[str] = field(default_factory=list[str])
+    left: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    heal: HealReport | None = None
+    nonfinite: str = ""
+
+    def next_call(self) -> "Record":
+        """The record of the next call, which begins in the same quorum."""
+        return Record(quorum_id=self.quorum_id, members=self.members)
+
+    def entered(self, quorum: NewQuorum) -> None:
+        """Note who has come and who is gone since the last quorum."""
+        members = tuple(member.group for member in quorum.members)
+        reasons = {str(change.group): change.reason for change in quorum.left}
+        self.left += [(name, reasons.get(name, "")) for name in self.members if name not in members]
+        self.joined += [name for name in members if self.members and name not in self.members]
+        self.quorum_id, self.members = quorum.quorum_id, members
+
+    def caught_up_with(self, metrics: Any) -> None:
+        """Leave out what this group tried before: it is of an earlier step, or did not count."""
+        self.metrics, self.caught_up = metrics, True
+        self.attempts = 0
+        self.shards.clear()
+
+    def report(self, step: int) -> StepReport:
+        return StepReport(
+            step=step,
+            attempts=self.attempts,
+            quorum_id=self.quorum_id,
+            members=self.members,
+            shards=tuple(self.shards),
+            compute_s=self.compute_s,
+            exchange_s=self.exchange_s,
+            vote_s=self.vote_s,
+            apply_s=self.apply_s,
+            joined=tuple(self.joined),
+            left=tuple(self.left),
+            heal=self.heal,
+            nonfinite=self.nonfinite,
+        )

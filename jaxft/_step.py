@@ -1,52 +1,27 @@
 """The step as users call it: `fault_tolerant`, `from_functions`, and the callable that they return."""
 
-import contextlib
-import dataclasses
 import functools
-import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 
-from jaxft._arrays._layout import Layout
-from jaxft._errors import ConfigurationError, NonFinite, StepError
-from jaxft._exchange._partials import Partials
+from jaxft._errors import ConfigurationError, StepError
+from jaxft._manager import Manager
 from jaxft._programs._build import Shared, cut_only, cut_programs, joined, program_settings
 from jaxft._programs._leaves import refuse_tracers
-from jaxft._programs._nonfinite import Policy, checked_policy, find
-from jaxft._programs._programs import Local, OtherTypes, Programs
+from jaxft._programs._nonfinite import Policy, checked_policy
+from jaxft._programs._programs import OtherTypes, Programs
 from jaxft._programs._shardings import placed
 from jaxft._programs._static_args import Statics
-
-_log = logging.getLogger("jaxft")
-
-# How the static arguments of a call are told apart.
-StaticKey = tuple[Any, ...]
-
-
-class _Manager(Protocol):
-    """What a step needs of `jaxft.Manager`."""
-
-    @property
-    def step(self) -> int: ...
-
-    def _run(
-        self,
-        programs: Programs,
-        layout: Layout,
-        state: Any,
-        batch: Any,
-        shards: int | None,
-        nonfinite: Policy,
-    ) -> tuple[Any, Any]: ...
-
-    def _compiling(self) -> contextlib.AbstractContextManager[None]: ...
+from jaxft._replica._alone import Alone
+from jaxft._replica._engine import BatchFor, Call, Engine, OwnBatch
 
 
 def fault_tolerant(
     train_step: Callable[..., tuple[Any, Any]],
-    manager: Any,
+    manager: Manager | None,
     *,
     shards: int | None = None,
     nonfinite: Policy = "warn",
@@ -84,9 +59,9 @@ def fault_tolerant(
         manager: the `jaxft.Manager` of this group; None runs the step alone, for tests and baselines, with the
             same bits as a job of any number of groups.
         shards: into how many equal slices the job divides the batch of a step. The members of a quorum share
-            them out, and the mean is over all of them, whoever is there. Needs a batch function. None: one for
-            each group that takes part, so that a lost group's batch is lost. A batch function is then asked for
-            shard i by the group at place i of the quorum, so that each of the batches 0 to n-1 counts once.
+            them out, and the mean is over all of them, whichever groups are there. Needs a batch function. None:
+            one for each group that takes part, so that a lost group's batch is lost. A batch function is then asked
+            for shard i by the group at place i of the quorum, so that each of the batches 0 to n-1 counts once.
         nonfinite: what the job does with a step whose means (or sums) are not finite. "raise" ends it for all groups
             with `NonFinite`, and nothing of that step is applied. "skip" leaves the state as it was and goes on with
             the next step: metrics are blank, and `report.nonfinite` says why. "allow" applies it: for steps that
@@ -111,7 +86,7 @@ def fault_tolerant(
 def from_functions(
     grad_fn: Callable[[Any, Any], tuple[Any, Any]],
     update_fn: Callable[[Any, Any, Any], tuple[Any, Any]],
-    manager: Any,
+    manager: Manager | None,
     *,
     shards: int | None = None,
     nonfinite: Policy = "warn",
@@ -137,8 +112,8 @@ def from_functions(
             metrics may derive from `local`, its new state may not. If the group computed several shards,
             `local` is that of the lowest. A group that joins calls it without a `local`.
         manager: as in `jaxft.fault_tolerant`.
-        shards: likewise.
-        nonfinite: likewise.
+        shards: as there.
+        nonfinite: as there.
 
     Returns:
         A `Step`: call it as `state, metrics = step(state, batch)`.
@@ -154,7 +129,7 @@ class Step:
         self,
         train_step: Callable[..., Any],
         statics: Statics,
-        manager: _Manager | None,
+        manager: Manager | None,
         shards: int | None,
         nonfinite: Policy,
     ) -> None:
@@ -163,18 +138,18 @@ class Step:
         self._train_step = train_step
         self._statics = statics
         self._manager = manager
+        self._alone = Alone()
         self._shards = shards
         self._nonfinite: Policy = checked_policy(nonfinite)
         self._shared = Shared()
         self._programs: dict[Any, Programs] = {}
-        self._current: dict[StaticKey, Programs] = {}
+        self._current: dict[tuple[Any, ...], Programs] = {}
         self._reference: dict[Any, Programs] = {}
-        self._committed = 0
 
     @property
     def step(self) -> int:
         """How many steps have been committed: by the job, or, without a manager, by this object."""
-        return self._committed if self._manager is None else self._manager.step
+        return self._alone.step if self._manager is None else self._manager.step
 
     def __call__(self, state: Any, batch: Any, *static: Any, **static_kw: Any) -> tuple[Any, Any]:
         """Run one step, until the job has committed it.
@@ -184,7 +159,7 @@ class Step:
             batch: this group's batch, or a function `batch(step, shard)` that returns the batch of any shard:
                 then the others can compute what a lost group had taken, and no sample is lost. It must be pure.
             *static: the static arguments that were declared.
-            **static_kw: likewise by name.
+            **static_kw: those that are given by name.
 
         Returns:
             The new state and the metrics. Metrics that derive from the batch without passing through pmean are
@@ -195,102 +170,82 @@ class Step:
             ConfigurationError: the state was consumed before, or the arguments are wrong.
             NonFinite: the means are not finite, with `nonfinite="raise"`; the state is as it was.
         """
-        key = _static_key(static, static_kw)
-        if self._shards not in (None, 1) and not callable(batch):
+        given = _Given.of(static, static_kw)
+        batch_for = self._batch_for(batch)
+        programs = self._current.get(given.key)
+        if programs is None:
+            batch_for = _asked_once(batch_for)
+            programs = self._current[given.key] = self._first(given, state, batch_for)
+        try:
+            return self._run(programs, state, batch_for)
+        except OtherTypes:
+            # Alone, a state of other types is the beginning of another run. A job has one type of state.
+            others = None if self._manager is not None else self._find(given, state, batch_for(self.step, 0))
+            if others is None or others is programs:
+                raise
+        self._current[given.key] = others
+        return self._run(others, state, batch_for)
+
+    def _run(self, programs: Programs, state: Any, batch_for: BatchFor) -> tuple[Any, Any]:
+        call = Call(programs, batch_for, self._shards, self._nonfinite)
+        leaves, metrics = self._engine.run(call, programs.state_leaves(state))
+        return programs.unflatten(leaves), metrics
+
+    @property
+    def _engine(self) -> Engine:
+        return self._alone if self._manager is None else self._manager._engine
+
+    def _batch_for(self, batch: Any) -> BatchFor:
+        if callable(batch):
+            return batch
+        if self._shards not in (None, 1):
             raise ConfigurationError(
                 f"The step has {self._shards} shards, so each group must be able to compute any of them, but it was "
                 "called with one batch. Give it a function `batch(step, shard) -> batch`, or leave out shards."
             )
-        if self._manager is None:
-            result = self._run_alone(state, batch, static, static_kw, key)
-            self._committed += 1
-            return result
-        programs = self._current.get(key)
-        if programs is None:
-            example = batch(self._manager.step, 0) if callable(batch) else batch
-            found = self._find(static, static_kw, key, state, example)
-            programs = self._current[key] = self._comparable(found, static, static_kw, state, batch, example)
-        return self._manager._run(programs, programs.layout, state, batch, self._shards, self._nonfinite)
+        return OwnBatch(batch)
 
-    def _run_alone(
-        self, state: Any, batch: Any, static: tuple[Any, ...], static_kw: dict[str, Any], key: StaticKey
-    ) -> tuple[Any, Any]:
-        count = self._shards or 1
-        batches = (batch(self._committed, shard) if callable(batch) else batch for shard in range(count))
-        first = next(batches)
-        programs = self._current.get(key) or self._find(static, static_kw, key, state, first)
-        try:
-            leaves = programs.state_leaves(state)
-            contribution, local = programs.compute_leaves(leaves, first)
-        except OtherTypes:
-            programs = self._find(static, static_kw, key, state, first)
-            leaves = programs.state_leaves(state)
-            contribution, local = programs.compute_leaves(leaves, first)
-        self._current[key] = programs
-        if count == 1:
-            return self._apply_alone(programs, leaves, contribution, local)
-        partials = Partials(programs.layout, count)
-        partials.add(0, contribution)
-        for shard, other in enumerate(batches, start=1):
-            partials.add(shard, programs.compute_leaves(leaves, other)[0])
-        return self._apply_alone(programs, leaves, partials.mean_alone(), local)
+    def _first(self, given: "_Given", state: Any, batch_for: BatchFor) -> Programs:
+        """The programs of the first call with these static arguments.
 
-    def _apply_alone(
-        self, programs: Programs, leaves: list[jax.Array], means: Sequence[Any], local: Local
-    ) -> tuple[Any, Any]:
-        # Without other groups nothing waits for the means on the host, and a warning is not worth that wait.
-        if self._nonfinite in ("raise", "skip") and (
-            found := find(programs.contribution, means, self._nonfinite)
-        ):
-            if self._nonfinite == "raise":
-                raise NonFinite(
-                    f"The means of step {self._committed} are not finite: {found}. Nothing of that step has been "
-                    "applied. Look at the learning rate and the data of that step."
-                )
-            _log.warning("step %d changes nothing: %s", self._committed, found)
-            return programs.traced.state_tree.unflatten(leaves), programs.blank_metrics()
-        return programs.apply_leaves(leaves, means, local)
-
-    def _comparable(
-        self,
-        programs: Programs,
-        static: tuple[Any, ...],
-        static_kw: dict[str, Any],
-        state: Any,
-        batch: Any,
-        example: Any,
-    ) -> Programs:
-        """The programs with a fingerprint that does not depend on when this group came.
-
-        The shape of a batch may vary from step to step, and `compute` with it. So all groups compare the programs for
-        the batch of step 0 and shard 0, whichever step they come at. Where each group brings a batch of its own there
-        is none that all have, and what is compared is what they do with the means.
+        In a job their fingerprint must not depend on when this group came. The shape of a batch may vary from step
+        to step, and `compute` with it. So all groups compare the programs for the batch of step 0 and shard 0. Where
+        each group brings its own batch there is none that all have, and they compare what they do with the means.
         """
-        if not callable(batch):
+        example = batch_for(self.step, 0)
+        programs = self._find(given, state, example)
+        if self._manager is None:
+            return programs
+        if isinstance(batch_for, OwnBatch):
             settings = program_settings([programs.cut.apply])
-        elif _types(first := batch(0, 0)) == _types(example):
+        elif _types(first := batch_for(0, 0)) == _types(example):
             return programs
         else:
-            parts = cut_only(self._train_step, state, first, static, static_kw)
+            parts = cut_only(self._train_step, state, first, given.args, given.kwargs)
             settings = program_settings([parts.compute, parts.apply])
-        return dataclasses.replace(programs, fingerprint={**programs.fingerprint, **settings})
+        return replace(programs, fingerprint={**programs.fingerprint, **settings})
 
-    def _find(
-        self, static: tuple[Any, ...], static_kw: dict[str, Any], key: StaticKey, state: Any, batch: Any
-    ) -> Programs:
+    def _find(self, given: "_Given", state: Any, batch: Any) -> Programs:
         """The programs for these types of arguments, built if they are new."""
         refuse_tracers([*jax.tree.leaves(state), *jax.tree.leaves(batch)])
         state_types = _types(state)
-        signature = (key, state_types, _types(batch))
+        signature = (given.key, state_types, _types(batch))
         programs = self._programs.get(signature)
         if programs is None:
-            self._statics.check(static, static_kw)
-            with contextlib.nullcontext() if self._manager is None else self._manager._compiling():
-                built = cut_programs(self._train_step, state, batch, static, static_kw, shared=self._shared)
+            self._statics.check(given.args, given.kwargs)
+            with self._engine.compiling():
+                built = cut_programs(
+                    self._train_step, state, batch, given.args, given.kwargs, shared=self._shared
+                )
             _check_repeatable(built, self._reference.setdefault(state_types, built))
-            siblings = functools.partial(self._find, static, static_kw, key)
-            programs = self._programs[signature] = dataclasses.replace(built, siblings=siblings)
+            siblings = functools.partial(self._find, given)
+            programs = self._programs[signature] = replace(built, siblings=siblings)
         return programs
+
+
+def _asked_once(batch_for: BatchFor) -> BatchFor:
+    """The same batches for a first call, which needs a shard's batch for its types before it computes the shard."""
+    return batch_for if isinstance(batch_for, OwnBatch) else functools.lru_cache(maxsize=1)(batch_for)
 
 
 def _check_repeatable(built: Programs, reference: Programs) -> None:
@@ -306,19 +261,31 @@ def _check_repeatable(built: Programs, reference: Programs) -> None:
     )
 
 
-def _static_key(static: tuple[Any, ...], static_kw: dict[str, Any]) -> StaticKey:
-    # 1, 1.0 and True are equal but make different programs.
-    key = tuple((type(value), value) for value in static)
-    if static_kw:
-        key += tuple((name, type(value), value) for name, value in sorted(static_kw.items()))
-    try:
-        hash(key)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"A fault-tolerant step takes a state, a batch, and static arguments, which must be hashable ({error}). "
-            "Put arrays into the state or into the batch."
-        ) from error
-    return key
+class _Given(NamedTuple):
+    """The static arguments of a call."""
+
+    key: tuple[Any, ...]  # with their types: 1, 1.0 and True are equal but make different programs
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "_Given":
+        if not (args or kwargs):
+            return _NOTHING
+        key = tuple((type(value), value) for value in args)
+        if kwargs:
+            key += tuple((name, type(value), value) for name, value in sorted(kwargs.items()))
+        try:
+            hash(key)
+        except TypeError as error:
+            raise ConfigurationError(
+                "A fault-tolerant step takes a state, a batch, and static arguments, which must be hashable "
+                f"({error}). Put arrays into the state or into the batch."
+            ) from error
+        return _Given(key, args, kwargs)
+
+
+_NOTHING = _Given((), (), {})
 
 
 def _types(tree: Any) -> tuple[Any, ...]:

@@ -340,6 +340,17 @@ def program_digest(model: Model) -> str:
     return fingerprint_of([parts.compute, parts.apply])
 
 
+def compute(programs: Programs, state: Any, batch: Any) -> Any:
+    """The contribution of a batch, for a state that is still a tree."""
+    return programs.compute(programs.state_leaves(state), batch)
+
+
+def apply(programs: Programs, state: Any, means: Any, local: Any) -> tuple[Any, Any]:
+    """The new state as a tree, and the metrics."""
+    leaves, metrics = programs.apply(programs.state_leaves(state), means, local)
+    return programs.unflatten(leaves), metrics
+
+
 def bits(tree: Any) -> list[bytes]:
     """The bytes of every leaf, PRNG keys included."""
     leaves = jax.tree.leaves(tree)

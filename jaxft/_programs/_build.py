@@ -10,18 +10,16 @@ from jax.sharding import Sharding
 from jaxft._arrays._layout import LeafSpec
 from jaxft._programs import _environment, _fingerprint
 from jaxft._programs._compat import PyTreeDef
-from jaxft._programs._compile import Applies, Executables, Spec, compile_cut
+from jaxft._programs._compile import Applies, Spec, compile_cut
 from jaxft._programs._leaves import Separate, labels, own, refuse_tracers
 from jaxft._programs._partition import Cut, cut
 from jaxft._programs._primitive import path_names, pmean
-from jaxft._programs._programs import Local, OtherTypes, Programs, batch_key
+from jaxft._programs._programs import Programs, batch_key
 from jaxft._programs._shardings import pins, placed, specs
 from jaxft._programs._slice import Part
 from jaxft._programs._trace import Traced, trace_step
 
 __all__ = [
-    "Local",
-    "OtherTypes",
     "Programs",
     "Shared",
     "cut_only",
@@ -38,7 +36,7 @@ class Shared:
     applies: Applies = field(default_factory=dict)
     separate: Separate = field(default_factory=Separate)
     # How contributions left the first `compute`, by the types of the state and of the contributions: where
-    # that was left to XLA, it must not choose anew for each batch, or `apply` would differ.
+    # that was left to XLA, it must not choose again for each batch, or `apply` would differ.
     pins: dict[Hashable, Sequence[Sharding | None]] = field(default_factory=dict)
 
 
@@ -56,9 +54,9 @@ def cut_programs(
     Args:
         train_step: `train_step(state, batch, *static_args, **static_kwargs) -> (new_state, metrics)`.
         state: a state of the types to compile for; read for its types only.
-        batch: likewise a batch.
+        batch: a batch, read for its types only.
         static_args: further arguments, part of the program.
-        static_kwargs: likewise by name.
+        static_kwargs: those that are given by name.
         shared: what to share with programs built before of the same step.
 
     Raises:
@@ -86,7 +84,6 @@ def cut_programs(
     return Programs(
         contribution=contribution,
         fingerprint=_describe(parts, contribution, labels(state_tree), state_specs, leaves, batch_leaves),
-        state_shardings=state_tree.unflatten(_new_shardings(parts, executables, leaves)),
         flops=executables.flops,
         batch_key=batch_key(batch_leaves, batch_tree),
         traced=traced,
@@ -152,15 +149,6 @@ def program_settings(parts: Sequence[Part]) -> dict[str, str]:
 def _paths(tree: PyTreeDef) -> list[tuple[str, ...]]:
     dummy = jax.tree.unflatten(tree, range(tree.num_leaves))
     return [path_names(path) for path, _ in jax.tree_util.tree_flatten_with_path(dummy)[0]]
-
-
-def _new_shardings(parts: Cut, executables: Executables, leaves: Sequence[jax.Array]) -> list[Any]:
-    shardings: list[Any] = [leaf.sharding for leaf in leaves]
-    for j, i in parts.forwarded.items():
-        shardings[j] = leaves[i].sharding
-    for j, sharding in zip(parts.made, executables.apply.output_shardings, strict=False):
-        shardings[j] = sharding
-    return shardings
 
 
 def _describe(

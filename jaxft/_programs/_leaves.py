@@ -84,8 +84,8 @@ class Separate:
         self._made: Sequence[jax.Array] = ()
 
     def __call__(
-        self, leaves: list[jax.Array], donated: Sequence[int], others: Sequence[Any] = ()
-    ) -> list[jax.Array]:
+        self, leaves: Sequence[jax.Array], donated: Sequence[int], others: Sequence[Any] = ()
+    ) -> Sequence[jax.Array]:
         """Copy donated leaves whose memory also belongs to another leaf, or to one of `others`; return all leaves.
 
         `others` are the arrays that the step closes over, such as the initial parameters for a regularizer.

@@ -46,7 +46,6 @@ class Programs:
 
     contribution: tuple[LeafSpec, ...]
     fingerprint: Mapping[str, str]
-    state_shardings: Any
     flops: float | None
     batch_key: BatchKey
     traced: Traced
@@ -62,37 +61,15 @@ class Programs:
         """Where the elements of the contribution lie in an exchange."""
         return Layout.of(self.contribution)
 
-    def compute(self, state: Any, batch: Any) -> tuple[list[jax.Array], Local]:
-        """The contribution of one shard, in the order of `contribution`, and what stays here.
-
-        Raises:
-            ConfigurationError: a leaf of the state was consumed before, or state or batch are of other types.
-        """
-        return self.compute_leaves(self.state_leaves(state), batch)
-
-    def apply(
-        self, state: Any, means: Sequence[np.ndarray | jax.Array], local: Local | None
-    ) -> tuple[Any, Any]:
-        """The new state and the metrics, from the old state and the means and sums over all shards.
-
-        Runs asynchronously. Means given as numpy arrays may be read until the new state is ready: do not write
-        to them before. They are never written to.
-
-        Args:
-            state: the state of the step; consumed.
-            means: one for each leaf of `contribution`, in that order; sums where it was given to psum.
-            local: from `compute` of this step; None if this group computed no shard. The metrics that need it
-                are then NaN (zero if they are integers). The new state never needs it.
-
-        Raises:
-            ConfigurationError: a leaf of the state was consumed before, or state or means are of other types.
-        """
-        return self.apply_leaves(self.state_leaves(state), means, local)
-
     def state_leaves(self, state: Any) -> list[jax.Array]:
-        """The leaves of a state, checked to be alive and of the right structure."""
-        # The way of every step but the first; a sixth of the time that `jax.tree.flatten` takes.
-        with contextlib.suppress(ValueError, TypeError, AttributeError):  # whatever is wrong is said below
+        """The leaves of a state, as `compute` and `apply` take them. Numbers and numpy arrays are copied to a device.
+
+        Raises:
+            OtherTypes: the state has another structure.
+            ConfigurationError: a leaf was consumed before, or is a tracer.
+        """
+        # Fast path: a sixth of the time that `jax.tree.flatten` takes. What is wrong is said below.
+        with contextlib.suppress(ValueError, TypeError, AttributeError):
             leaves = self.traced.state_tree.flatten_up_to(state)
             if all_alive(leaves):
                 return leaves
@@ -104,37 +81,55 @@ class Programs:
             )
         return own(leaves, tree)
 
-    def owned(self, state: Any) -> Any:
-        """The state with numbers and numpy arrays, which a first state may hold, made arrays of the job's own."""
-        leaves, tree = jax.tree.flatten(state)
-        if all(isinstance(leaf, jax.Array) for leaf in leaves):
-            return state
-        return tree.unflatten(own(leaves, tree))
+    def unflatten(self, leaves: Sequence[jax.Array]) -> Any:
+        """The state of these leaves."""
+        return self.traced.state_tree.unflatten(leaves)
 
-    def compute_leaves(self, state: Sequence[jax.Array], batch: Any) -> tuple[list[jax.Array], Local]:
-        """`compute`, for a state that was flattened before."""
+    def compute(self, state: Sequence[jax.Array], batch: Any) -> tuple[list[jax.Array], Local]:
+        """The contribution of one shard, in the order of `contribution`, and what stays here.
+
+        Args:
+            state: its leaves, from `state_leaves`.
+            batch: the batch of the shard.
+
+        Raises:
+            OtherTypes: state or batch are of other types.
+        """
         leaves, tree = jax.tree.flatten(batch)
         key = batch_key(leaves, tree)
         if key != self.batch_key:
-            return self._sibling(key, state, batch).compute_leaves(state, batch)
+            return self._sibling(key, state, batch).compute(state, batch)
         try:
             outputs = self._call(self.executables.compute, self.cut.compute.inputs(state, batch=leaves))
         except OtherTypes:
             # A batch of the same type, but placed elsewhere: that is another program too.
-            found = self if self.siblings is None else self.siblings(self._unflatten(state), batch)
+            found = self if self.siblings is None else self.siblings(self.unflatten(state), batch)
             if found.executables.apply is not self.executables.apply or found is self:
                 raise
-            return found.compute_leaves(state, batch)
+            return found.compute(state, batch)
         count = len(self.contribution)
         direct = count + len(self.cut.direct)
         return outputs[:count], Local(self, outputs[count:direct], outputs[direct:])
 
-    def apply_leaves(
-        self, state: list[jax.Array], means: Sequence[np.ndarray | jax.Array], local: Local | None
-    ) -> tuple[Any, Any]:
-        """`apply`, for a state that was flattened before."""
+    def apply(
+        self, state: Sequence[jax.Array], means: Sequence[np.ndarray | jax.Array], local: Local | None
+    ) -> tuple[Sequence[jax.Array], Any]:
+        """The leaves of the new state and the metrics, from the old state and the means and sums over all shards.
+
+        Runs asynchronously. Means given as numpy arrays may be read until the new state is ready: do not write
+        to them before. They are never written to.
+
+        Args:
+            state: the leaves of the state of the step; consumed.
+            means: one for each leaf of `contribution`, in that order; sums where it was given to psum.
+            local: from `compute` of this step; None if this group computed no shard. The metrics that need it
+                are then NaN (zero if they are integers). The new state never needs it.
+
+        Raises:
+            ConfigurationError: state or means are of other types.
+        """
         if local is not None and local.programs is not self:
-            return local.programs.apply_leaves(state, means, local)
+            return local.programs.apply(state, means, local)
         if len(means) != len(self.contribution):
             raise ConfigurationError(
                 f"apply was given {len(means)} means for {len(self.contribution)} leaves."
@@ -146,7 +141,7 @@ class Programs:
         self.separate.made(leaves)
         metrics.update(zip(self.cut.applied, outputs[len(self.cut.made) :], strict=True))
         ordered = [metrics[index] for index in range(len(self.cut.metrics))]
-        return self._unflatten(leaves), self.traced.metrics_tree.unflatten(ordered)
+        return leaves, self.traced.metrics_tree.unflatten(ordered)
 
     @functools.cached_property
     def _new_leaves(self) -> Picker:
@@ -192,11 +187,8 @@ class Programs:
                 "The batch has another structure, shape or dtype than this step was compiled for."
             )
         if key not in self._known:
-            self._known[key] = self.siblings(self._unflatten(state), batch)
+            self._known[key] = self.siblings(self.unflatten(state), batch)
         return self._known[key]
-
-    def _unflatten(self, leaves: Sequence[jax.Array]) -> Any:
-        return self.traced.state_tree.unflatten(leaves)
 
 
 def batch_key(leaves: Sequence[Any], tree: PyTreeDef) -> BatchKey:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import step_models
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxft
@@ -244,13 +245,13 @@ def test_replays_from_an_arena_give_the_bits_of_the_run(devices: int) -> None:
         for step in range(5):
             received = fetcher.means(step, specs_of(means[step]), cancel=Abort())
             blocks.add(address(received[0]))
-            healed, _ = programs.apply(healed, received, None)
+            healed, _ = step_models.apply(programs, healed, received, None)
             jax.block_until_ready(healed)
             assert same_bits(received, means[step]), "a logged mean must survive apply"
             del received
     one.store.release(HEAL)
     for step in range(5):
-        wanted, _ = programs.apply(wanted, means[step], None)
+        wanted, _ = step_models.apply(programs, wanted, means[step], None)
     assert same_bits(jax.tree.leaves(healed), jax.tree.leaves(wanted))
     assert len(blocks) < 5, "blocks should be used again"
     assert int(healed["count"]) == 5

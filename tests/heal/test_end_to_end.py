@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import step_models
 
 import jaxft
 from jaxft._arrays._digest import digest
@@ -74,7 +75,7 @@ class Training:
             means = means_at(self.step)
             self._store.log(self.step, means)
             self._store.before_donation()
-            self.state, _ = self._programs.apply(self.state, means, None)
+            self.state, _ = step_models.apply(self._programs, self.state, means, None)
             leaves = jax.block_until_ready(jax.tree.leaves(self.state))
             self.step += 1
             self._store.publish(self.step, leaves)
@@ -114,7 +115,7 @@ def trainings(count: int, programs: Programs, devices: int) -> Iterator[list[tup
 def replayed(fetcher: Any, programs: Programs, state: Any, first: int, stop: int) -> Any:
     for step in range(first, stop):
         means = fetcher.means(step, programs.contribution, cancel=Abort())
-        state, _ = programs.apply(state, means, None)
+        state, _ = step_models.apply(programs, state, means, None)
         jax.block_until_ready(state)
     return state
 
@@ -159,7 +160,7 @@ def test_a_joiner_ends_with_the_bits_of_the_donors(
             assert digest(state) == digest(training.state)
         assert state["count"] == 10
         # From here on it is a group like any other.
-        more, _ = programs.apply(state, means_at(10), None)
+        more, _ = step_models.apply(programs, state, means_at(10), None)
         for _, training in running:
             training.run_to(11)
             assert digest(more) == digest(training.state)
@@ -184,7 +185,7 @@ def test_a_joiner_becomes_the_donor_of_the_next(programs_for: Callable[[int], Pr
         for step in range(2):
             store.log(step, means_at(step))
             store.before_donation()
-            state, _ = programs.apply(state, means_at(step), None)
+            state, _ = step_models.apply(programs, state, means_at(step), None)
             store.publish(step + 1, jax.block_until_ready(jax.tree.leaves(state)))
         with joiner(second, heal_id=HEAL + 1) as fetcher:
             third = jax.tree.unflatten(tree, fetch_state(fetcher, 0, like))
@@ -205,7 +206,7 @@ def assert_healed_over_one_step(
     store.pin(HEAL, 0)
     store.log(0, means)
     store.before_donation()
-    after, _ = programs.apply(state, means, None)
+    after, _ = step_models.apply(programs, state, means, None)
     store.publish(1, jax.block_until_ready(jax.tree.leaves(after)))
     listener = Listener(
         host="127.0.0.1", job="job", group="a", incarnation=1, on_heal=HealServer(store).serve

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import step_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.layout import Format, Layout
@@ -352,9 +353,9 @@ def test_the_apply_of_a_step_leaves_a_pinned_state_as_it_was(kind: str, devices:
             store.pin(step, step)
             snapshots.append((step, [raw(jnp.asarray(leaf)) for leaf in leaves]))
         store.before_donation()
-        state, _ = programs.apply(state, means, None)
+        state, _ = step_models.apply(programs, state, means, None)
         jax.block_until_ready(state)
-        reference, _ = programs.apply(reference, means, None)
+        reference, _ = step_models.apply(programs, reference, means, None)
     store.publish(4, jax.tree.leaves(state))
     for step, wanted in snapshots:
         found, blob = store.state(step, deadline_s=soon())
@@ -368,6 +369,6 @@ def test_the_apply_of_a_step_leaves_a_pinned_state_as_it_was(kind: str, devices:
     gc.collect()
     made = [leaf for index, leaf in enumerate(jax.tree.leaves(state)) if index in programs.cut.donated]
     where = {pointer for leaf in made if leaf.size and leaf.ndim for pointer in pointers(leaf)}
-    state, _ = programs.apply(state, means, None)
+    state, _ = step_models.apply(programs, state, means, None)
     jax.block_until_ready(state)
     assert where <= set(itertools.chain(*map(pointers, filter(np.ndim, jax.tree.leaves(state)))))

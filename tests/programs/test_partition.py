@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import step_models
 from jax.experimental import io_callback
 
 import jaxft
@@ -229,9 +230,9 @@ def test_results_are_told_apart(split: Callable[..., Any]) -> None:
     programs = cut(train_step)
     expected = jax.jit(split)(STATE["w"], BATCH)
     state = jax.tree.map(jnp.asarray, STATE)
-    contribution, local = programs.compute(state, BATCH)
+    contribution, local = step_models.compute(programs, state, BATCH)
     np.testing.assert_array_equal(contribution[0], expected[1])
-    state, _ = programs.apply(state, contribution, local)
+    state, _ = step_models.apply(programs, state, contribution, local)
     np.testing.assert_array_equal(state["w"], expected[0])
     assert programs.cut.apply.batch == ()
     refused(
@@ -277,7 +278,9 @@ def test_the_same_value_twice_is_sent_once() -> None:
 
     programs = cut(train_step)
     assert len(programs.contribution) == 1
-    state, metrics = programs.apply(jax.tree.map(jnp.asarray, STATE), [np.full(3, 7.0, np.float32)], None)
+    state, metrics = step_models.apply(
+        programs, jax.tree.map(jnp.asarray, STATE), [np.full(3, 7.0, np.float32)], None
+    )
     np.testing.assert_array_equal([state["w"], *metrics], np.full((3, 3), 7.0))
 
 
@@ -290,7 +293,7 @@ def test_mean_of_a_mean_is_the_identity() -> None:
     programs = cut(train_step)
     assert len(programs.contribution) == 1
     state = jax.tree.map(jnp.asarray, STATE)
-    state, metrics = programs.apply(state, [np.full(3, 7.0, np.float32)], None)
+    state, metrics = step_models.apply(programs, state, [np.full(3, 7.0, np.float32)], None)
     np.testing.assert_array_equal(state["w"], np.full(3, 15.0))
     np.testing.assert_array_equal(metrics, np.ones(3))
 
@@ -312,8 +315,8 @@ def test_a_nested_jit_twice() -> None:
 
     programs = cut(train_step)
     assert len(programs.contribution) == 2
-    contribution, local = programs.compute(state := jax.tree.map(jnp.asarray, STATE), BATCH)
-    state, _ = programs.apply(state, contribution, local)
+    contribution, local = step_models.compute(programs, state := jax.tree.map(jnp.asarray, STATE), BATCH)
+    state, _ = step_models.apply(programs, state, contribution, local)
     np.testing.assert_array_equal(state["w"], [-2.0] * 3)
 
 

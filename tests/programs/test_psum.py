@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import step_models
 from exchange.members import assert_same_bits, exchange_all, mesh
 from step_models import bits
 
@@ -90,7 +91,7 @@ def test_the_bits_do_not_depend_on_the_members(dealt: list[list[int]]) -> None:
     """What members exchange and apply is, bit for bit, what `manager=None` makes of the same shards."""
     made = programs()
     total = sum(map(len, dealt))
-    contributions = [made.compute(arrays(), ragged(0, shard))[0] for shard in range(total)]
+    contributions = [step_models.compute(made, arrays(), ragged(0, shard))[0] for shard in range(total)]
     members = [Partials(made.layout, total) for _ in dealt]
     for partials, shards in zip(members, dealt, strict=True):
         for shard in shards:
@@ -100,7 +101,7 @@ def test_the_bits_do_not_depend_on_the_members(dealt: list[list[int]]) -> None:
     for result in results:
         assert_same_bits(result, results[0])
         # As a joiner replays it: without a shard of its own.
-        assert bits(made.apply(arrays(), result, None)) == bits(run_alone(shards=total, steps=1))
+        assert bits(step_models.apply(made, arrays(), result, None)) == bits(run_alone(shards=total, steps=1))
 
 
 def test_the_same_value_summed_and_averaged_is_two_contributions() -> None:

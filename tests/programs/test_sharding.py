@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import step_models
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from step_models import MuNuParams, bits, identity, mlp_adam
@@ -97,15 +98,17 @@ def test_gradients_leave_as_their_parameters_lie() -> None:
     mesh, model = mesh_of("auto"), mlp_adam()
     state, batch = placed_state(mesh, "tp"), on_mesh(mesh, model.batch(0))
     programs = cut_programs(model.step(jaxft.pmean), state, batch)
-    contribution, _ = programs.compute(state, batch)
+    contribution, _ = step_models.compute(programs, state, batch)
     names = sorted(LAYOUTS["tp"])
     for name, grad in zip(names, contribution, strict=False):
         assert grad.sharding == NamedSharding(mesh, LAYOUTS["tp"][name])
-    assert jax.tree.leaves(programs.state_shardings.params) == [state.params[name].sharding for name in names]
     memory = programs.executables.apply.memory_analysis()
     assert memory.alias_size_in_bytes == sum(
         leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state)
     )
+    shardings = {name: state.params[name].sharding for name in names}
+    new_state, _ = step_models.apply(programs, state, contribution, None)
+    assert {name: new_state.params[name].sharding for name in names} == shardings
 
 
 def test_means_from_the_host_or_in_pieces() -> None:
@@ -113,7 +116,7 @@ def test_means_from_the_host_or_in_pieces() -> None:
     mesh, model = mesh_of("auto"), mlp_adam()
     batch = on_mesh(mesh, model.batch(0))
     programs = cut_programs(model.step(jaxft.pmean), placed_state(mesh, "tp"), batch)
-    contribution, local = programs.compute(placed_state(mesh, "tp"), batch)
+    contribution, local = step_models.compute(programs, placed_state(mesh, "tp"), batch)
     whole = [np.asarray(leaf) for leaf in contribution]
     pieces = [
         jax.make_array_from_single_device_arrays(
@@ -122,7 +125,7 @@ def test_means_from_the_host_or_in_pieces() -> None:
         for leaf in contribution
     ]
     results = [
-        bits(programs.apply(placed_state(mesh, "tp"), means, local))
+        bits(step_models.apply(programs, placed_state(mesh, "tp"), means, local))
         for means in (contribution, whole, pieces)
     ]
     assert results[0] == results[1] == results[2]

@@ -56,9 +56,9 @@ def test_each_leaf_is_written_where_it_was() -> None:
 def test_the_state_is_consumed_the_contribution_is_not() -> None:
     model = mlp_adam()
     programs, state = cut_programs(model.step(jaxft.pmean), model.state(), model.batch(0)), model.state()
-    contribution, local = programs.compute(state, model.batch(0))
+    contribution, local = step_models.compute(programs, state, model.batch(0))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-    programs.apply(state, contribution, local)
+    step_models.apply(programs, state, contribution, local)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
     assert not any(leaf.is_deleted() for leaf in contribution)
 
@@ -177,8 +177,8 @@ def test_a_consumed_state_is_refused() -> None:
     programs = cut_programs(model.step(jaxft.pmean), model.state(), model.batch(0))
     means = [np.zeros(spec.shape, spec.dtype) for spec in programs.contribution]
     for call in (
-        lambda: programs.compute(state, model.batch(0)),
-        lambda: programs.apply(state, means, None),
+        lambda: step_models.compute(programs, state, model.batch(0)),
+        lambda: step_models.apply(programs, state, means, None),
         lambda: cut_programs(model.step(jaxft.pmean), state, model.batch(0)),
     ):
         with pytest.raises(ConfigurationError, match="was consumed"):
@@ -238,7 +238,7 @@ def test_a_logged_mean_survives_apply() -> None:
         mean = aligned((1024,))
         mean[:] = number
         logged.append(mean)
-        state, metrics = programs.apply(state, [mean], None)
+        state, metrics = step_models.apply(programs, state, [mean], None)
         jax.block_until_ready((state, metrics))
         np.testing.assert_array_equal(metrics["means"]["w"], np.full(1024, number))
     for number, mean in enumerate(logged):

@@ -4,54 +4,55 @@ from typing import Any, cast
 
 import jax.numpy as jnp
 import pytest
-from jaxft_protocol.messages import HealId, NewQuorum, QuorumId, Step
-from jaxft_protocol.replica.state import Attempt, Replay
+from jaxft_protocol.messages import GroupName, HealId, Incarnation, NewQuorum, QuorumId, Step
+from jaxft_protocol.replica.state import Attempt, Identity, Replay
 
-from jaxft._replica._runner import Runner
+from jaxft._replica._attempt import Attempts
+from jaxft._replica._catch_up import CatchUp
+from jaxft._replica._config import GroupConfig
+from jaxft._replica._finite import FiniteCheck
+from jaxft._replica._held_state import HeldState
+from jaxft._replica._saving import Saving
+from jaxft._report import Record
+
+CONFIG = GroupConfig(coordinator="c:1", group="group-1", job="job", failure_timeout_s=1.0)
+NOTHING = cast(Any, None)
 
 
-def runner_at(step: int) -> Runner:
-    nothing = cast(Any, None)
-    runner = Runner(
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        failure_timeout_s=1.0,
-        step=step,
-        min_replicas=None,
-        settings={},
-        spare=False,
-        other_meshes=False,
-        digest_every=1,
-        checkpoints=None,
-    )
-    runner._fetcher = cast(Any, object())  # anything fetched from it would raise
-    return runner
+class NoSession:
+    """Whatever is asked of it, or of a donor, would raise."""
+
+    key = None
+
+
+def held_at(step: int) -> HeldState:
+    return HeldState(NOTHING, NOTHING, step, digest_every=1)
 
 
 def test_a_step_that_was_replayed_is_not_replayed_again() -> None:
     # The directive is renewed when the frontier moves, which may be before the last Replayed has been heard.
-    runner = runner_at(step=3)
-    nothing = cast(Any, None)
-    assert runner._replay(Replay(HealId(1), Step(2), Step(5)), nothing, nothing) is None
-    assert runner.step == 3
+    held = held_at(step=3)
+    identity = Identity("job", GroupName("group-1"), Incarnation(1), "127.0.0.1:1", "c:1")
+    catch_up = CatchUp(CONFIG, identity, NOTHING, cast(Any, NoSession()), held, FiniteCheck("group-1"))
+    record = Record()
+    assert not catch_up.replay(Replay(cast(Any, HealId(1)), Step(2), Step(5)), NOTHING, record)
+    assert held.step == 3
+    assert record == Record()
 
 
 def test_an_attempt_at_another_step_than_the_one_in_hand_is_a_fault() -> None:
-    runner = runner_at(step=3)
-    nothing = cast(Any, None)
+    attempts = Attempts(CONFIG, NOTHING, NOTHING, held_at(step=3), FiniteCheck("group-1"))
     attempt = Attempt(NewQuorum(QuorumId(1), Step(2), 1, ()), Step(2))
     with pytest.raises(AssertionError, match="asked for step 2 while holding state 3"):
-        runner._attempt(nothing, nothing, nothing, nothing, attempt.quorum, attempt.step)
+        attempts.attempt(NOTHING, attempt.quorum, attempt.step, Record())
 
 
 def test_a_last_state_that_other_code_has_consumed_is_left_out_with_a_word(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # It must not raise: the group would not say that it leaves.
-    runner = runner_at(step=3)
-    runner._state = jnp.ones(3)
-    runner._state.delete()
-    runner.save_last()
+    held = held_at(step=3)
+    held.newest = [jnp.ones(3)]
+    held.newest[0].delete()
+    Saving(CONFIG, NOTHING, held).save_last(NOTHING, ("group-1",))
     assert "was consumed by other code" in caplog.text

@@ -16,7 +16,7 @@ from step_models import bits, mlp_adam, numpy_batch
 import jaxft
 from jaxft._arrays._layout import Layout
 from jaxft._errors import ConfigurationError, StepError
-from jaxft._programs._build import Programs
+from jaxft._replica._engine import Call, Engine
 
 
 class Counted:
@@ -108,6 +108,27 @@ def test_a_new_state_type_is_a_new_step() -> None:
         step(step_models.mlp_params(width=width), numpy_batch(0))
     assert counted.traces == 2
     assert step.step == 3
+
+
+def test_a_state_of_another_structure_is_a_new_step() -> None:
+    def add(state: Any, batch: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf + jaxft.pmean(batch), state), {}
+
+    asked: list[tuple[int, int]] = []
+
+    def batch_for(number: int, shard: int) -> Any:
+        asked.append((number, shard))
+        return jnp.full(2, 1.0 + shard)
+
+    counted = Counted(add)
+    step = jaxft.fault_tolerant(counted, None, shards=2)
+    one, _ = step({"a": jnp.zeros(2)}, batch_for)
+    two, _ = step((jnp.zeros(2), jnp.ones(2)), batch_for)
+    assert bits(one) == bits({"a": jnp.full(2, 1.5)})
+    assert bits(two) == bits((jnp.full(2, 1.5), jnp.full(2, 2.5)))
+    assert counted.traces == 2
+    assert step.step == 2
+    assert set(asked) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 def test_apply_must_not_depend_on_the_shape_of_the_batch() -> None:
@@ -282,24 +303,25 @@ def test_from_functions_alone() -> None:
 
 
 class Recorder:
-    """Stands for a manager: runs the one shard it is told to, twice, as after an aborted attempt."""
+    """Stands for a manager and its engine: runs the one shard it is told to, twice, as after an aborted attempt."""
 
     step = 5
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Programs, Layout, int | None]] = []
+        self.calls: list[Call] = []
 
-    def _run(
-        self, programs: Programs, layout: Layout, state: Any, batch: Any, shards: int | None, nonfinite: str
-    ) -> Any:
-        assert nonfinite == "warn"
-        self.calls.append((programs, layout, shards))
-        batches = [batch(self.step, 1), batch(self.step, 0)] if callable(batch) else [batch, batch]
-        for each in batches:
-            contribution, local = programs.compute(state, each)
-        return programs.apply(state, contribution, local)
+    @property
+    def _engine(self) -> Engine:
+        return self
 
-    def _compiling(self) -> contextlib.AbstractContextManager[None]:
+    def run(self, call: Call, state: list[jax.Array]) -> Any:
+        assert call.nonfinite == "warn"
+        self.calls.append(call)
+        for shard in (1, 0):
+            contribution, local = call.programs.compute(state, call.batch_for(self.step, shard))
+        return call.programs.apply(state, contribution, local)
+
+    def compiling(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
 
@@ -316,11 +338,22 @@ def test_a_manager_is_given_programs_and_the_rest() -> None:
     for _ in range(2):
         state, _ = step(state, batch_for)
     assert asked == [(5, 0), (0, 0)] + 2 * [(5, 1), (5, 0)], "examples are asked for once"
-    programs, layout, shards = manager.calls[0]
-    assert manager.calls[1][0] is programs
-    assert layout == Layout.of(programs.contribution)
-    assert shards == 2
+    first, second = manager.calls
+    assert second.programs is first.programs
+    assert first.programs.layout == Layout.of(first.programs.contribution)
+    assert first.shards == 2
     assert counted.traces == 1
+
+
+def test_outside_of_the_managers_with_block_nothing_is_compiled() -> None:
+    counted = Counted(train_step)
+    step = jaxft.fault_tolerant(counted, jaxft.Manager("localhost:9", group="group-0", step=7))
+    assert step.step == 7
+    with pytest.raises(
+        ConfigurationError, match=r"group 'group-0' is not in its job.*inside `with jaxft\.Manager"
+    ):
+        step(step_models.mlp_params(), numpy_batch(0))
+    assert counted.traces == 0
 
 
 def test_a_manager_may_meet_batches_of_another_shape() -> None:
@@ -330,4 +363,4 @@ def test_a_manager_may_meet_batches_of_another_shape() -> None:
         state, metrics = step(state, lambda number, shard, rows=rows: numpy_batch(number, rows=rows))
         assert np.isfinite(metrics["loss"])
     assert counted.traces == 2
-    assert len({id(call[0]) for call in manager.calls}) == 1
+    assert len({id(call.programs) for call in manager.calls}) == 1

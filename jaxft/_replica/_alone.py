@@ -1,0 +1,61 @@
+"""Runs steps without a job, with the bits of a job of any number of groups."""
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxft._errors import NonFinite
+from jaxft._exchange._partials import Partials
+from jaxft._programs._nonfinite import find
+from jaxft._programs._programs import Local
+from jaxft._replica._engine import Call
+
+_log = logging.getLogger("jaxft")
+
+
+class Alone:
+    """The engine of a step without a manager: computes all shards itself."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def compiling(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
+        means, local = self._means(call, state)
+        if self._skips(call, means):
+            result = state, call.programs.blank_metrics()
+        else:
+            result = call.programs.apply(state, means, local)
+        self.step += 1
+        return result
+
+    def _means(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[Any], Local]:
+        """The means over all shards, and what stays of the first shard."""
+        programs, count = call.programs, call.shards or 1
+        contribution, local = programs.compute(state, call.batch_for(self.step, 0))
+        if count == 1:
+            return contribution, local  # on the device: nothing waits for them
+        partials = Partials(programs.layout, count)
+        partials.add(0, contribution)
+        for shard in range(1, count):
+            partials.add(shard, programs.compute(state, call.batch_for(self.step, shard))[0])
+        return partials.mean_alone(), local
+
+    def _skips(self, call: Call, means: Sequence[Any]) -> bool:
+        # A warning alone is not worth copying the means to the host.
+        if call.nonfinite not in ("raise", "skip"):
+            return False
+        found = find(call.programs.contribution, means, call.nonfinite)
+        if found and call.nonfinite == "raise":
+            raise NonFinite(
+                f"The means of step {self.step} are not finite: {found}. Nothing of that step has been "
+                "applied. Look at the learning rate and the data of that step."
+            )
+        if found:
+            _log.warning("step %d changes nothing: %s", self.step, found)
+        return bool(found)

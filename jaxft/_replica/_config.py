@@ -1,0 +1,124 @@
+"""What a group is told about itself and its job, checked once."""
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxft._checkpoints import Checkpoints
+from jaxft._errors import ConfigurationError
+from jaxft._replica._credentials import TLS
+
+MAX_NAME_LENGTH = 200
+MAX_SETTING_LENGTH = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """The arguments of `jaxft.Manager`, which says what each means.
+
+    Raises:
+        ConfigurationError: an argument cannot be right.
+    """
+
+    coordinator: str
+    group: str
+    job: str = "default"
+    step: int = 0
+    failure_timeout_s: float = 60.0
+    min_replicas: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    checkpoints: Checkpoints | None = None
+    spare: bool = False
+    other_meshes: bool = False
+    digest_every: int | None = None
+    host: str | None = None
+    token: str | None = field(default=None, repr=False)  # a traceback or a log must not show it
+    tls: TLS | None = None
+
+    def __post_init__(self) -> None:
+        _check_address(self.coordinator)
+        _check_name("group", self.group)
+        _check_name("job", self.job)
+        if self.step < 0:
+            raise ConfigurationError(
+                f"step must be the number of committed steps, 0 or more, not {self.step}"
+            )
+        if not self.failure_timeout_s > 0:
+            raise ConfigurationError(
+                f"failure_timeout_s must be more than 0 seconds, not {self.failure_timeout_s}"
+            )
+        if self.min_replicas is not None and self.min_replicas < 1:
+            raise ConfigurationError(f"min_replicas must be at least 1, not {self.min_replicas}")
+        if self.digest_every is not None and self.digest_every < 1:
+            raise ConfigurationError(f"digest_every must be at least 1 step, not {self.digest_every}")
+        _check_settings(self.settings)
+
+    @property
+    def compared_settings(self) -> dict[str, str]:
+        """The user's settings, under names that no setting of jaxft has."""
+        return {f"settings.{name}": value for name, value in self.settings.items()}
+
+    def address(self, port: int) -> str:
+        """Where the other groups reach this one, which listens on `port`.
+
+        Raises:
+            ConfigurationError: no `host` was given, and this machine finds no route to the coordinator.
+        """
+        host = self.host or _own_address(self.coordinator)
+        return host if _has_port(host) else f"{host}:{port}"
+
+
+def _check_address(coordinator: str) -> None:
+    for address in coordinator.split(","):
+        host, colon, port = address.strip().rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+            raise ConfigurationError(
+                f"the coordinator's address must be host:port, or several with commas between them, not "
+                f"{coordinator!r}"
+            )
+
+
+def _check_name(what: str, name: str) -> None:
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise ConfigurationError(
+            f"{what} must be a name of 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}"
+        )
+
+
+def _check_settings(settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
+        if not isinstance(value, str) or len(name) + len(value) > MAX_SETTING_LENGTH:  # pyright: ignore
+            raise ConfigurationError(
+                f"settings must be texts of at most {MAX_SETTING_LENGTH} characters, such as a digest, not "
+                f"{name!r}: {value!r:.100}"
+            )
+
+
+def _has_port(host: str) -> bool:
+    name, colon, port = host.rpartition(":")
+    # An IPv6 address contains colons, except in its form in brackets.
+    return bool(colon) and port.isdigit() and (":" not in name or name.endswith("]"))
+
+
+def _own_address(coordinator: str) -> str:
+    """The address of the interface that leads to the coordinator: what the other groups can reach as well."""
+    problems: list[str] = []
+    for each in coordinator.split(","):
+        try:
+            address = _address_towards(each.strip())
+        except OSError as error:
+            problems.append(f"{each.strip()}: {error}")
+            continue
+        return f"[{address}]" if ":" in address else address
+    raise ConfigurationError(
+        f"cannot find the way to the coordinator ({'; '.join(problems)}). Is the host name right? Else pass `host=`, "
+        "the address at which the other groups reach this one."
+    )
+
+
+def _address_towards(coordinator: str) -> str:
+    host, _, port = coordinator.rpartition(":")
+    family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing: it only picks the route
+        return probe.getsockname()[0]

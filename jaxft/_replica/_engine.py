@@ -1,0 +1,57 @@
+"""What runs the steps of a group: as a member of a job, or alone. Both take a call in the same form."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from jaxft._programs._nonfinite import Policy
+from jaxft._programs._programs import Programs
+
+# From a step and a shard to that shard's batch.
+BatchFor = Callable[[int, int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBatch:
+    """The batch of a group that brings its own, whatever shard it is given."""
+
+    batch: Any
+
+    def __call__(self, step: int, shard: int) -> Any:
+        return self.batch
+
+
+class Call(NamedTuple):
+    """One call of a step, but for its state."""
+
+    programs: Programs
+    batch_for: BatchFor
+    shards: int | None  # None: one for each member of the quorum
+    nonfinite: Policy
+
+
+class Engine(Protocol):
+    @property
+    def step(self) -> int:
+        """The number of committed steps."""
+        ...
+
+    def compiling(self) -> contextlib.AbstractContextManager[None]:
+        """While this lasts the group is not taken for one that hangs."""
+        ...
+
+    def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
+        """Commit at least one more step; return the leaves of the state after it, and its metrics.
+
+        Args:
+            call: the step to take.
+            state: the leaves of the state before it, from `Programs.state_leaves`; consumed.
+
+        Raises:
+            OtherTypes: the programs of the call are not for this state. It has not been consumed.
+            NonFinite: the means are not finite, and the call's policy is "raise".
+        """
+        ...

@@ -1,0 +1,104 @@
+"""What a group brings to its job in the first call of the step: its state, and what must be equal in all groups."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+
+import jax
+from jaxft_protocol.messages import HistoryId, Step
+from jaxft_protocol.replica.state import Prepared
+
+from jaxft._errors import ConfigurationError
+from jaxft._programs._environment import nondeterminism, xla_flags
+from jaxft._programs._fingerprint import compared
+from jaxft._programs._nonfinite import compared_policy
+from jaxft._replica._config import GroupConfig
+from jaxft._replica._engine import Call
+from jaxft._replica._held_state import HeldState
+from jaxft._replica._saving import Saving
+from jaxft._replica._session import Session
+from jaxft._version import __version__
+
+_log = logging.getLogger("jaxft")
+
+
+class Joining:
+    """The training thread owns it."""
+
+    def __init__(self, config: GroupConfig, session: Session, held: HeldState, saving: Saving) -> None:
+        self._config = config
+        self._session = session
+        self._held = held
+        self._saving = saving
+        self._settings: Mapping[str, str] | None = None
+        self._shards: int | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether the first step has been called."""
+        return self._settings is not None
+
+    def prepare(self, call: Call, state: Sequence[jax.Array]) -> None:
+        """Hold the state of a call, and join with that of the first; check that all calls are of the same step.
+
+        Raises:
+            ConfigurationError: the call is of another step than the first was, or the checkpoint of another run.
+        """
+        if self._settings is not None:
+            self._check_same(self._settings, self._settings_of(call))
+            self._held.leaves = state
+            return
+        self._held.leaves = state
+        settings = self._settings_of(call)
+        if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):
+            _log.warning("[jaxft %s] %s", self._config.group, text)
+        self._settings, self._shards = settings, call.shards
+        self._say_prepared(settings)
+
+    def read_after_all(self, call: Call) -> None:
+        """Read the checkpoint that was left to other groups, which are gone; or leave it to others that read now."""
+        assert self._settings is not None
+        if not self._saving.left_to_others:
+            return  # read already, before the session's thread had heard of it
+        with self._session.in_step(False):
+            state = self._saving.read_unless_others_do(call.programs.unflatten(self._held.leaves))
+            self._held.leaves = call.programs.state_leaves(state)
+            self._say_prepared(self._settings)
+
+    def _settings_of(self, call: Call) -> dict[str, str]:
+        return {
+            **compared(call.programs.fingerprint, other_meshes=self._config.other_meshes),
+            **self._config.compared_settings,
+            "layout": call.programs.layout.digest,
+            "shards": "members" if call.shards is None else str(call.shards),
+            "nonfinite": compared_policy(call.nonfinite),
+            "jaxft": __version__,
+            "digest_every": str(self._held.digest_period()),
+        }
+
+    def _say_prepared(self, settings: Mapping[str, str]) -> None:
+        """Let the coordinator know which state this group brings, and what must be equal in all groups."""
+        self._saving.check(settings)
+        self._held.publish()
+        self._session.post(
+            Prepared(
+                Step(self._held.step),
+                self._held.digest(),
+                {name: value for name, value in settings.items() if name != "shards"},  # a field of their own
+                self._config.min_replicas or 0,
+                HistoryId(self._saving.history),
+                self._config.spare,
+                self._saving.left_to_others,
+                self._shards,
+            )
+        )
+
+    def _check_same(self, first: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """A group's first step defines its part in the job; another shape of batch may follow, no other state."""
+        for name in ("state", "contribution", "shards", "nonfinite"):
+            if now.get(name) != first.get(name):
+                raise ConfigurationError(
+                    f"this step differs from the one that group {self._config.group!r} joined job "
+                    f"{self._config.job!r} with, in {name}: {first.get(name)!r} then, {now.get(name)!r} now. One "
+                    "Manager serves one training step; use another Manager, under another job name."
+                )

@@ -1,0 +1,115 @@
+"""The job's checkpoints, as far as one group has to do with them: it restores one, compares it, and saves others."""
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from jaxft_protocol.names import done_again
+
+from jaxft._checkpoints import Restored
+from jaxft._checkpoints._settings import LATER, differences, refusal
+from jaxft._errors import ConfigurationError
+from jaxft._programs._programs import Programs
+from jaxft._replica._config import GroupConfig
+from jaxft._replica._held_state import HeldState
+from jaxft._replica._session import Session
+
+_log = logging.getLogger("jaxft")
+
+
+class Saving:
+    """The training thread owns it."""
+
+    def __init__(self, config: GroupConfig, session: Session, held: HeldState) -> None:
+        self.history = 0  # of the checkpoint that the first state came from
+        # The first state is a fresh one of a job that has a checkpoint, which others have read.
+        self.left_to_others = False
+        self._config = config
+        self._session = session
+        self._held = held
+        self._restored: Restored | None = None
+        self._changed: Collection[str] = ()
+        self._frontier_step: int | None = None  # how far the job was when this group came
+        self._settings: Mapping[str, str] = {}  # of the step, to be saved with each checkpoint
+
+    # ---- restoring ----
+
+    def restore(self, state: Any, changed: Collection[str]) -> Any:
+        """Return the state of the newest checkpoint, and hold its step; or `state`, as `Manager.restore` says."""
+        self._changed = changed
+        self._frontier_step, held = self._session.frontier
+        if held:
+            _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._config.group)
+            return state
+        # Leave it to others only if the coordinator remembers the job. Else fresh states could found it before a
+        # restored one comes.
+        return self.read_unless_others_do(state) if self._frontier_step else self._read(state)
+
+    def read_unless_others_do(self, state: Any) -> Any:
+        """Read the newest checkpoint, unless others do so right now (`left_to_others`)."""
+        assert self._config.checkpoints is not None
+        with self._config.checkpoints.reading(self._config.failure_timeout_s) as mine:
+            self.left_to_others = not mine
+            if mine:
+                return self._read(state)
+        _log.info("[jaxft %s] reads no checkpoint: others have, and it heals from them", self._config.group)
+        return state
+
+    def _read(self, state: Any) -> Any:
+        assert self._config.checkpoints is not None
+        found = self._config.checkpoints.restore(
+            state, job=self._config.job, settings=self._config.compared_settings, changed=self._changed
+        )
+        group = self._config.group
+        if found is None:
+            _log.info("[jaxft %s] there is no checkpoint: begins with the state that it was given", group)
+            return state
+        frontier = self._frontier_step or 0
+        behind = frontier - found.step
+        again = f"; the job had committed {frontier}: {done_again(behind)}" if behind > 0 else ""
+        _log.info("[jaxft %s] restored step %d from %s%s", group, found.step, found.folder, again)
+        self._restored, self.history, self._held.step = found, found.history, found.step
+        return found.state
+
+    def check(self, present: Mapping[str, str]) -> None:
+        """Compare what is known of the step with what the checkpoint was saved with, and keep it for those to come.
+
+        Raises:
+            ConfigurationError: something differs that was not changed on purpose.
+        """
+        self._settings = {name: value for name, value in present.items() if name in LATER}
+        if self._restored is None or self._restored.settings is None:
+            return
+        saved = {name: value for name, value in self._restored.settings.items() if name in LATER}
+        now = {name: present[name] for name in saved}
+        if differing := differences(saved, now, self._changed):
+            folder = str(self._restored.folder)
+            raise ConfigurationError(refusal(folder, differing, self._held.step, self._changed))
+
+    # ---- saving ----
+
+    def save_if_due(self, programs: Programs, members: tuple[str, ...]) -> None:
+        checkpoints = self._config.checkpoints
+        if checkpoints is not None and checkpoints.due(self._held.step):
+            with self._session.in_step(False):
+                self._save(programs.unflatten(self._held.leaves), members)
+
+    def save_last(self, programs: Programs, members: tuple[str, ...]) -> None:
+        """Save the state in which this group's loop ended, if it is this group's turn."""
+        newest = self._held.newest
+        if newest is None:
+            return
+        if any(leaf.is_deleted() for leaf in newest):
+            _log.warning("the last state was consumed by other code before the job ended, and is not saved")
+            return
+        self._save(programs.unflatten(newest), members)
+
+    def _save(self, state: Any, members: tuple[str, ...]) -> None:
+        """One group writes for all: the first of the quorum, whichever that is at this step."""
+        checkpoints = self._config.checkpoints
+        if checkpoints is None or members[:1] != (self._config.group,):
+            return
+        kept = {**self._settings, **self._config.compared_settings}
+        checkpoints.save(
+            self._held.step, state, job=self._config.job, history=self._session.history, settings=kept
+        )

@@ -1,0 +1,232 @@
+"""What the training thread has computed of a step, and of which state, when an attempt gives way to another."""
+
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Iterator
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxft_protocol.messages import Change, GroupName, Incarnation, Member, NewQuorum, QuorumId, Step
+from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
+
+from jaxft._errors import ConfigurationError, JaxftError
+from jaxft._heal._store import StateStore
+from jaxft._programs._build import Programs, cut_programs, joined
+from jaxft._programs._nonfinite import Policy
+from jaxft._replica._attempt import Attempts
+from jaxft._replica._config import GroupConfig
+from jaxft._replica._engine import BatchFor, Call, OwnBatch
+from jaxft._replica._finite import FiniteCheck
+from jaxft._replica._held_state import HeldState
+from jaxft._replica._joining import Joining
+from jaxft._replica._saving import Saving
+from jaxft._report import Record, StepReport
+from jaxft._transport._listener import Abort, Listener
+from tests import patience
+
+ME = GroupName("group-1")
+STEP = Step(5)
+
+
+class Heard:
+    """Stands for the session with the coordinator: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.computed = (QuorumId(0), Step(0))
+        self.all_computed = (QuorumId(0), Step(0))
+        self.progress = 0
+
+    @contextlib.contextmanager
+    def activity(self, directive: object, abort: Abort) -> Iterator[Abort]:
+        yield abort
+
+    def post(self, event: Event) -> None:
+        self.events.append(event)
+
+    def wants_digest(self, step: Step) -> bool:
+        return False
+
+    def got_on(self) -> None:
+        self.progress += 1
+
+
+def quorum(quorum_id: int, total: int, **shards: tuple[int, ...]) -> NewQuorum:
+    members = tuple(
+        Member(GroupName(name.replace("_", "-")), Incarnation(1), "127.0.0.1:1", held)
+        for name, held in shards.items()
+    )
+    return NewQuorum(QuorumId(quorum_id), STEP, total, members)
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    made = Listener(host="127.0.0.1", job="job", group=ME, incarnation=1, on_heal=None)
+    yield made
+    made.close()
+
+
+def batch_for(step: int, shard: int) -> jax.Array:
+    return jnp.full(3, 10.0 * shard + step)
+
+
+def grad_fn(state: Any, batch: jax.Array) -> tuple[Any, jax.Array]:
+    return batch + 0.0 * state["w"], batch[0]
+
+
+def update_fn(state: Any, mean: Any, local: Any) -> tuple[Any, Any]:
+    return {"w": state["w"] - mean}, local
+
+
+def built(state: Any) -> Programs:
+    return cut_programs(joined(grad_fn, update_fn), state, batch_for(0, 0))
+
+
+class Group:
+    """A group in a job, of one state: its attempts, and the record of its call."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        *,
+        shards: int | None,
+        digest_every: int = 1000,
+        batch_for: BatchFor = batch_for,
+        nonfinite: Policy = "allow",
+    ) -> None:
+        self.heard, self.record, state = Heard(), Record(), {"w": jnp.zeros(3)}
+        config = GroupConfig(coordinator="c:1", group=ME, job="job", failure_timeout_s=30.0)
+        session = cast(Any, self.heard)
+        self.held = HeldState(session, StateStore(), STEP, digest_every=digest_every)
+        self.attempts = Attempts(config, session, listener, self.held, FiniteCheck(ME))
+        self.joining = Joining(config, session, self.held, Saving(config, session, self.held))
+        self.call = Call(built(state), batch_for, shards, nonfinite)
+        self.held.leaves = self.call.programs.state_leaves(state)
+
+    def attempt(self, quorum: NewQuorum) -> None:
+        self.attempts.attempt(self.call, quorum, STEP, self.record)
+
+    def compute(self, quorum: NewQuorum) -> bool:
+        return self.attempts._compute(self.call, quorum, Abort(), self.record)
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        return self.attempts._work.counted
+
+    def summed(self, shard: int) -> list[float]:
+        """What the group contributes for one shard."""
+        partials = self.attempts._work.partials
+        assert partials is not None
+        (node,) = partials.nodes
+        assert (node.start, node.stop) == (shard, shard + 1)
+        return np.asarray(partials.part(node, 0, 0, 3)).tolist()
+
+
+def test_a_vote_has_its_fingerprint_also_after_the_work_was_dropped(listener: Listener) -> None:
+    """Back from a lost connection: others have been given shards that this group had computed."""
+    group = Group(listener, shards=2)
+    group.attempt(quorum(1, 2, group_1=(0, 1)))
+    group.attempt(quorum(2, 1, group_1=(0,)))
+    first, second = group.heard.events
+    assert isinstance(first, Exchanged)
+    assert isinstance(second, Exchanged)
+    assert group.counted == (0,), "the work was begun afresh"
+    assert first.digest is not None
+    assert second.digest == first.digest
+
+
+def test_a_fingerprint_is_of_the_state_that_the_step_is_computed_from(listener: Listener) -> None:
+    group = Group(listener, shards=1, digest_every=1)
+    digests: set[int | None] = set()
+    for number, fill in ((1, 0.0), (2, 1.0)):
+        group.held._digest = None  # as when a state is healed to, or applied
+        group.held.leaves = [jnp.full(3, fill)]
+        group.attempt(quorum(number, 1, group_1=(0,)))
+        digests.add(cast(Exchanged, group.heard.events[-1]).digest)
+    assert len(digests) == 2
+    assert None not in digests
+
+
+def test_a_batch_made_for_a_place_is_not_counted_at_another(listener: Listener) -> None:
+    """Without `shards=`, each group computes batch number i at place i; a survivor's place may change."""
+    group = Group(listener, shards=None)
+    assert group.compute(quorum(1, 3, group_0=(0,), group_1=(1,), group_2=(2,)))
+    assert group.summed(1) == [15.0, 15.0, 15.0]
+    assert group.compute(quorum(2, 2, group_1=(0,), group_2=(1,)))
+    assert group.summed(0) == [5.0, 5.0, 5.0], "batch 0, not batch 1 under the number 0"
+    assert group.compute(quorum(3, 3, group_0=(0,), group_1=(1,), group_2=(2,)))
+    assert group.summed(1) == [15.0, 15.0, 15.0]
+    assert group.record.shards == [1, 0], "and nothing was computed twice"
+    assert group.counted == (1,)
+    assert group.heard.progress == 3
+
+
+def test_a_batch_that_the_group_brings_is_kept_at_any_place(listener: Listener) -> None:
+    group = Group(listener, shards=None, batch_for=OwnBatch(jnp.full(3, 7.0)))
+    assert group.compute(quorum(1, 2, group_0=(0,), group_1=(1,)))
+    assert group.summed(1) == [7.0, 7.0, 7.0]
+    assert group.compute(quorum(2, 1, group_1=(0,)))
+    assert group.summed(0) == [7.0, 7.0, 7.0]
+    assert group.record.shards == [1], "it is computed once"
+
+
+def test_a_listener_that_has_ended_is_noticed_in_the_next_step_under_the_same_quorum(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, alone = Group(listener, shards=1), quorum(1, 1, group_1=(0,))
+    group.attempt(alone)
+    monkeypatch.setattr(listener, "_accept_some", lambda: 1 // 0)
+    socket.create_connection(("127.0.0.1", listener.port)).close()
+    patience.until(lambda: not listener._thread.is_alive(), "the end of the listener")
+    with pytest.raises(JaxftError, match="no other group can reach this one any more: ZeroDivisionError"):
+        group.attempt(alone)
+
+
+@pytest.mark.parametrize("policy", ["skip", "allow"])
+def test_a_step_that_is_skipped_keeps_the_state_and_counts(listener: Listener, policy: Policy) -> None:
+    """The work, the digest and the means go with the state that they are of."""
+    group = Group(listener, shards=1, batch_for=lambda step, shard: jnp.full(3, np.inf), nonfinite=policy)
+    before = group.held.leaves
+    group.attempt(quorum(1, 1, group_1=(0,)))
+    group.attempts.apply(group.call, STEP, group.record)
+    assert group.heard.events[-1] == Applied(Step(STEP + 1))
+    assert group.held.step == STEP + 1
+    assert (group.held.leaves is before) == (policy == "skip")
+    assert group.held.newest is group.held.leaves
+    assert group.held.started_digest() is None
+    assert group.counted == ()
+    assert np.isnan(group.record.metrics) == (policy == "skip")
+    assert ("inf" in group.record.nonfinite) == (policy == "skip")
+
+
+def test_a_call_of_another_step_does_not_replace_the_state(listener: Listener) -> None:
+    group = Group(listener, shards=2)
+    given = group.held.leaves
+    group.joining.prepare(group.call, given)
+    (prepared,) = group.heard.events
+    assert isinstance(prepared, Prepared)
+    assert prepared.settings["shards"] == "2"
+    assert prepared.digest == group.held.digest()
+    with pytest.raises(ConfigurationError, match=r"differs from the one .* in shards: '2' then, '3' now"):
+        group.joining.prepare(group.call._replace(shards=3), [jnp.ones(3)])
+    assert group.held.leaves is given
+    assert group.held.newest is None, "and there is nothing to save"
+    assert len(group.heard.events) == 1
+
+
+def test_a_report_is_of_one_call() -> None:
+    record = Record()
+    record.entered(quorum(1, 2, a=(0,), b=(1,)))
+    assert (record.joined, record.left) == ([], []), "who was there first has not joined"
+    record.attempts, record.shards = 2, [0, 1]
+    assert record.report(6) == StepReport(6, attempts=2, quorum_id=1, members=("a", "b"), shards=(0, 1))
+    record = record.next_call()
+    lost = (Change(GroupName("b"), "its connection was lost"),)
+    record.entered(dataclasses.replace(quorum(2, 2, a=(0,), c=(1,)), left=lost))
+    assert record.report(7) == StepReport(
+        7, quorum_id=2, members=("a", "c"), joined=("c",), left=(("b", "its connection was lost"),)
+    )
