@@ -439,7 +439,7 @@ def _what_was_computed_for_an_old_place_is_counted(contributes: Any) -> Any:
     """Where each member has one shard, a survivor gives what it has computed for its old place at a new one."""
 
     def mutated(self: Trainer, step: Any, shards: Any) -> list[int]:
-        if self.world.setting.shards != "members":
+        if self.world.setting.shards is not None:
             return contributes(self, step, shards)
         return [self.first[step]] if step in self.first else contributes(self, step, shards)
 

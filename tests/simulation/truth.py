@@ -49,7 +49,7 @@ class Truth:
         self.quorums: dict[QuorumId, NewQuorum] = {}
         self._heals: dict[int, object] = {}
         self._world = world
-        self.same_bits = world.setting.shards != "members"
+        self.same_bits = world.setting.shards is not None
 
     # ---- what is written ----
 
