@@ -11,7 +11,7 @@ from jaxft._arrays._layout import LeafSpec
 from jaxft._programs import _environment, _fingerprint
 from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._compile import Applies, Spec, compile_cut
-from jaxft._programs._leaves import Separate, labels, own, refuse_tracers
+from jaxft._programs._leaves import DonationGuard, labels, own, refuse_tracers
 from jaxft._programs._partition import Cut, cut
 from jaxft._programs._primitive import path_names, pmean
 from jaxft._programs._programs import Programs, batch_key
@@ -34,7 +34,7 @@ class Shared:
     """What the programs of one step for several types of batch have in common."""
 
     applies: Applies = field(default_factory=dict)
-    separate: Separate = field(default_factory=Separate)
+    separate: DonationGuard = field(default_factory=DonationGuard)
     # How contributions left the first `compute`, by the types of the state and of the contributions: where
     # that was left to XLA, it must not choose again for each batch, or `apply` would differ.
     pins: dict[Hashable, Sequence[Sharding | None]] = field(default_factory=dict)

@@ -71,7 +71,7 @@ def labels(tree: PyTreeDef) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(dummy)[0]]
 
 
-class Separate:
+class DonationGuard:
     """Ensures that no two donated arrays share memory.
 
     Donating one buffer twice is an error on one device and a segmentation fault on several (jaxlib 0.10). It

@@ -14,7 +14,7 @@ from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._errors import ConfigurationError
 from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._compile import Executables, Program
-from jaxft._programs._leaves import Separate, all_alive, own, refuse_tracers
+from jaxft._programs._leaves import DonationGuard, all_alive, own, refuse_tracers
 from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Picker, picker
 from jaxft._programs._trace import Traced
@@ -53,7 +53,7 @@ class Programs:
     executables: Executables
     # Finds the programs for a batch of another type. None: such a batch is an error.
     siblings: "Callable[[Any, Any], Programs] | None" = None
-    separate: Separate = field(default_factory=Separate)
+    separate: DonationGuard = field(default_factory=DonationGuard)
     _known: "dict[BatchKey, Programs]" = field(default_factory=dict, init=False)
 
     @functools.cached_property
