@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_BOUND = Path(__file__).with_name("_bound.py")
+_DIE_WITH_PARENT = Path(__file__).with_name("_die_with_parent.py")
 
 # A coordinator or a group ends within this after SIGTERM, or it is killed.
 STOP_TIMEOUT_S = 5.0
@@ -106,7 +106,7 @@ class Processes:
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_BOUND), str(os.getpid()), *command],
+                [sys.executable, "-I", "-S", str(_DIE_WITH_PARENT), str(os.getpid()), *command],
                 stdin=subprocess.PIPE if takes_orders else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
