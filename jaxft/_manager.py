@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import secrets
 import socket
 from collections.abc import Collection, Mapping
@@ -13,6 +14,7 @@ from jaxft_protocol.names import done_again
 from jaxft_protocol.replica.state import Identity, LeaveNow
 
 from jaxft._arrays._layout import Layout
+from jaxft._chaos._agent import Agent
 from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._settings import check_changed
 from jaxft._errors import ConfigurationError, SessionFailed
@@ -50,8 +52,9 @@ class Manager:
 
     Args:
         coordinator: `host:port` of the coordinator; of several that stand by for each other, all, with commas between
-            them.
-        group: this group's lasting name, its own within the job; the same again after a restart.
+            them. By default that of the environment variable JAXFT_COORDINATOR.
+        group: this group's lasting name, its own within the job; the same again after a restart. By default that of
+            the environment variable JAXFT_GROUP.
         job: the training run's name. A coordinator serves many jobs.
         step: the number of committed steps behind the state that the first call of the step will pass; more
             than 0 after a restore from a checkpoint.
@@ -72,8 +75,9 @@ class Manager:
         digest_every: every how many steps the groups compare fingerprints of their states, beside the first step
             of each quorum; by default so often that it costs less than 1 % of a step of 100 ms (see
             docs/guarantees.md). Equal in all groups.
-        host: the address at which the other groups reach this one; by default the one from which this machine
-            reaches the coordinator. As `host:port` where what they dial is forwarded to this process.
+        host: the address at which the other groups reach this one; by default that of the environment variable
+            JAXFT_HOST, or else the one from which this machine reaches the coordinator. As `host:port` where what
+            they dial is forwarded to this process.
 
         token: the key of this job, as `jaxft-coordinator token` prints it, where the coordinator asks for one; by
             default that of the environment variable JAXFT_TOKEN. With a token, this group talks only to a coordinator
@@ -97,9 +101,9 @@ class Manager:
 
     def __init__(
         self,
-        coordinator: str,
+        coordinator: str | None = None,
         *,
-        group: str,
+        group: str | None = None,
         job: str = "default",
         step: int = 0,
         failure_timeout_s: float = 60.0,
@@ -113,6 +117,8 @@ class Manager:
         token: str | None = None,
         tls: TLS | None = None,
     ) -> None:
+        coordinator = _given("coordinator", coordinator)
+        group = _given("group", group)
         _check_address(coordinator)
         _check_name("group", group)
         _check_name("job", job)
@@ -144,6 +150,7 @@ class Manager:
         self._session: Session | None = None
         self._store: StateStore | None = None
         self._runner: Runner | None = None
+        self._agent: Agent | None = None
 
     @property
     def group(self) -> str:
@@ -179,6 +186,7 @@ class Manager:
     def __enter__(self) -> Self:
         if self._session is not None:
             raise ConfigurationError("a Manager is entered once; make another for another run")
+        self._agent = Agent.of_environment(coordinator=self._coordinator, group=self._group)
         credentials = Credentials.read(self._token, self._tls)
         store = StateStore()
         incarnation = Incarnation(secrets.randbits(63))
@@ -189,7 +197,7 @@ class Manager:
             on_heal=HealServer(store).serve,
             key=credentials.data_key,
         )
-        host = self._host or _own_address(self._coordinator)
+        host = self._host or os.environ.get("JAXFT_HOST") or _own_address(self._coordinator)
         identity = Identity(
             self._job,
             GroupName(self._group),
@@ -203,6 +211,8 @@ class Manager:
         )
         session = Session(identity, store, failure_timeout_s=self._failure_timeout_s, credentials=credentials)
         self._listener, self._store, self._session = listener, store, session
+        if self._agent is not None:
+            self._agent.entered(listener.port)
         try:
             session.start()
         except BaseException:
@@ -292,6 +302,8 @@ class Manager:
     ) -> None:
         assert self._session is not None
         try:
+            if kind is None and self._agent is not None:
+                self._agent.finished()
             if kind is None and self._runner is not None and self._checkpoints is not None:
                 self._checkpoints.finish(self._failure_timeout_s)
                 self._runner.save_last()
@@ -330,7 +342,10 @@ class Manager:
             )
         assert self._session is not None
         with self._session.in_step(True):
-            return self._runner.run(programs, layout, state, batch, shards, nonfinite)
+            state, metrics = self._runner.run(programs, layout, state, batch, shards, nonfinite)
+        if self._agent is not None:
+            self._agent.stepped(self._runner.report, state, shards)
+        return state, metrics
 
     def _compiling(self) -> contextlib.AbstractContextManager[None]:
         """While this lasts the job does not take this group for one that hangs."""
@@ -343,6 +358,16 @@ class Manager:
             self._session.close()
         if self._listener is not None:
             self._listener.close()
+
+
+def _given(name: str, value: str | None) -> str:
+    """Return an argument, or what the environment says in its place."""
+    found = value if value is not None else os.environ.get(f"JAXFT_{name.upper()}")
+    if found is None:
+        raise ConfigurationError(
+            f"jaxft.Manager needs a {name}: pass it, or set the environment variable JAXFT_{name.upper()}."
+        )
+    return found
 
 
 def _check_address(coordinator: str) -> None:

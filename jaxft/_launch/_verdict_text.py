@@ -112,9 +112,10 @@ def undisturbed_text(verdict: Verdict) -> str:
     if verdict.matches_undisturbed:
         return "the same bits"
     text = digests_text(verdict.undisturbed_digests)
+    what = "losses" if verdict.tells_losses else "states"
     if verdict.first_difference is None:
-        return f"{text}; the losses are equal at every step"
-    return f"{text}; the losses differ from step {verdict.first_difference} on"
+        return f"{text}; the {what} are equal at every step"
+    return f"{text}; the {what} differ from step {verdict.first_difference} on"
 
 
 def digests_text(digests: Mapping[str, str | None]) -> str:
