@@ -92,7 +92,7 @@ class _Runs:
             raise LaunchError(f"The program fails without any storm: {'; '.join(undisturbed.problems)}.")
         record = self._storm(undisturbed.planned_steps)
         verdict = judge(record, undisturbed)
-        if verdict.ok:
+        if verdict.matches_undisturbed:
             return record, verdict
         found = self._is_deterministic(undisturbed)
         return record, replace(verdict, problems=(*verdict.problems, found))
@@ -119,7 +119,8 @@ class _Runs:
         if child.exit_code() == 0 and not record.committed_steps:
             raise LaunchError(
                 "The program ended without a step of jaxft, so there is nothing to disturb. Does it enter "
-                f"`with jaxft.Manager() as manager:` and call its step there?\n{child.log_tail()}"
+                "`with jaxft.Manager() as manager:` and call its step there? Or has it found "
+                "the checkpoint of an earlier run? Then give it a folder for each run: {folder} in its command is one."
             )
         _check_fresh(record)
         return record

@@ -119,8 +119,9 @@ def undisturbed_text(verdict: Verdict) -> str:
 
 
 def digests_text(digests: Mapping[str, str | None]) -> str:
-    if len(set(digests.values())) == 1 and None not in digests.values():
-        return f"{next(iter(digests.values()))} in all {len(digests)} groups"
+    digest = next(iter(digests.values()), None)
+    if digest is not None and len(set(digests.values())) == 1:
+        return digest if len(digests) == 1 else f"{digest} in all {len(digests)} groups"
     return ", ".join(f"{group} {digest or 'unfinished'}" for group, digest in digests.items())
 
 
