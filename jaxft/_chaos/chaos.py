@@ -120,7 +120,7 @@ class _Runs:
             raise LaunchError(
                 "The program ended without a step of jaxft, so there is nothing to disturb. Does it enter "
                 "`with jaxft.Manager() as manager:` and call its step there? Or has it found "
-                "the checkpoint of an earlier run? Then give it a folder for each run: {folder} in its command is one."
+                "the checkpoint of an earlier run? Then give it a folder for each run, by {folder} in its command."
             )
         _check_fresh(record)
         return record
