@@ -20,13 +20,13 @@ $(STAMP): pyproject.toml coordinator/pyproject.toml protocol/pyproject.toml
 	@touch $(STAMP)
 
 demo: $(STAMP)  ## train Llama 3 in three replica groups, kill each with kill -9, compare bit for bit
-	$(BIN)/jaxft demo $(ARGS)
+	$(BIN)/python -m lab demo $(ARGS)
 
 chaos: $(STAMP)  ## 100 seeded kills -9 at every phase of a step, compared bit for bit: make chaos ARGS="--seed 7"
-	$(BIN)/jaxft chaos $(ARGS)
+	$(BIN)/python -m lab chaos $(ARGS)
 
 adversary: $(STAMP)  ## half an hour of all faults, the coordinator's death among them, compared bit for bit
-	$(BIN)/jaxft chaos --minutes 30 --faults kill,stop,hang,link,partition,coordinator,corrupt \
+	$(BIN)/python -m lab chaos --minutes 30 --faults kill,stop,hang,link,partition,coordinator,corrupt \
 		--heartbeat-timeout-ms 2000 --failure-timeout-s 20 $(ARGS)
 
 test: $(STAMP)  ## all tests but the storms, about 13 minutes on 2 cores

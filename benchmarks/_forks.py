@@ -19,12 +19,12 @@ from typing import TextIO
 class Forks:
     """The parent's side: a process of `module` that waits to be forked."""
 
-    def __init__(self, module: str, *, python: Path, env: dict[str, str], cwd: Path) -> None:
+    def __init__(self, module: str, *arguments: str, python: Path, env: dict[str, str], cwd: Path) -> None:
         self.module = module
         self.log = tempfile.TemporaryFile("w+")  # of all of them
         self._sock, theirs = socket.socketpair()
         with theirs:
-            command = [str(python), "-m", module, str(theirs.fileno())]
+            command = [str(python), "-m", module, *arguments, str(theirs.fileno())]
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=env, cwd=cwd, stderr=self.log
             )

@@ -25,6 +25,7 @@ Event = dict[str, Any]
 # part of what is measured, on both sides, is the kernel's zeroing of pages.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 EVENT_TIMEOUT_S = 60.0
+LOOP = "benchmarks._loop"
 END_TIMEOUT_S = 30.0
 
 
@@ -66,7 +67,7 @@ class Side(Protocol):
     """
 
     @property
-    def module(self) -> str: ...
+    def package(self) -> str: ...
     @property
     def python(self) -> Path: ...
     @property
@@ -85,7 +86,7 @@ class Ours:
     """
 
     cache: Path | None = None
-    module: str = "benchmarks._ours.loop"
+    package: str = "_ours"
     python: Path = Path(sys.executable)
     exact: bool = True
 
@@ -114,7 +115,7 @@ class TorchFT:
     join_timeout_ms: int = 100
     quorum_tick_ms: int = 100
     group_timeout_s: float = 60.0
-    module: str = "benchmarks._torchft.loop"
+    package: str = "_torchft"
     python: Path = Path()
     exact: bool = False
 
@@ -167,9 +168,9 @@ class Group(Worker):
 
     def __init__(self, side: Side, forks: Forks | None = None) -> None:
         if forks is None:
-            super().__init__(side.module, python=side.python, env={**ALLOCATOR, **side.environment()})
+            super().__init__(LOOP, side.package, python=side.python, env={**ALLOCATOR, **side.environment()})
         else:
-            self.follow(side.module, forks.fork(), forks.log)
+            self.follow(f"{LOOP} {side.package}", forks.fork(), forks.log)
 
     def until(self, accept: Callable[[Event], bool], timeout_s: float = EVENT_TIMEOUT_S) -> Event:
         """Read on to the first event that is wanted. Raises WorkerFailed."""
@@ -209,7 +210,7 @@ class Job:
         if self._forked:
             side = self.side
             env = variables({**ALLOCATOR, **side.environment()})
-            self._forks = Forks(side.module, python=side.python, env=env, cwd=ROOT)
+            self._forks = Forks(LOOP, side.package, python=side.python, env=env, cwd=ROOT)
             self._stack.callback(self._forks.close)
         self._stack.callback(self._kill_all)
         return self

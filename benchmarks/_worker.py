@@ -31,6 +31,7 @@ class Worker:
 
     Args:
         module: what it runs, such as "benchmarks._ours.exchange".
+        arguments: of that module.
         python: its interpreter; by default this one.
         prefix: a command to run it in, such as `ip netns exec NAME`.
         env: variables beside those of this process.
@@ -39,12 +40,12 @@ class Worker:
     def __init__(
         self,
         module: str,
-        *,
+        *arguments: str,
         python: Path | None = None,
         prefix: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
     ) -> None:
-        command = [*prefix, str(python or sys.executable), "-m", module]
+        command = [*prefix, str(python or sys.executable), "-m", module, *arguments]
         log = tempfile.TemporaryFile("w+")  # shown only if it fails
         process = subprocess.Popen(
             command,

@@ -116,7 +116,7 @@ def measure(side: Side, shape: Shape, count: int, options: Options, strangers: i
         for number in range(options.warm_ups + count):
             stranger = options.warm_ups <= number < options.warm_ups + strangers
             one = _join(job, job.names[number % shape.groups], options.settled, stranger=stranger)
-            log(f"{side.module}: {one}")
+            log(f"{side.package}: {one}")
             if number >= options.warm_ups:
                 for name, values in vars(one).items():
                     getattr(found, name).extend(values)

@@ -126,7 +126,9 @@ def measure(
             _settle(job, found)
             time.sleep(phases.uniform(0.0, statistics.median(found.normal_ms) / 1e3))
             took_ms, discarded = _kill(job, name)
-            log(f"{side.module} {shape.step_ms:g} ms {shape.megabytes:g} MB: {took_ms:.1f} ms after the kill")
+            log(
+                f"{side.package} {shape.step_ms:g} ms {shape.megabytes:g} MB: {took_ms:.1f} ms after the kill"
+            )
             if number >= options.warm_ups:
                 found.after_ms.append(took_ms)
                 found.discarded += discarded

@@ -1,9 +1,8 @@
 """How long a vote and its decision take: all groups vote at once, and the round ends when all have the decision.
 
 Ours is a coordinator in a process of its own, and the peer TorchFT's lighthouse; each has a process beside it that
-speaks for all groups, over a connection for each. First with the clients that groups have (gRPC's of Python, and
-TorchFT's own in a thread for each group): so long a decision takes on a machine that all of them share. Then with
-light clients, the same for either: so long the server takes, where each group has a machine of its own. The limit is
+speaks for all groups, over a connection for each. The clients are those that groups have (gRPC's of Python, and
+TorchFT's own in a thread for each group): so long a decision takes on a machine that all of them share. The limit is
 plain sockets between two processes, which carry as few bytes as ours and decide nothing. The ways take turns, a few
 rounds each; every decision is checked.
 """
@@ -17,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,50 +55,38 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
         f"the peer's own clients run with {', '.join(f'{k}={v}' for k, v in _PEER_CLIENT.items())}",
     ]
     for groups in options.groups:
-        for measure in (_with_libraries, _with_light_clients):
-            more_rows, more_notes = measure(options, groups)
-            rows += more_rows
-            notes += more_notes
+        more_rows, more_notes = _votes(options, groups)
+        rows += more_rows
+        notes += more_notes
     if options.state:
         rows.append(_with_state(options))
     return rows, notes
 
 
-def _with_libraries(options: Options, groups: int) -> tuple[list[Row], list[str]]:
+def _votes(options: Options, groups: int) -> tuple[list[Row], list[str]]:
     """Each with its own clients; and what the coordinator takes for the most groups."""
     with _coordinator() as (address, pid), _ours(address, groups) as ours, _bare(groups) as bare:
         ways = {"ours": ours, "limit": bare}
         with contextlib.ExitStack() as stack:
-            notes = _add_peer(ways, stack, groups, lambda python: _peers(python, groups))
+            notes = _add_peer(ways, stack, groups)
             samples, cpu_s = _interleaved(options, ways, pid)
-        row = _row(f"{groups} groups", samples, _goal(groups, own_clients=True))
+        row = _row(f"{groups} groups", samples, _goal(groups))
         resources: list[Row] = []
         if groups == max(options.groups):
             resources = _resources(options, groups, pid, cpu_s / row.rounds)
     return [row, *resources], [*notes, _p99(row.case, samples)]
 
 
-def _with_light_clients(options: Options, groups: int) -> tuple[list[Row], list[str]]:
-    with _coordinator() as (address, pid), _light(address, groups) as ours, _bare(groups) as bare:
-        ways = {"ours": ours, "limit": bare}
-        with contextlib.ExitStack() as stack:
-            notes = _add_peer(ways, stack, groups, lambda python: _light_peers(python, groups))
-            samples, _ = _interleaved(options, ways, pid)
-    row = _row(f"{groups} groups, light clients", samples, _goal(groups, own_clients=False))
-    return [row], [*notes, _p99(row.case, samples)]
-
-
 def _add_peer(
     ways: dict[str, Worker],
     stack: contextlib.ExitStack,
     groups: int,
-    start: Callable[[Path], contextlib.AbstractContextManager[Worker]],
 ) -> list[str]:
     """Add the peer's way, if there is one; else return why not, where that says something of the peer."""
     if (python := _peer.python()) is None:
         return []
     try:
-        ways["peer"] = stack.enter_context(start(python))
+        ways["peer"] = stack.enter_context(_peers(python, groups))
     except WorkerFailed as error:
         return [f"the peer cannot hold {groups} groups: {str(error).strip().splitlines()[-1]}"]
     return []
@@ -195,32 +182,16 @@ def _peers(python: Path, groups: int) -> Iterator[Worker]:
         yield client
 
 
-@contextlib.contextmanager
-def _light(address: str, groups: int) -> Iterator[Worker]:
-    with workers(Worker("benchmarks._ours.rendezvous_light")) as (client,):
-        client.ask("join", address=address, groups=groups)
-        yield client
-
-
-@contextlib.contextmanager
-def _light_peers(python: Path, groups: int) -> Iterator[Worker]:
-    server = Worker("benchmarks._torchft.rendezvous", python=python)
-    with workers(server, Worker("benchmarks._ours.rendezvous_light")) as (_, client):
-        client.ask("join_peer", address=server.ask("listen", groups=groups), groups=groups)
-        yield client
-
-
 def _row(case: str, samples: dict[str, list[float]], goal: Goal) -> Row:
     return Row.of(
         case, "ms", samples["ours"], peer=samples.get("peer", ()), limit=samples["limit"], goal=goal
     )
 
 
-def _goal(groups: int, *, own_clients: bool) -> Goal:
-    """Few groups are compared through their own clients: what those take is a part that every group waits for."""
+def _goal(groups: int) -> Goal:
     if groups >= _MANY_GROUPS:
         return Goal(peer=3.0, most=15.0 if groups == 256 else None)
-    return Goal(peer=1.0 if groups == 2 and own_clients else None)
+    return Goal(peer=1.0 if groups == 2 else None)
 
 
 def _p99(case: str, samples: dict[str, list[float]]) -> str:

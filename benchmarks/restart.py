@@ -58,7 +58,7 @@ def measure(side: Side, shape: Shape, options: Options) -> dict[str, list[float]
         job.start()
         for number in range(options.warm_ups + options.restarts):
             parts = _restart(job, job.names[number % shape.groups])
-            log(f"{side.module}: {parts}")
+            log(f"{side.package}: {parts}")
             if number >= options.warm_ups:
                 for part, took_ms in parts.items():
                     found.setdefault(part, []).append(took_ms)

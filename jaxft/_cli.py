@@ -1,36 +1,56 @@
 """The command `jaxft`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import tyro
 
 from jaxft._chaos.chaos import ChaosOptions, run_chaos
-from jaxft._demo.demo import DemoOptions, run_demo
 from jaxft._errors import JaxftError
 from jaxft._version import __version__
 
-DESCRIPTION = "Fault-tolerant training for JAX. `jaxft --version` prints the version."
+HELP = """usage: jaxft chaos [options] -- program [arguments...]
+       jaxft --version
+
+Fault-tolerant training for JAX.
+
+chaos     kill the groups of your own training, and compare the bits: jaxft chaos --help
+"""
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; exit with its status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if list(arguments) == ["--version"]:
-        print(f"jaxft {__version__}")
-        return
-    command = tyro.extras.subcommand_cli_from_dict(
-        {"demo": DemoOptions, "chaos": ChaosOptions}, prog="jaxft", description=DESCRIPTION, args=arguments
-    )
+    match sys.argv[1:] if arguments is None else list(arguments):
+        case ["--version"]:
+            print(f"jaxft {__version__}")
+        case ["-h" | "--help"]:
+            print(HELP, end="")
+        case ["chaos", *rest]:
+            _chaos(rest)
+        case _:
+            print(HELP, end="", file=sys.stderr)
+            sys.exit(2)
+
+
+def exit_with_status_of(command: Callable[[], int]) -> NoReturn:
+    """Run a command and exit; what it raises on purpose is one text on stderr."""
     try:
-        sys.exit(run_chaos(command) if isinstance(command, ChaosOptions) else run_demo(command))
+        sys.exit(command())
     except JaxftError as error:
         print(f"jaxft: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("jaxft: interrupted; every process that was started has been ended", file=sys.stderr)
         sys.exit(INTERRUPTED)
+
+
+def _chaos(arguments: list[str]) -> NoReturn:
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    program = arguments[len(own) + 1 :]
+    options = tyro.cli(ChaosOptions, prog="jaxft chaos", args=own)
+    exit_with_status_of(lambda: run_chaos(options, program))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`Manager`: a group's membership of a job."""
 
 import logging
+import os
 import secrets
 from collections.abc import Collection, Mapping
 from types import TracebackType
@@ -9,6 +10,7 @@ from typing import Any, Self
 from jaxft_protocol.messages import GroupName, Incarnation, NewQuorum
 from jaxft_protocol.replica.state import Identity, LeaveNow
 
+from jaxft._chaos._agent import Agent
 from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._settings import check_changed
 from jaxft._errors import ConfigurationError, SessionFailed
@@ -16,6 +18,7 @@ from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import TLS, Credentials
+from jaxft._replica._engine import Engine
 from jaxft._replica._runner import Runner
 from jaxft._replica._session import Session
 from jaxft._report import StepReport
@@ -42,8 +45,9 @@ class Manager:
 
     Args:
         coordinator: `host:port` of the coordinator; if several stand by for each other, all of them, separated by
-            commas.
-        group: this group's name: unique within the job, and the same after a restart.
+            commas. By default that of the environment variable JAXFT_COORDINATOR.
+        group: this group's name: unique within the job, and the same after a restart. By default that of the
+            environment variable JAXFT_GROUP.
         job: the training run's name. A coordinator serves many jobs.
         step: the number of committed steps behind the state that the first call of the step will pass; more
             than 0 after a restore from a checkpoint.
@@ -89,9 +93,9 @@ class Manager:
 
     def __init__(
         self,
-        coordinator: str,
+        coordinator: str | None = None,
         *,
-        group: str,
+        group: str | None = None,
         job: str = "default",
         step: int = 0,
         failure_timeout_s: float = 60.0,
@@ -106,8 +110,8 @@ class Manager:
         tls: TLS | None = None,
     ) -> None:
         self._config = GroupConfig(
-            coordinator=coordinator,
-            group=group,
+            coordinator=_given("coordinator", coordinator),
+            group=_given("group", group),
             job=job,
             step=step,
             failure_timeout_s=failure_timeout_s,
@@ -117,13 +121,14 @@ class Manager:
             spare=spare,
             other_meshes=other_meshes,
             digest_every=digest_every,
-            host=host,
+            host=host or os.environ.get("JAXFT_HOST"),
             token=token,
             tls=tls,
         )
         self._listener: Listener | None = None
         self._session: Session | None = None
         self._runner: Runner | None = None
+        self._agent: Agent | None = None
 
     @property
     def group(self) -> str:
@@ -160,6 +165,7 @@ class Manager:
         if self._session is not None:
             raise ConfigurationError("a Manager is entered once; make another for another run")
         config = self._config
+        self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
         credentials = Credentials.read(config.token, config.tls)
         store = StateStore()
         incarnation = Incarnation(secrets.randbits(63))
@@ -179,6 +185,8 @@ class Manager:
         timeout_s = config.failure_timeout_s
         session = Session(identity, store, failure_timeout_s=timeout_s, credentials=credentials)
         self._listener, self._session = listener, session
+        if self._agent is not None:
+            self._agent.entered(listener.port)
         try:
             session.start()
         except BaseException:
@@ -221,6 +229,8 @@ class Manager:
     ) -> None:
         assert self._session is not None
         try:
+            if kind is None and self._agent is not None:
+                self._agent.finished()
             if kind is None and self._runner is not None and self._config.checkpoints is not None:
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
                 self._runner.save_last()
@@ -244,14 +254,14 @@ class Manager:
             _log.warning("[jaxft %s] could not take its leave: %s", self._config.group, error)
 
     @property
-    def _engine(self) -> Runner:
+    def _engine(self) -> Engine:
         """What runs the steps of this group."""
         if self._runner is None:
             raise ConfigurationError(
                 f"group {self.group!r} is not in its job: call the step inside `with jaxft.Manager(...) as "
                 "manager:`"
             )
-        return self._runner
+        return self._runner if self._agent is None else self._agent.watching(self._runner)
 
     def _close(self) -> None:
         if self._runner is not None:
@@ -260,3 +270,13 @@ class Manager:
             self._session.close()
         if self._listener is not None:
             self._listener.close()
+
+
+def _given(name: str, value: str | None) -> str:
+    """Return an argument, or what the environment gives in its place."""
+    found = value if value is not None else os.environ.get(f"JAXFT_{name.upper()}")
+    if found is None:
+        raise ConfigurationError(
+            f"jaxft.Manager needs a {name}: pass it, or set the environment variable JAXFT_{name.upper()}."
+        )
+    return found

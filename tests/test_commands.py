@@ -12,7 +12,7 @@ import pytest
 from tests import patience
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("jaxft", "coordinator", "tests", "benchmarks", "examples")
+FOLDERS = ("jaxft", "coordinator", "tests", "benchmarks", "examples", "lab")
 STARTERS = {"Popen", "run", "call", "check_call", "check_output"}
 SHELLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell"}
 
@@ -87,5 +87,5 @@ def test_make_works_in_a_folder_with_a_space(tmp_path: Path) -> None:
     command = ["make", "-s", "-C", str(clone), "demo", "chaos", "test", "storm", "simulate", "lint", "bench"]
     done = patience.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
-    assert "<.venv/bin/jaxft><demo>" in done.stdout
+    assert "<.venv/bin/python><-m><lab><demo>" in done.stdout
     assert "<.venv/bin/pytest><-m><storm><-n><0>" in done.stdout

@@ -148,7 +148,7 @@ class _Groups:
                     self._missing -= 1
                     if not self._missing and self._decided is not None:
                         self._decided.set_result(None)
-                elif data != _ALIVE:
+                elif data != _ALIVE and not isinstance(_decoded(data), m.AllComputed):
                     raise ValueError(f"group {group.number} heard {_decoded(data)} in step {self._step}")
         except Exception as error:
             if self._decided is not None and not self._decided.done():

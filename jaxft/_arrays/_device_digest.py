@@ -21,8 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 # A digest may take this long: 1 % of a step of 100 ms.
 _BUDGET_S = 1e-3
-# Bytes per second. CPU: benchmarks/digest.py measured 13 to 37 GB/s in large leaves and 5 to 10 in 300 small ones, on
-# two cores, which the digest takes from the next step. Other devices are limited by memory bandwidth, 1 TB/s or more
+# Bytes per second. CPU: 13 to 37 GB/s were measured in large leaves and 5 to 10 in 300 small ones, on two
+# cores, which the digest takes from the next step. Other devices are limited by memory bandwidth, 1 TB/s or more
 # on any recent data-centre GPU or TPU; half of that is assumed, not measured.
 _BYTES_PER_S = {"cpu": 5e9}
 _BYTES_PER_S_ELSEWHERE = 500e9

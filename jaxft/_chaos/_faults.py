@@ -3,16 +3,106 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
 
 from jaxft._chaos._phases import ANY, STEP_PHASES
 
-KILL, STOP, HANG, LINK, PARTITION, NO_COORDINATOR, CORRUPT = FAULTS = (
-    *("kill", "stop", "hang", "link", "partition", "coordinator", "corrupt"),
-)
+
+class FaultKind(StrEnum):
+    """What is done. The texts are those of --faults and of the report."""
+
+    KILL = "kill"
+    STOP = "stop"
+    HANG = "hang"
+    LINK = "link"
+    PARTITION = "partition"
+    COORDINATOR = "coordinator"
+    CORRUPT = "corrupt"
+
+    @property
+    def on_the_network(self) -> bool:
+        """Whether it needs a network that can be broken."""
+        return self in (FaultKind.LINK, FaultKind.PARTITION, FaultKind.CORRUPT)
+
+
+FAULTS = tuple(FaultKind)
 # Beside the groups, one more that can be hit, and a name of the network's.
 COORDINATOR = "coordinator"
-# These need a network that can be broken.
-ON_THE_NETWORK = (LINK, PARTITION, CORRUPT)
+
+
+class Length(StrEnum):
+    """Of a fault, beside the timeout that it is measured by."""
+
+    SHORT = "short"
+    LONG = "long"
+
+
+class Way(StrEnum):
+    """Which direction of a group's links a partition cuts."""
+
+    BOTH = "both ways"
+    IN = "in"
+    OUT = "out"
+
+
+class End(StrEnum):
+    """What becomes of the connections of a link when a cut is over."""
+
+    MENDED = "then mended"
+    RESET = "then reset"
+
+
+class LinkFault(StrEnum):
+    """What happens to the link between two groups."""
+
+    DIES = "dies"
+    STALLS_SHORTLY = "stalls shortly"
+    STALLS_THEN_MENDED = "stalls long, then mended"
+    STALLS_THEN_RESET = "stalls long, then reset"
+
+
+class Damage(StrEnum):
+    """Where bits are flipped."""
+
+    ONE_DONOR = "from one donor"
+    EACH_DONOR = "from each donor"
+    # The other ways are in a heal.
+    IN_AN_EXCHANGE = "in an exchange"
+
+
+class CoordinatorFault(StrEnum):
+    """What dies with the coordinator."""
+
+    ALONE = "alone"
+    WITH_A_GROUP = "with a group"
+
+
+@dataclass(frozen=True, slots=True)
+class HangIn:
+    """A hang of one phase."""
+
+    length: Length
+    phase: str
+
+    def __str__(self) -> str:
+        return f"{self.length}, in {self.phase}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cutoff:
+    """A partition of one group from all others."""
+
+    way: Way
+    length: Length
+    end: End
+
+    def __str__(self) -> str:
+        return f"{self.way}, {self.length}, {self.end}"
+
+
+# Which fault of its kind; as text, what the report says.
+How: TypeAlias = Length | HangIn | LinkFault | Cutoff | CoordinatorFault | Damage
 
 # Shorter than a timeout, with room for a machine that stalls; and longer.
 SHORT = (0.2, 0.7)
@@ -21,8 +111,6 @@ LONG = (1.6, 2.6)
 LONG_HANG = (3.0, 4.0)
 # Of an exchange's patience with a link that carries nothing.
 LONG_LINK = (1.2, 1.8)
-# The other ways for something to arrive damaged are in a heal.
-IN_AN_EXCHANGE = "in an exchange"
 # So many deaths of the coordinator take a group with them.
 COORDINATOR_AND_GROUP_SHARE = 0.34
 
@@ -53,59 +141,59 @@ class Victim:
         depth: how far into the phase a kill falls, in [0, 1) of the phase's usual length.
         kind: what is done.
         seconds: for how long.
-        how: which of its kinds.
+        how: which of its kind; None for a kill.
         other: the other end of a link.
     """
 
     group: str
     phase: str
     depth: float = 0.0
-    kind: str = KILL
+    kind: FaultKind = FaultKind.KILL
     seconds: float = 0.0
-    how: str = ""
+    how: How | None = None
     other: str = ""
 
 
 def draw(
-    rng: random.Random, kind: str, group: str, other: str, phases: Sequence[str], timeouts: Timeouts
+    rng: random.Random, kind: FaultKind, group: str, other: str, phases: Sequence[str], timeouts: Timeouts
 ) -> tuple[Victim, ...]:
-    """Return a fault of a kind other than "kill", and what falls together with it. `other` is another group."""
+    """Return a fault of a kind other than a kill, and what falls together with it. `other` is another group."""
     match kind:
-        case "stop":
-            how, seconds = _short_or_long(rng, timeouts.heartbeat_s, LONG)
-            return (Victim(group, ANY, kind=kind, seconds=seconds, how=how),)
-        case "hang":
-            how, seconds = _short_or_long(rng, timeouts.heartbeat_s, LONG_HANG)
+        case FaultKind.STOP:
+            length, seconds = _length(rng, timeouts.heartbeat_s, LONG)
+            return (Victim(group, ANY, kind=kind, seconds=seconds, how=length),)
+        case FaultKind.HANG:
+            length, seconds = _length(rng, timeouts.heartbeat_s, LONG_HANG)
             phase = rng.choice([phase for phase in STEP_PHASES if phase in phases] or STEP_PHASES)
-            return (Victim(group, phase, kind=kind, seconds=seconds, how=f"{how}, in {phase}"),)
-        case "link":
+            return (Victim(group, phase, kind=kind, seconds=seconds, how=HangIn(length, phase)),)
+        case FaultKind.LINK:
             return (_link(rng, group, other, timeouts),)
-        case "partition":
-            how, seconds = _short_or_long(rng, timeouts.heartbeat_s, LONG)
-            way = rng.choice(("both ways", "in", "out"))
-            end = rng.choice(("then mended", "then reset"))
-            return (Victim(group, ANY, kind=kind, seconds=seconds, how=f"{way}, {how}, {end}"),)
-        case "coordinator":
+        case FaultKind.PARTITION:
+            length, seconds = _length(rng, timeouts.heartbeat_s, LONG)
+            cutoff = Cutoff(rng.choice(tuple(Way)), length, rng.choice(tuple(End)))
+            return (Victim(group, ANY, kind=kind, seconds=seconds, how=cutoff),)
+        case FaultKind.COORDINATOR:
             together = rng.random() < COORDINATOR_AND_GROUP_SHARE
-            victim = Victim(COORDINATOR, ANY, kind=kind, how="with a group" if together else "alone")
+            how = CoordinatorFault.WITH_A_GROUP if together else CoordinatorFault.ALONE
+            victim = Victim(COORDINATOR, ANY, kind=kind, how=how)
             return (victim, Victim(group, ANY, rng.random())) if together else (victim,)
-        case "corrupt":
-            how = rng.choice(("from one donor", "from each donor", IN_AN_EXCHANGE))
-            if how == IN_AN_EXCHANGE:
-                return (Victim(group, ANY, kind=kind, how=how),)
-            # What arrives damaged is what the victim of a kill fetches.
-            return (Victim(group, ANY, kind=kind, how=how), Victim(group, ANY, rng.random()))
-        case _:
-            raise AssertionError(kind)
+        case FaultKind.CORRUPT:
+            damage = rng.choice(tuple(Damage))
+            victim = Victim(group, ANY, kind=kind, how=damage)
+            # What arrives damaged in a heal is what the victim of a kill fetches.
+            in_heal = damage is not Damage.IN_AN_EXCHANGE
+            return (victim, Victim(group, ANY, rng.random())) if in_heal else (victim,)
+        case FaultKind.KILL:
+            raise AssertionError("kills are dealt with their phases")
 
 
-def _short_or_long(rng: random.Random, timeout_s: float, long: tuple[float, float]) -> tuple[str, float]:
-    how, bounds = rng.choice((("short", SHORT), ("long", long)))
-    return how, round(timeout_s * rng.uniform(*bounds), 3)
+def _length(rng: random.Random, timeout_s: float, long: tuple[float, float]) -> tuple[Length, float]:
+    length, bounds = rng.choice(((Length.SHORT, SHORT), (Length.LONG, long)))
+    return length, round(timeout_s * rng.uniform(*bounds), 3)
 
 
 def _link(rng: random.Random, group: str, other: str, timeouts: Timeouts) -> Victim:
-    way = rng.choice(("dies", "stalls shortly", "stalls long, then mended", "stalls long, then reset"))
-    bounds = SHORT if way == "stalls shortly" else LONG_LINK
-    seconds = 0.0 if way == "dies" else round(timeouts.exchange_s * rng.uniform(*bounds), 3)
-    return Victim(group, ANY, kind=LINK, seconds=seconds, how=way, other=other)
+    how = rng.choice(tuple(LinkFault))
+    bounds = SHORT if how is LinkFault.STALLS_SHORTLY else LONG_LINK
+    seconds = 0.0 if how is LinkFault.DIES else round(timeouts.exchange_s * rng.uniform(*bounds), 3)
+    return Victim(group, ANY, kind=FaultKind.LINK, seconds=seconds, how=how, other=other)

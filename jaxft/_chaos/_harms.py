@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from jaxft._chaos._faults import IN_AN_EXCHANGE, Victim
+from jaxft._chaos._faults import Cutoff, Damage, End, FaultKind, LinkFault, Victim, Way
 from jaxft._chaos._network import Network, Pair
 from jaxft._chaos._phase_file import read_word, words_beside
 from jaxft._chaos._work import members_at_work
@@ -52,7 +52,7 @@ class Harm(ABC):
         self._began_s = time.time() if t_s is None else t_s
         seconds = f" for {self._victim.seconds:.1f} s" if self._victim.seconds else ""
         other = f" and {self._victim.other}" if self._victim.other else ""
-        how = f" ({self._victim.how})" if self._victim.how else ""
+        how = f" ({self._victim.how})" if self._victim.how is not None else ""
         self._display.say(f"{self._victim.kind}: {self.group}{other}{seconds}{how}")
 
     @property
@@ -67,10 +67,10 @@ class Harm(ABC):
                 kind=self._victim.kind,
                 group=self.group,
                 other=self._victim.other,
-                how=self._victim.how,
+                how="" if self._victim.how is None else str(self._victim.how),
                 t_s=self._began_s,
                 # A flipped bit is there at once; the rest of the time is what it costs.
-                seconds=0.0 if self._victim.kind == "corrupt" else time.time() - self._began_s,
+                seconds=0.0 if self._victim.kind is FaultKind.CORRUPT else time.time() - self._began_s,
                 step=self._began_step,
                 strike=self._strike,
             )
@@ -142,7 +142,7 @@ class Cut(Harm):
     def over(self, job: Job) -> bool:
         if not self._is_due:
             return False
-        if self._victim.how.endswith("then reset"):
+        if _ends_by_reset(self._victim):
             for a, b in {(min(pair), max(pair)) for pair in self._pairs}:
                 self._network.reset(a, b)
         self._network.mend(self._pairs)
@@ -161,9 +161,9 @@ class Corruption(Harm):
         self._network = network
         self._number = job.current(victim.group).number
         self._damaged = network.damaged
-        self._in_heal = victim.how != IN_AN_EXCHANGE
+        self._in_heal = victim.how is not Damage.IN_AN_EXCHANGE
         pairs = network.around(victim.group, out=False)
-        times = len(pairs) if victim.how == "from each donor" else 1
+        times = len(pairs) if victim.how is Damage.EACH_DONOR else 1
         network.damage(pairs, times=times, kind="heal" if self._in_heal else "exchange")
 
     def pursue(self, job: Job) -> None:
@@ -213,25 +213,34 @@ class CoordinatorDeath(Harm):
 def begin(victim: Victim, strike: int, job: Job, display: Display, reach: Reach) -> Harm:
     """Do to a victim what is to be done to it, other than a kill."""
     match victim.kind:
-        case "stop":
+        case FaultKind.STOP:
             return Stop(victim, strike, job, display)
-        case "hang":
+        case FaultKind.HANG:
             return Hang(victim, strike, job, display)
-        case "link" | "partition":
+        case FaultKind.LINK | FaultKind.PARTITION:
             assert reach.network is not None
             return Cut(victim, strike, job, display, reach.network)
-        case "corrupt":
+        case FaultKind.CORRUPT:
             assert reach.network is not None
             return Corruption(victim, strike, job, display, reach.network)
-        case "coordinator":
+        case FaultKind.COORDINATOR:
             assert reach.coordinator is not None
             return CoordinatorDeath(victim, strike, job, display, reach.coordinator)
-        case _:
-            raise AssertionError(victim.kind)
+        case FaultKind.KILL:
+            raise AssertionError("a kill is a Death")
 
 
 def _pairs(victim: Victim, network: Network) -> tuple[Pair, ...]:
     if victim.other:
         return (victim.group, victim.other), (victim.other, victim.group)
-    way = victim.how.partition(",")[0]
-    return network.around(victim.group, into=way != "out", out=way != "in")
+    assert isinstance(victim.how, Cutoff)
+    way = victim.how.way
+    return network.around(victim.group, into=way is not Way.OUT, out=way is not Way.IN)
+
+
+def _ends_by_reset(victim: Victim) -> bool:
+    match victim.how:
+        case Cutoff(end=end):
+            return end is End.RESET
+        case how:
+            return how is LinkFault.STALLS_THEN_RESET

@@ -1,6 +1,5 @@
 """A kill on its way: the victim's own hand in the ordered phase, or ours at a time. It is over when it has come."""
 
-import signal
 import time
 
 from jaxft._chaos._faults import Victim
@@ -9,6 +8,7 @@ from jaxft._chaos._phases import ANY, STEP_PHASES
 from jaxft._chaos._work import others_at_work
 from jaxft._launch._display import Display
 from jaxft._launch._job import Job
+from jaxft._launch._processes import KILLED
 from jaxft._launch._record import Kill
 
 
@@ -41,7 +41,7 @@ class Death:
         exit_code = self._incarnation.child.exit_code()
         if exit_code is None:
             return False
-        if exit_code != -signal.SIGKILL:
+        if exit_code not in KILLED:
             self._display.say(f"{self.group} ended before it could be struck")
             return True
         self.kill = kill = self._kill_of(job)
@@ -62,6 +62,14 @@ class Death:
         if self._kill_at_s is not None and self._sent_s is None and time.time() >= self._kill_at_s:
             self._sent_s = time.time()
             self._incarnation.child.kill()
+        elif self._sent_s is None and self._has_killed_itself():
+            # A shell around it may still stand.
+            self._sent_s = time.time()
+            self._incarnation.child.kill()
+
+    def _has_killed_itself(self) -> bool:
+        word = read_word(words_beside(self._incarnation.events.path))
+        return word is not None and word.dies_t_s is not None
 
     def _kill_of(self, job: Job) -> Kill:
         """Return what is known of the death: where it really fell is what the victim's last word says."""

@@ -77,7 +77,7 @@ def storm_text(verdict: Verdict, record: RunRecord, *, seed: int) -> str:
         ),
         "lasted": f"{lasted_s:.0f} s, {or_else(per_fault_s(verdict, lasted_s), '{:.1f}', '-')} s for each {what}",
         "seconds per step": f"{with_kills} with {what}s, {without} undisturbed in one process",
-        "samples": "; ".join(sorted({text for text in ledger_texts(record) if text})) or "no ledger",
+        **_ledger_field(record),
         "final state": digests_text(verdict.digests),
         "undisturbed run": undisturbed_text(verdict),
     }
@@ -206,6 +206,11 @@ def returns_s(verdict: Verdict) -> list[float]:
 def ledgers(record: RunRecord) -> dict[str, bool | None]:
     """Return whether each group that finished found every sample used as often as it should have been."""
     return {h.group: h.finished.ledger for h in record.histories if h.finished is not None}
+
+
+def _ledger_field(record: RunRecord) -> dict[str, str]:
+    told = sorted({text for text in ledger_texts(record) if text})
+    return {"samples": "; ".join(told)} if told else {}
 
 
 def ledger_texts(record: RunRecord) -> list[str]:

@@ -11,10 +11,13 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from jaxft._chaos._faults import FAULTS, KILL, SHIPPED, Timeouts, Victim, draw
+from jaxft._chaos._faults import FAULTS, SHIPPED, FaultKind, Timeouts, Victim, draw
 from jaxft._chaos._phases import ANY, PHASES, RETURN_PHASES
 from jaxft._launch._checks import LaunchError
+
+_T = TypeVar("_T")
 
 # For each kill, so many strikes hit two groups at once: one strike in eight.
 DOUBLES_PER_KILL = 0.11
@@ -39,6 +42,13 @@ class Strike:
         return self.victims[0].phase in RETURN_PHASES
 
 
+def parse_faults(names: Sequence[str]) -> tuple[FaultKind, ...]:
+    """Return the kinds that are named. Raises LaunchError for a name that is none."""
+    if unknown := set(names) - set(FAULTS):
+        raise LaunchError(f"--faults names {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}.")
+    return tuple(map(FaultKind, names))
+
+
 def plan_strikes(
     groups: Sequence[str],
     *,
@@ -47,7 +57,7 @@ def plan_strikes(
     last_step: int,
     only: Sequence[str] = (),
     phases: Sequence[str] = PHASES,
-    faults: Sequence[str] = (KILL,),
+    faults: Sequence[FaultKind] = (FaultKind.KILL,),
     timeouts: Timeouts = SHIPPED,
 ) -> tuple[Strike, ...]:
     """Return strikes with `kills` faults in all, in the order of their steps, none later than `last_step`.
@@ -69,7 +79,7 @@ def plan_strikes(
     """
     _check(groups, kills=kills, last_step=last_step, only=only, phases=phases, faults=faults)
     rng = random.Random(seed)
-    if tuple(faults) == (KILL,):
+    if tuple(faults) == (FaultKind.KILL,):
         dealt = _deal(rng, groups, only or groups, _deck(rng, kills, phases))
     else:
         dealt = _deal_all_kinds(rng, groups, only or groups, kills, phases, faults, timeouts)
@@ -90,22 +100,18 @@ def _check(
     last_step: int,
     only: Sequence[str],
     phases: Sequence[str],
-    faults: Sequence[str],
+    faults: Sequence[FaultKind],
 ) -> None:
     if len(groups) < 2:
         raise LaunchError(f"A storm needs at least 2 groups, not {len(groups)}: one must hold the state.")
     if kills < 1:
         raise LaunchError(f"--kills must be 1 or more, not {kills}.")
     if last_step <= FIRST_STEP:
-        raise LaunchError(
-            f"The job is too short for any strike after step {FIRST_STEP}; give it more --steps."
-        )
+        raise LaunchError(f"The job is too short for any strike after step {FIRST_STEP}; give it more steps.")
     if unknown := set(only) - set(groups):
         raise LaunchError(f"--only names {', '.join(sorted(unknown))}; the groups are {', '.join(groups)}.")
     if unknown := set(phases) - set(PHASES):
         raise LaunchError(f"--phases names {', '.join(sorted(unknown))}; there are {', '.join(PHASES)}.")
-    if unknown := set(faults) - set(FAULTS):
-        raise LaunchError(f"--faults names {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}.")
     if not faults:
         raise LaunchError(f"--faults names nothing; there are {', '.join(FAULTS)}.")
     if set(phases) <= set(RETURN_PHASES):
@@ -121,13 +127,13 @@ def _deal_all_kinds(
     candidates: Sequence[str],
     count: int,
     phases: Sequence[str],
-    faults: Sequence[str],
+    faults: Sequence[FaultKind],
     timeouts: Timeouts,
 ) -> list[tuple[Victim, ...]]:
     """Give every fault a victim, all kinds equally often. Kills on a return stay behind the kill that sent it."""
     kinds = _evenly(rng, count, faults)
     hands: list[list[tuple[Victim, ...]]] = []
-    kills = kinds.count(KILL)
+    kills = kinds.count(FaultKind.KILL)
     for victims in _deal(rng, groups, candidates, _deck(rng, kills, phases)) if kills else []:
         if victims[0].phase in RETURN_PHASES:
             hands[-1].append(victims)
@@ -135,7 +141,7 @@ def _deal_all_kinds(
             hands.append([victims])
     struck: Counter[str] = Counter()
     for kind in kinds:
-        if kind == KILL:
+        if kind is FaultKind.KILL:
             continue
         (group,) = _least_struck(rng, struck, candidates, 1)
         struck[group] += 1
@@ -145,9 +151,9 @@ def _deal_all_kinds(
     return [victims for hand in hands for victims in hand]
 
 
-def _evenly(rng: random.Random, count: int, names: Sequence[str]) -> list[str]:
+def _evenly(rng: random.Random, count: int, names: Sequence[_T]) -> list[_T]:
     """Return so many of the names in any order, each as often as the others."""
-    deck: list[str] = []
+    deck: list[_T] = []
     while len(deck) < count:
         deck += rng.sample(names, len(names))
     return deck[:count]

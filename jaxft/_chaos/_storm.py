@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from jaxft._chaos._faults import COORDINATOR, KILL, Victim
+from jaxft._chaos._faults import COORDINATOR, FaultKind, Victim
 from jaxft._chaos._harms import Harm, Reach, begin
 from jaxft._chaos._kills import Death
 from jaxft._chaos._phase_file import read_word, words_beside
@@ -47,7 +47,7 @@ class Storm:
     ) -> None:
         """Follow a plan. `reach` is needed for faults other than kills, stops and hangs."""
         victims = [victim for strike in strikes for victim in strike.victims]
-        self.planned_kills = sum(victim.kind == KILL for victim in victims)
+        self.planned_kills = sum(victim.kind is FaultKind.KILL for victim in victims)
         self.planned_faults = len(victims) - self.planned_kills
         self._display = display
         self._reach = reach or Reach()
@@ -93,7 +93,7 @@ class Storm:
         self._set_pace(job)
 
     def _begin(self, victim: Victim, strike: int, job: Job) -> Death | Harm:
-        if victim.kind == KILL:
+        if victim.kind is FaultKind.KILL:
             return Death(victim, strike, job, self._display, boot_s=self._boot_s)
         return begin(victim, strike, job, self._display, self._reach)
 
@@ -122,8 +122,10 @@ class Storm:
 
     def _pace_for_the_time(self, job: Job) -> float:
         """Return what each step must take longer for the storm to last as long as it should."""
-        if self._lasts_s is None or job.committed_step == 0:
+        if self._lasts_s is None:
             return 0.0
+        if job.committed_step == 0:  # quick steps would be over before they could be made longer
+            return _in_units(self._lasts_s / _steps_left(job))
         now_s = time.time()
         if self._began_s is None:
             self._began_s = now_s
@@ -140,7 +142,8 @@ class Storm:
 
 
 def _steps_left(job: Job) -> int:
-    return max(1, job.training.steps - job.committed_step)
+    assert job.program.steps is not None
+    return max(1, job.program.steps - job.committed_step)
 
 
 def _in_units(pace_s: float) -> float:
@@ -152,5 +155,5 @@ def _may_fall(strike: Strike, job: Job) -> bool:
     if strike.on_return and not job.current(hit[0]).live:
         return True
     in_time = job.committed_step >= strike.step
-    killed = [victim.group for victim in strike.victims if victim.kind == KILL or not victim.other]
+    killed = [victim.group for victim in strike.victims if victim.kind is FaultKind.KILL or not victim.other]
     return in_time and members_at_work(job) >= set(hit) and bool(others_at_work(job, killed))

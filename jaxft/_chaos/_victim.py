@@ -1,18 +1,15 @@
-"""A group that can be told when to die: `python -m jaxft._chaos._victim MODULE FLAGS...` runs MODULE as a script.
+"""What makes a process a victim that can be told when to die.
 
-It listens to what the library announces on its logger, and keeps its last words beside the event file that FLAGS
-name. Orders come on standard input. `die PHASE DEPTH` makes the process send itself a real SIGKILL in that phase, the
-next time it begins: at its very beginning, or after the fraction DEPTH of the time that the phase has taken lately.
-`hang PHASE SECONDS` makes the thread that trains stand still for so long when that phase begins, while all others of
-the process go on. `pace SECONDS` makes it spend so much more on each step from then on, before it computes, as a slow
-input would.
+It listens to what the library announces on its logger, and keeps its last words in a file. Orders come through a
+named pipe. `die PHASE DEPTH` makes the process send itself a real SIGKILL in that phase, the next time it begins: at
+its very beginning, or after the fraction DEPTH of the time that the phase has taken lately. `hang PHASE SECONDS`
+makes the thread that trains stand still for so long when that phase begins, while all others of the process go on.
+`pace SECONDS` makes it spend so much more on each step from then on, before it computes, as a slow input would.
 """
 
 import logging
 import os
-import runpy
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -22,6 +19,7 @@ from pathlib import Path
 
 from jaxft._chaos._phase_file import Word, WordFile, words_beside
 from jaxft._chaos._phases import announced
+from jaxft._launch._events import orders_beside
 
 # The length of a phase that this process has not been through yet: most take a few milliseconds.
 UNKNOWN_LENGTH_S = 0.005
@@ -90,18 +88,26 @@ class Doom:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def obey(events: Path) -> None:
+    """Make this process a victim: last words and orders are beside its event file."""
+    doom = Doom(WordFile(words_beside(events)))
+    take_orders(doom, os.open(orders_beside(events), os.O_RDONLY))
+    listen(doom)
+
+
 def listen(doom: Doom) -> None:
     """Have the library's announcements reach `doom`, and keep them out of the log."""
     logger = logging.getLogger("jaxft")
+    shown = max(logging.INFO, logger.getEffectiveLevel())
 
     def hear(record: logging.LogRecord) -> bool:
         if found := announced(record.getMessage()):
             doom.enter(*found)
-        return record.levelno >= logging.INFO
+        return record.levelno >= shown
 
     logger.addFilter(hear)
     logger.setLevel(logging.DEBUG)
-    # The module sets the level that it wants to log; what we hear must not depend on it.
+    # The program may set the level that it wants to log; what we hear must not depend on it.
     vars(logger)["setLevel"] = lambda level: None
 
 
@@ -119,7 +125,6 @@ def take_orders(doom: Doom, descriptor: int) -> None:
             os._exit(os.EX_SOFTWARE)
 
     def take() -> None:
-        # Not through sys.stdin: the interpreter cannot end while a thread holds that one's lock in a read.
         rest = b""
         while new := os.read(descriptor, 4096):
             *lines, rest = (rest + new).split(b"\n")
@@ -127,16 +132,3 @@ def take_orders(doom: Doom, descriptor: int) -> None:
                 doom.order(line.decode())
 
     threading.Thread(target=read, name="orders", daemon=True).start()
-
-
-def main() -> None:
-    module, *flags = sys.argv[1:]
-    doom = Doom(WordFile(words_beside(Path(flags[flags.index("--events") + 1]))))
-    take_orders(doom, sys.stdin.fileno())
-    listen(doom)
-    sys.argv = [module, *flags]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()

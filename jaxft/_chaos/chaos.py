@@ -1,259 +1,176 @@
-"""The command `jaxft chaos`: a training under a storm of faults, the same training undisturbed, and a verdict."""
+"""The command `jaxft chaos`: a storm of faults over any program that trains with jaxft, and a verdict.
 
-import contextlib
-import json
-import re
+The program runs three times at most, each time under a coordinator of its own: undisturbed in one group; in several
+groups under the storm; and, if the results differ, once more undisturbed, to tell a program that is not deterministic
+from a storm that has changed something. The library in the program does what the storm needs of it (`_agent`).
+"""
+
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxft._chaos._examples import EXAMPLES, Example, ExampleName, flags_of, own_flags_of
-from jaxft._chaos._faults import COORDINATOR as THE_COORDINATOR
-from jaxft._chaos._faults import KILL, NO_COORDINATOR, ON_THE_NETWORK, Timeouts
-from jaxft._chaos._harms import Reach
-from jaxft._chaos._network import Network
-from jaxft._chaos._phases import PHASES
-from jaxft._chaos._report import storm_json, storm_text
-from jaxft._chaos._schedule import FIRST_STEP, Strike, plan_strikes
+from jaxft._chaos._options import StormOptions
+from jaxft._chaos._runs import conclude, run_storm
 from jaxft._chaos._storm import Storm
-from jaxft._launch._checks import LaunchError, check_installed, check_json_file, find_clone
+from jaxft._launch._checks import LaunchError, check_command, check_installed, check_json_file
 from jaxft._launch._coordinator import COORDINATOR, Coordinator
-from jaxft._launch._display import Display, make_display
-from jaxft._launch._job import Job, Training
+from jaxft._launch._display import Display, PlainDisplay
+from jaxft._launch._job import Job, Program
 from jaxft._launch._processes import Processes
 from jaxft._launch._record import RunRecord
-from jaxft._launch._run import run_job
+from jaxft._launch._run import SILENCE_TIMEOUT_S, run_job
 from jaxft._launch._session import run_folder, signals_as_exit
-from jaxft._launch._verdict import judge
+from jaxft._launch._verdict import Verdict, first_difference, judge
 
-# After the last strike so many kills' worth of steps remain, for the last victims to come back in.
-TAIL_KILLS = 3
-PLAIN_LINES = 50
-# A storm by time: so long is a step made, and so long after another does a fault fall, on average.
-TIMED_STEP_S = 0.5
-TIMED_FAULT_S = 20.0
-LISTENS = re.compile(r"listens on port (\d+)")
+# What a fault and the return of its victim take, on a machine that also trains.
+FAULT_S = 10.0
+# After the last strike this part of the steps remains, for the last victims to come back in.
+TAIL_SHARE = 1 / 3
+# Long enough for any plan: to refuse what can never be planned before anything is started.
+ANY_STEP = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChaosOptions:
-    """Kill -9 the replica groups of a job again and again by a seeded plan, or do them other harm, and compare with
-    an undisturbed run.
+class ChaosOptions(StormOptions):
+    """Kill -9 the replica groups of your own training by a seeded plan, or do them other harm, and compare the final
+    state with an undisturbed run's.
+
+    Everything behind two dashes is the program: jaxft chaos --kills 6 -- python my_train.py. It runs once in one
+    group, then in several. It takes the coordinator and its group from the environment: leave both out of
+    jaxft.Manager(...), or pass it {coordinator} and {group}. {folder} is a folder of its own for each run, for
+    checkpoints.
 
     Exit status 0 if every fault was placed, no step was lost and all final states are equal, bit for bit; 1 if not.
     """
 
-    kills: int = 100
-    """How many processes to kill; with --faults, how many faults of all kinds together."""
-    faults: str = KILL
-    """Kinds of faults, named with commas between them: kill, stop, hang, link, partition, coordinator, corrupt."""
     minutes: float | None = None
-    """Let the storm last for so long, with a fault every 20 s, instead of --kills and --steps."""
-    groups: int = 3
-    """Replica groups of the job."""
-    seed: int = 1
-    """Names the plan: the same order of victims and phases for the same seed."""
-    example: ExampleName = "mlp"
-    """What the groups train."""
-    steps: int | None = None
-    """Steps that the job commits. None takes as many as the kills need."""
-    rate: float | None = None
-    """Kills in a hundred steps. None takes a rate at which one victim is mostly back before the next is struck."""
-    only: str = ""
-    """Kill only these groups, named with commas between them. Empty for all."""
-    phases: str = ",".join(PHASES)
-    """Kill only in these phases, named with commas between them."""
-    heartbeat_timeout_ms: int = 5000
-    """Silence after which the coordinator takes a group for dead. The lengths of faults follow it."""
-    failure_timeout_s: float = 60.0
-    """How long any one failure may take before a group gives up; an exchange waits for half of it. The lengths of
-    faults on links follow it."""
-    devices: tuple[int, ...] = ()
-    """Simulated devices of the groups, in turn: groups of different meshes. Only for mlp."""
-    json: Path | None = None
-    """Write the verdict to this file as well."""
-    keep: Path | None = None
-    """Keep the event files and logs in this new folder."""
-
-    @property
-    def group_names(self) -> tuple[str, ...]:
-        return tuple(f"group-{number}" for number in range(self.groups))
-
-    @property
-    def timeouts(self) -> Timeouts:
-        return Timeouts(heartbeat_s=self.heartbeat_timeout_ms / 1000, failure_s=self.failure_timeout_s)
+    """Let the storm last for so long, by making the steps longer. None takes 10 s for each fault."""
+    silence_timeout_s: float = SILENCE_TIMEOUT_S
+    """Give up when no group commits a step for so long. Starting and compiling count."""
 
 
 def run_chaos(
-    options: ChaosOptions, *, example: Example | None = None, coordinator: tuple[str, ...] = COORDINATOR
+    options: ChaosOptions, words: Sequence[str], *, coordinator: tuple[str, ...] = COORDINATOR
 ) -> int:
-    """Run the storm and print its verdict; return the exit status. Tests name an example of their own.
+    """Run the program with and without a storm, and print the verdict; return the exit status.
 
     Raises:
-        LaunchError: it cannot run here, there is no such plan, or the coordinator does not start.
+        LaunchError: it cannot run here, there is no such plan, or the program does not come to its end undisturbed.
     """
-    options = timed(options)
-    example = at_rate(example or EXAMPLES[options.example], options.rate)
-    steps = default_steps(options.kills, example) if options.steps is None else options.steps
-    strikes = plan(options, example, steps)
-    own_flags = own_flags_of(example, options.group_names, options.devices)
+    check_command(words)
+    check_installed(("jaxft_coordinator",), remedy="pip install jaxft-coordinator")
+    if options.minutes is not None and not options.minutes > 0:
+        raise LaunchError(f"--minutes must be more than 0, not {options.minutes:g}.")
+    options.plan(last_step=ANY_STEP)
     if options.json is not None:
         check_json_file(options.json)
         options.json.unlink(missing_ok=True)  # a failure must not leave an older verdict
-    clone = find_clone(example.module)
-    check_installed(example.needs)
-    display = make_display(sys.stdout, name="jaxft chaos", every_steps=max(10, steps // PLAIN_LINES))
     with signals_as_exit(), run_folder(options.keep, name="jaxft-chaos-") as folder:
-        with display, Processes(folder, cwd=clone) as processes:
-            training = Training(
-                steps=steps,
-                flags=flags_of(example, groups=options.groups, folder=folder) | timeout_flags(options),
-                own_flags=own_flags,
-                trainer=example.victim,
-                takes_orders=True,
-            )
-            started = Coordinator(processes, (*coordinator, *coordinator_flags(options, folder)))
-            display.say(
-                f"coordinator at {started.address} (pid {started.child.pid}); logs in {processes.folder}"
-            )
-            what = "kills" if options.faults == KILL else f"faults ({options.faults})"
-            display.say(
-                f"{steps} steps of {example.module} in {options.groups} groups, {options.kills} {what}"
-            )
-            record = _run_storm(options, training, strikes, started, processes, display)
-            undisturbed = None if record.problems else _run_alone(example, training, processes, display)
-            verdict = judge(record, undisturbed)
-    sys.stdout.write("\n" + storm_text(verdict, record, seed=options.seed) + "\n")
-    if not verdict.ok and options.keep is None:
-        sys.stdout.write(
-            "To look into it: the same command with --keep FOLDER keeps every log and event file.\n"
+        display = PlainDisplay(sys.stdout, name="jaxft chaos")
+        with display, Processes(folder, cwd=Path.cwd()) as processes:
+            runs = _Runs(options, tuple(words), coordinator, processes, display)
+            record, verdict = runs.compare()
+    return conclude(options, verdict, record)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The runs of one program."""
+
+    options: ChaosOptions
+    words: tuple[str, ...]
+    coordinator: tuple[str, ...]
+    processes: Processes
+    display: Display
+
+    def compare(self) -> tuple[RunRecord, Verdict]:
+        """Run the program undisturbed and under the storm; return the record of the storm, and the verdict."""
+        self.display.say(f"logs in {self.processes.folder}")
+        undisturbed = self._undisturbed("undisturbed")
+        if undisturbed.problems:
+            raise LaunchError(f"The program fails without any storm: {'; '.join(undisturbed.problems)}.")
+        record = self._storm(undisturbed.planned_steps)
+        verdict = judge(record, undisturbed)
+        if verdict.matches_undisturbed:
+            return record, verdict
+        found = self._is_deterministic(undisturbed)
+        return record, replace(verdict, problems=(*verdict.problems, found))
+
+    def _undisturbed(self, name: str) -> RunRecord:
+        """Run the program in one group, to its end.
+
+        Raises:
+            LaunchError: it has not trained with jaxft, or went on from an earlier run.
+        """
+        self.display.say(f"the program, {name}, in one group")
+        coordinator = Coordinator(self.processes, self.coordinator, name=f"{name}.coordinator")
+        program = Program(words=self.words, takes_orders=True)
+        job = Job(name, ("group-0",), program, coordinator=coordinator.address, processes=self.processes)
+        record = run_job(
+            job,
+            self.display,
+            Storm(self.display, ()),
+            title=name,
+            silence_timeout_s=self.options.silence_timeout_s,
         )
-    if options.json is not None:
-        result = storm_json(verdict, record, seed=options.seed)
-        options.json.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
-    return 0 if verdict.ok else 1
+        self.processes.end([coordinator.child])
+        child = job.current("group-0").child
+        if child.exit_code() == 0 and not record.committed_steps:
+            raise LaunchError(
+                "The program ended without a step of jaxft, so there is nothing to disturb. Does it enter "
+                "`with jaxft.Manager() as manager:` and call its step there? Or has it found "
+                "the checkpoint of an earlier run? Then give it a folder for each run, by {folder} in its command."
+            )
+        _check_fresh(record)
+        return record
+
+    def _storm(self, steps: int) -> RunRecord:
+        options = self.options
+        strikes = options.plan(last_step=steps - round(TAIL_SHARE * steps))
+        flags = options.coordinator_flags(self.processes.folder / "coordinator")
+        coordinator = Coordinator(self.processes, (*self.coordinator, *flags))
+        self.display.say(
+            f"the same {steps} steps in {options.groups} groups, {options.kills} {options.what}, "
+            f"--seed {options.seed}"
+        )
+        record = run_storm(
+            options.group_names,
+            Program(words=self.words, steps=steps, takes_orders=True),
+            strikes,
+            coordinator,
+            self.processes,
+            self.display,
+            lasts_s=60 * options.minutes if options.minutes is not None else FAULT_S * options.kills,
+            silence_timeout_s=options.silence_timeout_s,
+        )
+        self.processes.end([coordinator.child])
+        _check_fresh(record)
+        return record
+
+    def _is_deterministic(self, first: RunRecord) -> str:
+        """Run the program undisturbed once more; return what that says of the storm."""
+        second = self._undisturbed("undisturbed-again")
+        if second.problems:
+            return f"the program failed when it ran undisturbed once more: {'; '.join(second.problems)}"
+        step = first_difference(first, second)
+        if step is None and first.planned_steps == second.planned_steps:
+            return "two undisturbed runs of the program are equal, so the difference comes from the storm"
+        where = (
+            f"{first.planned_steps} and {second.planned_steps} steps"
+            if step is None
+            else f"their states differ from step {step} on"
+        )
+        return (
+            f"the program is not deterministic: it ran undisturbed twice, and {where}. Fix its seeds, its order of "
+            "data and its kernels first (docs/guarantees.md says what is needed)"
+        )
 
 
-def timed(options: ChaosOptions) -> ChaosOptions:
-    """Return the options of a storm with the faults and steps that fill its minutes, if it goes by time.
-
-    Raises:
-        LaunchError: it is no time, or steps are given too.
-    """
-    if options.minutes is None:
-        return options
-    if not options.minutes > 0 or options.steps is not None:
+def _check_fresh(record: RunRecord) -> None:
+    first = min(record.committed_steps, default=1)
+    if first != 1:
         raise LaunchError(
-            f"--minutes must be more than 0, and stands instead of --steps, not {options.minutes:g} with "
-            f"{options.steps} steps"
+            f"The first step of the program was {first} and not 1: it went on from a checkpoint of an earlier run. "
+            "Give it a folder for each run: {folder} in its command stands for one."
         )
-    lasts_s = 60 * options.minutes
-    steps = max(2 * FIRST_STEP, round(lasts_s / TIMED_STEP_S))
-    return replace(options, kills=max(1, round(lasts_s / TIMED_FAULT_S)), steps=steps)
-
-
-def timeout_flags(options: ChaosOptions) -> dict[str, str]:
-    """Return what every group is given of the storm's timeouts, where they are not those that the examples have."""
-    default = ChaosOptions().failure_timeout_s
-    changed = options.failure_timeout_s != default
-    return {"--failure-timeout-s": f"{options.failure_timeout_s:g}"} if changed else {}
-
-
-def coordinator_flags(options: ChaosOptions, folder: Path) -> tuple[str, ...]:
-    """Return what the coordinator is given for this storm: its timeout, and a memory if it is to be killed."""
-    flags: tuple[str, ...] = ()
-    if options.heartbeat_timeout_ms != ChaosOptions().heartbeat_timeout_ms:
-        flags += ("--heartbeat-timeout-ms", str(options.heartbeat_timeout_ms))
-    if NO_COORDINATOR in _names(options.faults):
-        flags += ("--state", str(folder / "coordinator"))
-    return flags
-
-
-def at_rate(example: Example, rate: float | None) -> Example:
-    """Return the example with another distance between kills.
-
-    Raises:
-        LaunchError: it is not between 0 and 100 kills in a hundred steps.
-    """
-    if rate is None:
-        return example
-    if not 0 < rate <= 100:
-        raise LaunchError(f"--rate is in kills per hundred steps, more than 0 and at most 100, not {rate:g}")
-    return replace(example, steps_per_kill=max(1, round(100 / rate)))
-
-
-def default_steps(kills: int, example: Example) -> int:
-    """Return in how many steps so many kills fit."""
-    return FIRST_STEP + (kills + TAIL_KILLS) * example.steps_per_kill
-
-
-def plan(options: ChaosOptions, example: Example, steps: int) -> tuple[Strike, ...]:
-    """Return the strikes that the options ask for.
-
-    Raises:
-        LaunchError: there is no such plan.
-    """
-    return plan_strikes(
-        options.group_names,
-        kills=options.kills,
-        seed=options.seed,
-        last_step=steps - min(TAIL_KILLS * example.steps_per_kill, steps // 3),
-        only=_names(options.only),
-        phases=_names(options.phases),
-        faults=_names(options.faults),
-        timeouts=options.timeouts,
-    )
-
-
-def _names(comma_list: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in comma_list.split(",") if name.strip())
-
-
-def _run_storm(
-    options: ChaosOptions,
-    training: Training,
-    strikes: tuple[Strike, ...],
-    coordinator: Coordinator,
-    processes: Processes,
-    display: Display,
-) -> RunRecord:
-    """Train under the storm, through a network that can be broken if a fault needs one."""
-    groups = options.group_names
-    network: Network | None = None
-    job: Job
-
-    def where(name: str) -> int | None:
-        if name == THE_COORDINATOR:
-            return coordinator.port
-        found = LISTENS.search(job.current(name).child.log.read_text(errors="replace"))
-        return None if found is None else int(found.group(1))
-
-    with contextlib.ExitStack() as stack:
-        if any(victim.kind in ON_THE_NETWORK for strike in strikes for victim in strike.victims):
-            network = stack.enter_context(Network(groups, where))
-            training = replace(training, own_flags=_through(network, groups, training))
-        job = Job("storm", groups, training, coordinator=coordinator.address, processes=processes)
-        lasts_s = None if options.minutes is None else 60 * options.minutes
-        reach = Reach(network=network, coordinator=coordinator)
-        storm = Storm(display, strikes, reach, lasts_s=lasts_s)
-        return replace(run_job(job, display, storm, title="storm"), planned_faults=storm.planned_faults)
-
-
-def _through(network: Network, groups: tuple[str, ...], training: Training) -> dict[str, dict[str, str]]:
-    """Return each group's own flags, with the addresses at which the network carries what it says and hears."""
-    return {
-        group: {
-            **training.own_flags.get(group, {}),
-            "--coordinator": network.coordinator_of(group),
-            "--host": network.host_of(group),
-        }
-        for group in groups
-    }
-
-
-def _run_alone(example: Example, training: Training, processes: Processes, display: Display) -> RunRecord:
-    """Train undisturbed, in one process that computes all shards: by design the same bits, and quicker."""
-    display.say("the same steps, undisturbed, in one process")
-    alone = replace(training, trainer=example.trainer, takes_orders=False)
-    job = Job("undisturbed", ("alone",), alone, coordinator=None, processes=processes)
-    return run_job(job, display, Storm(display, ()), title="undisturbed run")

@@ -1,1 +1,1 @@
-"""What `jaxft demo` and `jaxft chaos` share: a job's groups as real processes here, and the proof of how it went."""
+"""A job's groups as real processes on this machine, and the proof of how it went."""

@@ -1,6 +1,7 @@
 """What must be there before anything is started, and what to do if it is not."""
 
 import importlib.util
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,32 +12,23 @@ class LaunchError(JaxftError):
     """The command cannot run here. Its text says why, and what to do."""
 
 
-def find_clone(module: str, candidates: tuple[Path, ...] | None = None) -> Path:
-    """Return the folder of the clone of jaxft that holds the example `module`.
-
-    Raises:
-        LaunchError: neither jaxft's own folder nor the current one is a clone.
-    """
-    if candidates is None:
-        candidates = (Path(__file__).parents[2], Path.cwd())
-    file = Path(*module.split(".")).with_suffix(".py")
-    for candidate in candidates:
-        if (candidate / file).is_file():
-            return candidate
-    raise LaunchError(
-        f"{file} is part of jaxft's repository and not of the installed package, and there is none in "
-        f"{' or '.join(str(candidate) for candidate in candidates)}. Clone the repository, and run this in it."
-    )
-
-
-def check_installed(names: Sequence[str]) -> None:
-    """Raise a LaunchError if a package that the command or its example needs is missing."""
+def check_installed(names: Sequence[str], *, remedy: str) -> None:
+    """Raise a LaunchError if a package that the command needs is missing; `remedy` says how to install it."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise LaunchError(
-            f"This needs {', '.join(missing)}, which jaxft alone does not install. "
-            'Run: pip install "jaxft[llama3]"'
+            f"This needs {', '.join(missing)}, which jaxft alone does not install. Run: {remedy}"
         )
+
+
+def check_command(words: Sequence[str]) -> None:
+    """Raise a LaunchError if there is no such program."""
+    if not words:
+        raise LaunchError(
+            "Name the program to train under the storm, behind two dashes: jaxft chaos -- python my_train.py"
+        )
+    if shutil.which(words[0]) is None:
+        raise LaunchError(f"There is no program {words[0]!r} to run. Is its path right?")
 
 
 def check_new_folder(folder: Path) -> None:

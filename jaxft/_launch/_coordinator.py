@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from jaxft._launch._checks import LaunchError
-from jaxft._launch._processes import Child, Processes
+from jaxft._launch._processes import Processes
 
 # How long the first quorum waits for groups that are there but still compile: all three start in one quorum.
 JOIN_TIMEOUT_MS = 120_000
@@ -22,7 +22,9 @@ POLL_S = 0.02
 class Coordinator:
     """A coordinator's process, and the port on which it listens for its whole job."""
 
-    def __init__(self, processes: Processes, command: Sequence[str] = COORDINATOR) -> None:
+    def __init__(
+        self, processes: Processes, command: Sequence[str] = COORDINATOR, *, name: str = "coordinator"
+    ) -> None:
         """Start it, and return once it listens.
 
         Raises:
@@ -30,8 +32,9 @@ class Coordinator:
         """
         self._processes = processes
         self._command = tuple(command)
+        self._name = name
         self._lives = 1
-        self.child = processes.start("coordinator", command)
+        self.child = processes.start(name, command)
         self.port = self._until_it_listens()
 
     @property
@@ -41,7 +44,7 @@ class Coordinator:
     def start_again(self) -> None:
         """Start it on its port, after its end. Does not wait: see `listens`."""
         command = [f"localhost:{self.port}" if word == "localhost:0" else word for word in self._command]
-        self.child = self._processes.start(f"coordinator.{self._lives}", command)
+        self.child = self._processes.start(f"{self._name}.{self._lives}", command)
         self._lives += 1
 
     def listens(self) -> bool:
@@ -67,9 +70,3 @@ class Coordinator:
         found = LISTENS.search(self.child.log.read_text(errors="replace"))
         assert found is not None
         return int(found.group(1))
-
-
-def start_coordinator(processes: Processes, command: Sequence[str] = COORDINATOR) -> tuple[Child, str]:
-    """Start a coordinator; return it, and its address once it listens. Raises LaunchError as `Coordinator` does."""
-    coordinator = Coordinator(processes, command)
-    return coordinator.child, coordinator.address

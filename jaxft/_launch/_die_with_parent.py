@@ -1,4 +1,4 @@
-"""A script: `_bound.py PARENT_PID COMMAND...` becomes COMMAND, bound to the life of its parent.
+"""A script: `_die_with_parent.py PARENT_PID COMMAND...` becomes COMMAND, bound to the life of its parent.
 
 However the parent ends, SIGKILL included, the kernel then kills COMMAND: no process outlives us. Started as
 a script of its own, since what must happen between fork and exec is not safe to do in Python there, and without

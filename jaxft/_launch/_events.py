@@ -24,6 +24,7 @@ class StepEvent:
         shards: the shards that this group computed, each time it computed one.
         quorum_id: the quorum that committed it.
         members: the groups of that quorum.
+        digest: of the state after the step, from the library; "" where it tells none.
     """
 
     t_s: float
@@ -34,6 +35,7 @@ class StepEvent:
     shards: tuple[int, ...] = ()
     quorum_id: int | None = None
     members: tuple[str, ...] = ()
+    digest: str = ""
 
     @property
     def live(self) -> bool:
@@ -97,7 +99,18 @@ def _step_event(fields: dict[str, Any]) -> StepEvent:
         shards=tuple(fields["shards"]),
         quorum_id=fields["quorum_id"],
         members=tuple(fields["members"]),
+        digest=fields.get("digest", ""),
     )
+
+
+def orders_beside(events: Path) -> Path:
+    """Return the named pipe through which a group with this event file takes its orders."""
+    return events.with_suffix(".orders")
+
+
+def steps_beside(events: Path) -> Path:
+    """Return where the library in a group writes its events, beside those that the program writes itself."""
+    return events.with_suffix(".steps")
 
 
 class EventFile:

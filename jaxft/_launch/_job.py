@@ -1,41 +1,58 @@
 """A job on this machine: its groups as processes, launched, killed, relaunched, and watched by their event files."""
 
-import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from jaxft._launch._events import EventFile, FinishedEvent, StepEvent
-from jaxft._launch._processes import Child, Processes
+from jaxft._launch._events import EventFile, FinishedEvent, StepEvent, orders_beside, steps_beside
+from jaxft._launch._processes import KILLED, Child, Processes
 from jaxft._launch._record import Fault, History, Kill, RunRecord
 
-TRAINER: tuple[str, ...] = (sys.executable, "-m", "examples.llama3.train")
+
+class Doors(Protocol):
+    """A network between the groups: where each of them is reached, and reaches the coordinator."""
+
+    def host_of(self, group: str) -> str: ...
+
+    def coordinator_of(self, group: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """What every group of both runs does: the trainer's command line but for the group's own names and files."""
+class Program:
+    """What every group of a job runs.
 
-    steps: int
-    flags: Mapping[str, str] = field(default_factory=dict)
-    own_flags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    trainer: tuple[str, ...] = TRAINER
+    Attributes:
+        words: the command. {coordinator}, {job}, {group}, {events} and {folder} in its words are filled in. A program
+            that gets {events} writes its own event file; of any other, the library writes one.
+        own_words: the commands of groups that have another.
+        steps: for how many steps it trains; None if that is not known yet.
+        takes_orders: whether the library in it listens to a storm.
+    """
+
+    words: tuple[str, ...]
+    own_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    steps: int | None = None
     takes_orders: bool = False
 
+    @property
+    def writes_events(self) -> bool:
+        return any("{events}" in word for word in self.words)
+
     def command(self, *, job: str, group: str, coordinator: str | None, events: Path) -> list[str]:
-        """Return the command that starts one group, or (without a coordinator) the same training alone."""
-        flags = {
-            **({} if coordinator is None else {"--coordinator": coordinator}),
-            "--job": job,
-            "--group": group,
-            "--steps": str(self.steps),
-            "--events": str(events),
-            **self.flags,
-            **self.own_flags.get(group, {}),
+        """Return the command that starts one group."""
+        values = {
+            "{coordinator}": coordinator or "",
+            "{job}": job,
+            "{group}": group,
+            "{events}": str(events),
+            "{folder}": str(events.parent / job),
         }
-        return [*self.trainer, *(word for flag in flags.items() for word in flag if word), "--digest-at-end"]
+        filled = list(self.own_words.get(group, self.words))
+        for name, value in values.items():
+            filled = [word.replace(name, value) for word in filled]
+        return filled
 
 
 @dataclass(eq=False, slots=True)
@@ -91,15 +108,18 @@ class Job:
         self,
         name: str,
         groups: Sequence[str],
-        training: Training,
+        program: Program,
         *,
         coordinator: str | None,
         processes: Processes,
+        doors: Doors | None = None,
     ) -> None:
+        """`coordinator`: its address; None if the groups need none. `doors`: what stands before it and the groups."""
         self.name = name
         self.groups = tuple(groups)
-        self.training = training
+        self.program = program
         self._coordinator = coordinator
+        self._doors = doors
         self._processes = processes
         self._incarnations: dict[str, list[Incarnation]] = {group: [] for group in groups}
         self._kills: list[Kill] = []
@@ -110,10 +130,23 @@ class Job:
         number = len(self._incarnations[group])
         name = f"{self.name}.{group}.{number}"
         events = self._processes.folder / f"{name}.jsonl"
-        command = self.training.command(
-            job=self.name, group=group, coordinator=self._coordinator, events=events
+        coordinator = self._coordinator if self._doors is None else self._doors.coordinator_of(group)
+        command = self.program.command(job=self.name, group=group, coordinator=coordinator, events=events)
+        environment: dict[str, str] = {}
+        if coordinator is not None:
+            environment |= {"JAXFT_COORDINATOR": coordinator, "JAXFT_GROUP": group}
+        if self._doors is not None:
+            environment["JAXFT_HOST"] = self._doors.host_of(group)
+        if self.program.takes_orders:
+            environment["JAXFT_CHAOS"] = str(events)
+        child = self._processes.start(
+            name,
+            command,
+            orders=orders_beside(events) if self.program.takes_orders else None,
+            environment=environment,
         )
-        child = self._processes.start(name, command, takes_orders=self.training.takes_orders)
+        if not self.program.writes_events:
+            events = steps_beside(events)
         self._incarnations[group].append(Incarnation(group, number, child, EventFile(events), time.time()))
         return child
 
@@ -167,7 +200,7 @@ class Job:
         """Return an incarnation that ended without finishing, though nobody killed it."""
         for incarnation in self._all():
             exit_code = incarnation.child.exit_code()
-            fell = incarnation.doomed and exit_code == -signal.SIGKILL
+            fell = incarnation.doomed and exit_code in KILLED
             if exit_code is None or incarnation.killed or fell:
                 continue
             incarnation.read()  # its last words may be newer than our last look
@@ -197,7 +230,7 @@ class Job:
         """Return what has happened so far."""
         return RunRecord(
             groups=self.groups,
-            planned_steps=self.training.steps,
+            planned_steps=self.committed_step if self.program.steps is None else self.program.steps,
             planned_kills=planned_kills,
             kills=tuple(self._kills),
             faults=tuple(self._faults),

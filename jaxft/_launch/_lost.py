@@ -6,7 +6,7 @@ that, each on its own:
 * A group computed a shard of the step twice.
 * Two groups both committed the step and both computed the same shard of it.
 * The steps of one incarnation do not strictly increase: it went back and did them again.
-* Two groups report different losses for the step: they did not commit the same one.
+* Two groups report different losses, or different states, for the step: they did not commit the same one.
 * Nobody reports the step, though a later one was committed.
 """
 
@@ -36,6 +36,7 @@ def lost_steps(histories: Iterable[History]) -> tuple[LostStep, ...]:
                 *_computed_twice_by_two(histories),
                 *_undone(histories),
                 *_different_losses(histories),
+                *_different_states(histories),
                 *_missing(histories),
             }
         )
@@ -84,6 +85,18 @@ def _different_losses(histories: Iterable[History]) -> Iterator[LostStep]:
         if len(names) > 1:
             losses = ", ".join(f"{loss} ({name})" for loss, name in names.items())
             yield LostStep(step, f"groups report different losses: {losses}")
+
+
+def _different_states(histories: Iterable[History]) -> Iterator[LostStep]:
+    reported: dict[int, dict[str, str]] = defaultdict(dict)
+    for history in histories:
+        for event in history.steps:
+            if event.digest:
+                reported[event.step].setdefault(event.digest, _name(history))
+    for step, names in reported.items():
+        if len(names) > 1:
+            states = ", ".join(f"{digest} ({name})" for digest, name in names.items())
+            yield LostStep(step, f"groups report different states: {states}")
 
 
 def _missing(histories: Iterable[History]) -> Iterator[LostStep]:

@@ -6,28 +6,31 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
-_BOUND = Path(__file__).with_name("_bound.py")
+_DIE_WITH_PARENT = Path(__file__).with_name("_die_with_parent.py")
 
 # A coordinator or a group ends within this after SIGTERM, or it is killed.
 STOP_TIMEOUT_S = 5.0
 # A process that got SIGKILL is gone as soon as the kernel has taken its memory back.
 REAP_TIMEOUT_S = 30.0
 LOG_TAIL_LINES = 25
+# How a process ends by SIGKILL, or a shell around it.
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 @dataclass(eq=False, slots=True)
 class Child:
-    """A process that we started."""
+    """A process that we started, with those that it starts itself: they stand in one process group."""
 
     name: str
     log: Path
     _process: subprocess.Popen[bytes]
+    _orders: int | None = None
 
     @property
     def pid(self) -> int:
@@ -39,26 +42,24 @@ class Child:
 
     def kill(self) -> None:
         """Send SIGKILL, which it can neither see coming nor catch. Does not wait."""
-        self._process.kill()
+        self._signal(signal.SIGKILL)
 
     def stop(self) -> None:
         """Send SIGSTOP: from now on it does nothing, and the kernel goes on answering for it."""
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Send SIGCONT."""
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def order(self, text: str) -> None:
-        """Write a line to its standard input, if it was started to take orders and still lives."""
-        assert self._process.stdin is not None, f"{self.name} takes no orders"
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(text.encode() + b"\n")
-            self._process.stdin.flush()
+        """Write a line to its pipe of orders, whether or not somebody reads it."""
+        assert self._orders is not None, f"{self.name} takes no orders"
+        os.write(self._orders, text.encode() + b"\n")
 
     def terminate(self) -> None:
         """Send SIGTERM: ask it to end."""
-        self._process.terminate()
+        self._signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it came."""
@@ -70,9 +71,14 @@ class Child:
 
     def close(self) -> None:
         """Give the pipe of its orders back."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        if self._orders is not None:
+            os.close(self._orders)
+            self._orders = None
+
+    def _signal(self, number: int) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
 
     def log_tail(self) -> str:
         """Return the last lines that it wrote, under a heading, for a person to read."""
@@ -97,25 +103,38 @@ class Processes:
     ) -> None:
         self.end(self._children, timeout_s=STOP_TIMEOUT_S if kind is None else 0.0)
 
-    def start(self, name: str, command: Sequence[str], *, takes_orders: bool = False) -> Child:
-        """Start a command, bound to our own life. Its output goes to `NAME.log`.
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        orders: Path | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> Child:
+        """Start a command, bound to our own life. Its output goes to `NAME.log`; its input is empty.
 
         It stands in a process group of its own, so that a Ctrl-C at the terminal reaches only us, who then end it.
-        With `takes_orders` its standard input is a pipe, for `Child.order`; without, it is empty.
+
+        Args:
+            name: of the process and its log.
+            command: a list of words.
+            orders: make a named pipe here, for `Child.order`.
+            environment: what it finds there besides ours.
         """
         log = self.folder / f"{name}.log"
+        pipe = None if orders is None else _open_pipe(orders)
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_BOUND), str(os.getpid()), *command],
-                stdin=subprocess.PIPE if takes_orders else subprocess.DEVNULL,
+                [sys.executable, "-I", "-S", str(_DIE_WITH_PARENT), str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._cwd,
                 # A token that lies around is not this job's: its coordinator has no secret.
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "JAXFT_TOKEN": ""},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "JAXFT_TOKEN": "", **environment},
                 process_group=0,
             )
-        child = Child(name, log, process)
+        child = Child(name, log, process, pipe)
         self._children.append(child)
         return child
 
@@ -131,3 +150,9 @@ class Processes:
         for child in children:
             child.wait(REAP_TIMEOUT_S)
             child.close()
+
+
+def _open_pipe(path: Path) -> int:
+    """Make a named pipe and return its end for orders, which can be written before anybody reads."""
+    os.mkfifo(path)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK)

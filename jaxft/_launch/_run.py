@@ -47,7 +47,7 @@ def run_job(
         display.show(view_of(job, title=title, planned_kills=watcher.planned_kills))
         watcher.tell(job)
         if failed := job.failed():
-            problems.append(failure_text(failed, over=job.committed_step == job.training.steps))
+            problems.append(failure_text(failed, over=job.committed_step == job.program.steps))
             display.say(failed.child.log_tail())
         elif job.over:
             break
@@ -73,7 +73,7 @@ def view_of(job: Job, *, title: str, planned_kills: int) -> View:
     return View(
         title=title,
         step=job.committed_step,
-        planned_steps=job.training.steps,
+        planned_steps=job.program.steps,
         loss=None if newest is None else newest.loss,
         participating=0 if newest is None else len(newest.members or current),
         quorum_id=None if newest is None else newest.quorum_id,
@@ -108,7 +108,7 @@ def failure_text(failed: Incarnation, *, over: bool) -> str:
     """Say how a process ended that should not have ended. `over`: the job had committed its last step."""
     exit_code = failed.child.exit_code()
     if exit_code == 0 and over:
-        return f"{failed.child.name} came back only after the job was over; give it more --steps"
+        return f"{failed.child.name} came back only after the job was over; give it more steps"
     if exit_code == 0:
         return f"{failed.child.name} ended before the job was finished"
     return f"{failed.child.name} (pid {failed.child.pid}) failed with exit status {exit_code}"

@@ -1,5 +1,6 @@
 """The verdict: what two records of runs prove. Pure: values in, values out."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -44,7 +45,8 @@ class Verdict:
         lost: every reason to call a step lost; `steps_lost` counts steps.
         digests: the final state of each group, after the kills; None from one that did not come to the end.
         undisturbed_digests: the same of the run without kills; empty if that was not run.
-        first_difference: the first step whose loss differs between the two runs.
+        first_difference: the first step whose loss, or state as far as that was told, differs between the two runs.
+        tells_losses: whether the groups told their losses.
         s_per_step: of the run with the kills, from its first commit to its last.
         undisturbed_s_per_step: of the run without.
         problems: whatever else keeps this from being a success.
@@ -61,6 +63,7 @@ class Verdict:
     digests: Mapping[str, str | None]
     undisturbed_digests: Mapping[str, str | None]
     first_difference: int | None
+    tells_losses: bool
     s_per_step: float | None
     undisturbed_s_per_step: float | None
     problems: tuple[str, ...]
@@ -109,7 +112,8 @@ def judge(disturbed: RunRecord, undisturbed: RunRecord | None) -> Verdict:
         lost=lost_steps(disturbed.histories),
         digests=_digests(disturbed),
         undisturbed_digests={} if undisturbed is None else _digests(undisturbed),
-        first_difference=None if undisturbed is None else _first_difference(disturbed, undisturbed),
+        first_difference=None if undisturbed is None else first_difference(disturbed, undisturbed),
+        tells_losses=any(not math.isnan(e.loss) for h in disturbed.histories for e in h.steps),
         s_per_step=_s_per_step(disturbed),
         undisturbed_s_per_step=None if undisturbed is None else _s_per_step(undisturbed),
         problems=_problems(disturbed, undisturbed, kills, faults),
@@ -128,7 +132,7 @@ def _problems(
     placed, planned = len(kills), disturbed.planned_kills
     if placed < planned:
         problems.append(
-            f"only {placed} of {planned} kills could be placed before the job was over; give it more --steps"
+            f"only {placed} of {planned} kills could be placed before the job was over; give it more steps"
         )
     for outcome in kills:
         kill = outcome.kill
@@ -157,7 +161,7 @@ def _fault_problems(disturbed: RunRecord, faults: tuple[FaultOutcome, ...]) -> I
     if len(faults) < disturbed.planned_faults:
         yield (
             f"only {len(faults)} of {disturbed.planned_faults} faults could be placed before the job was over; "
-            "give it more --steps"
+            "give it more steps"
         )
     for outcome in faults:
         fault = outcome.fault
@@ -188,13 +192,14 @@ def _one_value(digests: Mapping[str, str | None]) -> bool:
     return len(set(digests.values())) == 1 and None not in digests.values()
 
 
-def _first_difference(disturbed: RunRecord, undisturbed: RunRecord) -> int | None:
-    ours, theirs = _losses(disturbed), _losses(undisturbed)
+def first_difference(one: RunRecord, other: RunRecord) -> int | None:
+    """Return the first step after which two runs differ, or None."""
+    ours, theirs = _told(one), _told(other)
     return min((step for step in ours.keys() & theirs.keys() if ours[step] != theirs[step]), default=None)
 
 
-def _losses(record: RunRecord) -> dict[int, str]:
-    return {e.step: repr(e.loss) for history in record.histories for e in history.steps if e.live}
+def _told(record: RunRecord) -> dict[int, tuple[str, str]]:
+    return {e.step: (repr(e.loss), e.digest) for history in record.histories for e in history.steps if e.live}
 
 
 def _s_per_step(record: RunRecord) -> float | None:

@@ -112,14 +112,16 @@ def undisturbed_text(verdict: Verdict) -> str:
     if verdict.matches_undisturbed:
         return "the same bits"
     text = digests_text(verdict.undisturbed_digests)
+    what = "losses" if verdict.tells_losses else "states"
     if verdict.first_difference is None:
-        return f"{text}; the losses are equal at every step"
-    return f"{text}; the losses differ from step {verdict.first_difference} on"
+        return f"{text}; the {what} are equal at every step"
+    return f"{text}; the {what} differ from step {verdict.first_difference} on"
 
 
 def digests_text(digests: Mapping[str, str | None]) -> str:
-    if len(set(digests.values())) == 1 and None not in digests.values():
-        return f"{next(iter(digests.values()))} in all {len(digests)} groups"
+    digest = next(iter(digests.values()), None)
+    if digest is not None and len(set(digests.values())) == 1:
+        return digest if len(digests) == 1 else f"{digest} in all {len(digests)} groups"
     return ", ".join(f"{group} {digest or 'unfinished'}" for group, digest in digests.items())
 
 

@@ -1,4 +1,4 @@
-"""Runs as a victim's MODULE under the demo's fake coordinator, and announces the phases as the library does.
+"""A victim under the demo's fake coordinator, which announces the phases as the library does.
 
 Without --coordinator it is alone: it writes down every step at once. `--digest-again DIGEST` is what it reports in
 the end if an earlier incarnation was killed.
@@ -7,10 +7,13 @@ the end if an earlier incarnation was killed.
 import argparse
 import json
 import logging
+import os
 import socket
 import time
 from pathlib import Path
 from typing import IO, Any
+
+from jaxft._chaos._victim import obey
 
 STEP_FIELDS = {
     "attempts": 1,
@@ -61,6 +64,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--events", type=Path, required=True)
     flags, _ = parser.parse_known_args()
+    if events := os.environ.get("JAXFT_CHAOS"):
+        obey(Path(events))
     with flags.events.open("a") as events:
         if flags.coordinator is not None:
             follow(flags, events)

@@ -1,6 +1,7 @@
-"""Runs as a victim's MODULE: announces the phases of step after step as the library does, without any training.
+"""A victim that announces the phases of step after step as the library does, without any training.
 
-Takes the trainer's flags; sets its own level of logging, as the examples do; ends after --steps steps.
+Takes the trainer's flags; sets its own level of logging, before and behind, as programs do; ends after --steps
+steps.
 """
 
 import argparse
@@ -8,6 +9,8 @@ import logging
 import sys
 import time
 from pathlib import Path
+
+from jaxft._chaos._victim import obey
 
 PHASE_S = 0.02
 
@@ -20,7 +23,9 @@ def main() -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logger = logging.getLogger("jaxft")
     logger.setLevel(logging.INFO)
+    obey(flags.events)
     for step in range(flags.steps):
+        logger.setLevel(logging.WARNING)
         # Again and again: an order to die in a heal may come when the first is over.
         logger.info("[jaxft group-0] heals to step %d from group-1", step)
         for phase in ("compute", "exchange", "vote", "apply"):

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._chaos._examples import EXAMPLES, own_flags_of
-from jaxft._chaos.chaos import at_rate, default_steps
 from jaxft._launch._checks import LaunchError
-from jaxft._launch._job import Training
+from lab._examples import EXAMPLES, own_flags_of, program_of
+from lab.chaos import at_rate, default_steps
 
 GROUPS = ("group-0", "group-1", "group-2")
 
@@ -19,12 +18,17 @@ def test_groups_take_the_numbers_of_devices_in_turn() -> None:
 
 def test_what_a_group_has_for_itself_comes_before_what_all_have() -> None:
     own = own_flags_of(EXAMPLES["mlp"], GROUPS, (2,))
-    training = Training(steps=3, flags={"--cpu-devices": "1"}, own_flags=own, trainer=("train",))
-    command = training.command(job="j", group="group-0", coordinator="here:1", events=Path("e"))
+    flags = {"--cpu-devices": "1"}
+    program = program_of(("train",), 3, flags, own_flags=own)
+    command = program.command(job="j", group="group-0", coordinator="here:1", events=Path("e"))
+    assert command.count("--cpu-devices") == 1
     assert command[command.index("--cpu-devices") + 1] == "2"
     assert "--other-meshes" in command
     assert "" not in command
-    alone = training.command(job="j", group="alone", coordinator=None, events=Path("e"))
+    assert command[command.index("--coordinator") + 1] == "here:1"
+    program = program_of(("train",), 3, flags, alone=True)
+    alone = program.command(job="j", group="alone", coordinator=None, events=Path("e"))
+    assert "--coordinator" not in alone
     assert alone[alone.index("--cpu-devices") + 1] == "1"
 
 

@@ -7,9 +7,20 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._faults import COORDINATOR, FAULTS, IN_AN_EXCHANGE, KILL, SHIPPED, Timeouts, Victim, draw
+from jaxft._chaos._faults import (
+    COORDINATOR,
+    FAULTS,
+    SHIPPED,
+    Damage,
+    FaultKind,
+    HangIn,
+    LinkFault,
+    Timeouts,
+    Victim,
+    draw,
+)
 from jaxft._chaos._phases import PHASES, STEP_PHASES
-from jaxft._chaos._schedule import Strike, plan_strikes
+from jaxft._chaos._schedule import Strike, parse_faults, plan_strikes
 from jaxft._launch._checks import LaunchError
 
 GROUPS = ("group-0", "group-1", "group-2")
@@ -29,11 +40,11 @@ def first_kinds(strikes: tuple[Strike, ...]) -> Counter[str]:
         victim.kind
         for strike in strikes
         for victim in strike.victims
-        if victim.kind != KILL or all(other.kind == KILL for other in strike.victims)
+        if victim.kind != FaultKind.KILL or all(other.kind == FaultKind.KILL for other in strike.victims)
     )
 
 
-def draws(kind: str, count: int = 200) -> list[Victim]:
+def draws(kind: FaultKind, count: int = 200) -> list[Victim]:
     rng = random.Random(5)
     return [draw(rng, kind, "group-1", "group-2", PHASES, TIMEOUTS)[0] for _ in range(count)]
 
@@ -65,66 +76,64 @@ def test_the_kinds_are_mixed_and_the_steps_rise(seed: int) -> None:
 def test_a_return_is_struck_only_just_after_its_group_was_killed(seed: int) -> None:
     for former, strike in itertools.pairwise(plan(seed)):
         if strike.on_return:
-            killed = {victim.group for victim in former.victims if victim.kind == KILL}
+            killed = {victim.group for victim in former.victims if victim.kind == FaultKind.KILL}
             assert {victim.group for victim in strike.victims} <= killed
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_without_kills_nobody_is_killed(seed: int) -> None:
-    strikes = plan(seed, kills=12, faults=("stop", "link"))
+    strikes = plan(seed, kills=12, faults=(FaultKind.STOP, FaultKind.LINK))
     assert {victim.kind for strike in strikes for victim in strike.victims} == {"stop", "link"}
 
 
-@pytest.mark.parametrize("kind", ["stop", "hang", "partition"])
-def test_faults_are_shorter_and_longer_than_the_heartbeat_timeout(kind: str) -> None:
+@pytest.mark.parametrize("kind", [FaultKind.STOP, FaultKind.HANG, FaultKind.PARTITION])
+def test_faults_are_shorter_and_longer_than_the_heartbeat_timeout(kind: FaultKind) -> None:
     lengths_s = [victim.seconds for victim in draws(kind)]
     assert 0.2 * 2.0 <= min(lengths_s) < 2.0 < max(lengths_s) <= 4 * 2.0
     shorter = sum(length_s < 2.0 for length_s in lengths_s)
     assert 60 <= shorter <= 140
     for victim in draws(kind):
-        assert ("short" in victim.how) == (victim.seconds < 2.0)
+        assert ("short" in str(victim.how)) == (victim.seconds < 2.0)
 
 
 def test_a_hang_is_in_a_phase_of_the_step() -> None:
-    assert {victim.phase for victim in draws("hang")} == set(STEP_PHASES)
+    hung = draws(FaultKind.HANG)
+    assert {victim.phase for victim in hung} == set(STEP_PHASES)
+    assert all(isinstance(v.how, HangIn) and v.how.phase == v.phase for v in hung)
     rng = random.Random(5)
-    only = {draw(rng, "hang", "group-1", "", ("vote", "boot"), TIMEOUTS)[0].phase for _ in range(50)}
+    only = {draw(rng, FaultKind.HANG, "group-1", "", ("vote", "boot"), TIMEOUTS)[0].phase for _ in range(50)}
     assert only == {"vote"}
 
 
 def test_a_link_dies_or_stalls_for_shorter_or_longer_than_an_exchange_waits() -> None:
-    victims = draws("link")
+    victims = draws(FaultKind.LINK)
     assert {(victim.group, victim.other) for victim in victims} == {("group-1", "group-2")}
-    assert {victim.how for victim in victims} == {
-        "dies",
-        "stalls shortly",
-        "stalls long, then mended",
-        "stalls long, then reset",
-    }
+    assert {victim.how for victim in victims} == set(LinkFault)
     for victim in victims:
-        assert (victim.seconds == 0.0) == (victim.how == "dies")
-        assert ("long" in victim.how) == (victim.seconds > TIMEOUTS.exchange_s)
+        assert (victim.seconds == 0.0) == (victim.how is LinkFault.DIES)
+        assert ("long" in str(victim.how)) == (victim.seconds > TIMEOUTS.exchange_s)
 
 
 def test_some_deaths_of_the_coordinator_take_a_group_with_them() -> None:
     rng = random.Random(5)
-    drawn = [draw(rng, "coordinator", "group-1", "", PHASES, TIMEOUTS) for _ in range(200)]
+    drawn = [draw(rng, FaultKind.COORDINATOR, "group-1", "", PHASES, TIMEOUTS) for _ in range(200)]
     assert all(victims[0].group == COORDINATOR for victims in drawn)
     together = [victims for victims in drawn if len(victims) == 2]
     assert 40 <= len(together) <= 100
-    assert all((victims[1].group, victims[1].kind) == ("group-1", KILL) for victims in together)
+    assert all((victims[1].group, victims[1].kind) == ("group-1", FaultKind.KILL) for victims in together)
 
 
 def test_what_is_to_arrive_damaged_in_a_heal_needs_a_group_that_comes_back() -> None:
     rng = random.Random(5)
-    hows: set[str] = set()
+    hows: set[Damage] = set()
     for _ in range(50):
-        corrupted, *killed = draw(rng, "corrupt", "group-1", "", PHASES, TIMEOUTS)
+        corrupted, *killed = draw(rng, FaultKind.CORRUPT, "group-1", "", PHASES, TIMEOUTS)
+        assert isinstance(corrupted.how, Damage)
         hows.add(corrupted.how)
         assert (corrupted.group, corrupted.kind) == ("group-1", "corrupt")
-        in_heal = corrupted.how != IN_AN_EXCHANGE
-        assert [(victim.group, victim.kind) for victim in killed] == [("group-1", KILL)] * in_heal
-    assert hows == {"from one donor", "from each donor", IN_AN_EXCHANGE}
+        in_heal = corrupted.how is not Damage.IN_AN_EXCHANGE
+        assert [(victim.group, victim.kind) for victim in killed] == [("group-1", FaultKind.KILL)] * in_heal
+    assert hows == set(Damage)
 
 
 @pytest.mark.parametrize(
@@ -136,4 +145,4 @@ def test_what_is_to_arrive_damaged_in_a_heal_needs_a_group_that_comes_back() -> 
 )
 def test_what_cannot_be_planned_says_why(faults: tuple[str, ...], text: str) -> None:
     with pytest.raises(LaunchError, match=text):
-        plan(faults=faults)
+        plan(faults=parse_faults(faults))

@@ -12,7 +12,18 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._faults import COORDINATOR, IN_AN_EXCHANGE, KILL, Victim
+from jaxft._chaos._faults import (
+    COORDINATOR,
+    Cutoff,
+    Damage,
+    End,
+    FaultKind,
+    How,
+    Length,
+    LinkFault,
+    Victim,
+    Way,
+)
 from jaxft._chaos._harms import CoordinatorDeath, Corruption, Cut, Hang, Reach, Stop
 from jaxft._chaos._network import Network
 from jaxft._chaos._phase_file import Word, WordFile, words_beside
@@ -21,14 +32,17 @@ from jaxft._chaos._storm import Storm
 from jaxft._launch._coordinator import Coordinator
 from jaxft._launch._display import PlainDisplay
 from jaxft._launch._events import StepEvent
-from jaxft._launch._job import Job, Training
+from jaxft._launch._job import Job, Program
 from jaxft._launch._processes import Processes
 from tests import patience
 
 GROUPS = ("group-0", "group-1", "group-2")
 PATIENCE_S = 60.0
-# Waits for its orders, and says on which port it listens.
-GROUP = "import sys; print('listens on port 1', flush=True); [print(line, flush=True) for line in sys.stdin]"
+# Waits for its orders.
+GROUP = (
+    "import os; orders = os.environ['JAXFT_CHAOS'].replace('.jsonl', '.orders')\n"
+    "for line in open(orders): print(line, flush=True)\n"
+)
 LISTENER = (
     "import socket, sys, time\n"
     "port = int(sys.argv[sys.argv.index('--bind') + 1].rpartition(':')[2])\n"
@@ -43,8 +57,8 @@ class Scene:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.processes = stack.enter_context(Processes(folder, cwd=folder))
-        training = Training(steps=1000, trainer=(sys.executable, "-S", "-c", GROUP), takes_orders=True)
-        self.job = Job("storm", GROUPS, training, coordinator="nowhere:1", processes=self.processes)
+        program = Program(words=(sys.executable, "-S", "-c", GROUP), steps=1000, takes_orders=True)
+        self.job = Job("storm", GROUPS, program, coordinator="nowhere:1", processes=self.processes)
         self.network = stack.enter_context(Network(GROUPS, lambda name: None))
         self.display = PlainDisplay(io.StringIO(), name="test")
         for group in GROUPS:
@@ -83,7 +97,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 def test_a_stopped_process_goes_on_after_its_time(scene: Scene) -> None:
-    stop = Stop(Victim("group-1", "any", kind="stop", seconds=0.2), 3, scene.job, scene.display)
+    stop = Stop(Victim("group-1", "any", kind=FaultKind.STOP, seconds=0.2), 3, scene.job, scene.display)
     until(lambda: scene.state_of("group-1").startswith("T"))
     scene.until_over(stop)
     until(lambda: not scene.state_of("group-1").startswith("T"))
@@ -93,7 +107,7 @@ def test_a_stopped_process_goes_on_after_its_time(scene: Scene) -> None:
 
 
 def test_a_hang_is_ordered_and_lasts_from_where_the_victim_began(scene: Scene) -> None:
-    victim = Victim("group-1", "vote", kind="hang", seconds=0.2)
+    victim = Victim("group-1", "vote", kind=FaultKind.HANG, seconds=0.2)
     incarnation = scene.job.current("group-1")
     hang = Hang(victim, 0, scene.job, scene.display)
     until(lambda: "hang vote 0.2" in incarnation.child.log.read_text())
@@ -113,7 +127,7 @@ def test_a_hang_that_never_begins_is_given_up_and_not_counted(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jaxft._chaos._harms.HANG_BEGINS_S", 0.1)
-    hang = Hang(Victim("group-1", "vote", kind="hang", seconds=5.0), 0, scene.job, scene.display)
+    hang = Hang(Victim("group-1", "vote", kind=FaultKind.HANG, seconds=5.0), 0, scene.job, scene.display)
     scene.until_over(hang)
     until(lambda: "hang vote 0\n" in scene.job.current("group-1").child.log.read_text())
     assert not scene.job.faults
@@ -122,13 +136,14 @@ def test_a_hang_that_never_begins_is_given_up_and_not_counted(
 @pytest.mark.parametrize(
     ("how", "other", "cut"),
     [
-        ("both ways, long, then mended", "", {"in", "out"}),
-        ("in, short, then reset", "", {"in"}),
-        ("out, short, then reset", "", {"out"}),
-        ("stalls shortly", "group-2", {"link"}),
+        (Cutoff(Way.BOTH, Length.LONG, End.MENDED), "", {"in", "out"}),
+        (Cutoff(Way.IN, Length.SHORT, End.RESET), "", {"in"}),
+        (Cutoff(Way.OUT, Length.SHORT, End.RESET), "", {"out"}),
+        (LinkFault.STALLS_SHORTLY, "group-2", {"link"}),
+        (LinkFault.STALLS_THEN_RESET, "group-2", {"link"}),
     ],
 )
-def test_links_are_cut_for_their_time(scene: Scene, how: str, other: str, cut: set[str]) -> None:
+def test_links_are_cut_for_their_time(scene: Scene, how: How, other: str, cut: set[str]) -> None:
     done: list[tuple[str, frozenset[tuple[str, str]]]] = []
     network = scene.network
 
@@ -145,7 +160,7 @@ def test_links_are_cut_for_their_time(scene: Scene, how: str, other: str, cut: s
             done.append(("reset", frozenset({(a, b)})))
             return 1
 
-    kind = "link" if other else "partition"
+    kind = FaultKind.LINK if other else FaultKind.PARTITION
     victim = Victim("group-1", "any", kind=kind, seconds=0.1, how=how, other=other)
     watched: Any = Watched()
     harm = Cut(victim, 0, scene.job, scene.display, watched)
@@ -158,7 +173,7 @@ def test_links_are_cut_for_their_time(scene: Scene, how: str, other: str, cut: s
     assert done == [("cut", pairs)]
     scene.until_over(harm)
     assert done[-1] == ("mend", pairs)
-    assert {name for name, _ in done[1:-1]} == ({"reset"} if "then reset" in how else set())
+    assert {name for name, _ in done[1:-1]} == ({"reset"} if "then reset" in str(how) else set())
     assert [fault.other for fault in scene.job.faults] == [other]
 
 
@@ -166,7 +181,7 @@ def test_the_coordinator_comes_back_on_its_port(scene: Scene) -> None:
     command = (sys.executable, "-S", "-c", LISTENER, "--bind", "localhost:0")
     coordinator = Coordinator(scene.processes, command)
     port, dead = coordinator.port, coordinator.child
-    victim = Victim(COORDINATOR, "any", kind="coordinator")
+    victim = Victim(COORDINATOR, "any", kind=FaultKind.COORDINATOR)
     scene.until_over(CoordinatorDeath(victim, 0, scene.job, scene.display, coordinator))
     assert dead.exit_code() == -signal.SIGKILL
     assert coordinator.child.pid != dead.pid
@@ -176,7 +191,7 @@ def test_the_coordinator_comes_back_on_its_port(scene: Scene) -> None:
 
 
 def test_damage_counts_if_it_came_before_the_group_was_back(scene: Scene) -> None:
-    victim = Victim("group-1", "any", kind="corrupt", how="from one donor")
+    victim = Victim("group-1", "any", kind=FaultKind.CORRUPT, how=Damage.ONE_DONOR)
     for came in (True, False):
         harm = Corruption(victim, 0, scene.job, scene.display, scene.network)
         assert not harm.over(scene.job)
@@ -193,7 +208,7 @@ def test_damage_counts_if_it_came_before_the_group_was_back(scene: Scene) -> Non
 
 
 def test_damage_in_an_exchange_is_over_when_it_has_happened(scene: Scene) -> None:
-    victim = Victim("group-1", "any", kind="corrupt", how=IN_AN_EXCHANGE)
+    victim = Victim("group-1", "any", kind=FaultKind.CORRUPT, how=Damage.IN_AN_EXCHANGE)
     harm = Corruption(victim, 0, scene.job, scene.display, scene.network)
     harm.pursue(scene.job)
     assert not harm.over(scene.job)
@@ -201,13 +216,13 @@ def test_damage_in_an_exchange_is_over_when_it_has_happened(scene: Scene) -> Non
     harm.pursue(scene.job)
     assert harm.over(scene.job)
     (fault,) = scene.job.faults
-    assert (fault.how, fault.seconds) == (IN_AN_EXCHANGE, 0.0)
+    assert (fault.how, fault.seconds) == (Damage.IN_AN_EXCHANGE, 0.0)
 
 
 def test_the_next_strike_waits_until_what_was_done_is_undone(scene: Scene) -> None:
     strikes = (
-        Strike(1, (Victim("group-0", "any", kind="stop", seconds=0.3),)),
-        Strike(1, (Victim("group-1", "any", 0.0, KILL),)),
+        Strike(1, (Victim("group-0", "any", kind=FaultKind.STOP, seconds=0.3),)),
+        Strike(1, (Victim("group-1", "any", 0.0),)),
     )
     storm = Storm(scene.display, strikes, Reach())
     assert (storm.planned_kills, storm.planned_faults) == (1, 1)
@@ -235,7 +250,7 @@ def test_a_storm_by_time_stretches_the_steps(scene: Scene) -> None:
 
 def test_nothing_outlives_the_test(scene: Scene) -> None:
     """A stopped process is ended like any other."""
-    Stop(Victim("group-1", "any", kind="stop", seconds=900.0), 0, scene.job, scene.display)
+    Stop(Victim("group-1", "any", kind=FaultKind.STOP, seconds=900.0), 0, scene.job, scene.display)
     pid = scene.job.current("group-1").child.pid
     scene.job.end()
     with pytest.raises(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Real storms over the real example: the proof that `jaxft chaos` is there to give."""
+"""Real storms over the real example: the proof that `make chaos` is there to give."""
 
 import json
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from jaxft._chaos._faults import FAULTS
-from jaxft._chaos.chaos import ChaosOptions, run_chaos
+from lab.chaos import LabChaosOptions, run_chaos
 
 pytestmark = pytest.mark.processes
 
 
-def check(options: ChaosOptions, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def check(options: LabChaosOptions, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_chaos(options) == 0, capsys.readouterr().out
     result = json.loads(file.read_text())
     assert result["kills"] == options.kills
@@ -26,7 +26,9 @@ def check(options: ChaosOptions, file: Path, capsys: pytest.CaptureFixture[str])
 def test_a_small_storm_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In groups of one, two and four devices; the undisturbed run has one."""
     file = tmp_path / "verdict.json"
-    options = ChaosOptions(kills=4, steps=110, seed=5, devices=(1, 2, 4), json=file, keep=tmp_path / "keep")
+    options = LabChaosOptions(
+        kills=4, steps=110, seed=5, devices=(1, 2, 4), json=file, keep=tmp_path / "keep"
+    )
     check(options, file, capsys)
 
 
@@ -34,7 +36,7 @@ def test_a_small_storm_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.timeout(3600)
 def test_a_hundred_kills_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "verdict.json"
-    check(ChaosOptions(kills=100, json=file, keep=tmp_path / "keep"), file, capsys)
+    check(LabChaosOptions(kills=100, json=file, keep=tmp_path / "keep"), file, capsys)
 
 
 ALL_KINDS: dict[str, Any] = {
@@ -51,7 +53,7 @@ def test_a_storm_of_all_faults_changes_nothing(
     seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "verdict.json"
-    options = ChaosOptions(kills=28, seed=seed, json=file, keep=tmp_path / "keep", **ALL_KINDS)
+    options = LabChaosOptions(kills=28, seed=seed, json=file, keep=tmp_path / "keep", **ALL_KINDS)
     assert run_chaos(options) == 0, capsys.readouterr().out
     result = json.loads(file.read_text())
     assert result["steps_lost"] == 0
@@ -65,7 +67,7 @@ def test_a_storm_of_all_faults_changes_nothing(
 def test_half_an_hour_of_all_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As `make adversary`: groups that could take part did so in nine tenths of their time."""
     file = tmp_path / "verdict.json"
-    options = ChaosOptions(minutes=30, json=file, keep=tmp_path / "keep", **ALL_KINDS)
+    options = LabChaosOptions(minutes=30, json=file, keep=tmp_path / "keep", **ALL_KINDS)
     assert run_chaos(options) == 0, capsys.readouterr().out
     result = json.loads(file.read_text())
     assert result["matches_undisturbed"]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import jaxft
-from jaxft._chaos._examples import Example
-from jaxft._chaos.chaos import ChaosOptions, plan, run_chaos, timed
 from jaxft._launch._checks import LaunchError
+from lab._examples import Example
+from lab.chaos import LabChaosOptions, plan, run_chaos, timed
 
 HERE = Path(__file__).parent
 PACE_S = 0.01
@@ -31,15 +31,10 @@ class FakeExample(Example):
 
     @property
     def trainer(self) -> tuple[str, ...]:
-        return (sys.executable, "-S", str(HERE / "fake_group.py"))
-
-    @property
-    def victim(self) -> tuple[str, ...]:
-        script = WITHOUT_JAX + "from jaxft._chaos._victim import main\nmain()\n"
-        return (sys.executable, "-S", "-c", script, "fake_group")
+        return (sys.executable, "-S", "-c", WITHOUT_JAX + "import fake_group\nfake_group.main()\n")
 
 
-def storm(options: ChaosOptions, *flags: tuple[str, str]) -> int:
+def storm(options: LabChaosOptions, *flags: tuple[str, str]) -> int:
     example = FakeExample(
         module="tests.chaos.fake_group", flags=flags, needs=(), steps_per_kill=STEPS_PER_KILL
     )
@@ -50,7 +45,7 @@ def storm(options: ChaosOptions, *flags: tuple[str, str]) -> int:
 
 def run(tmp_path: Path, *flags: tuple[str, str], **changes: Any) -> tuple[int, dict[str, Any]]:
     file = tmp_path / "verdict.json"
-    status = storm(ChaosOptions(json=file, **changes), *flags)
+    status = storm(LabChaosOptions(json=file, **changes), *flags)
     return status, json.loads(file.read_text())
 
 
@@ -68,7 +63,7 @@ def test_every_kill_is_placed_in_the_order_of_the_plan(
     assert result["stall_ms_max"] >= result["stall_ms_p99"] >= result["stall_ms_median"] > 0
     assert result["back_s_max"] >= result["back_s_median"] > 0
     example = FakeExample(module="", flags=(), needs=(), steps_per_kill=STEPS_PER_KILL)
-    strikes = plan(ChaosOptions(kills=kills, seed=4), example, result["steps_planned"])
+    strikes = plan(LabChaosOptions(kills=kills, seed=4), example, result["steps_planned"])
     planned = [(n, v.group, v.phase) for n, strike in enumerate(strikes) for v in strike.victims]
     hits = [(hit["strike"], hit["group"], hit["aim"]) for hit in result["hits"]]
     assert sorted(hits) == sorted(planned)
@@ -132,11 +127,11 @@ def test_only_the_named_groups_and_phases_are_struck(tmp_path: Path) -> None:
 
 
 def test_a_storm_by_time_has_as_many_faults_and_steps_as_fit(tmp_path: Path) -> None:
-    options = timed(ChaosOptions(minutes=2.0))
+    options = timed(LabChaosOptions(minutes=2.0))
     assert (options.kills, options.steps) == (6, 240)
     for minutes, steps in ((0.0, None), (-1.0, None), (float("nan"), None), (1.0, 100)):
         with pytest.raises(LaunchError, match="--minutes must be more than 0, and stands instead of --steps"):
-            timed(ChaosOptions(minutes=minutes, steps=steps))
+            timed(LabChaosOptions(minutes=minutes, steps=steps))
     began_s = time.monotonic()
     status, result = run(tmp_path, minutes=0.1)
     assert status == 0
@@ -147,5 +142,5 @@ def test_a_storm_by_time_has_as_many_faults_and_steps_as_fit(tmp_path: Path) -> 
 
 def test_a_plan_that_cannot_be_made_is_an_error_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="--phases names voting"):
-        storm(ChaosOptions(phases="voting", keep=tmp_path / "keep"))
+        storm(LabChaosOptions(phases="voting", keep=tmp_path / "keep"))
     assert not (tmp_path / "keep").exists()

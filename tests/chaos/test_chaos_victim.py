@@ -14,6 +14,7 @@ import pytest
 import jaxft
 from jaxft._chaos._phase_file import Word, WordFile, read_word, words_beside
 from jaxft._chaos._victim import UNKNOWN_LENGTH_S
+from jaxft._launch._events import orders_beside
 from tests import patience
 
 HERE = Path(__file__).parent
@@ -23,25 +24,35 @@ WRAPPER = (
     "import sys, types\n"
     "sys.modules['jaxft'] = types.ModuleType('jaxft')\n"
     f"sys.modules['jaxft'].__path__ = [{str(Path(jaxft.__file__).parent)!r}]\n"
-    "from jaxft._chaos._victim import main\n"
+    "from fake_training import main\n"
     "main()\n"
 )
 
 
 @contextmanager
 def victim(folder: Path, *, steps: int) -> Iterator[subprocess.Popen[bytes]]:
-    flags = ["fake_training", "--events", str(folder / "events.jsonl"), "--steps", str(steps)]
-    with subprocess.Popen(
-        [sys.executable, "-c", WRAPPER, *flags],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={"PYTHONPATH": str(HERE)},
-    ) as process:
+    flags = ["--events", str(folder / "events.jsonl"), "--steps", str(steps)]
+    orders = orders_beside(folder / "events.jsonl")
+    os.mkfifo(orders)
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", WRAPPER, *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"PYTHONPATH": str(HERE)},
+        ) as process,
+        orders.open("r+b", buffering=0),
+    ):
         try:
             yield process
         finally:
             process.kill()
+
+
+def order(folder: Path, text: bytes) -> None:
+    with orders_beside(folder / "events.jsonl").open("r+b", buffering=0) as pipe:
+        pipe.write(text)
 
 
 def word_of(folder: Path) -> Word:
@@ -53,7 +64,8 @@ def word_of(folder: Path) -> Word:
 @pytest.mark.parametrize("phase", ["heal", "compute", "exchange", "vote", "apply"])
 def test_it_dies_where_the_ordered_phase_begins(tmp_path: Path, phase: str) -> None:
     with victim(tmp_path, steps=10**6) as process:
-        patience.communicate(process, f"die {phase} 0.0\n".encode())
+        order(tmp_path, f"die {phase} 0.0\n".encode())
+        patience.communicate(process)
     assert process.returncode == -signal.SIGKILL
     word = word_of(tmp_path)
     assert word.phase == phase
@@ -63,7 +75,8 @@ def test_it_dies_where_the_ordered_phase_begins(tmp_path: Path, phase: str) -> N
 
 def test_it_dies_within_a_phase(tmp_path: Path) -> None:
     with victim(tmp_path, steps=10**6) as process:
-        patience.communicate(process, b"die vote 0.9\n")
+        order(tmp_path, b"die vote 0.9\n")
+        patience.communicate(process)
     assert process.returncode == -signal.SIGKILL
     word = word_of(tmp_path)
     assert word.dies_t_s is not None
@@ -74,7 +87,7 @@ def test_it_dies_within_a_phase(tmp_path: Path) -> None:
 def test_without_an_order_it_runs_to_its_end_and_its_debug_lines_stay_out_of_the_log(tmp_path: Path) -> None:
     with victim(tmp_path, steps=2) as process:
         assert process.stdout is not None
-        text = process.stdout.read().decode()  # standard input stays open: nobody waits for its end
+        text = process.stdout.read().decode()  # its pipe stays open: nobody waits for its end
         assert patience.wait(process) == 0, text
     assert text == "".join(f"[jaxft group-0] heals to step {step} from group-1\n" for step in range(2))
     word = word_of(tmp_path)
@@ -84,9 +97,7 @@ def test_without_an_order_it_runs_to_its_end_and_its_debug_lines_stay_out_of_the
 def test_it_takes_its_time_for_a_step_if_it_is_told_to(tmp_path: Path) -> None:
     file = words_beside(tmp_path / "events.jsonl")
     with victim(tmp_path, steps=10**6) as process:
-        assert process.stdin is not None
-        process.stdin.write(b"pace 0.5\n")
-        process.stdin.flush()
+        order(tmp_path, b"pace 0.5\n")
         deadline_s = patience.machine_s() + PATIENCE_S
         while (word := read_word(file)) is None or word.phase != "compute" or time.time() - word.t_s < 0.3:
             assert patience.machine_s() < deadline_s
@@ -95,7 +106,8 @@ def test_it_takes_its_time_for_a_step_if_it_is_told_to(tmp_path: Path) -> None:
 
 def test_a_later_order_replaces_the_former(tmp_path: Path) -> None:
     with victim(tmp_path, steps=10**6) as process:
-        patience.communicate(process, b"die replay 0.0\ndie exchange 0.0\n")
+        order(tmp_path, b"die replay 0.0\ndie exchange 0.0\n")
+        patience.communicate(process)
     assert word_of(tmp_path).phase == "exchange"
 
 
@@ -110,10 +122,11 @@ def test_the_last_word_is_whole_whatever_its_length(tmp_path: Path) -> None:
         assert read_word(path) == word
 
 
-@pytest.mark.parametrize("order", [b"die vote soon\n", b"dance\n", b"\xff\n"])
-def test_an_order_that_cannot_be_carried_out_ends_it_with_an_error(tmp_path: Path, order: bytes) -> None:
+@pytest.mark.parametrize("text", [b"die vote soon\n", b"dance\n", b"\xff\n"])
+def test_an_order_that_cannot_be_carried_out_ends_it_with_an_error(tmp_path: Path, text: bytes) -> None:
     with victim(tmp_path, steps=10**6) as process:
-        said, _ = patience.communicate(process, order)
+        order(tmp_path, text)
+        said, _ = patience.communicate(process)
     assert process.returncode == os.EX_SOFTWARE
     assert b"Traceback" in said
 

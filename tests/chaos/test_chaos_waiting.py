@@ -14,7 +14,7 @@ from jaxft._chaos._storm import LATE_STEPS, Storm
 from jaxft._chaos._work import members_at_work
 from jaxft._launch._display import PlainDisplay
 from jaxft._launch._events import FinishedEvent, StepEvent
-from jaxft._launch._job import Incarnation, Job, Training
+from jaxft._launch._job import Incarnation, Job, Program
 from jaxft._launch._processes import Processes
 
 GROUPS = ("group-0", "group-1", "group-2")
@@ -39,14 +39,14 @@ class FakeChild:
 
 
 class FakeProcesses(Processes):
-    def start(self, name: str, command: Any, *, takes_orders: bool = False) -> Any:
+    def start(self, name: str, command: Any, **options: Any) -> Any:
         return FakeChild()
 
 
 def make_job(folder: Path, *, steps: int = 1000) -> Job:
-    training = Training(steps=steps, trainer=("train",), takes_orders=True)
+    program = Program(words=("train",), steps=steps, takes_orders=True)
     processes = FakeProcesses(folder, cwd=folder)
-    job = Job("storm", GROUPS, training, coordinator="localhost:1", processes=processes)
+    job = Job("storm", GROUPS, program, coordinator="localhost:1", processes=processes)
     for group in GROUPS:
         job.start(group)
     return job

@@ -1,5 +1,5 @@
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -7,18 +7,21 @@ import pytest
 import jaxft
 from jaxft import _cli
 from jaxft._chaos.chaos import ChaosOptions
-from jaxft._demo.demo import NEEDED, DemoOptions
-from jaxft._launch._checks import LaunchError, check_installed, check_new_folder, find_clone
-from jaxft._launch._job import TRAINER
+from jaxft._launch._checks import LaunchError, check_command, check_installed, check_new_folder
 from jaxft._version import __version__
+from lab import __main__ as lab
+from lab._examples import check_example
+from lab.chaos import LabChaosOptions
+from lab.demo import NEEDED, DemoOptions
 
-# The packages behind the command `jaxft`.
-COMMANDS = ("_chaos", "_demo", "_launch")
+# What stands behind the command `jaxft`. Of it the library imports only the agent, which a storm finds in each group.
+COMMANDS = ("_chaos", "_launch")
+AGENT = "jaxft._chaos._agent"
 
 
-def exit_code(arguments: Sequence[str]) -> int:
+def exit_code(arguments: Sequence[str], main: Callable[[Sequence[str]], None] = lab.main) -> int:
     with pytest.raises(SystemExit) as info:
-        _cli.main(arguments)
+        main(arguments)
     code = info.value.code
     return 0 if code is None else int(code)
 
@@ -29,11 +32,49 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    _cli.main(["--help"])
+    text = capsys.readouterr().out
+    assert "jaxft chaos [options] -- program" in text
+    assert "--version" in text
     assert exit_code(["--help"]) == 0
     text = capsys.readouterr().out
     assert "demo" in text
     assert "chaos" in text
-    assert "--version" in text
+
+
+@pytest.mark.parametrize("arguments", [[], ["demo"], ["storm", "--", "python"]])
+def test_no_command_or_an_unknown_one_is_an_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(arguments, _cli.main) == 2
+    assert "usage: jaxft chaos" in capsys.readouterr().err
+
+
+def test_what_stands_behind_two_dashes_is_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[ChaosOptions, list[str]]] = []
+
+    def run(options: ChaosOptions, words: list[str]) -> int:
+        seen.append((options, words))
+        return 1
+
+    monkeypatch.setattr(_cli, "run_chaos", run)
+    words = ["python", "train.py", "--kills", "7", "--", "a b"]
+    assert exit_code(["chaos", "--kills", "2", "--phases", "vote", "--", *words], _cli.main) == 1
+    assert seen == [(ChaosOptions(kills=2, phases="vote"), words)]
+
+
+def test_help_of_chaos_says_how_to_name_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["chaos", "--help"], _cli.main) == 0
+    text = capsys.readouterr().out
+    for word in ("--kills", "--groups", "--seed", "--minutes", "--json", "--keep", "-- python my_train.py"):
+        assert word in text
+
+
+def test_a_program_that_is_missing_is_an_error() -> None:
+    with pytest.raises(LaunchError, match=r"behind two dashes: jaxft chaos -- python my_train\.py"):
+        check_command(())
+    with pytest.raises(LaunchError, match="There is no program 'no_such_program' to run"):
+        check_command(("no_such_program",))
 
 
 def test_help_of_the_demo_lists_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,18 +102,18 @@ def test_help_of_chaos_lists_its_flags(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_flags_reach_chaos_and_its_status_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[ChaosOptions] = []
+    seen: list[LabChaosOptions] = []
 
-    def run(options: ChaosOptions) -> int:
+    def run(options: LabChaosOptions) -> int:
         seen.append(options)
         return 1
 
-    monkeypatch.setattr(_cli, "run_chaos", run)
+    monkeypatch.setattr(lab, "run_chaos", run)
     assert exit_code(["chaos", "--kills", "7", "--example", "llama3", "--phases", "vote,boot"]) == 1
-    assert seen == [ChaosOptions(kills=7, example="llama3", phases="vote,boot")]
+    assert seen == [LabChaosOptions(kills=7, example="llama3", phases="vote,boot")]
 
 
-def test_no_command_or_an_unknown_one_is_an_error() -> None:
+def test_no_command_of_the_lab_is_an_error() -> None:
     assert exit_code([]) == 2
     assert exit_code(["demonstrate"]) == 2
 
@@ -84,7 +125,7 @@ def test_the_flags_reach_the_demo_and_its_status_is_ours(monkeypatch: pytest.Mon
         seen.append(options)
         return 1
 
-    monkeypatch.setattr(_cli, "run_demo", run)
+    monkeypatch.setattr(lab, "run_demo", run)
     assert exit_code(["demo", "--steps", "7", "--kills", "2", "--seed", "3", "--json", "v.json"]) == 1
     assert seen == [DemoOptions(steps=7, kills=2, seed=3, json=Path("v.json"))]
 
@@ -95,7 +136,7 @@ def test_a_failure_is_one_text_on_stderr(
     def run(options: DemoOptions) -> int:
         raise LaunchError("it does not run here")
 
-    monkeypatch.setattr(_cli, "run_demo", run)
+    monkeypatch.setattr(lab, "run_demo", run)
     assert exit_code(["demo"]) == 1
     captured = capsys.readouterr()
     assert captured.err == "jaxft: it does not run here\n"
@@ -106,7 +147,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     def run(options: DemoOptions) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_cli, "run_demo", run)
+    monkeypatch.setattr(lab, "run_demo", run)
     assert exit_code(["demo"]) == 130
     assert "interrupted" in capsys.readouterr().err
 
@@ -117,26 +158,12 @@ def test_numbers_that_make_no_sense(flags: list[str], capsys: pytest.CaptureFixt
     assert "--steps must be 1 or more" in capsys.readouterr().err
 
 
-def test_outside_a_clone_the_demo_says_where_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="Clone the repository, and run this in it"):
-        find_clone(TRAINER[2], (tmp_path,))
-
-
-def test_the_current_folder_may_be_the_clone(tmp_path: Path) -> None:
-    trainer = tmp_path / "clone" / "examples" / "llama3" / "train.py"
-    trainer.parent.mkdir(parents=True)
-    trainer.touch()
-    assert find_clone(TRAINER[2], (tmp_path, tmp_path / "clone")) == tmp_path / "clone"
-
-
-def test_this_is_a_clone() -> None:
-    assert (find_clone(TRAINER[2]) / "examples" / "llama3").is_dir()
-
-
 def test_without_the_extra_the_demo_says_how_to_install_it() -> None:
-    check_installed(NEEDED)
-    with pytest.raises(LaunchError, match=r'needs no_such_package, .* pip install "jaxft\[llama3\]"'):
-        check_installed(("rich", "no_such_package"))
+    check_example(NEEDED)
+    with pytest.raises(LaunchError, match=r'needs no_such_package, .* pip install -e "\.\[llama3\]"'):
+        check_example(("rich", "no_such_package"))
+    with pytest.raises(LaunchError, match=r"needs no_such_package, .*\. Run: pip install it"):
+        check_installed(("no_such_package",), remedy="pip install it")
 
 
 def test_only_a_new_folder_is_kept(tmp_path: Path) -> None:
@@ -148,7 +175,7 @@ def test_only_a_new_folder_is_kept(tmp_path: Path) -> None:
             check_new_folder(taken)
 
 
-def test_the_library_imports_neither_the_demo_nor_what_only_the_demo_needs() -> None:
+def test_the_library_imports_neither_its_command_nor_what_only_that_needs() -> None:
     """Read from the source: to import jaxft in a fresh process takes seconds."""
     folder = Path(jaxft.__file__).parent
     library = [
@@ -158,7 +185,7 @@ def test_the_library_imports_neither_the_demo_nor_what_only_the_demo_needs() -> 
     imported = {name for path in library for name in imports_of(path)}
     assert "jax" in imported
     heavy = (*(f"jaxft.{name}" for name in COMMANDS), "jaxft._cli", "rich", "tyro", "flax", "optax")
-    assert [name for name in imported if name.startswith(heavy)] == []
+    assert {name for name in imported if name.startswith(heavy)} == {f"{AGENT}.Agent"}
 
 
 def imports_of(path: Path) -> Iterator[str]:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from jaxft._launch._checks import LaunchError
-from jaxft._launch._display import GroupRow, LiveDisplay, PlainDisplay, View, make_display, make_table
+from jaxft._launch._display import GroupRow, PlainDisplay, View
+from lab._live import LiveDisplay, make_display, make_table
 
 
 class Terminal(io.StringIO):
@@ -121,6 +122,6 @@ def test_the_stream_decides() -> None:
 def test_without_rich_a_terminal_is_told_what_to_do_and_a_pipe_works(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("rich.console", "rich.live"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(LaunchError, match=r'pip install "jaxft\[llama3\]"'):
+    with pytest.raises(LaunchError, match=r'pip install -e "\.\[llama3\]"'):
         make_display(Terminal(), name="jaxft demo")
     make_display(io.StringIO(), name="jaxft demo").say("works")

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 from demo_cases import GROUPS
 
-from jaxft._demo._killer import MAX_DELAY_STEPS, Killer, Strike, plan_strikes
+from lab._killer import MAX_DELAY_STEPS, Killer, Strike, plan_strikes
 
 
 @pytest.mark.parametrize("seed", range(20))

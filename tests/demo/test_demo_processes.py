@@ -91,6 +91,17 @@ def test_leaving_by_an_error_ends_every_process_at_once(
     assert not any(exists(child.pid) for child in children)
 
 
+def test_what_a_child_has_started_ends_with_it(processes: Processes) -> None:
+    """Such as the interpreter within a shell's script."""
+    script = f"import subprocess, sys; subprocess.run([sys.executable, '-S', *{WAITER!r}])"
+    with processes:
+        shell = start(processes, "shell", ("-c", script))
+        children = Path(f"/proc/{shell.pid}/task/{shell.pid}/children")
+        (inner,) = map(int, children.read_text().split())
+        shell.kill()
+        wait_until(lambda: not exists(inner))
+
+
 def test_a_process_that_does_not_listen_is_killed(processes: Processes) -> None:
     with processes:
         stubborn = start(processes, "stubborn", STUBBORN)
@@ -121,10 +132,13 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not exists(pid))
 
 
-def test_orders_reach_a_child_that_takes_them_and_are_lost_on_a_dead_one(processes: Processes) -> None:
+def test_orders_reach_a_child_that_takes_them_and_are_lost_on_a_dead_one(
+    processes: Processes, tmp_path: Path
+) -> None:
     with processes:
-        echo = [sys.executable, "-S", "-c", "for line in open(0): print('heard', line, flush=True)"]
-        child = processes.start("echo", echo, takes_orders=True)
+        pipe = tmp_path / "echo.orders"
+        script = "import sys; [print('heard', line, flush=True) for line in open(sys.argv[1])]"
+        child = processes.start("echo", [sys.executable, "-S", "-c", script, str(pipe)], orders=pipe)
         for order in ("die vote 0.5", "pace 1"):
             child.order(order)
             wait_until(lambda order=order: f"heard {order}" in child.log.read_text())
@@ -146,7 +160,14 @@ def test_a_child_whose_parent_is_gone_already_does_not_begin(tmp_path: Path) -> 
     from jaxft._launch import _processes
 
     bound = subprocess.run(
-        [sys.executable, str(_processes._BOUND), str(os.getppid()), sys.executable, "-c", "print('up')"],
+        [
+            sys.executable,
+            str(_processes._DIE_WITH_PARENT),
+            str(os.getppid()),
+            sys.executable,
+            "-c",
+            "print('up')",
+        ],
         capture_output=True,
         text=True,
     )

@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from demo_cases import WITHOUT_JAX
 
-from jaxft._demo import demo
-from jaxft._demo._watcher import DemoWatcher
-from jaxft._demo.demo import Commands, DemoOptions, run_demo
 from jaxft._launch._checks import LaunchError
 from jaxft._launch._display import PlainDisplay
-from jaxft._launch._job import Job, Training
+from jaxft._launch._job import Job, Program
 from jaxft._launch._processes import Processes
 from jaxft._launch._run import run_job
+from lab import demo
+from lab._examples import program_of
+from lab._watcher import DemoWatcher
+from lab.demo import Commands, DemoOptions, run_demo
 from tests import patience
 
 HERE = Path(__file__).parent
@@ -128,8 +129,8 @@ def test_a_json_file_that_cannot_be_written_is_an_error_before_anything_starts(t
 def test_a_job_that_hangs_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     silent = (sys.executable, "-S", "-c", "import signal; print('here', flush=True); signal.pause()")
     with Processes(tmp_path, cwd=tmp_path) as processes:
-        training = Training(steps=5, trainer=silent)
-        job = Job("silent", ("group-0",), training, coordinator="localhost:1", processes=processes)
+        program = Program(words=silent, steps=5)
+        job = Job("silent", ("group-0",), program, coordinator="localhost:1", processes=processes)
         display = PlainDisplay(sys.stdout, name="jaxft demo")
         record = run_job(job, display, DemoWatcher(display), title="silent", silence_timeout_s=0.5)
         assert job.current("group-0").child.exit_code() is not None
@@ -142,7 +143,7 @@ def test_a_job_that_hangs_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_no_process_outlives_a_demo_that_is_interrupted(tmp_path: Path, number: int, status: int) -> None:
     script = WITHOUT_JAX + (
         "import json, pathlib, sys\n"
-        "from jaxft._demo.demo import Commands, DemoOptions, run_demo\n"
+        "from lab.demo import Commands, DemoOptions, run_demo\n"
         "keep, fakes = pathlib.Path(sys.argv[1]), [tuple(command) for command in json.loads(sys.argv[2])]\n"
         "run_demo(DemoOptions(steps=10**6, keep=keep), Commands(*fakes))\n"
     )
@@ -179,10 +180,10 @@ def test_the_trainer_gets_the_flags_that_the_example_knows() -> None:
     """Also those of a size that the demo's own flags name: a renamed flag fails here and not in the demo."""
     from examples.llama3._flags import Flags
 
-    training = Training(steps=3, flags=demo.trainer_flags(Path("run")))
-    words = training.command(job="j", group="g", coordinator="c:1", events=Path("e.jsonl"))
+    program = program_of(demo.TRAINER, 3, demo.trainer_flags(Path("run")))
+    words = program.command(job="j", group="g", coordinator="c:1", events=Path("e.jsonl"))
     import tyro
 
-    flags = tyro.cli(Flags, args=words[len(training.trainer) :])
+    flags = tyro.cli(Flags, args=words[len(demo.TRAINER) :])
     assert (flags.group, flags.steps, flags.fsdp, flags.cpu_devices) == ("g", 3, 2, 2)
     assert flags.digest_at_end

@@ -104,7 +104,7 @@ def test_a_kill_that_could_not_be_placed_is_a_failure() -> None:
     verdict = judge(replace(disturbed(), planned_kills=3), undisturbed())
     assert not verdict.ok
     assert verdict.problems == (
-        "only 1 of 3 kills could be placed before the job was over; give it more --steps",
+        "only 1 of 3 kills could be placed before the job was over; give it more steps",
     )
 
 

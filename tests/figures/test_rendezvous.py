@@ -11,7 +11,7 @@ def test_every_size_has_its_figures(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_peer, "python", lambda: None)
     rows, notes = rendezvous.run(_TINY)
     named = {row.case: row for row in rows}
-    for case in ("2 groups", "3 groups", "3 groups, light clients"):
+    for case in ("2 groups", "3 groups"):
         assert named[case].ours is not None
         assert named[case].limit is not None
         assert named[case].peer is None

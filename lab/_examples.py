@@ -1,12 +1,13 @@
 """What can be trained under a storm, and the measures of each: a step must be short, and a return a few steps."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jaxft._launch._checks import LaunchError
+from jaxft._launch._checks import LaunchError, check_installed
+from jaxft._launch._job import Program
 
 ExampleName = Literal["mlp", "llama3"]
 # Two for each of three groups, three for each of two.
@@ -33,13 +34,8 @@ class Example:
 
     @property
     def trainer(self) -> tuple[str, ...]:
-        """The command of a training that takes no orders, but for its flags."""
+        """Its command, but for its flags."""
         return (sys.executable, "-m", self.module)
-
-    @property
-    def victim(self) -> tuple[str, ...]:
-        """The command of a group that can be told when to die, but for its flags."""
-        return (sys.executable, "-m", "jaxft._chaos._victim", self.module)
 
 
 EXAMPLES: dict[ExampleName, Example] = {
@@ -63,6 +59,43 @@ EXAMPLES: dict[ExampleName, Example] = {
         steps_per_kill=16,
     ),
 }
+
+
+# The repository: examples run from here.
+ROOT = Path(__file__).parent.parent
+
+
+def check_example(needs: Sequence[str]) -> None:
+    """Raise a LaunchError if a package that an example needs is missing."""
+    check_installed(needs, remedy='pip install -e ".[llama3]" in the clone')
+
+
+def program_of(
+    trainer: tuple[str, ...],
+    steps: int,
+    flags: Mapping[str, str],
+    *,
+    own_flags: Mapping[str, Mapping[str, str]] | None = None,
+    alone: bool = False,
+    takes_orders: bool = False,
+) -> Program:
+    """Return an example as a job's program. `alone`: without a coordinator."""
+
+    def words(own: Mapping[str, str]) -> tuple[str, ...]:
+        named = {
+            **({} if alone else {"--coordinator": "{coordinator}"}),
+            **{"--job": "{job}", "--group": "{group}", "--steps": str(steps), "--events": "{events}"},
+            **flags,
+            **own,
+        }
+        return (*trainer, *(word for flag in named.items() for word in flag if word), "--digest-at-end")
+
+    return Program(
+        words=words({}),
+        own_words={group: words(own) for group, own in (own_flags or {}).items()},
+        steps=steps,
+        takes_orders=takes_orders,
+    )
 
 
 def own_flags_of(

@@ -1,6 +1,6 @@
 """Which bits differ between groups whose devices form different meshes.
 
-    python -m benchmarks.meshes
+    python -m lab.meshes
 
 Each mesh is a process of its own with as many simulated CPU devices. Every one starts from the same state, and for
 each of some batches makes its contribution (`compute`). Then every one is given the contribution of the group with
@@ -75,7 +75,7 @@ class Made:
 
 
 def main() -> None:
-    arguments = tyro.cli(Arguments, prog="python -m benchmarks.meshes", description=__doc__)
+    arguments = tyro.cli(Arguments, prog="python -m lab.meshes", description=__doc__)
     os.environ["JAX_PLATFORMS"] = "cpu"
     context = multiprocessing.get_context("spawn")
     print("| model | fsdp x tp | first state | contribution | new state of equal means |")

@@ -1,4 +1,4 @@
-"""The command `jaxft demo`: two trainings of the same job, one with kills and one without, and a verdict."""
+"""The command `make demo`: two trainings of the same job, one with kills and one without, and a verdict."""
 
 import json
 import secrets
@@ -6,23 +6,26 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxft._demo._killer import plan_strikes
-from jaxft._demo._watcher import DemoWatcher
-from jaxft._launch._checks import LaunchError, check_installed, check_json_file, find_clone
-from jaxft._launch._coordinator import COORDINATOR, start_coordinator
-from jaxft._launch._display import Display, make_display
-from jaxft._launch._job import TRAINER, Job, Training
+from jaxft._launch._checks import LaunchError, check_json_file
+from jaxft._launch._coordinator import COORDINATOR, Coordinator
+from jaxft._launch._display import Display
+from jaxft._launch._job import Job
 from jaxft._launch._processes import Processes
 from jaxft._launch._run import run_job
 from jaxft._launch._session import run_folder, signals_as_exit
 from jaxft._launch._verdict import Verdict, judge
 from jaxft._launch._verdict_text import verdict_json, verdict_text
+from lab._examples import ROOT, check_example, program_of
+from lab._killer import plan_strikes
+from lab._live import make_display
+from lab._watcher import DemoWatcher
 
 GROUPS = ("group-0", "group-1", "group-2")
 SHARDS = 6  # two for each group, three for each of two: nobody waits for one that has more
 # A relaunched group costs as much processor time as some 9 steps of this size, 15 on a busy machine: three returns
 # fit twice.
 SEQUENCES_PER_SHARD = 8
+TRAINER = (sys.executable, "-m", "examples.llama3.train")
 NEEDED = ("flax", "optax", "rich")
 STEPS = 70
 
@@ -67,19 +70,18 @@ def run_demo(options: DemoOptions, commands: Commands | None = None) -> int:
     if options.json is not None:
         check_json_file(options.json)
         options.json.unlink(missing_ok=True)  # a failure must not leave an older verdict
-    clone = find_clone(TRAINER[2])
-    check_installed(NEEDED)
+    check_example(NEEDED)
     seed = secrets.randbelow(10**6) if options.seed is None else options.seed
     display = make_display(sys.stdout, name="jaxft demo")
     with signals_as_exit(), run_folder(options.keep, name="jaxft-demo-") as folder:
-        with display, Processes(folder, cwd=clone) as processes:
+        with display, Processes(folder, cwd=ROOT) as processes:
             verdict = _train_twice(
                 options, commands or Commands(), seed=seed, processes=processes, display=display
             )
     sys.stdout.write("\n" + verdict_text(verdict, seed=seed) + "\n")
     if not verdict.ok and options.keep is None:
         sys.stdout.write(
-            f"To look into it: jaxft demo --seed {seed} --keep FOLDER keeps every log and event file.\n"
+            f"To look into it: python -m lab demo --seed {seed} --keep FOLDER keeps every log and event file.\n"
         )
     if options.json is not None:
         options.json.write_text(
@@ -92,18 +94,19 @@ def _train_twice(
     options: DemoOptions, commands: Commands, *, seed: int, processes: Processes, display: Display
 ) -> Verdict:
     """Kills first: whoever watches sees a recovery soon, and the second run repeats what the first has shown."""
-    coordinator, address = start_coordinator(processes, commands.coordinator)
-    display.say(f"coordinator at {address} (pid {coordinator.pid}); logs in {processes.folder}")
-    training = Training(steps=options.steps, flags=trainer_flags(processes.folder), trainer=commands.trainer)
+    coordinator = Coordinator(processes, commands.coordinator)
+    address = coordinator.address
+    display.say(f"coordinator at {address} (pid {coordinator.child.pid}); logs in {processes.folder}")
+    program = program_of(commands.trainer, options.steps, trainer_flags(processes.folder))
     strikes = plan_strikes(GROUPS, kills=options.kills, seed=seed)
     order = ", ".join(strike.group for strike in strikes)
     display.say(f"first run: {options.steps} steps with {options.kills} kills ({order}); --seed {seed}")
-    job = Job("disturbed", GROUPS, training, coordinator=address, processes=processes)
+    job = Job("disturbed", GROUPS, program, coordinator=address, processes=processes)
     disturbed = run_job(job, display, DemoWatcher(display, strikes), title="run with kills")
     if disturbed.problems:
         return judge(disturbed, None)
     display.say(f"second run: the same {options.steps} steps, undisturbed")
-    job = Job("undisturbed", GROUPS, training, coordinator=address, processes=processes)
+    job = Job("undisturbed", GROUPS, program, coordinator=address, processes=processes)
     return judge(disturbed, run_job(job, display, DemoWatcher(display), title="undisturbed run"))
 
 

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Sequence
 
-from jaxft._demo._killer import Killer, Strike
 from jaxft._launch._display import Display
 from jaxft._launch._job import Job
 from jaxft._launch._record import RunRecord, back_s, stall_s
+from lab._killer import Killer, Strike
 
 
 class DemoWatcher:

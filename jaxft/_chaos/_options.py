@@ -1,0 +1,83 @@
+"""What can be asked of a storm, whatever it falls on, and the plan that follows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxft._chaos._faults import FaultKind, Timeouts
+from jaxft._chaos._phases import PHASES
+from jaxft._chaos._schedule import Strike, parse_faults, plan_strikes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StormOptions:
+    """The options of every storm."""
+
+    kills: int = 6
+    """How many processes to kill; with --faults, how many faults of all kinds together."""
+    faults: str = FaultKind.KILL.value
+    """Kinds of faults, named with commas between them: kill, stop, hang, link, partition, coordinator, corrupt."""
+    groups: int = 3
+    """Replica groups of the job."""
+    seed: int = 1
+    """Names the plan: the same order of victims and phases for the same seed."""
+    only: str = ""
+    """Kill only these groups, named with commas between them. Empty for all."""
+    phases: str = ",".join(PHASES)
+    """Kill only in these phases, named with commas between them."""
+    heartbeat_timeout_ms: int = 5000
+    """Silence after which the coordinator takes a group for dead. The lengths of faults follow it."""
+    failure_timeout_s: float = 60.0
+    """How long any one failure may take before a group gives up; an exchange waits for half of it. The lengths of
+    faults on links follow it."""
+    json: Path | None = None
+    """Write the verdict to this file as well."""
+    keep: Path | None = None
+    """Keep the event files and logs in this new folder."""
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        return tuple(f"group-{number}" for number in range(self.groups))
+
+    @property
+    def fault_kinds(self) -> tuple[FaultKind, ...]:
+        return parse_faults(_names(self.faults))
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return Timeouts(heartbeat_s=self.heartbeat_timeout_ms / 1000, failure_s=self.failure_timeout_s)
+
+    @property
+    def what(self) -> str:
+        """The faults in words."""
+        return "kills" if self.faults == FaultKind.KILL else f"faults ({self.faults})"
+
+    def plan(self, *, last_step: int) -> tuple[Strike, ...]:
+        """Return the strikes that the options ask for, none later than `last_step`.
+
+        Raises:
+            LaunchError: there is no such plan.
+        """
+        return plan_strikes(
+            self.group_names,
+            kills=self.kills,
+            seed=self.seed,
+            last_step=last_step,
+            only=_names(self.only),
+            phases=_names(self.phases),
+            faults=self.fault_kinds,
+            timeouts=self.timeouts,
+        )
+
+    def coordinator_flags(self, memory: Path) -> tuple[str, ...]:
+        """Return what the coordinator is given for this storm: its timeout, and a memory if it is to be killed."""
+        flags: Sequence[str] = ()
+        if self.heartbeat_timeout_ms != StormOptions.heartbeat_timeout_ms:
+            flags = ("--heartbeat-timeout-ms", str(self.heartbeat_timeout_ms))
+        if FaultKind.COORDINATOR in self.fault_kinds:
+            flags = (*flags, "--state", str(memory))
+        return tuple(flags)
+
+
+def _names(comma_list: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in comma_list.split(",") if name.strip())

@@ -1,0 +1,68 @@
+"""The two runs of a storm, and what is said of them in the end."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxft._chaos._agent import port_in
+from jaxft._chaos._faults import COORDINATOR
+from jaxft._chaos._harms import Reach
+from jaxft._chaos._network import Network
+from jaxft._chaos._options import StormOptions
+from jaxft._chaos._report import storm_json, storm_text
+from jaxft._chaos._schedule import Strike
+from jaxft._chaos._storm import Storm
+from jaxft._launch._coordinator import Coordinator
+from jaxft._launch._display import Display
+from jaxft._launch._events import steps_beside
+from jaxft._launch._job import Job, Program
+from jaxft._launch._processes import Processes
+from jaxft._launch._record import RunRecord
+from jaxft._launch._run import SILENCE_TIMEOUT_S, run_job
+from jaxft._launch._verdict import Verdict
+
+
+def run_storm(
+    groups: Sequence[str],
+    program: Program,
+    strikes: Sequence[Strike],
+    coordinator: Coordinator,
+    processes: Processes,
+    display: Display,
+    *,
+    lasts_s: float | None = None,
+    silence_timeout_s: float = SILENCE_TIMEOUT_S,
+) -> RunRecord:
+    """Train under the storm, through a network that can be broken if a fault needs one."""
+    network: Network | None = None
+    job: Job
+
+    def where(name: str) -> int | None:
+        if name == COORDINATOR:
+            return coordinator.port
+        return port_in(steps_beside(job.current(name).events.path))
+
+    with contextlib.ExitStack() as stack:
+        if any(victim.kind.on_the_network for strike in strikes for victim in strike.victims):
+            network = stack.enter_context(Network(groups, where))
+        job = Job(
+            "storm", groups, program, coordinator=coordinator.address, processes=processes, doors=network
+        )
+        storm = Storm(display, strikes, Reach(network=network, coordinator=coordinator), lasts_s=lasts_s)
+        record = run_job(job, display, storm, title="storm", silence_timeout_s=silence_timeout_s)
+        return replace(record, planned_faults=storm.planned_faults)
+
+
+def conclude(options: StormOptions, verdict: Verdict, record: RunRecord) -> int:
+    """Print the verdict and write it to the file that the options name; return the exit status."""
+    sys.stdout.write("\n" + storm_text(verdict, record, seed=options.seed) + "\n")
+    if not verdict.ok and options.keep is None:
+        sys.stdout.write(
+            "To look into it: the same command with --keep FOLDER keeps every log and event file.\n"
+        )
+    if options.json is not None:
+        result = storm_json(verdict, record, seed=options.seed)
+        options.json.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
+    return 0 if verdict.ok else 1

@@ -1,0 +1,1 @@
+"""What runs in a clone of the repository: the demo, storms over the examples, and studies that the manual quotes."""

@@ -1,0 +1,151 @@
+"""The command `make chaos`: an example under a storm of faults, the same training undisturbed, and a verdict."""
+
+import sys
+from dataclasses import dataclass, replace
+
+from jaxft._chaos._options import StormOptions
+from jaxft._chaos._runs import conclude, run_storm
+from jaxft._chaos._schedule import FIRST_STEP, Strike
+from jaxft._chaos._storm import Storm
+from jaxft._launch._checks import LaunchError, check_json_file
+from jaxft._launch._coordinator import COORDINATOR, Coordinator
+from jaxft._launch._display import Display
+from jaxft._launch._job import Job, Program
+from jaxft._launch._processes import Processes
+from jaxft._launch._record import RunRecord
+from jaxft._launch._run import run_job
+from jaxft._launch._session import run_folder, signals_as_exit
+from jaxft._launch._verdict import judge
+from lab._examples import (
+    EXAMPLES,
+    ROOT,
+    Example,
+    ExampleName,
+    check_example,
+    flags_of,
+    own_flags_of,
+    program_of,
+)
+from lab._live import make_display
+
+# After the last strike so many kills' worth of steps remain, for the last victims to come back in.
+TAIL_KILLS = 3
+PLAIN_LINES = 50
+# A storm by time: so long is a step made, and so long after another does a fault fall, on average.
+TIMED_STEP_S = 0.5
+TIMED_FAULT_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabChaosOptions(StormOptions):
+    """Kill -9 the replica groups of a job again and again by a seeded plan, or do them other harm, and compare with
+    an undisturbed run.
+
+    Exit status 0 if every fault was placed, no step was lost and all final states are equal, bit for bit; 1 if not.
+    """
+
+    kills: int = 100
+    """How many processes to kill; with --faults, how many faults of all kinds together."""
+    minutes: float | None = None
+    """Let the storm last for so long, with a fault every 20 s, instead of --kills and --steps."""
+    example: ExampleName = "mlp"
+    """What the groups train."""
+    steps: int | None = None
+    """Steps that the job commits. None takes as many as the kills need."""
+    rate: float | None = None
+    """Kills in a hundred steps. None takes a rate at which one victim is mostly back before the next is struck."""
+    devices: tuple[int, ...] = ()
+    """Simulated devices of the groups, in turn: groups of different meshes. Only for mlp."""
+
+
+def run_chaos(
+    options: LabChaosOptions, *, example: Example | None = None, coordinator: tuple[str, ...] = COORDINATOR
+) -> int:
+    """Run the storm and print its verdict; return the exit status. Tests name an example of their own.
+
+    Raises:
+        LaunchError: it cannot run here, there is no such plan, or the coordinator does not start.
+    """
+    options = timed(options)
+    example = at_rate(example or EXAMPLES[options.example], options.rate)
+    steps = default_steps(options.kills, example) if options.steps is None else options.steps
+    strikes = plan(options, example, steps)
+    own_flags = own_flags_of(example, options.group_names, options.devices)
+    if options.json is not None:
+        check_json_file(options.json)
+        options.json.unlink(missing_ok=True)  # a failure must not leave an older verdict
+    check_example(example.needs)
+    display = make_display(sys.stdout, name="jaxft chaos", every_steps=max(10, steps // PLAIN_LINES))
+    with signals_as_exit(), run_folder(options.keep, name="jaxft-chaos-") as folder:
+        with display, Processes(folder, cwd=ROOT) as processes:
+            flags = flags_of(example, groups=options.groups, folder=folder) | timeout_flags(options)
+            program = program_of(example.trainer, steps, flags, own_flags=own_flags, takes_orders=True)
+            memory = folder / "coordinator"
+            started = Coordinator(processes, (*coordinator, *options.coordinator_flags(memory)))
+            display.say(
+                f"coordinator at {started.address} (pid {started.child.pid}); logs in {processes.folder}"
+            )
+            display.say(
+                f"{steps} steps of {example.module} in {options.groups} groups, {options.kills} {options.what}"
+            )
+            lasts_s = None if options.minutes is None else 60 * options.minutes
+            record = run_storm(
+                options.group_names, program, strikes, started, processes, display, lasts_s=lasts_s
+            )
+            alone = program_of(example.trainer, steps, flags, alone=True)
+            undisturbed = None if record.problems else _run_alone(alone, processes, display)
+    return conclude(options, judge(record, undisturbed), record)
+
+
+def timed(options: LabChaosOptions) -> LabChaosOptions:
+    """Return the options of a storm with the faults and steps that fill its minutes, if it goes by time.
+
+    Raises:
+        LaunchError: it is no time, or steps are given too.
+    """
+    if options.minutes is None:
+        return options
+    if not options.minutes > 0 or options.steps is not None:
+        raise LaunchError(
+            f"--minutes must be more than 0, and stands instead of --steps, not {options.minutes:g} with "
+            f"{options.steps} steps"
+        )
+    lasts_s = 60 * options.minutes
+    steps = max(2 * FIRST_STEP, round(lasts_s / TIMED_STEP_S))
+    return replace(options, kills=max(1, round(lasts_s / TIMED_FAULT_S)), steps=steps)
+
+
+def timeout_flags(options: LabChaosOptions) -> dict[str, str]:
+    """Return what every group is given of the storm's timeouts, where they are not those that the examples have."""
+    changed = options.failure_timeout_s != StormOptions.failure_timeout_s
+    return {"--failure-timeout-s": f"{options.failure_timeout_s:g}"} if changed else {}
+
+
+def at_rate(example: Example, rate: float | None) -> Example:
+    """Return the example with another distance between kills.
+
+    Raises:
+        LaunchError: it is not between 0 and 100 kills in a hundred steps.
+    """
+    if rate is None:
+        return example
+    if not 0 < rate <= 100:
+        raise LaunchError(f"--rate is in kills per hundred steps, more than 0 and at most 100, not {rate:g}")
+    return replace(example, steps_per_kill=max(1, round(100 / rate)))
+
+
+def default_steps(kills: int, example: Example) -> int:
+    """Return in how many steps so many kills fit."""
+    return FIRST_STEP + (kills + TAIL_KILLS) * example.steps_per_kill
+
+
+def plan(options: LabChaosOptions, example: Example, steps: int) -> tuple[Strike, ...]:
+    """Return the strikes that the options ask for. Raises LaunchError if there is no such plan."""
+    return options.plan(last_step=steps - min(TAIL_KILLS * example.steps_per_kill, steps // 3))
+
+
+def _run_alone(program: Program, processes: Processes, display: Display) -> RunRecord:
+    """Train undisturbed, in one process that computes all shards: by design the same bits, and quicker."""
+    display.say("the same steps, undisturbed, in one process")
+    job = Job("undisturbed", ("alone",), program, coordinator=None, processes=processes)
+    return run_job(job, display, Storm(display, ()), title="undisturbed run")

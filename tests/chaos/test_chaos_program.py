@@ -1,0 +1,72 @@
+"""`jaxft chaos` over a user's program, with real processes: kills, relaunches, and the same bits."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxft._chaos.chaos import ChaosOptions, run_chaos
+from jaxft._launch._checks import LaunchError
+
+PROGRAM = (sys.executable, str(Path(__file__).with_name("user_program.py")))
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+
+
+def chaos(*words: str, **options: Any) -> int:
+    return run_chaos(ChaosOptions(**{"kills": 1, "groups": 2, **options}), (*PROGRAM, *words))
+
+
+def test_a_program_that_is_killed_ends_with_the_same_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Started by a shell, as many are; and with checkpoints in a folder of each run."""
+    file, keep = tmp_path / "verdict.json", tmp_path / "keep"
+    words = (*PROGRAM, "100", "checkpoints", "{folder}/checkpoints")
+    options = ChaosOptions(kills=2, groups=2, phases="vote,heal", json=file, keep=keep)
+    status = run_chaos(options, ("sh", "-c", '"$@"; exit $?', "sh", *words))
+    text = capsys.readouterr().out
+    assert status == 0, text
+    result = json.loads(file.read_text())
+    assert (result["kills"], result["steps_committed"], result["steps_lost"]) == (2, 100, 0)
+    assert result["matches_undisturbed"]
+    (digest,) = {*result["digests"].values(), *result["undisturbed_digests"].values()}
+    assert digest
+    assert text.count("launched again") == 2
+    assert (keep / "storm" / "checkpoints").is_dir()
+
+
+def test_a_program_that_is_not_deterministic_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert chaos("20", "random") == 1
+    text = capsys.readouterr().out
+    assert "The result is not the undisturbed run's." in text
+    assert "the program is not deterministic: it ran undisturbed twice" in text
+    assert "their states differ from step 1 on" in text
+
+
+@pytest.mark.parametrize(
+    ("oddity", "error", "said"),
+    [
+        ("idle", "ended without a step of jaxft, so there is nothing to disturb", ""),
+        ("crash", "fails without any storm: .* failed with exit status 1", "fails on purpose"),
+        ("members", "fails without any storm", "needs a fixed number of shards: pass shards=..."),
+        ("own", "fails without any storm", "Leave both arguments out of jaxft.Manager(...)"),
+    ],
+)
+def test_a_program_that_cannot_be_compared_is_an_error(
+    oddity: str, error: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LaunchError, match=error):
+        chaos("5", oddity)
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_program_that_goes_on_from_an_earlier_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="checkpoint of an earlier run"):
+        chaos("20", "checkpoints", str(tmp_path / "shared"))

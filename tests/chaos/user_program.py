@@ -1,0 +1,47 @@
+"""A training as a user of jaxft writes it: it knows nothing of storms, and takes its job from the environment.
+
+The first argument is its number of steps; the second what is odd about it: "random" draws its first state from no
+seed, "checkpoints FOLDER" saves there, "members" does not fix the shards, "idle" never calls jaxft, "own" joins
+another job, "flags COORDINATOR GROUP" takes its job from its arguments, "crash" fails at once.
+"""
+
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+
+import jaxft
+
+
+def train_step(weights: jax.Array, batch: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    loss, grads = jax.value_and_grad(lambda w: jnp.mean((batch @ w - 1.0) ** 2))(weights)
+    grads, loss = jaxft.pmean((grads, loss))
+    return weights - 0.05 * grads, {"loss": loss}
+
+
+def batch_for(step: int, shard: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(step * 4 + shard), (8, 3))
+
+
+def main(steps: int, oddity: str = "", *words: str) -> None:
+    if oddity == "idle":
+        return
+    if oddity == "crash":
+        sys.exit("this program fails on purpose")
+    weights = jnp.zeros(3)
+    if oddity == "random":
+        weights = jax.random.normal(jax.random.key(int.from_bytes(os.urandom(2))), (3,))
+    checkpoints = jaxft.Checkpoints(words[0], every_steps=5) if oddity == "checkpoints" else None
+    coordinator = {"own": "localhost:1", "flags": words[0] if words else None}.get(oddity)
+    group = words[1] if oddity == "flags" else None
+    with jaxft.Manager(coordinator, group=group, checkpoints=checkpoints) as manager:
+        if checkpoints is not None:
+            weights = manager.restore(weights)
+        step = jaxft.fault_tolerant(train_step, manager, shards=None if oddity == "members" else 4)
+        while manager.step < steps:
+            weights, _ = step(weights, batch_for)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])
