@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.harness import cluster, digest_alone
+from tests.clusters import cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -29,7 +29,7 @@ def test_raise_ends_the_job_in_all_groups_at_the_same_step(tmp_path: Path) -> No
 
 def test_skip_leaves_the_state_as_it_was_also_for_one_that_replays_it(tmp_path: Path) -> None:
     flags = ("--steps", "16", "--nonfinite", "skip", *POISON)
-    expected = digest_alone(tmp_path, 16, *flags)
+    expected = digest_alone(16, *flags)
     with cluster(tmp_path) as here:
         here.start_coordinator()
         gate, later = tmp_path / "gate", tmp_path / "later"
