@@ -16,7 +16,7 @@ import jax
 import pytest
 import pytest_timeout
 
-from tests import patience
+from tests import patience, shared
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
@@ -29,6 +29,12 @@ LAST_RESORT_S = 30.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="write the traces of tests/scenarios anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the process that starts the workers, or the only one
+        shared.make()
+        config.add_cleanup(shared.remove)
 
 
 @pytest.hookimpl

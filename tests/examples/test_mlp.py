@@ -2,11 +2,8 @@
 
 import json
 import logging
-import os
 import re
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from examples.mlp.train import Flags, make_train_step, train
 from jaxft._launch._events import FinishedEvent, parse_event
 from jaxft.data import Batches
 from tests import patience
+from tests.clusters import cluster, started_fresh
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 100.0
@@ -208,27 +206,9 @@ def test_it_imports_only_what_it_needs() -> None:
 # Groups.
 
 
-def start(
-    folder: Path, name: str, *words: str, module: str = "examples.mlp.train"
-) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    with (folder / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *words], cwd=ROOT, env=environment, stdout=log, stderr=log
-        )
-
-
-def port_of(log: Path) -> int:
-    deadline_s = patience.machine_s() + DEADLINE_S
-    while patience.machine_s() < deadline_s:
-        if found := re.search(r"listens on .*\(port (\d+)\)", log.read_text()):
-            return int(found.group(1))
-        time.sleep(0.01)
-    raise AssertionError(log.read_text())
-
-
 @pytest.mark.processes
-def test_two_groups_end_as_one_alone(tmp_path: Path) -> None:
+def test_two_groups_end_as_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "")
     flags = (
         "--steps",
         "10",
@@ -241,29 +221,15 @@ def test_two_groups_end_as_one_alone(tmp_path: Path) -> None:
         "--digest-at-end",
     )
     flags += ("--compilation-cache", str(tmp_path / "cache"))
-    started = [
-        start(
-            tmp_path,
-            "coordinator",
-            "--bind",
-            "localhost:0",
-            "--min-replicas",
-            "2",
-            module="jaxft_coordinator",
-        )
-    ]
-    try:
-        address = f"localhost:{port_of(tmp_path / 'coordinator.log')}"
+    with cluster(tmp_path) as here:
+        here.start_coordinator("--min-replicas", "2")
         for group, devices in (("a", 2), ("b", 2), ("alone", 1)):
-            joins = () if group == "alone" else ("--coordinator", address, "--group", group)
+            joins = () if group == "alone" else ("--coordinator", f"localhost:{here.port}", "--group", group)
             events = ("--events", str(tmp_path / f"{group}.jsonl"), "--cpu-devices", str(devices))
-            started.append(start(tmp_path, group, *flags, *joins, *events))
-        for process in started[1:]:
-            patience.wait(process, limit_s=DEADLINE_S)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+            command = (sys.executable, "-m", "examples.mlp.train", *flags, *joins, *events)
+            here.started.append(started_fresh(command, tmp_path / f"{group}.log"))
+        for process in here.started[1:]:
+            here.until(lambda process=process: process.poll() == 0, "all to end")
     told = {
         group: [json.loads(line) for line in (tmp_path / f"{group}.jsonl").read_text().splitlines()]
         for group in ("a", "b", "alone")

@@ -10,7 +10,7 @@ import pytest
 
 from examples.llama3 import train as llama3
 from examples.mlp import train as mlp
-from tests.processes.harness import Cluster, cluster
+from tests.clusters import Cluster, cluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

@@ -1,7 +1,6 @@
 """Members of an exchange in processes of their own, told what to do over a pipe, and killed."""
 
 import hashlib
-import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,14 +13,9 @@ from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Layout, Links, Node, Partials, Patience, Peer
 from jaxft._transport._listener import Abort, Listener
 from tests import patience
+from tests.forks import Actor
 
 from .members import BIG, contribution, regions_of, run_exchange
-
-ANSWER_WITHIN_S = patience.FAR_S
-
-# Forked from one process that has everything imported: starting each from nothing would take seconds.
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["jaxft._exchange", __name__])
 
 
 class _Trapped(Partials):
@@ -66,14 +60,17 @@ class _Process:
             me=me,
             members=members,
             abort=Abort(),
-            patience=Patience(ANSWER_WITHIN_S),
+            patience=Patience(patience.FAR_S),
         )
 
-    def exchange(self, trap: int | None, progress_timeout_s: float) -> str:
-        """Returns a digest of the means."""
+    def exchange(self, trap: int | None, progress_timeout_s: float) -> Any:
+        """Returns a digest of the means, or of a failure: whose it is, its text, and when it was."""
         assert self.links is not None
         self.partials.trap = trap
-        means = run_exchange(self.links, self.partials, progress_timeout_s=progress_timeout_s)
+        try:
+            means = run_exchange(self.links, self.partials, progress_timeout_s=progress_timeout_s)
+        except ExchangeFailed as error:
+            return error.peers, str(error), time.monotonic()
         self.partials.trap = None
         return digest(means)
 
@@ -86,51 +83,10 @@ def digest(arrays: Sequence[np.ndarray]) -> str:
     return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 
-def _main(pipe: Connection, number: int, total: int) -> None:
-    process = _Process(pipe, number, total)
-    while (request := pipe.recv()) is not None:
-        name, arguments = request
-        try:
-            answer = getattr(process, name)(*arguments)
-        except ExchangeFailed as error:
-            answer = error.peers, str(error), time.monotonic()
-        pipe.send(answer)
-
-
-class Member:
-    """A process, as the test sees it. CLOCK_MONOTONIC is the same in all processes of a machine."""
-
+class Member(Actor):
     def __init__(self, number: int, total: int) -> None:
+        super().__init__(_Process, number, total)
         self.group = f"group-{number}"
-        self._pipe, theirs = _context.Pipe()
-        self.process = _context.Process(target=_main, args=(theirs, number, total), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def tell(self, name: str, *arguments: Any) -> None:
-        self._pipe.send((name, arguments))
-
-    def answer(self) -> Any:
-        assert self._pipe.poll(ANSWER_WITHIN_S), "no answer"
-        return self._pipe.recv()
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        self.tell(name, *arguments)
-        return self.answer()
-
-    @property
-    def pid(self) -> int:
-        assert self.process.pid is not None
-        return self.process.pid
-
-    def leave_the_trap(self) -> Any:
-        self._pipe.send("go on")
-        return self.answer()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self._pipe.close()
 
 
 @contextmanager

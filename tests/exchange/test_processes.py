@@ -78,7 +78,7 @@ def test_a_stopped_process_is_noticed_by_its_silence_and_may_come_back() -> None
         assert all(peers for peers, _, _ in failures)
         assert ("group-1",) in [peers for peers, _, _ in failures]
         os.kill(members[1].pid, signal.SIGCONT)
-        peers, text, _ = members[1].leave_the_trap()
+        peers, text, _ = members[1].go_on()
         assert peers
         assert "lost a peer" in text
         join(2, members, shards)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clusters import digest_alone
 from tests.faults.trial import STEPS, Trial, figures, trial
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
@@ -69,7 +70,7 @@ def kill_joiners(job: Trial, times: int) -> int:
 
 
 @pytest.mark.storm
-def test_a_donor_killed_in_a_heal_changes_nothing(tmp_path: Path, undisturbed_of: Callable[..., str]) -> None:
+def test_a_donor_killed_in_a_heal_changes_nothing(tmp_path: Path) -> None:
     with trial(tmp_path, *WIDTH) as job:
         job.kill("group-0")
         with slow_links_into(job, "group-0"):
@@ -80,18 +81,16 @@ def test_a_donor_killed_in_a_heal_changes_nothing(tmp_path: Path, undisturbed_of
         job.until_back("group-0")
         assert job.workers["group-0"].says("Dropped donor group-1")
         job.former.append(job.workers.pop("group-1"))
-        job.finish(undisturbed_of(STEPS, *WIDTH))
+        job.finish(digest_alone(STEPS, *WIDTH))
 
 
 @pytest.mark.storm
 @pytest.mark.parametrize("kill", [kill_donors, kill_joiners])
-def test_ten_times_in_a_row(
-    kill: Callable[[Trial, int], int], tmp_path: Path, undisturbed_of: Callable[..., str]
-) -> None:
+def test_ten_times_in_a_row(kill: Callable[[Trial, int], int], tmp_path: Path) -> None:
     with trial(tmp_path, *WIDTH, steps=MANY_STEPS) as job:
         in_the_middle = kill(job, MANY)
         figures.info("%s: %d of %d in the middle of a heal", kill.__name__, in_the_middle, MANY)
         assert in_the_middle >= MANY // 2
         for group in job.workers:
             job.until_back(group)
-        job.finish(undisturbed_of(MANY_STEPS, *WIDTH))
+        job.finish(digest_alone(MANY_STEPS, *WIDTH))

@@ -1,6 +1,6 @@
 """A disk that is full, for a while: under the checkpoints, and under the coordinator's memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import pytest
 
 import jaxft
 from tests import patience
+from tests.clusters import digest_alone
 from tests.faults.trial import FAILURE_S, STEPS, figures, slack_s, trial
 from tests.processes.worker import init
 
@@ -47,9 +48,7 @@ def full(disk: Path) -> Iterator[None]:
 
 
 @pytest.mark.storm
-def test_checkpoints_wait_for_room_and_training_does_not(
-    tmp_path: Path, disk: Path, undisturbed_of: Callable[..., str]
-) -> None:
+def test_checkpoints_wait_for_room_and_training_does_not(tmp_path: Path, disk: Path) -> None:
     width = ("--width", str(WIDTH))
     saved = jaxft.Checkpoints(disk / "checkpoints")
     flags = (*width, "--checkpoints", str(disk / "checkpoints"), "--checkpoint-every", "8")
@@ -66,9 +65,9 @@ def test_checkpoints_wait_for_room_and_training_does_not(
             fresh = init(WIDTH)
             found = saved.restore(fresh, job="toy")
             assert found is not None
-            assert jaxft.digest(found.state) == undisturbed_of(found.step, *width)
+            assert jaxft.digest(found.state) == digest_alone(found.step, *width)
         job.here.until(lambda: saved.steps() != kept, "the next checkpoint")
-        job.finish(undisturbed_of(STEPS, *width))
+        job.finish(digest_alone(STEPS, *width))
 
 
 @pytest.mark.storm

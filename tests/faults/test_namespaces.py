@@ -1,11 +1,12 @@
 """Faults of a real network, in namespaces of the kernel: each group, and the coordinator, is a host of its own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.clusters import digest_alone
 from tests.faults.namespaces import MISSING, Switch, available, switch
 from tests.faults.trial import FAILURE_S, GROUPS, STEPS, Trial, figures, slack_s, trial_over
 
@@ -90,7 +91,7 @@ def test_one_packet_in_twenty_is_lost(tmp_path: Path, undisturbed: str) -> None:
 
 
 @pytest.mark.storm
-def test_a_narrow_cable(tmp_path: Path, undisturbed_of: Callable[..., str]) -> None:
+def test_a_narrow_cable(tmp_path: Path) -> None:
     """One group receives only 10 Mbit/s: it exchanges, dies, and heals through that."""
     width = ("--width", "1000")
     with job_on(tmp_path, *width) as (job, net):
@@ -100,4 +101,4 @@ def test_a_narrow_cable(tmp_path: Path, undisturbed_of: Callable[..., str]) -> N
         job.start("group-1")
         job.until_back("group-1")
         assert not job.coordinator_says("evicts")
-        job.finish(undisturbed_of(STEPS, *width))
+        job.finish(digest_alone(STEPS, *width))

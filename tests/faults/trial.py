@@ -20,8 +20,8 @@ from jaxft._launch._events import StepEvent
 from jaxft._launch._record import Fault, History
 from jaxft._launch._recovery import again_s, standstill_s
 from tests import patience
+from tests.clusters import Cluster, Worker, cluster
 from tests.faults.namespaces import Switch
-from tests.processes.harness import Cluster, Worker, cluster
 
 # What a fault has cost, for whoever runs a test with --log-cli-level=INFO.
 figures = logging.getLogger("figures")

@@ -1,6 +1,5 @@
 """Donors in processes of their own, told what to do over a pipe, and killed or stopped."""
 
-import multiprocessing
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,17 +13,11 @@ from jaxft._heal._blob import Blob
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._transport._listener import Listener
-from tests import patience
+from tests.forks import Actor
 
 from .donors import MB, values
 
-ANSWER_WITHIN_S = patience.FAR_S
 HEAL = 5
-
-# Forked from one process that has everything imported: starting each from nothing would take seconds. A donor of
-# numpy arrays never starts a backend of JAX.
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["jaxft._heal._server", __name__])
 
 
 def state_of(size_mb: int) -> list[np.ndarray]:
@@ -88,44 +81,16 @@ class _Process:
         self.trap.opened.set()
 
 
-def _main(pipe: Connection, name: str) -> None:
-    process = _Process(pipe, name)
-    while (request := pipe.recv()) is not None:
-        name, arguments = request
-        pipe.send(getattr(process, name)(*arguments))
-
-
-class DonorProcess:
-    """A process, as the test sees it."""
+class DonorProcess(Actor):
+    """A donor of numpy arrays, which never starts a backend of JAX."""
 
     def __init__(self, name: str) -> None:
+        super().__init__(_Process, name)
         self.name = name
-        self._pipe, theirs = _context.Pipe()
-        self.process = _context.Process(target=_main, args=(theirs, name), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        self._pipe.send((name, arguments))
-        return self.answer()
-
-    def answer(self) -> Any:
-        assert self._pipe.poll(ANSWER_WITHIN_S), "no answer"
-        return self._pipe.recv()
-
-    @property
-    def pid(self) -> int:
-        assert self.process.pid is not None
-        return self.process.pid
 
     @property
     def address(self) -> tuple[str, str]:
         return self.name, self.ask("address")
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self._pipe.close()
 
 
 @contextmanager

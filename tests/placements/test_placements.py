@@ -1,38 +1,24 @@
 """Whatever placement jit takes: join, exchange, kill, heal and resume from a checkpoint, on real processes."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.clusters import Cluster, Worker, cluster
 from tests.placements.states import STATES
-from tests.processes.harness import Cluster, Worker, cluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
+WORKER = Path(__file__).with_name("worker.py")
 STEPS = "8"
 
 
 def start(here: Cluster, group: str, state: str, *flags: str, alone: bool = False) -> Worker:
-    stem = here.folder / f"{group}-life-{len(here.workers)}"
-    events, log_path = stem.with_suffix(".jsonl"), stem.with_suffix(".log")
-    command = [sys.executable, "-m", "tests.placements.worker", "--group", group, "--state", state]
-    command += ["--steps", STEPS, "--events", str(events), *flags]
-    if not alone:
-        command += ["--coordinator", f"{here.host}:{here.port}"]
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, "JAX_PLATFORMS": "cpu"}
-        )
-    worker = Worker(process, events, log_path)
-    here.started.append(process)
-    here.workers.append(worker)
-    return worker
+    words = ("--state", state, "--steps", STEPS, *flags)
+    return here.start(group, *words, coordinated=not alone, script=WORKER)
 
 
 def end(worker: Worker) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxft._checkpoints._readers import turn
-from tests.processes.harness import Cluster, Worker, cluster, digest_alone
+from tests.clusters import Cluster, Worker, cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -17,9 +17,9 @@ DIE_AT = 25
 GROUPS = ("group-0", "group-1")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return digest_alone(tmp_path_factory.mktemp("alone"), STEPS)
+@pytest.fixture
+def undisturbed() -> str:
+    return digest_alone(STEPS)
 
 
 def flags(here: Cluster) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.harness import Worker, cluster, digest_alone
+from tests.clusters import Worker, cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -14,9 +14,9 @@ STEPS = 30
 KILLED_AT = 15
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return digest_alone(tmp_path_factory.mktemp("alone"), STEPS)
+@pytest.fixture
+def undisturbed() -> str:
+    return digest_alone(STEPS)
 
 
 def report_of(worker: Worker, step: int) -> dict[str, object]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.harness import cluster
+from tests.clusters import cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -13,13 +13,10 @@ STEPS = 20
 
 def test_groups_outlive_their_coordinator(tmp_path: Path) -> None:
     gate = tmp_path / "coordinator-back"
+    flags = ("--steps", str(STEPS), "--gate", f"6:{gate}")
     with cluster(tmp_path) as here:
-        alone = here.start("alone", "--steps", str(STEPS), coordinated=False)
-        here.until_finished(alone)
         here.start_coordinator()
-        groups = here.start_together(
-            ("group-0", "group-1"), lambda group: ("--steps", str(STEPS), "--gate", f"6:{gate}")
-        )
+        groups = here.start_together(("group-0", "group-1"), lambda group: flags, fresh=True)
         here.until(lambda: all(len(group.steps()) == 6 for group in groups.values()), "six steps")
         assert here.coordinator is not None
         here.coordinator.kill()
@@ -32,7 +29,7 @@ def test_groups_outlive_their_coordinator(tmp_path: Path) -> None:
             here.until(lambda text=text: text in here.coordinator_log.read_text(), f"{name} to come back")
         gate.touch()
         here.until_finished(*groups.values())
-        assert {group.digest for group in groups.values()} == {alone.digest}
+        assert {group.digest for group in groups.values()} == {digest_alone(STEPS)}
         for group in groups.values():
             steps = [event["step"] for event in group.steps()]
             assert steps == sorted(set(steps)), "a committed step was done again"

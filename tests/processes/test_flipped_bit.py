@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.harness import Cluster, cluster, digest_alone
+from tests.clusters import Cluster, cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -13,9 +13,9 @@ FLIPPED_AFTER = 12
 GROUPS = ("group-0", "group-1", "group-2")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return digest_alone(tmp_path_factory.mktemp("alone"), STEPS)
+@pytest.fixture
+def undisturbed() -> str:
+    return digest_alone(STEPS)
 
 
 def run(here: Cluster, groups: tuple[str, ...], *flags: str, victim: str = "group-1", leaf: str) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.harness import Cluster, Worker, cluster, digest_alone
+from tests.clusters import Cluster, Worker, cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -16,9 +16,9 @@ LAST_GATE = 45
 GROUPS = ("group-0", "group-1", "group-2")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return digest_alone(tmp_path_factory.mktemp("alone"), STEPS)
+@pytest.fixture
+def undisturbed() -> str:
+    return digest_alone(STEPS)
 
 
 def start_all(here: Cluster, gates: tuple[str, ...], victim: str, die: str) -> dict[str, Worker]:

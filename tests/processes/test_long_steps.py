@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import patience
-from tests.processes.harness import Cluster, Worker, cluster, digest_alone
+from tests.clusters import Cluster, Worker, cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -54,7 +54,7 @@ def uneven(folder: Path, groups: int, shards: int, shard_s: float, steps: int) -
         for worker in workers.values():
             assert [event["attempts"] for event in worker.steps()] == [1] * steps
             assert len({len(event["shards"]) for worker in workers.values() for event in worker.steps()}) == 2
-    alone = digest_alone(folder, steps, "--shards", str(shards))
+    alone = digest_alone(steps, "--shards", str(shards))
     assert {worker.digest for worker in workers.values()} == {alone}
 
 
@@ -77,7 +77,7 @@ def until_paused(here: Cluster, worker: Worker) -> None:
 
 
 def finished_alike(folder: Path, workers: dict[str, Worker], steps: int) -> None:
-    alone = digest_alone(folder, steps)
+    alone = digest_alone(steps)
     assert {worker.digest for worker in workers.values()} == {alone}
     for worker in workers.values():
         taken = [event["step"] for event in worker.steps()]
@@ -105,7 +105,7 @@ def aside(folder: Path, steps: int, pause: Callable[[dict[str, Worker]], None], 
     """group-1 pauses for longer than the job waits, which goes on without it and takes it back."""
     gate, names = folder / "go-on", ("group-0", "group-1", "group-2")
     hurry = folder / "hurry"
-    flags = ("--steps", str(steps), "--pace", "0.05", "--hurry", str(hurry))
+    flags = ("--steps", str(steps), "--pace", "0.1", "--hurry", str(hurry))
     with training(folder, names, *flags, coordinator=coordinator, own=paused(gate)) as (here, workers, log):
         until_paused(here, workers["group-1"])
         pause(workers)
@@ -136,14 +136,14 @@ def test_a_group_away_for_long_is_stood_aside_and_comes_back(tmp_path: Path) -> 
         )
 
     quick = ("--heartbeat-timeout-ms", "1000", "--join-timeout-ms", "2000")
-    aside(tmp_path, 400, pause, *quick)
+    aside(tmp_path, 200, pause, *quick)
 
 
 @pytest.mark.storm
 @pytest.mark.timeout(900)
 def test_a_pause_of_three_minutes_loses_nothing(tmp_path: Path) -> None:
     """At the timeouts that we ship."""
-    aside(tmp_path, 6000, lambda workers: time.sleep(180.0))
+    aside(tmp_path, 3000, lambda workers: time.sleep(180.0))
 
 
 def test_a_group_that_is_needed_is_waited_for_and_named(tmp_path: Path) -> None:

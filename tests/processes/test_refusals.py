@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import jaxft
-from tests.processes.harness import Cluster, Worker, cluster
+from tests.clusters import Cluster, Worker, cluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 

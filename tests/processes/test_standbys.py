@@ -13,7 +13,7 @@ from queue import Queue
 import pytest
 
 from tests import patience
-from tests.processes.harness import Cluster, Worker, cluster, digest_alone
+from tests.clusters import Cluster, Worker, cluster, digest_alone
 from tests.stores.etcd_server import Etcd, etcd_in
 from tests.stores.proxy import Proxy, proxy_to
 
@@ -24,9 +24,9 @@ STRUCK_AT = 5
 GROUPS = ("group-0", "group-1")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return digest_alone(tmp_path_factory.mktemp("alone"), STEPS)
+@pytest.fixture
+def undisturbed() -> str:
+    return digest_alone(STEPS)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ class Coordinator:
 
 
 def start_coordinator(here: Cluster, endpoint: str) -> Coordinator:
-    here.start_coordinator("--etcd", endpoint)
+    here.start_coordinator("--etcd", endpoint, "--founding-wait-ms", "1000")
     assert here.coordinator is not None
     return Coordinator(here.coordinator, here.coordinator_log, here.port)
 

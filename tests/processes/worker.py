@@ -162,7 +162,7 @@ def main() -> None:
             )
             while step.step < arguments.steps:
                 state, _ = step(state, batch_for, arguments.rate)
-            write(event="finished", step=step.step, digest=jaxft.digest(state))
+                write(event="finished", step=step.step, digest=jaxft.digest(state))
             return
         manager = jaxft.Manager(
             arguments.coordinator,

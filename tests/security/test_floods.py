@@ -21,7 +21,7 @@ from jaxft._exchange._links import Peer
 from jaxft._transport import _listener
 from jaxft._transport._listener import Listener
 from tests import patience
-from tests.processes.harness import Cluster, cluster
+from tests.clusters import Cluster, cluster
 from tests.security.groups import KEY, PATIENCE_S, SECRET, Group, commit, pair, run, until
 from tests.security.meeting import meet
 from tests.security.strangers import crowd, raw_hello, streams

@@ -10,7 +10,7 @@ from jaxft_protocol import credentials
 
 from jaxft._heal._frames import Kind, Request
 from tests import patience
-from tests.processes.harness import Cluster, Worker, cluster
+from tests.clusters import Cluster, Worker, cluster, digest_alone
 from tests.security.strangers import raw_hello, read_all
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -65,10 +65,10 @@ def what_a_stranger_gets(port: int, hello: bytes, then: bytes = b"") -> bytes:
 
 
 def test_a_job_behind_tls_and_token_trains_to_the_same_bits_and_strangers_get_nothing(tmp_path: Path) -> None:
+    undisturbed = digest_alone(int(STEPS))
     keys = Keys(tmp_path)
     gate = tmp_path / "gate"
     with cluster(tmp_path) as here:
-        undisturbed = here.start("alone", "--steps", STEPS, coordinated=False)
         here.start_coordinator(*keys.coordinator_flags)
         flags = ("--steps", STEPS, "--gate", f"3:{gate}", *keys.tls_flags, *token("toy"))
         groups = here.start_together(("group-0", "group-1"), lambda group: flags)
@@ -85,9 +85,9 @@ def test_a_job_behind_tls_and_token_trains_to_the_same_bits_and_strangers_get_no
             here, no_certificate, r"CoordinatorUnreachable: .*does it ask for TLS\? Then pass `tls=`"
         )
         gate.touch()
-        here.until_finished(undisturbed, *groups.values())
+        here.until_finished(*groups.values())
         for group in groups.values():
-            assert group.digest == undisturbed.digest
+            assert group.digest == undisturbed
             assert [event["attempts"] for event in group.steps()] == [1] * int(STEPS), "nobody was disturbed"
 
 

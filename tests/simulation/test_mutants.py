@@ -6,6 +6,14 @@ from .campaign import run_seeds
 from .mutants import MUTANTS, Mutant, is_due_to, main
 
 SEEDS = 800
+# Where those were found that take more than a hundred seeds from the first one on: looked at before all others.
+FOUND_IN = {
+    "a checkpoint is left to readers that are dead": (538,),
+    "the odd one is believed": (507,),
+    "after an error a job begins from nothing": (186,),
+    "a stale vote counts": (167,),
+    "a group that is needed is stood aside": (105,),
+}
 # What takes rare faults in a rare order to show: among the storms, and given more seeds.
 RARE = {mutant.name for mutant in MUTANTS if mutant.kinds or mutant.changes}
 RARE_SEEDS = 5000
@@ -22,9 +30,10 @@ RARE_SEEDS = 5000
 def test_it_is_found(mutant: Mutant):
     seeds = RARE_SEEDS if mutant.name in RARE else SEEDS
     original = getattr(mutant.owner, mutant.attribute)
+    looked_at = (*FOUND_IN.get(mutant.name, ()), *mutant.among(seeds))
     with mutant.planted():
         assert getattr(mutant.owner, mutant.attribute) is not original
-        tally = run_seeds(mutant.among(seeds), kinds=mutant.kinds, changes=mutant.changes, stop_at_first=True)
+        tally = run_seeds(looked_at, kinds=mutant.kinds, changes=mutant.changes, stop_at_first=True)
     assert getattr(mutant.owner, mutant.attribute) is original
     assert tally.findings, f"not found in {seeds} seeds: {mutant.sentence}"
     assert is_due_to(mutant, tally.findings[0]), "it is found without the planted bug as well"

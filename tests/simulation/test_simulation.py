@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,7 +21,9 @@ LINES = Path(__file__).with_name("seeds.txt").read_text(encoding="utf-8").splitl
 KEPT = [int(line.split()[0]) for line in LINES if not line.startswith("#")]
 SEEDS = 2000
 BATCH = 100
-# Within so many seeds each rare path is taken several times over.
+# Together these took every rare path when they were chosen. As the protocol changes, seeds take other paths: what
+# they miss then is looked for in as many seeds as there may be.
+RARE_SEEDS = (1663, 145, 1697, 405, 861, 3662, 39, 401, 445, 3611, 340, 386, 1984, 2125)
 RARE_WITHIN = 4000
 
 
@@ -36,11 +37,11 @@ def test_a_storm_never_harms_the_run(first: int):
 
 
 def test_every_rare_path_is_taken():
-    found: Counter[str] = Counter()
+    found = run_seeds(RARE_SEEDS).sometimes
     for first in range(0, RARE_WITHIN, BATCH):
-        found += run_seeds(range(first, first + BATCH)).sometimes
         if found.keys() >= RARE.keys():
             return
+        found += run_seeds(range(first, first + BATCH)).sometimes
     assert [name for name in RARE if name not in found] == []
 
 

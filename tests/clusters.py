@@ -1,5 +1,7 @@
 """Starts a coordinator and groups as real processes, and reads what they write."""
 
+import fcntl
+import hashlib
 import json
 import os
 import re
@@ -13,14 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from tests import patience
+from tests.forks import Script
+from tests.shared import compiled, shared
 
-WORKER = Path(__file__).with_name("worker.py")
+ROOT = Path(__file__).parents[1]
+WORKER = ROOT / "tests" / "processes" / "worker.py"
 DEADLINE_S = 60.0
+ALONE_STEPS = 120
+# The job begins as soon as all groups that are present have joined, instead of waiting for one heartbeat timeout for
+# groups that may hold a newer state: here none comes.
+AT_ONCE = ("--founding-wait-ms", "0")
 
 
 @dataclass
 class Worker:
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Script
     events_path: Path
     log_path: Path
 
@@ -48,7 +57,7 @@ class Worker:
 class Cluster:
     folder: Path
     port: int = 0
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    started: list[subprocess.Popen[bytes] | Script] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
     coordinator: subprocess.Popen[bytes] | None = None
     coordinator_log: Path = Path()
@@ -57,6 +66,9 @@ class Cluster:
     within: Callable[[str], tuple[str, ...]] = lambda name: ()
 
     def start_coordinator(self, *flags: str, port: int = 0) -> None:
+        """Start a coordinator; with `port`, where another one has been: only then groups may bring a state to it."""
+        if not port and "--founding-wait-ms" not in flags:
+            flags = (*AT_ONCE, *flags)
         log_path = self.folder / f"coordinator-{len(self.started)}.log"
         command = [*self.within("coordinator"), sys.executable, "-m", "jaxft_coordinator"]
         command += ["--bind", f"{self.host}:{port}", *flags]
@@ -70,16 +82,29 @@ class Cluster:
         assert found is not None
         self.port = int(found.group(1))
 
-    def start(self, group: str, *flags: str, coordinated: bool = True) -> Worker:
+    def start(
+        self,
+        group: str,
+        *flags: str,
+        coordinated: bool = True,
+        script: Path = WORKER,
+        fresh: bool = False,
+    ) -> Worker:
+        """Start a group.
+
+        Args:
+            fresh: in a new interpreter, with another hash seed, where everything is compiled again: slower.
+        """
         stem = self.folder / f"{group}-life-{len(self.workers)}"
         events_path, log_path = stem.with_suffix(".jsonl"), stem.with_suffix(".log")
-        command = [*self.within(group), sys.executable, str(WORKER)]
-        command += ["--group", group, "--events", str(events_path), *flags]
+        arguments = ["--group", group, "--events", str(events_path), *flags]
         if coordinated:
-            command += ["--coordinator", f"{self.host}:{self.port}"]
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
+            arguments += ["--coordinator", f"{self.host}:{self.port}"]
+        within = self.within(group)
+        if fresh or within:
+            process = started_fresh((*within, sys.executable, str(script), *arguments), log_path)
+        else:
+            process = Script(script, arguments, log_path, jax_platforms="cpu", **compiled())
         worker = Worker(process, events_path, log_path)
         self.started.append(process)
         self.workers.append(worker)
@@ -89,11 +114,14 @@ class Cluster:
         patience.until(condition, what, limit_s=DEADLINE_S, context=self.logs)
 
     def start_together(
-        self, groups: tuple[str, ...], flags: Callable[[str], tuple[str, ...]]
+        self, groups: tuple[str, ...], flags: Callable[[str], tuple[str, ...]], *, fresh: bool = False
     ) -> dict[str, Worker]:
         """Start groups that all take part from the first step on, however slowly some of them start."""
         gate = self.folder / "all-present"
-        workers = {group: self.start(group, "--gate", f"start:{gate}", *flags(group)) for group in groups}
+        workers = {
+            group: self.start(group, "--gate", f"start:{gate}", *flags(group), fresh=fresh)
+            for group in groups
+        }
         for group in groups:
             text = f"{group} is present"
             self.until(lambda text=text: text in self.coordinator_log.read_text(), f"{group}'s Hello")
@@ -133,10 +161,31 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         made.stop()
 
 
-def digest_alone(folder: Path, steps: int, *flags: str) -> str:
-    """The digest of the same training, alone and without a failure."""
+def started_fresh(command: tuple[str, ...], log_path: Path) -> subprocess.Popen[bytes]:
+    with log_path.open("wb") as log:
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        return subprocess.Popen(command, cwd=ROOT, stderr=log, stdout=log, env=environment)
+
+
+def digest_alone(steps: int, *flags: str) -> str:
+    """The digest of the same training after so many steps, alone and without a failure.
+
+    One run serves all tests that are content with `ALONE_STEPS`. It has an interpreter of its own and compiles
+    everything itself: that groups agree with it says that sharing what is compiled changes no bit.
+    """
+    length = max(steps, ALONE_STEPS)
+    folder = shared("alone") / hashlib.sha256(repr((length, flags)).encode()).hexdigest()
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = folder / "digests"
+        if not known.exists():
+            known.write_text(json.dumps(_digests_alone(folder, length, *flags)))
+        return json.loads(known.read_text())[steps - 1]
+
+
+def _digests_alone(folder: Path, steps: int, *flags: str) -> list[str]:
     with cluster(folder) as here:
-        worker = here.start("alone", "--steps", str(steps), *flags, coordinated=False)
+        worker = here.start("alone", "--steps", str(steps), *flags, coordinated=False, fresh=True)
         here.until_finished(worker)
-        assert worker.digest is not None
-        return worker.digest
+        return [event["digest"] for event in worker.events()]

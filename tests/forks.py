@@ -1,0 +1,120 @@
+"""Processes forked from one that has JAX and jaxft imported: a fresh interpreter would spend two seconds on that.
+
+Each is a real process, with its own address space, threads, sockets and backend: the process that they are forked
+from has imported modules, and started no thread and no backend. `Script` is a process as `subprocess.Popen` shows
+it; `Actor` holds an object whose methods the test calls over a pipe.
+"""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, cast
+
+from tests import patience
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["jaxft", "jaxft._exchange", "jaxft._heal._server", "tests.exchange.processes", "tests.heal.processes"]
+)
+
+
+class Script:
+    """`python PATH ARGUMENTS...`, with its output in a file."""
+
+    def __init__(self, path: Path, arguments: Sequence[str], log: Path, **jax_config: Any) -> None:
+        log.touch()
+        command = [str(path), *arguments]
+        process = _context.Process(
+            target=_become, args=(command, log, dict(os.environ), jax_config), daemon=True
+        )
+        process.start()
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int:
+        self._process.join()
+        return cast(int, self._process.exitcode)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _become(command: list[str], log: Path, environment: dict[str, str], jax_config: dict[str, Any]) -> None:
+    with log.open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    import jax
+
+    os.environ.clear()
+    os.environ.update(environment)
+    for name, value in jax_config.items():  # JAX has read the environment already
+        jax.config.update(name, value)
+    sys.argv = command
+    runpy.run_path(command[0], run_name="__main__")
+
+
+class Actor:
+    """A process with an object made by `make(pipe, *arguments)`, as the test sees it.
+
+    CLOCK_MONOTONIC is the same in all processes of a machine.
+    """
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
+        self._pipe, theirs = _context.Pipe()
+        self.process = _context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Have a method called; `answer` returns what it returns."""
+        self._pipe.send((name, arguments))
+
+    def answer(self) -> Any:
+        assert self._pipe.poll(patience.FAR_S), "no answer"
+        return self._pipe.recv()
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        self.tell(name, *arguments)
+        return self.answer()
+
+    def go_on(self) -> Any:
+        """Let it out of where it waits for a word on its pipe."""
+        self._pipe.send("go on")
+        return self.answer()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+
+def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    made = make(pipe, *arguments)
+    while (request := pipe.recv()) is not None:
+        name, values = request
+        pipe.send(getattr(made, name)(*values))
