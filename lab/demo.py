@@ -81,7 +81,7 @@ def run_demo(options: DemoOptions, commands: Commands | None = None) -> int:
     sys.stdout.write("\n" + verdict_text(verdict, seed=seed) + "\n")
     if not verdict.ok and options.keep is None:
         sys.stdout.write(
-            f"To investigate, run python -m lab demo --seed {seed} --keep FOLDER, which keeps all logs and event files.\n"
+            f"To investigate, run python -m lab demo --seed {seed} --keep FOLDER, which keeps logs and event files.\n"
         )
     if options.json is not None:
         options.json.write_text(

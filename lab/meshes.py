@@ -3,7 +3,7 @@
     python -m lab.meshes
 
 Each mesh is a separate process with that many simulated CPU devices. All start from the same state, and compute the
-contributions of some batches (`compute`). Then all get the contribution of the group with one device as the means, and
+contributions of some batches (`compute`). Then all take the contribution of the group with one device as means, and
 compute the new state (`apply`). The results are compared with those of the group with one device: equal in every bit,
 or the largest difference, relative to the largest element of the leaf, and for how many batches.
 """

