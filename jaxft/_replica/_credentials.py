@@ -178,4 +178,4 @@ class Greeting:
                     f"it refuses this group, without a proof of the job's key: {message.refused.reason}"
                 )
             case kind:
-                raise Unproven(f"its first message was {kind!r}, without a proof of the job's key")
+                raise Unproven(f"its first message is {kind!r}, without a proof of the job's key")
