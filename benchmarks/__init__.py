@@ -1,1 +1,1 @@
-"""Every figure that jaxft quotes, each one command."""
+"""The benchmarks behind every figure that jaxft quotes, one command each."""

@@ -14,23 +14,23 @@ import tyro
 
 from benchmarks._result import Result, show, write
 
-# In the order in which `all` runs them.
+# In the order of `all`.
 NAMES = ("rendezvous", "exchange", "heal", "join", "kill", "overhead", "spare", "restart")
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     parser.add_argument("name", choices=(*NAMES, "all"), help="which figure; NAME --help shows its options")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
     options, rest = parser.parse_known_args(arguments)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if options.name == "all" and rest:
-        parser.error(f"`all` has no options of its own: {' '.join(rest)}")
+        parser.error(f"`all` takes no options: {' '.join(rest)}")
     results: list[Result] = []
     for name in NAMES if options.name == "all" else (options.name,):
         results.append(measure(name, rest))
         if options.json is not None:
-            write(results, options.json)  # after each, so that an end in between loses nothing
+            write(results, options.json)  # after each benchmark, so that an interruption loses nothing
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Incarnations by the dozen: one process imports everything once, and forks whenever another is wanted.
+"""Fast starts of incarnations: one process imports everything once, and forks a child for each incarnation.
 
-Standard library only: the peer's workers use it as well. Nothing may have been started before the fork: imports make
-no threads on either side, and what trains begins in the child.
+Standard library only, because the peer's workers use it too. Nothing may be started before the fork: imports start no
+threads on either side, and training starts in the child.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class Forks:
 
     def __init__(self, module: str, *arguments: str, python: Path, env: dict[str, str], cwd: Path) -> None:
         self.module = module
-        self.log = tempfile.TemporaryFile("w+")  # of all of them
+        self.log = tempfile.TemporaryFile("w+")  # of all children
         self._sock, theirs = socket.socketpair()
         with theirs:
             command = [str(python), "-m", module, *arguments, str(theirs.fileno())]
@@ -30,7 +30,7 @@ class Forks:
             )
 
     def fork(self) -> "Forked":
-        """Return a new process; blocks until the imports are done."""
+        """Return a new process; waits for the imports."""
         told, tell = os.pipe()
         heard, hear = os.pipe()
         socket.send_fds(self._sock, [b"f"], [told, hear])
@@ -48,7 +48,7 @@ class Forks:
 
 
 class Forked:
-    """What is needed of `subprocess.Popen`, for a process that is no child of this one."""
+    """The used part of `subprocess.Popen`, for a process that is not a child of this one."""
 
     def __init__(self, pid: int, stdin: TextIO, stdout: TextIO) -> None:
         self.pid = pid
@@ -61,16 +61,16 @@ class Forked:
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return when it is gone; its status is not known."""
+        """Wait for its end; its exit status is not known."""
         if not select.select([self._descriptor], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
         return 0
 
 
 def serve_forks(descriptor: int) -> None:
-    """The other side: return in each child, with standard input and output of its own; never in this process."""
+    """The child's side: returns only in children, each with its own standard input and output."""
     sock = socket.socket(fileno=descriptor)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
     while True:
         word, descriptors, _, _ = socket.recv_fds(sock, 1, 2)
         if not word:

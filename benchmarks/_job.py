@@ -1,7 +1,7 @@
 """A job of several groups, each a process that trains: ours under a coordinator, TorchFT's under a lighthouse.
 
-What a device would do is stood in for by a sleep in `batch_for`: the host is idle meanwhile, as beside a GPU, so that
-several groups fit on two cores. A group that computes another's shards sleeps longer, as it would compute longer.
+A sleep in `batch_for` simulates the device: the host is idle meanwhile, as with a GPU, so that several groups fit on
+two cores. A group that computes another group's shards sleeps longer, as it would compute longer.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from benchmarks._forks import Forks
 from benchmarks._worker import ROOT, Worker, WorkerFailed, variables
 
 Event = dict[str, Any]
-# A device's allocator keeps the memory that a step frees, and so must the host's that stands for it here; else a good
-# part of what is measured, on both sides, is the kernel's zeroing of pages.
+# A device's allocator keeps the memory that a step frees, so the host's must do the same here. Otherwise a large part
+# of the measurement, on both sides, is the kernel's zeroing of pages.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 EVENT_TIMEOUT_S = 60.0
 LOOP = "benchmarks._loop"
@@ -30,21 +30,21 @@ END_TIMEOUT_S = 30.0
 
 
 class WrongResult(Exception):
-    """Groups ended with different states, or a step was skipped."""
+    """Groups finished with different states, or a step was skipped."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is trained.
+    """The training job.
 
     Attributes:
-        step_ms: what a device computes in a step while all groups are there.
+        step_ms: the device time of a step with all groups.
         megabytes: gradients, in MiB of float32.
         groups: how many groups the job has, spares not counted.
-        shards_each: of each group while all are there; None: one for each group, whoever is there.
-        leaves: of the gradients.
+        shards_each: shards per group with all groups; None: one per group of the current quorum.
+        leaves: the number of leaves of the gradients.
         moments: whether the state is three times as large as the gradients.
-        plain: take a plain step after each step of the job.
+        plain: run a plain step after each step of the job.
     """
 
     step_ms: float
@@ -63,7 +63,7 @@ class Shape:
 class Side(Protocol):
     """jaxft or TorchFT.
 
-    `exact`: that its groups go through the same steps and end in the same state is asked for, and not only noted.
+    `exact`: its groups must take the same steps and finish in the same state; otherwise differences are only noted.
     """
 
     @property
@@ -79,7 +79,7 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class Ours:
-    """jaxft with the settings that it is shipped with.
+    """jaxft with its default settings.
 
     Attributes:
         cache: the folder of JAX's compilation cache; None: nothing is cached.
@@ -109,7 +109,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class TorchFT:
-    """TorchFT over gloo. By default its own default timeouts."""
+    """TorchFT over gloo, by default with its default timeouts."""
 
     heartbeat_timeout_ms: int = 5000
     join_timeout_ms: int = 100
@@ -146,25 +146,25 @@ class TorchFT:
 
 
 def torchft_default() -> TorchFT | None:
-    """TorchFT with its default timeouts; None where it cannot be had."""
+    """TorchFT with its default timeouts; None if it is not available."""
     python = _peer.python()
     return None if python is None else TorchFT(python=python)
 
 
 def torchft_best() -> TorchFT | None:
-    """TorchFT at its quickest: heartbeats of 1 s, ticks of 10 ms, operations of 5 s at most."""
+    """TorchFT at its fastest: heartbeats of 1 s, ticks of 10 ms, operations of 5 s at most."""
     python = _peer.python()
     return None if python is None else TorchFT(1000, 100, 10, 5.0, python=python)
 
 
 def torchft_steady() -> TorchFT | None:
-    """The same with a second for groups to come to a quorum: no group falls out because it was late once."""
+    """The same with a second for groups to join a quorum, so that no group drops out because it was late once."""
     python = _peer.python()
     return None if python is None else TorchFT(1000, 1000, 10, 5.0, python=python)
 
 
 class Group(Worker):
-    """One incarnation of a group: a process of its own, or forked from one that has imported everything."""
+    """One incarnation of a group: a new process, or one forked after all imports."""
 
     def __init__(self, side: Side, forks: Forks | None = None) -> None:
         if forks is None:
@@ -173,7 +173,7 @@ class Group(Worker):
             self.follow(f"{LOOP} {side.package}", forks.fork(), forks.log)
 
     def until(self, accept: Callable[[Event], bool], timeout_s: float = EVENT_TIMEOUT_S) -> Event:
-        """Read on to the first event that is wanted. Raises WorkerFailed."""
+        """Skip to the first event of this kind. Raises WorkerFailed."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             event = self.hear(max(0.0, deadline_s - time.monotonic()))
@@ -184,11 +184,11 @@ class Group(Worker):
         return self.until(lambda event: event["event"] == name, timeout_s)
 
     def commits(self, count: int) -> list[Event]:
-        """The next commits, as they come."""
+        """The next commits, as they arrive."""
         return [self.event("commit") for _ in range(count)]
 
     def contribution(self) -> Event:
-        """The first commit from here on to which this group has contributed."""
+        """The next commit to which this group contributes."""
         return self.until(lambda event: event["event"] == "commit" and bool(event["shards"]))
 
 
@@ -231,7 +231,7 @@ class Job:
             self.whole(group)
 
     def whole(self, group: Group) -> Event:
-        """Read on to a commit of all groups to which this group has contributed."""
+        """Skip to a commit of all groups to which this group contributed."""
         return group.until(
             lambda event: (
                 event["event"] == "commit" and event["members"] == self.shape.groups and bool(event["shards"])
@@ -239,9 +239,9 @@ class Job:
         )
 
     def launch(self, name: str, *, spare: bool = False, address: str = "") -> Group:
-        """Start a process that will make its state at once, and enter when it is told to.
+        """Start a process that creates its state at once, and joins the job later, with `enter`.
 
-        With `address` it enters the job of another coordinator.
+        With `address` it joins the job of another coordinator.
         """
         group = Group(self.side, self._forks)
         self._ready.append((name, group))
@@ -259,13 +259,13 @@ class Job:
         return group
 
     def prepare(self, *names: str, spare: bool = False) -> None:
-        """Start incarnations ahead: interpreter, imports and first state are done when this returns."""
+        """Start incarnations ahead: interpreter, imports and first state are ready when this returns."""
         started = [self.launch(name, spare=spare) for name in names]
         for group in started:
             group.event("made")
 
     def enter(self, name: str) -> Group:
-        """Let an incarnation that is ready take part."""
+        """Let a prepared incarnation join the job."""
         place = next(i for i, (other, _) in enumerate(self._ready) if other == name)
         _, group = self._ready.pop(place)
         group.tell("enter")
@@ -273,16 +273,16 @@ class Job:
         return group
 
     @contextlib.contextmanager
-    def stranger(self) -> Iterator[Group]:
-        """A group that enters a job of its own, on the same machine: what it needs, it takes from the others."""
+    def unrelated(self) -> Iterator[Group]:
+        """A group of a separate job on the same machine, which competes with the others for its resources."""
         with self.side.rendezvous(self.shape) as address:
-            group = self.launch("stranger", address=address)
+            group = self.launch("unrelated", address=address)
             try:
                 group.event("made")
                 group.tell("enter")
                 yield group
             finally:
-                self._ready.remove(("stranger", group))
+                self._ready.remove(("unrelated", group))
                 group.kill()
 
     def kill(self, name: str) -> float:
@@ -296,20 +296,20 @@ class Job:
         """Stop all groups at one step, and compare their states bit for bit.
 
         Raises:
-            WrongResult: they differ. Of the peer that is only said, for its groups may part by design.
+            WrongResult: they differ. For the peer this is only logged, because its groups may differ by design.
         """
         try:
             ends = self._ends()
         except WorkerFailed:
             if self.side.exact:
                 raise
-            print("TorchFT's groups did not end at one step", file=sys.stderr)
+            print("TorchFT's groups did not finish at the same step", file=sys.stderr)
             return
         if len({(end["step"], end["digest"]) for end in ends}) == 1:
             return
         if self.side.exact:
-            raise WrongResult(f"the groups ended with different states: {ends}")
-        print(f"TorchFT's groups ended with different states: {ends}", file=sys.stderr)
+            raise WrongResult(f"the groups finished with different states: {ends}")
+        print(f"TorchFT's groups finished with different states: {ends}", file=sys.stderr)
 
     def _ends(self) -> list[Event]:
         groups = list(self.groups.values())
@@ -330,7 +330,7 @@ class Job:
 
 @contextlib.contextmanager
 def coordinator() -> Iterator[str]:
-    """A coordinator of one's own on a free port, with the timeouts that it is shipped with."""
+    """A separate coordinator on a free port, with its default timeouts."""
     command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "localhost:0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -345,7 +345,7 @@ def coordinator() -> Iterator[str]:
 
 @contextlib.contextmanager
 def cached() -> Iterator[Ours]:
-    """jaxft with a compilation cache that this benchmark has for itself."""
+    """jaxft with a compilation cache that only this benchmark uses."""
     with tempfile.TemporaryDirectory(prefix="jaxft-bench-") as folder:
         yield Ours(cache=Path(folder))
 

@@ -1,4 +1,4 @@
-"""One replica group that trains, and says what each step did: `python -m benchmarks._loop SIDE [SOCKET]`.
+"""One replica group that trains and reports each step: `python -m benchmarks._loop SIDE [SOCKET]`.
 
 SIDE is "_ours" or "_torchft"; with SOCKET this process is forked for each incarnation: see `benchmarks._job`.
 """

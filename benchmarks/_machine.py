@@ -1,4 +1,4 @@
-"""What a figure was measured on: without it no figure can be read."""
+"""The machine of a measurement, without which figures have no meaning."""
 
 import importlib.metadata
 import os

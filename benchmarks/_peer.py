@@ -1,6 +1,6 @@
-"""The peer, TorchFT, in a virtual environment of its own: made once, and used by every benchmark.
+"""The peer, TorchFT, in a separate virtual environment: created once, and used by every benchmark.
 
-Where it cannot be had (no network, no wheel for this machine) the peer's column stays empty; nothing is guessed.
+If it is not available (no network, no wheel for this machine) the peer's column stays empty.
 """
 
 import fcntl
@@ -32,14 +32,14 @@ def python() -> Path | None:
     home.mkdir(parents=True, exist_ok=True)
     folder = home / TORCHFT.replace("==", "-")
     with (home / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one makes it, the others wait
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one process creates it, the others wait
         if _works(folder):
             return _python_in(folder)
-        print(f"makes the peer's environment in {folder}: {TORCH}, {TORCHFT}", file=sys.stderr)
+        print(f"creates the peer's environment in {folder}: {TORCH}, {TORCHFT}", file=sys.stderr)
         try:
             _make(folder)
         except (OSError, subprocess.SubprocessError) as error:
-            print(f"the peer cannot be had, its column stays empty: {_words(error)}", file=sys.stderr)
+            print(f"the peer is not available, its column stays empty: {_words(error)}", file=sys.stderr)
             return None
     return _python_in(folder)
 
@@ -52,7 +52,7 @@ def _make(folder: Path) -> None:
         command = [_python_in(folder), "-m", "pip", "install", "--quiet", wanted]
         subprocess.run(command, check=True, timeout=_INSTALL_TIMEOUT_S, capture_output=True, text=True)
     if not _works(folder):
-        raise OSError(f"{TORCHFT} is installed and cannot be imported")
+        raise OSError(f"{TORCHFT} is installed but cannot be imported")
 
 
 def _works(folder: Path) -> bool:

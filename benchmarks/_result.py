@@ -1,6 +1,6 @@
-"""What a benchmark found: rows of figures side by side, as a table for people and as JSON for the rest.
+"""The results of a benchmark: rows of figures, as a table and as JSON.
 
-Every figure is a cost: less is better. A ratio says how many times as fast ours is: 1.3 beside a peer means that the
+Every figure is a cost: less is better. A ratio is how many times as fast ours is: 1.3 beside a peer means that the
 peer takes 1.3 times as long; 0.8 beside a limit means that ours takes 1.25 times what is possible.
 """
 
@@ -20,7 +20,7 @@ from benchmarks import _machine
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a row is to reach: a ratio to the peer, a ratio to the limit, or a figure that must not be exceeded."""
+    """The goal of a row: a ratio to the peer, a ratio to the limit, or a maximum."""
 
     peer: float | None = None
     limit: float | None = None
@@ -37,17 +37,17 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case: medians of interleaved rounds; None where there is no such figure.
+    """One case: medians of interleaved rounds; None where there is no figure.
 
     Attributes:
-        case: what was measured, in words that are unique within its benchmark.
+        case: what was measured; unique within its benchmark.
         unit: of the figures: ms, s, µs, CPU s/GB, MiB, ...
-        ours: what jaxft takes.
-        peer: what TorchFT takes.
-        limit: what the machine takes for the least that must be done.
+        ours: the cost of jaxft.
+        peer: the cost of TorchFT.
+        limit: the cost of the least that any implementation must do on this machine.
         spread: of ours, the middle half of its rounds over the median.
-        rounds: how many were counted.
-        goal: what was to be reached.
+        rounds: the number of counted rounds.
+        goal: the goal.
         note: what a reader must know about this row.
     """
 

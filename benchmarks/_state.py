@@ -1,6 +1,6 @@
-"""A state to heal: leaves of mixed sizes, their random values, and a sum to know them by.
+"""A state to heal: leaves of mixed sizes, their random values, and their checksums.
 
-Workers of both sides use this, so it imports nothing beside numpy, and both move the same bytes in the same leaves.
+Workers of both sides use this, so it imports nothing but numpy, and both move the same bytes in the same leaves.
 """
 
 import ctypes
@@ -40,12 +40,11 @@ def sums(leaves: Iterable[np.ndarray]) -> list[int]:
 
 
 def make_memory_fresh(size_bytes: int) -> None:
-    """Give back what this process has freed, and let the machine have as much memory ready as it may need.
+    """Return freed memory to the system, and make sure that the machine has enough free memory ready.
 
-    A joiner is a process that has just started, so what it receives goes into fresh pages: none must be left over
-    from the round before. And a virtual machine gives memory that was free for a while back to its host, and gets it
-    again at many times the cost of a transfer: what is touched and freed here is the machine's own when the round
-    begins.
+    A real joiner has just started, so it receives into fresh pages: none may be left over from the last round. And a
+    virtual machine returns unused memory to its host, and gets it back at many times the cost of a transfer. So the
+    memory is touched and freed here, before the round begins.
     """
     ctypes.CDLL(None).malloc_trim(0)
     size_bytes += size_bytes // 2

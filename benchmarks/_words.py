@@ -1,6 +1,6 @@
-"""The side of a training worker that speaks with its parent: events out; "make", "enter" and "stop" in.
+"""A training worker's connection to its parent: events out; "make", "enter" and "stop" in.
 
-Standard library only: the peer's workers use it as well. The lines are those of `benchmarks._worker`.
+Standard library only, because the peer's workers use it too. The lines are those of `benchmarks._worker`.
 """
 
 import json
@@ -12,32 +12,32 @@ from typing import Any
 
 
 class Words:
-    """What a training loop says and is told.
+    """The messages of a training loop.
 
     Attributes:
-        until: the step at which the loop is to end; None while nobody has said.
+        until: the step at which the loop must end; None if not known yet.
     """
 
     def __init__(self) -> None:
         self.until: int | None = None
 
     def say(self, event: str, **values: Any) -> None:
-        """Tell the parent of something that has just happened."""
+        """Send the parent an event that has just happened."""
         line = json.dumps({"result": {"event": event, "at_s": time.monotonic(), **values}})
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
     def hear(self, word: str) -> dict[str, Any]:
-        """Wait until the parent says this word, and return what it says with it."""
+        """Wait for this command from the parent, and return its arguments."""
         line = sys.stdin.readline()
         if not line:
             sys.exit(0)
         told = json.loads(line)
-        assert told["do"] == word, f"told to {told['do']}, and not to {word}"
+        assert told["do"] == word, f"got the command {told['do']} instead of {word}"
         return told["with"]
 
     def listen(self) -> None:
-        """From now on hear when to stop, and end when the parent is gone."""
+        """Start to listen for the parent's stop, and end when the parent is gone."""
         threading.Thread(target=self._listen, daemon=True).start()
 
     def over(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""Processes that a benchmark tells what to do: lines of JSON in, lines of JSON out.
+"""Worker processes of a benchmark: commands in and results out, as lines of JSON.
 
 A worker is a module that calls `serve(...)` with its commands. It may run under another interpreter (the peer's), so
 this module imports nothing but the standard library.
@@ -30,11 +30,11 @@ class Worker:
     """One process, from the parent's side.
 
     Args:
-        module: what it runs, such as "benchmarks._ours.exchange".
-        arguments: of that module.
-        python: its interpreter; by default this one.
-        prefix: a command to run it in, such as `ip netns exec NAME`.
-        env: variables beside those of this process.
+        module: the module that it runs, such as "benchmarks._ours.exchange".
+        arguments: the module's arguments.
+        python: the interpreter; by default this one.
+        prefix: a command that runs it, such as `ip netns exec NAME`.
+        env: additional environment variables.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Worker:
         self.follow(module, process, log)
 
     def follow(self, module: str, process: "subprocess.Popen[str] | Forked", log: IO[str]) -> None:
-        """Speak with a process that runs already, and whose standard error is this log."""
+        """Use a process that already runs, and whose standard error is this log."""
         self.module = module
         self._log = log
         self._process = process
@@ -71,25 +71,27 @@ class Worker:
         return self._process.pid
 
     def ask(self, command: str, timeout_s: float = ANSWER_TIMEOUT_S, **arguments: Any) -> Any:
-        """Tell the worker to do something, and wait for the result."""
+        """Send the worker a command, and wait for the result."""
         self.tell(command, **arguments)
         return self.hear(timeout_s)
 
     def tell(self, command: str, **arguments: Any) -> None:
-        """Tell the worker to do something; `hear` gives the result."""
+        """Send the worker a command; `hear` returns the result."""
         assert self._process.stdin is not None
         line = json.dumps({"do": command, "with": arguments}) + "\n"
         try:
             self._process.stdin.write(line)
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise WorkerFailed(f"{self.module} is gone, told to {command}: {self._last_words()}") from error
+            raise WorkerFailed(
+                f"{self.module} has ended before the command {command}: {self._last_words()}"
+            ) from error
 
     def hear(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         """Return the next result.
 
         Raises:
-            WorkerFailed: with the worker's own traceback, if it raised; or it has died, or says nothing.
+            WorkerFailed: with the worker's own traceback, if it raised; or it has died, or does not answer.
         """
         try:
             answer = self._answers.get(timeout=timeout_s)
@@ -109,7 +111,7 @@ class Worker:
         self._process.wait(30)
 
     def end(self) -> None:
-        """Let it end by itself, or else by force."""
+        """Let it end by itself; kill it if it does not."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -125,7 +127,7 @@ class Worker:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith('{"'):  # whatever else a library prints is not for us
+            if line.startswith('{"'):  # other output of libraries is not for us
                 self._answers.put(json.loads(line))
         self._answers.put(None)
 
@@ -147,7 +149,7 @@ def workers(*made: Worker) -> Iterator[tuple[Worker, ...]]:
 
 
 def serve(commands: dict[str, Callable[..., Any]]) -> None:
-    """Do what the lines of standard input say, until it ends."""
+    """Execute the commands on standard input until it ends."""
     import traceback
 
     for line in sys.stdin:

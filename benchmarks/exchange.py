@@ -3,11 +3,11 @@
     python -m benchmarks exchange
     python -m benchmarks exchange --groups 2 --sizes 4194304 --rounds 11
 
-One process for each group, all three ways in turn in each round. Ours begins with JAX arrays on the host and ends
-with arrays that JAX takes without a copy; TorchFT averages buckets in place. A round's time is from when the last
-group begins until the last has its result. Bare sockets move the same bytes between the same processes in one thread
-each, and add nothing: no exchange over these sockets can be quicker. The CPU seconds are those of all groups
-together, for a gigabyte of gradients.
+One process per group; each round runs all three. Ours begins with JAX arrays on the host and ends with arrays that
+JAX takes without a copy; TorchFT averages buckets in place. A round's time is from when the last group begins until
+the last has its result. Bare sockets move the same bytes between the same processes, in one thread each, without
+summing: no exchange over these sockets can be faster. The CPU seconds are the total of all groups, per gigabyte of
+gradients.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from benchmarks._worker import Worker, workers
 
 KB, MB = 1 << 10, 1 << 20
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-# A round of small exchanges is made of many, or it would measure the clock.
+# A round of small exchanges repeats them, or it would measure the clock.
 ROUND_BYTES, MOST_A_ROUND = 32 * MB, 40
-# From here on a leaf is big: the bytes cost more than the frames.
+# From this size on, the bytes of a leaf cost more than its frames.
 BIG_BYTES = 4 * MB
-# From here on a round takes so long that fewer must do.
+# From this size on, rounds are slow, so there are fewer.
 MANY_BYTES = 64 * MB
 TIMEOUT_S = 300.0
 
@@ -47,7 +47,7 @@ class Options:
     big_rounds: int = 4
     """The same, from 64 MB on."""
     token: bool = False
-    """The groups know a token: each frame carries a MAC instead of a checksum."""
+    """The groups have a token: each frame carries a MAC instead of a checksum."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
             for case in _cases(options):
                 rounds = options.rounds if case.size_bytes < MANY_BYTES else options.big_rounds
                 rows += _measure(case, number, ours, peers, rounds)
-    return rows, [] if _peer.python() else ["TorchFT could not be had here: its column is empty."]
+    return rows, [] if _peer.python() else ["TorchFT is not available here: its column is empty."]
 
 
 def _cases(options: Options) -> list[Case]:
@@ -171,7 +171,7 @@ def _measure(
 
 
 def _all(group: Sequence[Worker], command: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
-    """Tell each its own, then hear all."""
+    """Send each worker its command, then collect all results."""
     for worker, each in zip(group, arguments, strict=True):
         worker.tell(command, **each)
     return [worker.hear(TIMEOUT_S) for worker in group]

@@ -1,12 +1,12 @@
-"""What healing costs: a whole state to a joiner, beside TorchFT's transports and bare sockets.
+"""The cost of healing: a whole state to a joiner, compared with TorchFT's transports and bare sockets.
 
-Donors and joiners are processes. A state is parameters and two moments, in leaves of mixed sizes. A heal includes
-what the others leave out: a digest of each chunk at both ends. In each round, each way moves the state once; what
-arrived is checked by the sums of its leaves. The state of a heal lies in fresh memory afterwards, so bare sockets are
-measured into fresh memory as well, in huge pages; TorchFT's process group receives in place, and beside it stand bare
-sockets into memory in use.
+Donors and joiners are processes. A state is parameters and two moments, in leaves of mixed sizes. Only our heal
+computes a digest of each chunk at both ends. In each round, each way moves the state once, and the result is checked
+by the sums of its leaves. A heal puts the state into fresh memory, so bare sockets are also measured into fresh
+memory, in huge pages; TorchFT's process group receives in place, so it is compared with bare sockets into memory in
+use.
 
-Donors that may send only so much each, in network namespaces, show whether several are as fast as all together.
+Donors with limited bandwidth, in network namespaces, show whether several donors add up their bandwidths.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _DEFAULT_OF_PEER = 2.0
 _OF_BARE = 0.7
 _OF_CAPS = 0.9
 _PEAK = 1.3
-# So many states are in memory at once at most: two donors, a joiner, and the peer's three; and one to spare.
+# The most states in memory at once: two donors, a joiner, and the peer's three; and one as a margin.
 _STATES_IN_MEMORY = 7
 _WORST_BYTES_PER_S = 20e6
 
@@ -45,25 +45,25 @@ class Options:
     leaves: int = 150
     """Leaves of the state."""
     rounds: int = 7
-    """Rounds for states below 1 GB, beside one that is not counted."""
+    """Rounds for states below 1 GB, after one that is not counted."""
     big_rounds: int = 3
     """Rounds for states of 1 GB and more."""
     http_chunks: tuple[int, ...] = (0, 2, 4, 8)
-    """Settings of TorchFT's HTTP transport; the best for a size stands in its row. 0 is its default."""
+    """Settings of TorchFT's HTTP transport; each size's row has the best. 0 is its default."""
     capped_donors: int = 3
     """Donors whose sending is capped; 0 leaves this out."""
     capped_megabits: float = 400
-    """What each of them may send, in Mbit/s."""
+    """Bandwidth of each of them, in Mbit/s."""
     capped_megabytes: float = 64
     """Size of the state that they send."""
     capped_rounds: int = 3
     """Rounds with capped donors."""
     token: bool = False
-    """Donors and joiners know a token: each frame carries a MAC instead of a checksum."""
+    """Donors and joiners have a token: each frame carries a MAC instead of a checksum."""
 
 
 class WrongState(Exception):
-    """What a way moved is not what the donors hold."""
+    """A way moved other values than the donors hold."""
 
 
 def run(options: Options) -> tuple[list[Row], list[str]]:
@@ -184,7 +184,7 @@ def _heal(
 
 @contextlib.contextmanager
 def _theirs(leaves: list[int], http_chunks: Sequence[int]) -> Iterator[dict[str, _Way]]:
-    """TorchFT's ways, by name; none where it cannot be had."""
+    """TorchFT's ways, by name; none if it is not available."""
     python = _peer.python()
     if python is None:
         yield {}
@@ -284,13 +284,13 @@ def _theirs_capped(hosts: namespaces.Switch, name: str, leaves: list[int]) -> It
 
 
 def _rounds(ways: dict[str, _Way], counted: int, held: list[int]) -> _Rounds:
-    """Go each way once in each round, there and back again, and check what it moved. Raises WrongState."""
+    """Run each way once per round, in alternating order, and check its result. Raises WrongState."""
     found: _Rounds = {name: [] for name in ways}
     for number in range(1 + counted):
         for name in ways if number % 2 else reversed(ways):
             one = ways[name]()
             if one.pop("sums") != held:
-                raise WrongState(f"{name} moved something else than the donors hold")
+                raise WrongState(f"{name} moved other values than the donors hold")
             if number > 0:
                 found[name].append(one)
     return found

@@ -1,11 +1,11 @@
-"""What a group that heals and enters costs the others: their step time meanwhile, beside their normal step.
+"""The cost of a joiner for the other groups: their step time during a join, compared with a normal step.
 
-Three groups, one of which is killed and comes back, again and again. Its interpreter, imports and first state are
-done before, so that what is seen is the join itself: greeting, compiling (from the cache), the transfer of a state
-with two moments, and entering. Each group brings one shard of its own, as TorchFT's groups do.
+Of three groups, one is repeatedly killed and comes back. Its interpreter, imports and first state are ready before,
+so that only the join is measured: handshake, compiling (from the cache), the transfer of a state with two moments,
+and joining the quorum. Each group brings its own shard, as TorchFT's groups do.
 
-Where a joiner shares its cores with the others, most of what they feel is its own start. So the same start is seen
-without a join as well: of a stranger, which enters a job of its own on the same machine.
+If a joiner shares cores with the others, its start is most of the cost. So the start is also measured without a join:
+of an unrelated group, which starts a separate job on the same machine.
 """
 
 import statistics
@@ -31,25 +31,25 @@ class Options:
     """Joins of ours."""
     peer_joins: int = 5
     """Joins of TorchFT."""
-    strangers: int = 5
-    """Starts of a group of another job."""
+    unrelated: int = 5
+    """Starts of an unrelated group."""
     warm_ups: int = 1
-    """What is done first and not counted, in each case."""
+    """Joins in each case that are done first and not counted."""
     settled: int = 8
     """Normal steps to take before and after each kill."""
 
 
 @dataclass
 class Joins:
-    """What the joins came to; one of each for each join, in milliseconds.
+    """The times of the joins: one value per join, in milliseconds.
 
     Attributes:
-        mean_ms: the mean step of the survivors while the other came.
+        mean_ms: the mean step of the survivors during the join.
         slowest_ms: the slowest of these.
         expected_ms: the mean normal step of as many groups.
-        lasted_ms: from the joiner's first word to its first contribution.
-        heal_ms: of this, the transfer and what was replayed; of ours only.
-        beside_ms: the mean step of two groups while a stranger started on the same machine; of ours only.
+        lasted_ms: from the joiner's first message to its first contribution.
+        heal_ms: of this, the transfer and the replay; only for ours.
+        beside_ms: the mean step of two groups while an unrelated group started on the same machine; only for ours.
     """
 
     mean_ms: list[float] = field(default_factory=list)
@@ -63,14 +63,14 @@ class Joins:
 def run(options: Options) -> tuple[list[Row], list[str]]:
     shape = Shape(options.step_ms, options.megabytes, shards_each=None, moments=True)
     with cached() as side:
-        ours = measure(side, shape, options.joins, options, strangers=options.strangers)
+        ours = measure(side, shape, options.joins, options, unrelated=options.unrelated)
     best = torchft_steady()
     peer = Joins()
     if best is not None:
         try:
             peer = measure(best, shape, options.peer_joins, options)
         except WorkerFailed as error:
-            print(f"TorchFT did not go on: {error}", file=sys.stderr)
+            print(f"TorchFT did not continue: {error}", file=sys.stderr)
     case = f"{options.step_ms:g} ms steps, {3 * options.megabytes:g} MB state"
     rows = [
         Row.of(
@@ -90,7 +90,7 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
             limit=ours.expected_ms,
         ),
         Row.of(
-            f"{case}: mean step while a stranger starts on the same machine",
+            f"{case}: mean step while an unrelated group starts on the same machine",
             "ms",
             ours.beside_ms,
             limit=ours.expected_ms,
@@ -108,14 +108,14 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
     return rows, notes
 
 
-def measure(side: Side, shape: Shape, count: int, options: Options, strangers: int = 0) -> Joins:
-    """Let groups join in turn; before some of them, let a stranger start."""
+def measure(side: Side, shape: Shape, count: int, options: Options, unrelated: int = 0) -> Joins:
+    """Let groups join in turn; before some of them, start an unrelated group."""
     found = Joins()
     with Job(side, shape) as job:
         job.start()
         for number in range(options.warm_ups + count):
-            stranger = options.warm_ups <= number < options.warm_ups + strangers
-            one = _join(job, job.names[number % shape.groups], options.settled, stranger=stranger)
+            beside = options.warm_ups <= number < options.warm_ups + unrelated
+            one = _join(job, job.names[number % shape.groups], options.settled, beside=beside)
             log(f"{side.package}: {one}")
             if number >= options.warm_ups:
                 for name, values in vars(one).items():
@@ -124,13 +124,13 @@ def measure(side: Side, shape: Shape, count: int, options: Options, strangers: i
     return found
 
 
-def _join(job: Job, name: str, settled: int, *, stranger: bool) -> Joins:
+def _join(job: Job, name: str, settled: int, *, beside: bool) -> Joins:
     job.prepare(name)
     watched = next(group for other, group in job.groups.items() if other != name)
     normal_ms = {job.shape.groups: _normal_ms(watched, job.shape.groups, settled)}
     job.kill(name)
     normal_ms[job.shape.groups - 1] = _normal_ms(watched, job.shape.groups - 1, settled)
-    beside_ms = [_beside_a_stranger(job, watched)] if stranger else []
+    beside_ms = [_beside_an_unrelated_group(job, watched)] if beside else []
     joiner = job.enter(name)
     entered_s = joiner.event("entering")["at_s"]
     first, heal_ms = _first_contribution(joiner)
@@ -146,16 +146,16 @@ def _join(job: Job, name: str, settled: int, *, stranger: bool) -> Joins:
     )
 
 
-def _beside_a_stranger(job: Job, watched: Group) -> float:
-    with job.stranger() as stranger:
-        entered_s = stranger.event("entering")["at_s"]
-        first_s = stranger.contribution()["at_s"]
+def _beside_an_unrelated_group(job: Job, watched: Group) -> float:
+    with job.unrelated() as unrelated:
+        entered_s = unrelated.event("entering")["at_s"]
+        first_s = unrelated.contribution()["at_s"]
         steps = _steps_until(watched, entered_s, lambda step: step["at_s"] >= first_s)
     return statistics.mean(step["took_s"] * 1e3 for step in steps)
 
 
 def _normal_ms(group: Group, members: int, count: int) -> float:
-    """The median of the next steps of so many members, but for those whose quorum is new."""
+    """The median of the next steps with this many members, except for those with a new quorum."""
     took_ms: list[float] = []
     before = 0
     until_s = time.monotonic() + EVENT_TIMEOUT_S

@@ -1,8 +1,7 @@
 """SIGKILL of one group of three at a random phase: until every survivor has committed a step without it.
 
-Figures are taken from the kill, so they hold what was left of the step (half of it, on average), the dead group's
-shards, which the survivors share out, and whatever the failure itself costs. The limit is a whole normal step and the
-recomputed shards.
+Times start at the kill, so they include the rest of the step (half of it, on average), the dead group's shards, which
+the survivors compute, and the cost of the failure itself. The limit is a whole normal step and the recomputed shards.
 """
 
 import math
@@ -28,16 +27,16 @@ from benchmarks._result import Goal, Row
 from benchmarks._worker import WorkerFailed
 
 P50_ABOVE_MS, WORST_ABOVE_MS = 50.0, 250.0
-# So many incarnations are started ahead of the kills that they follow, so that no start disturbs a measurement.
+# This many incarnations are started before they are needed, so that no start disturbs a measurement.
 AHEAD = 6
 SLOW_STEP_MS = 500.0
-# Where TorchFT is measured with its default timeouts as well: it takes a minute for a kill.
+# The case in which TorchFT is also measured with its default timeouts: a kill takes it a minute.
 USUAL = (100.0, 8.0)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Kill groups, and see how long the others take."""
+    """Kill groups, and measure how long the others take."""
 
     step_ms: tuple[float, ...] = (20.0, 100.0, 500.0)
     """Steps to measure, in milliseconds of a device."""
@@ -46,25 +45,25 @@ class Options:
     kills: int = 30
     """Kills of ours in each case."""
     slow_kills: int = 10
-    """The same, where a step takes half a second or more: they would take most of the time of all benchmarks."""
+    """The same for steps of half a second or more, which would take most of the time of all benchmarks."""
     peer_kills: int = 2
     """Kills of TorchFT with its default timeouts, for 100 ms and 8 MB."""
     peer_best_kills: int = 3
     """Kills of TorchFT with its best timeouts, in each case."""
     warm_ups: int = 1
-    """What is done first and not counted, in each case."""
+    """Kills in each case that are done first and not counted."""
     peer_seconds: float = 20.0
-    """The most that the kills of TorchFT may take, in each case and for each of its settings."""
+    """The most seconds for TorchFT's kills, in each case and for each of its settings."""
     seed: int = 0
     """Of the phases."""
 
 
 @dataclass
 class Kills:
-    """What the kills of one case came to.
+    """The times of the kills of one case.
 
     Attributes:
-        after_ms: from each kill to the last survivor's first commit without the dead.
+        after_ms: from each kill to the last survivor's first commit without the dead group.
         normal_ms: steps of all groups, undisturbed.
         discarded: attempts at a step whose gradients were thrown away.
     """
@@ -93,14 +92,14 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
 
 
 def measure_peer(side: Side | None, shape: Shape, count: int, options: Options) -> Kills | None:
-    """As many kills as fit into the time that the peer has; None if it got through none."""
+    """As many kills as fit into the peer's time; None if it survived none."""
     if side is None:
         return None
     found = Kills()
     try:
         measure(side, shape, count, options, found, time.monotonic() + options.peer_seconds)
     except WorkerFailed as error:
-        print(f"TorchFT did not go on after {len(found.after_ms)} kills: {error}", file=sys.stderr)
+        print(f"TorchFT did not continue after {len(found.after_ms)} kills: {error}", file=sys.stderr)
     return found if found.after_ms else None
 
 
@@ -153,7 +152,7 @@ def _kill(job: Job, name: str) -> tuple[float, int]:
 
 
 def _survive(job: Job, group: Group, killed_s: float) -> tuple[float, int]:
-    """When this group has committed a step without the dead, and how often it threw a step away until then."""
+    """When this group committed a step without the dead group, and how many attempts it discarded until then."""
     discarded = 0
     before: Event | None = None
     while True:

@@ -1,8 +1,8 @@
-"""What fault tolerance costs where nothing fails: a step in a job of one and of two groups, beside the plain one.
+"""The cost of fault tolerance without failures: a step in a job of one and of two groups, compared with a plain step.
 
-Each step of the job is followed by a plain step of the same sizes in the same process. The exchange is stated on its
-own: what is left beyond it is the cut, packing, the vote and what the engine does. And the engine alone: a call of a
-step with many small leaves, without a job.
+Each step of the job is followed by a plain step of the same sizes in the same process. The exchange is reported
+separately: the rest is the cut, packing, the vote and the engine. The engine is also measured alone: a call of a step
+with many small leaves, without a job.
 """
 
 import statistics
@@ -13,7 +13,7 @@ from benchmarks._result import Goal, Row
 from benchmarks._worker import Worker, workers
 
 MOST_DISPATCH_US = 200.0
-# The goal, 1 % beyond the exchange, is one of steps of this length.
+# The goal, 1 % beyond the exchange, applies to steps of this length.
 GOAL_STEP_MS = 100.0
 
 
@@ -30,7 +30,7 @@ class Options:
     rounds: int = 60
     """Steps to count; of a slow step as many as fit into `seconds`."""
     seconds: float = 8.0
-    """The most that one case may take."""
+    """The most seconds for one case."""
     leaves: int = 300
     """Of the state whose dispatch is measured."""
     calls: int = 500

@@ -1,9 +1,9 @@
 """How long a vote and its decision take: all groups vote at once, and the round ends when all have the decision.
 
-Ours is a coordinator in a process of its own, and the peer TorchFT's lighthouse; each has a process beside it that
-speaks for all groups, over a connection for each. The clients are those that groups have (gRPC's of Python, and
-TorchFT's own in a thread for each group): so long a decision takes on a machine that all of them share. The limit is
-plain sockets between two processes, which carry as few bytes as ours and decide nothing. The ways take turns, a few
+Ours is a coordinator in a separate process, and the peer is TorchFT's lighthouse; for each, a second process acts for
+all groups, with one connection per group. The clients are those of real groups (Python's gRPC, and TorchFT's own in a
+thread per group), so this is the time of a decision on a machine that all of them share. The limit is plain sockets
+between two processes, which carry as few bytes as ours and decide nothing. The implementations take turns, a few
 rounds each; every decision is checked.
 """
 
@@ -27,25 +27,25 @@ from benchmarks._worker import ROOT, Worker, WorkerFailed, workers
 # From here on the peer's replies, which list every member, should show.
 _MANY_GROUPS = 64
 _STATE_GROUPS = 64
-# With one thread of Rust its clients were no slower than with one for each core, and at 2 groups a third quicker.
+# With one Rust thread its clients were no slower than with one per core, and a third faster with 2 groups.
 _PEER_CLIENT = {"TOKIO_WORKER_THREADS": "1"}
 _ROUNDS_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
 class Options:
-    """Measure a vote and its decision, for several numbers of groups."""
+    """Measure a vote and its decision for several numbers of groups."""
 
     groups: tuple[int, ...] = (2, 8, 32, 64, 128, 256, 1000)
-    """How many groups vote."""
+    """Numbers of groups that vote."""
     turns: int = 10
-    """How often each way has its turn."""
+    """Turns of each implementation."""
     seconds: float = 0.3
-    """How long a turn of ours lasts, about; at least two rounds, at most fifty."""
+    """Approximate length of a turn of ours; at least two rounds, at most fifty."""
     idle_s: float = 3.0
-    """For how long a coordinator with the most groups is watched while nobody votes."""
+    """How long a coordinator with the most groups is measured while it is idle."""
     state: bool = True
-    """Measure also with every decision on disk."""
+    """Also measure with every decision on disk."""
 
 
 def run(options: Options) -> tuple[list[Row], list[str]]:
@@ -64,7 +64,7 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
 
 
 def _votes(options: Options, groups: int) -> tuple[list[Row], list[str]]:
-    """Each with its own clients; and what the coordinator takes for the most groups."""
+    """The implementations with their own clients, and the coordinator's resources with the most groups."""
     with _coordinator() as (address, pid), _ours(address, groups) as ours, _bare(groups) as bare:
         ways = {"ours": ours, "limit": bare}
         with contextlib.ExitStack() as stack:
@@ -82,7 +82,7 @@ def _add_peer(
     stack: contextlib.ExitStack,
     groups: int,
 ) -> list[str]:
-    """Add the peer's way, if there is one; else return why not, where that says something of the peer."""
+    """Add the peer, if available; return why it failed, if that is the peer's limit."""
     if (python := _peer.python()) is None:
         return []
     try:
@@ -93,7 +93,7 @@ def _add_peer(
 
 
 def _with_state(options: Options) -> Row:
-    """The same with every decision on disk, beside one that is not."""
+    """The same with every decision on disk, compared with none on disk."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         address, pid = stack.enter_context(_coordinator("--state", folder))
         plain_address, _ = stack.enter_context(_coordinator())
@@ -114,8 +114,8 @@ def _with_state(options: Options) -> Row:
 def _interleaved(
     options: Options, ways: dict[str, Worker], coordinator: int
 ) -> tuple[dict[str, list[float]], float]:
-    """Milliseconds of each way's rounds, and the CPU seconds of the coordinator in those of ours."""
-    # The first round is not counted; the next two say how many there can be.
+    """The rounds of each implementation in milliseconds, and the coordinator's CPU seconds in ours."""
+    # The first round is not counted; the next two determine how many fit.
     warm_s = {name: max(way.ask("rounds", _ROUNDS_TIMEOUT_S, count=3)[1:]) for name, way in ways.items()}
     count = max(2, min(50, round(options.seconds / warm_s["ours"])))
     samples: dict[str, list[float]] = {name: [] for name in ways}
@@ -135,7 +135,7 @@ def _resources(options: Options, groups: int, coordinator: int, round_cpu_s: flo
     held = f"the coordinator with {groups} groups"
     return [
         Row(f"{held}: CPU of a round", "ms", 1e3 * round_cpu_s),
-        Row(f"{held}: CPU while nobody votes", "% of a core", 100 * idle),
+        Row(f"{held}: CPU while idle", "% of a core", 100 * idle),
         Row(f"{held}: memory", "MiB", _resident_mib(coordinator)),
     ]
 
@@ -143,7 +143,7 @@ def _resources(options: Options, groups: int, coordinator: int, round_cpu_s: flo
 @contextlib.contextmanager
 def _coordinator(*options: str) -> Iterator[tuple[str, int]]:
     """A coordinator on a free port: its address and its process."""
-    # Groups of the benchmark speak only when they are to, and none of them has a state from before.
+    # The benchmark's groups send only on demand, and none has an earlier state.
     command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "127.0.0.1:0", "--founding-wait-ms", "0"]
     command += options
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
@@ -204,7 +204,7 @@ def _quantile(values: Sequence[float], percent: int) -> float:
 
 
 def _cpu_s(process: int) -> float:
-    """What all threads of a process have spent, in steps of 10 ms."""
+    """The CPU time of all threads of a process, with a resolution of 10 ms."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""Make of results what goes into the manual: a table in Markdown and a plot for each benchmark.
+"""Turn results into pages of the manual: a table in Markdown and a plot for each benchmark.
 
 python -m benchmarks all --json bench-results/all.json
 python -m benchmarks.report bench-results/all.json docs/performance
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def tables(results: Sequence[Json]) -> str:
-    """All results as Markdown: first what fell short, then each benchmark with its plot and its rows."""
+    """All results as Markdown: first the missed goals, then each benchmark with its plot and rows."""
     missed = [(result["name"], row) for result in results for row in result["rows"] if row["met"] is False]
     parts = [_machine(results[0]["machine"])]
     if missed:
@@ -43,11 +43,11 @@ def tables(results: Sequence[Json]) -> str:
 
 
 def plot(result: Json, path: Path) -> None:
-    """Bars for the rows that have something beside them, or else for all; on a logarithmic scale."""
+    """Bars for the rows with a comparison, or for all if there are none; on a logarithmic scale."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "jaxft"  # the same figures make the same file
+    matplotlib.rcParams["svg.hashsalt"] = "jaxft"  # the same figures give the same file
     from matplotlib import pyplot
 
     compared = [row for row in result["rows"] if row["peer"] is not None or row["limit"] is not None]

@@ -1,4 +1,4 @@
-"""Relaunch of one group of three: from the start of its process to its first contribution, and where the time goes.
+"""Restart of one group of three: from the start of its process to its first contribution, and where the time goes.
 
 Cold, and with JAX's compilation cache. TorchFT compiles nothing here.
 """
@@ -17,7 +17,7 @@ PARTS = ("interpreter", "imports", "first state", "greeting", "compile and plan"
 
 @dataclass(frozen=True)
 class Options:
-    """Kill a group, start it again, and see how long it takes."""
+    """Kill a group, restart it, and measure how long that takes."""
 
     step_ms: float = 100.0
     """A step, in milliseconds of a device."""
@@ -26,7 +26,7 @@ class Options:
     restarts: int = 5
     """Restarts of each kind."""
     warm_ups: int = 1
-    """What is done first and not counted, in each case."""
+    """Restarts in each case that are done first and not counted."""
 
 
 def run(options: Options) -> tuple[list[Row], list[str]]:
@@ -40,14 +40,14 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
         try:
             peer = measure(best, shape, options)
         except WorkerFailed as error:
-            print(f"TorchFT did not go on: {error}", file=sys.stderr)
+            print(f"TorchFT did not continue: {error}", file=sys.stderr)
     rows: list[Row] = []
     for kind, parts in (("cold", cold), ("with the cache", warm)):
         for part in PARTS:
             rows.append(Row.of(f"{kind}: {part}", "ms", parts[part], peer=peer.get(part, [])))
     return rows, [
-        "join: from the state in place to the first contribution in a commit, which holds at least a whole step.",
-        "TorchFT heals within its first step: its heal and join are one, and stand under join.",
+        "join: from the state in place to the first committed contribution, which includes at least a whole step.",
+        "TorchFT heals within its first step, so its join includes the heal.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""SIGKILL of one of two groups beside a spare: until a commit holds the spare's contribution.
+"""SIGKILL of one of two groups with a spare: until a commit includes the spare's contribution.
 
 In steps: how many later than the first step that is committed without the dead group. 0 means that the spare computed
 shards of the very step in which the group was lost, or of the next if that one was decided already.
@@ -26,7 +26,7 @@ class Options:
     kills: int = 10
     """Kills in each case."""
     warm_ups: int = 1
-    """What is done first and not counted, in each case."""
+    """Kills in each case that are done first and not counted."""
     seed: int = 0
     """Of the phases."""
 
@@ -50,7 +50,7 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
                 Row.of(f"{case}: kill to the spare's contribution", "ms", after_ms, limit=[normal_ms]),
             ]
     return rows, [
-        "limit: a normal step of two groups. TorchFT's spares hold a place without healing; not the same."
+        "limit: a normal step of two groups. TorchFT's spares do not heal in advance, so they are not comparable."
     ]
 
 

@@ -17,7 +17,7 @@ Fault-tolerant training for JAX.
 
 chaos     kill the groups of your own training, and compare the bits: jaxft chaos --help
 """
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
+INTERRUPTED = 130  # the exit status that a shell reports for Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,14 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def exit_with_status_of(command: Callable[[], int]) -> NoReturn:
-    """Run a command and exit; what it raises on purpose is one text on stderr."""
+    """Run a command and exit; its expected errors are printed to stderr without a traceback."""
     try:
         sys.exit(command())
     except JaxftError as error:
         print(f"jaxft: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("jaxft: interrupted; every process that was started has been ended", file=sys.stderr)
+        print("jaxft: interrupted; all processes that it started have been ended", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 

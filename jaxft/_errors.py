@@ -1,12 +1,12 @@
-"""Every error that jaxft raises on purpose, in one small tree."""
+"""The exceptions that jaxft raises, in one small tree."""
 
 
 class JaxftError(Exception):
-    """Base of all errors of jaxft. Its text says what happened, where, and what to do."""
+    """Base of all errors of jaxft. The message says what happened, where, and what to do."""
 
 
 class ConfigurationError(JaxftError):
-    """The call, the step function or the job's settings are wrong; nothing has been changed."""
+    """The call, the step function or the job's settings are wrong. Nothing has changed."""
 
 
 class StepError(ConfigurationError):
@@ -22,11 +22,11 @@ class JoinRefused(ConfigurationError):
 
 
 class Evicted(JaxftError):
-    """The coordinator put this group out for good: another process goes by its name."""
+    """The coordinator evicted this group for good: another process uses its name."""
 
 
 class SessionFailed(JaxftError):
-    """The thread that speaks with the coordinator has ended by an unexpected error, which is this error's cause."""
+    """The session thread ended with an unexpected error, which is the cause of this one."""
 
 
 class CannotHeal(JaxftError):
@@ -34,32 +34,32 @@ class CannotHeal(JaxftError):
 
 
 class CannotRestore(JaxftError):
-    """There are checkpoints, but all of them are damaged. Training does not start anew by itself."""
+    """There are checkpoints, but all of them are damaged. Training does not restart from scratch by itself."""
 
 
 class Diverged(JaxftError):
-    """The groups' states differ, and no majority says which is right: nobody knows the truth any more."""
+    """The groups' states differ, and no majority tells which one is right."""
 
 
 class NonFinite(JaxftError):
-    """The means of a step are not finite, with `nonfinite="raise"`. Nothing of that step was applied."""
+    """The means of a step are not finite, and `nonfinite="raise"`. The step was not applied."""
 
 
 class JobHalted(JaxftError):
-    """The coordinator has stopped the job for all its groups; the text says why."""
+    """The coordinator has stopped the job for all its groups; the message says why."""
 
 
 class JobFinished(JaxftError):
-    """The job has reached its end and every group that holds its state has left."""
+    """The job has finished, and all groups that held its state have left."""
 
 
 class ExchangeFailed(JaxftError):
-    """A peer was lost, or sent what it should not, while contributions were being summed.
+    """A peer was lost, or sent invalid data, during an exchange.
 
-    Handled inside `jaxft.Manager`: the group votes "failed" and the step is tried again under a new quorum.
+    Handled inside `jaxft.Manager`: the group votes "failed" and the step is retried under a new quorum.
 
     Attributes:
-        peers: the groups that this group saw fail, by name; empty if it was told to stop.
+        peers: the groups that this group saw fail, by name; empty if the exchange was aborted.
     """
 
     def __init__(self, message: str, peers: tuple[str, ...] = ()) -> None:
@@ -68,4 +68,4 @@ class ExchangeFailed(JaxftError):
 
 
 class HealFailed(JaxftError):
-    """No donor of a heal could be used any more. The group asks the coordinator for other donors."""
+    """All donors of a heal failed. The group asks the coordinator for others."""

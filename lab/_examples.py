@@ -1,4 +1,4 @@
-"""What can be trained under a storm, and the measures of each: a step must be short, and a return a few steps."""
+"""The examples for storms, with parameters: short steps, and returns of a few steps."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,20 +10,20 @@ from jaxft._launch._checks import LaunchError, check_installed
 from jaxft._launch._job import Program
 
 ExampleName = Literal["mlp", "llama3"]
-# Two for each of three groups, three for each of two.
+# Two per group with three groups, three with two.
 SHARDS_PER_GROUP = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """An example as a victim.
+    """An example for storms.
 
     Attributes:
-        module: what runs as a script.
-        flags: its own measures.
+        module: the module that runs as a script.
+        flags: its flags.
         needs: packages that it imports.
         any_mesh: whether its arithmetic is the same on any number of devices.
-        steps_per_kill: committed steps in which a group that was struck is mostly back, with room to spare.
+        steps_per_kill: committed steps in which a struck group is usually back, with a margin.
     """
 
     module: str
@@ -34,7 +34,7 @@ class Example:
 
     @property
     def trainer(self) -> tuple[str, ...]:
-        """Its command, but for its flags."""
+        """Its command, without flags."""
         return (sys.executable, "-m", self.module)
 
 
@@ -101,7 +101,7 @@ def program_of(
 def own_flags_of(
     example: Example, groups: Sequence[str], devices: Sequence[int]
 ) -> dict[str, dict[str, str]]:
-    """Return what each group gets for itself: in turn one of these numbers of simulated devices.
+    """Return each group's own flags: in turn, one of these numbers of simulated devices.
 
     Raises:
         LaunchError: the example's bits depend on the number of devices.
@@ -120,7 +120,7 @@ def own_flags_of(
 
 
 def flags_of(example: Example, *, groups: int, folder: Path) -> dict[str, str]:
-    """Return all flags that every process of both runs gets."""
+    """Return the flags of every process in both runs."""
     return {
         "--shards": str(SHARDS_PER_GROUP * groups),
         "--compilation-cache": str(folder / "compilation"),

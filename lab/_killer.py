@@ -1,4 +1,4 @@
-"""When to kill whom. A plan from a seed, and a state machine that places it; neither reads a clock."""
+"""The plan of kills from a seed, and a state machine that carries it out; neither reads a clock."""
 
 import random
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ MAX_DELAY_STEPS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A planned kill: `delay_steps` step times after the whole job is seen at work."""
+    """A planned kill: `delay_steps` step times after all groups have taken part in a step."""
 
     group: str
     delay_steps: float
 
 
 def plan_strikes(groups: Sequence[str], *, kills: int, seed: int) -> tuple[Strike, ...]:
-    """Return `kills` strikes. Nobody is struck twice before everybody has been struck once; so on for each round."""
+    """Return `kills` strikes. In each round, every group is struck once before any is struck again."""
     rng = random.Random(seed)
     victims: list[str] = []
     while len(victims) < kills:
@@ -25,18 +25,18 @@ def plan_strikes(groups: Sequence[str], *, kills: int, seed: int) -> tuple[Strik
 
 
 class Killer:
-    """Places the strikes of a plan one by one, each from a moment on at which every group takes part."""
+    """Carries out the strikes of a plan one by one, each after a step in which every group took part."""
 
     def __init__(self, strikes: Sequence[Strike]) -> None:
         self._waiting = list(strikes)
         self._due_at_s: float | None = None
 
     def due(self, now_s: float, full_step_s: float | None) -> Strike | None:
-        """Return the strike to place now, if there is one.
+        """Return the strike that is due now, if any.
 
         Args:
-            now_s: the clock, in seconds since any moment.
-            full_step_s: what the last step took, if every group took part in it; else None.
+            now_s: the current time, in seconds on any clock.
+            full_step_s: how long the last step took, if every group took part in it; otherwise None.
         """
         if not self._waiting:
             return None

@@ -12,8 +12,8 @@ LIVE_EVERY_S = 0.125
 
 
 def make_display(stream: IO[str], *, name: str, every_steps: int = PLAIN_EVERY_STEPS) -> Display:
-    """Return the display that suits the stream. `name` stands at the head of plain lines, and of
-    the steps only one in `every_steps` gets such a line.
+    """Return the display for the stream. Plain lines start with `name`, and only one step in
+    `every_steps` gets a line.
 
     Raises:
         LaunchError: it is a terminal, and rich is not installed.
@@ -24,7 +24,7 @@ def make_display(stream: IO[str], *, name: str, every_steps: int = PLAIN_EVERY_S
 
 
 class LiveDisplay:
-    """A table that renews itself in place, and above it the lines that stay."""
+    """A table that is updated in place, below the permanent lines."""
 
     def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Places the demo's kills, and tells what has become of each."""
+"""Carries out the demo's kills, and reports the outcome of each."""
 
 import time
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from lab._killer import Killer, Strike
 
 
 class DemoWatcher:
-    """Kills groups by a plan, or only tells how the job goes if there is none."""
+    """Kills groups by a plan, or only reports the job's progress if there is none."""
 
     def __init__(self, display: Display, strikes: Sequence[Strike] = ()) -> None:
         self.planned_kills = len(strikes)
@@ -27,7 +27,7 @@ class DemoWatcher:
 
 
 def _place(strike: Strike, job: Job, display: Display) -> None:
-    """Kill a group and launch it again at once; or do nothing if it has done all its work."""
+    """Kill a group and restart it at once, or do nothing if it has finished."""
     victim = job.current(strike.group)
     if victim.finished is not None or victim.child.exit_code() is not None:
         return
@@ -35,24 +35,24 @@ def _place(strike: Strike, job: Job, display: Display) -> None:
     again = job.start(strike.group)
     display.say(
         f"killed {kill.group} (kill -9 {victim.child.pid}) after step {kill.step}; "
-        f"launched it again (pid {again.pid})"
+        f"restarted it (pid {again.pid})"
     )
 
 
 class Narrator:
-    """Says once what has become of each kill, and what each group ended with."""
+    """Reports once the outcome of each kill, and the final state of each group."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
         self._told: set[tuple[str, int, str]] = set()
 
     def tell(self, record: RunRecord) -> None:
-        """Say what is new in the record."""
+        """Report what is new in the record."""
         for kill in record.kills:
             key = (kill.group, kill.incarnation)
             stalled_s, returned_s = stall_s(kill, record.histories), back_s(kill, record.histories)
             if stalled_s is not None:
-                self._once(*key, "stall", f"the others went on {stalled_s * 1000:.0f} ms after the kill")
+                self._once(*key, "stall", f"the others continued {stalled_s * 1000:.0f} ms after the kill")
             if returned_s is not None:
                 self._once(
                     *key, "back", f"{kill.group} is back: contributes {returned_s:.1f} s after the kill"

@@ -28,40 +28,40 @@ from lab._examples import (
 )
 from lab._live import make_display
 
-# After the last strike so many kills' worth of steps remain, for the last victims to come back in.
+# The steps of this many kills remain after the last strike, for the last victims to return.
 TAIL_KILLS = 3
 PLAIN_LINES = 50
-# A storm by time: so long is a step made, and so long after another does a fault fall, on average.
+# In a storm with a set duration: the length of a step, and the average time between faults.
 TIMED_STEP_S = 0.5
 TIMED_FAULT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabChaosOptions(StormOptions):
-    """Kill -9 the replica groups of a job again and again by a seeded plan, or do them other harm, and compare with
-    an undisturbed run.
+    """Repeatedly kill -9 the replica groups of a job by a seeded plan, or inject other faults, and compare with an
+    undisturbed run.
 
     Exit status 0 if every fault was placed, no step was lost and all final states are equal, bit for bit; 1 if not.
     """
 
     kills: int = 100
-    """How many processes to kill; with --faults, how many faults of all kinds together."""
+    """How many processes to kill; with --faults, how many faults of all kinds in total."""
     minutes: float | None = None
-    """Let the storm last for so long, with a fault every 20 s, instead of --kills and --steps."""
+    """How long the storm lasts, with a fault every 20 s, instead of --kills and --steps."""
     example: ExampleName = "mlp"
-    """What the groups train."""
+    """The example that the groups train."""
     steps: int | None = None
-    """Steps that the job commits. None takes as many as the kills need."""
+    """Steps that the job commits. None: as many as the kills need."""
     rate: float | None = None
-    """Kills in a hundred steps. None takes a rate at which one victim is mostly back before the next is struck."""
+    """Kills per hundred steps. None: a rate at which one victim is usually back before the next is struck."""
     devices: tuple[int, ...] = ()
-    """Simulated devices of the groups, in turn: groups of different meshes. Only for mlp."""
+    """Numbers of simulated devices of the groups, in turn, for groups with different meshes. Only for mlp."""
 
 
 def run_chaos(
     options: LabChaosOptions, *, example: Example | None = None, coordinator: tuple[str, ...] = COORDINATOR
 ) -> int:
-    """Run the storm and print its verdict; return the exit status. Tests name an example of their own.
+    """Run the storm and print its verdict; return the exit status. Tests pass other examples.
 
     Raises:
         LaunchError: it cannot run here, there is no such plan, or the coordinator does not start.
@@ -73,7 +73,7 @@ def run_chaos(
     own_flags = own_flags_of(example, options.group_names, options.devices)
     if options.json is not None:
         check_json_file(options.json)
-        options.json.unlink(missing_ok=True)  # a failure must not leave an older verdict
+        options.json.unlink(missing_ok=True)  # a failure must not leave an old verdict
     check_example(example.needs)
     display = make_display(sys.stdout, name="jaxft chaos", every_steps=max(10, steps // PLAIN_LINES))
     with signals_as_exit(), run_folder(options.keep, name="jaxft-chaos-") as folder:
@@ -98,16 +98,16 @@ def run_chaos(
 
 
 def timed(options: LabChaosOptions) -> LabChaosOptions:
-    """Return the options of a storm with the faults and steps that fill its minutes, if it goes by time.
+    """Return the options with the number of faults and steps that fill the given minutes, if any.
 
     Raises:
-        LaunchError: it is no time, or steps are given too.
+        LaunchError: the time is not valid, or steps are given too.
     """
     if options.minutes is None:
         return options
     if not options.minutes > 0 or options.steps is not None:
         raise LaunchError(
-            f"--minutes must be more than 0, and stands instead of --steps, not {options.minutes:g} with "
+            f"--minutes must be more than 0, and replaces --steps: not {options.minutes:g} with "
             f"{options.steps} steps"
         )
     lasts_s = 60 * options.minutes
@@ -116,13 +116,13 @@ def timed(options: LabChaosOptions) -> LabChaosOptions:
 
 
 def timeout_flags(options: LabChaosOptions) -> dict[str, str]:
-    """Return what every group is given of the storm's timeouts, where they are not those that the examples have."""
+    """Return the flags for the storm's timeouts that differ from the examples' defaults."""
     changed = options.failure_timeout_s != StormOptions.failure_timeout_s
     return {"--failure-timeout-s": f"{options.failure_timeout_s:g}"} if changed else {}
 
 
 def at_rate(example: Example, rate: float | None) -> Example:
-    """Return the example with another distance between kills.
+    """Return the example with another rate of kills.
 
     Raises:
         LaunchError: it is not between 0 and 100 kills in a hundred steps.
@@ -135,17 +135,17 @@ def at_rate(example: Example, rate: float | None) -> Example:
 
 
 def default_steps(kills: int, example: Example) -> int:
-    """Return in how many steps so many kills fit."""
+    """Return the number of steps that this many kills need."""
     return FIRST_STEP + (kills + TAIL_KILLS) * example.steps_per_kill
 
 
 def plan(options: LabChaosOptions, example: Example, steps: int) -> tuple[Strike, ...]:
-    """Return the strikes that the options ask for. Raises LaunchError if there is no such plan."""
+    """Return the strikes of the plan. Raises LaunchError if there is none for these options."""
     return options.plan(last_step=steps - min(TAIL_KILLS * example.steps_per_kill, steps // 3))
 
 
 def _run_alone(program: Program, processes: Processes, display: Display) -> RunRecord:
-    """Train undisturbed, in one process that computes all shards: by design the same bits, and quicker."""
+    """Train undisturbed, in one process that computes all shards: the same bits by design, and faster."""
     display.say("the same steps, undisturbed, in one process")
     job = Job("undisturbed", ("alone",), program, coordinator=None, processes=processes)
     return run_job(job, display, Storm(display, ()), title="undisturbed run")

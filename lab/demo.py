@@ -21,8 +21,8 @@ from lab._live import make_display
 from lab._watcher import DemoWatcher
 
 GROUPS = ("group-0", "group-1", "group-2")
-SHARDS = 6  # two for each group, three for each of two: nobody waits for one that has more
-# A relaunched group costs as much processor time as some 9 steps of this size, 15 on a busy machine: three returns
+SHARDS = 6  # two per group, or three with two groups: equal work for all
+# A restarted group costs as much processor time as about 9 such steps, or 15 on a busy machine: three returns
 # fit twice.
 SEQUENCES_PER_SHARD = 8
 TRAINER = (sys.executable, "-m", "examples.llama3.train")
@@ -40,18 +40,18 @@ class DemoOptions:
     steps: int = STEPS
     """Steps that the job commits, with kills and without."""
     kills: int = len(GROUPS)
-    """How many times to kill a group. Everyone is killed once before anyone is killed twice."""
+    """How many times to kill a group. Every group is killed once before any is killed twice."""
     seed: int | None = None
-    """Names the victims' order and the moments. None draws one, and prints it."""
+    """Seed for the order of victims and the times. None draws one and prints it."""
     json: Path | None = None
-    """Write the verdict to this file as well."""
+    """Also write the verdict to this file."""
     keep: Path | None = None
     """Keep the event files and logs in this new folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What is started, so that tests can start something quicker."""
+    """The commands to start, which tests replace with faster ones."""
 
     coordinator: tuple[str, ...] = COORDINATOR
     trainer: tuple[str, ...] = TRAINER
@@ -69,7 +69,7 @@ def run_demo(options: DemoOptions, commands: Commands | None = None) -> int:
         )
     if options.json is not None:
         check_json_file(options.json)
-        options.json.unlink(missing_ok=True)  # a failure must not leave an older verdict
+        options.json.unlink(missing_ok=True)  # a failure must not leave an old verdict
     check_example(NEEDED)
     seed = secrets.randbelow(10**6) if options.seed is None else options.seed
     display = make_display(sys.stdout, name="jaxft demo")
@@ -81,7 +81,7 @@ def run_demo(options: DemoOptions, commands: Commands | None = None) -> int:
     sys.stdout.write("\n" + verdict_text(verdict, seed=seed) + "\n")
     if not verdict.ok and options.keep is None:
         sys.stdout.write(
-            f"To look into it: python -m lab demo --seed {seed} --keep FOLDER keeps every log and event file.\n"
+            f"To investigate, run python -m lab demo --seed {seed} --keep FOLDER, which keeps logs and event files.\n"
         )
     if options.json is not None:
         options.json.write_text(
@@ -93,7 +93,7 @@ def run_demo(options: DemoOptions, commands: Commands | None = None) -> int:
 def _train_twice(
     options: DemoOptions, commands: Commands, *, seed: int, processes: Processes, display: Display
 ) -> Verdict:
-    """Kills first: whoever watches sees a recovery soon, and the second run repeats what the first has shown."""
+    """The run with kills comes first, so that recoveries are visible soon. Then the undisturbed run."""
     coordinator = Coordinator(processes, commands.coordinator)
     address = coordinator.address
     display.say(f"coordinator at {address} (pid {coordinator.child.pid}); logs in {processes.folder}")

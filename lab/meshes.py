@@ -2,10 +2,10 @@
 
     python -m lab.meshes
 
-Each mesh is a process of its own with as many simulated CPU devices. Every one starts from the same state, and for
-each of some batches makes its contribution (`compute`). Then every one is given the contribution of the group with
-one device as the means, and makes its new state (`apply`). All are compared with those of the group with one device:
-equal in every bit, or the largest difference, relative to the largest element of the leaf, and for how many batches.
+Each mesh is a separate process with that many simulated CPU devices. All start from the same state, and compute the
+contributions of some batches (`compute`). Then all take the contribution of the group with one device as means, and
+compute the new state (`apply`). The results are compared with those of the group with one device: equal in every bit,
+or the largest difference, relative to the largest element of the leaf, and for how many batches.
 """
 
 import multiprocessing
@@ -32,7 +32,7 @@ from examples.llama3.train import make_train_step
 from jaxft._programs._build import cut_programs
 
 WIDTH = 256
-# How the MLP's parameters and its batch lie on a mesh ("fsdp", "tp").
+# The sharding of the MLP's parameters and batch on a mesh ("fsdp", "tp").
 MLP_LAYOUTS: dict[str, tuple[dict[str, P], P]] = {
     "columns": ({"w1": P(None, "tp"), "b1": P("tp"), "w2": P(None, "tp")}, P()),
     "fsdp": ({"w1": P("fsdp"), "b1": P("fsdp"), "w2": P("fsdp")}, P("fsdp")),
@@ -67,7 +67,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Made:
-    """What one group made: its first state, and for each batch its contribution and its new state."""
+    """The results of one group: its first state, and the contribution and new state of each batch."""
 
     state: Leaves
     contributions: list[Leaves]
@@ -80,7 +80,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     print("| model | fsdp x tp | first state | contribution | new state of equal means |")
     print("| --- | --- | --- | --- | --- |")
-    # JAX's devices are settled once in a process, so each case is one of its own.
+    # The number of JAX devices is fixed per process, so each case gets a separate process.
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as processes:
         for model, meshes in MESHES.items():
             for clip in (False, True):
@@ -114,12 +114,12 @@ def difference(ours: list[Leaves], theirs: list[Leaves]) -> str:
 def leaf_difference(one: np.ndarray, other: np.ndarray) -> float:
     if one.tobytes() == other.tobytes():
         return 0.0
-    # A sign of zero is a difference too, however small.
+    # A different sign of zero also counts.
     return max(float(np.abs(one - other).max() / np.abs(other).max()), 1e-45)
 
 
 def run(case: Case, reference: Made | None) -> Made:
-    """Make contributions and new states on this case's mesh."""
+    """Compute contributions and new states on this case's mesh."""
     start_jax(cpu_devices=case.fsdp * case.tp, compilation_cache=None)
     mesh = make_mesh(case.fsdp, case.tp)
     state, batches, train_step = (llama if case.model == "llama" else mlp)(case, mesh)
@@ -129,7 +129,7 @@ def run(case: Case, reference: Made | None) -> Made:
         contribution, local = programs.compute(programs.state_leaves(state), batch)
         made.contributions.append(to_numpy(contribution))
         means = (reference or made).contributions[number]
-        # Apply consumes the state that it is given.
+        # Apply consumes its state.
         new_state, _ = programs.apply(programs.state_leaves(jax.tree.map(jnp.copy, state)), means, local)
         made.new_states.append(to_numpy(new_state))
     return made
@@ -167,7 +167,7 @@ def mlp(case: Case, mesh: Mesh) -> tuple[Any, list[jax.Array], Callable[..., Any
 
 
 def llama(case: Case, mesh: Mesh) -> tuple[Any, list[jax.Array], Callable[..., Any]]:
-    """The debug size of the example; not clipped means by a norm that is never reached."""
+    """The debug size of the example; without clipping, the norm's limit is never reached."""
     flags = Flags(clip_norm=1e-2 if case.clip else 1e9)
     settings = check_settings(flags)
     state = init_state(settings.model, settings.optimizer, mesh, seed=0)

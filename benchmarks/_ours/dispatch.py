@@ -1,4 +1,4 @@
-"""What calling a step of many small leaves costs: the engine alone, without a job."""
+"""The cost of calling a step with many small leaves: the engine alone, without a job."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Call = Callable[[State, jax.Array], State]
 def measure(leaves: int, calls: int) -> dict[str, list[float]]:
     """Microseconds of each call, interleaved; the states at the end are compared.
 
-    "plain" is the jitted step, "bare" are the two compiled programs of the cut step, called with what they read, and
+    "plain" is the jitted step, "bare" are the two compiled programs of the cut step, called with their inputs, and
     "wrapped" is the fault-tolerant step, which calls the same two.
     """
     ways = _ways(_state(leaves), jnp.float32(0.0))
@@ -63,7 +63,7 @@ def _ways(state: State, batch: jax.Array) -> dict[str, Call]:
 
 
 def _bare(programs: Programs, state: State, batch: jax.Array) -> State:
-    """The two programs and nothing else: both read all that there is, in this order."""
+    """Only the two programs: both read all leaves, in this order."""
     params = state["params"]
     grads = programs.executables.compute(*params, batch)
     return {"params": programs.executables.apply(*params, *grads)}

@@ -37,7 +37,7 @@ class Member:
         return [self._listener.port, self._plain.getsockname()[1]]
 
     def join(self, me: int, members: int, ports: Sequence[Sequence[int]]) -> None:
-        """Connect to the others, in both ways."""
+        """Connect to the others, both with jaxft and with bare sockets."""
         self._me, self._members = me, members
         peers = [
             Peer(f"group-{number}", 1, f"127.0.0.1:{port}", (number,))
@@ -95,13 +95,13 @@ class Member:
         return {"spans": spans, "cpu_s": cpu_s, "digest": digest}
 
     def bare(self, count: int) -> dict[str, Any]:
-        """Move the bytes of such an exchange, and add nothing."""
+        """Move the bytes of such an exchange, without summing."""
         size_bytes = self._layout.size_bytes
         one_trip = size_bytes * (self._members - 1) <= ONE_TRIP_BYTES
         each_bytes = size_bytes if one_trip else 2 * size_bytes // self._members
         spans: list[tuple[float, float]] = []
         cpu_s = 0.0
-        # Kept for all rounds: what is given back to the system now would cost whoever is next.
+        # Kept for all rounds: memory that is returned to the system would slow down the next measurement.
         if not self._bare:
             self._bare = [np.ones(each_bytes, np.uint8) for _ in range(self._members)]
         out, *into = self._bare
@@ -131,11 +131,11 @@ class Member:
                 for got, wanted in zip(means, self._means(), strict=True)
             )
             if not same:
-                raise AssertionError("the exchange made a wrong sum")
+                raise AssertionError("the exchange computed a wrong sum")
         return digest.hexdigest()
 
     def _means(self) -> list[np.ndarray]:
-        """In the order of the tree, in float32: what every member must hold, bit for bit."""
+        """The sum in the order of the tree, in float32, which every member must hold bit for bit."""
         numbers = [self._numbers(member) for member in range(self._members)]
         means: list[np.ndarray] = []
         for leaves in zip(*numbers, strict=True):
@@ -152,7 +152,7 @@ def _tree_sum(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def _move(socks: Sequence[socket.socket], out: np.ndarray, into: Sequence[np.ndarray]) -> None:
-    """Send `out` to everybody and receive as much from everybody, in one thread."""
+    """Send `out` to all members and receive as much from each, in one thread."""
     sending = {sock.fileno(): out.data for sock in socks}
     receiving = {sock.fileno(): room.data for sock, room in zip(socks, into, strict=True)}
     by_fd = {sock.fileno(): sock for sock in socks}

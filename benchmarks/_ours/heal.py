@@ -1,8 +1,8 @@
 """A donor or a joiner of the `heal` benchmark, and the bare sockets beside them.
 
-A heal is what a joining group does: it dials the donors, compares the leaves' types, fetches the state in stripes
-with a digest for each chunk at both ends, and makes `jax.Array`s of it. The bare sockets move the same bytes between
-the same processes, and do nothing else.
+A heal is all that a joiner does: it dials the donors, compares the leaves' types, fetches the state in stripes
+with a digest for each chunk at both ends, and makes `jax.Array`s of it. The bare sockets only move the same bytes
+between the same processes.
 """
 
 import gc
@@ -28,7 +28,7 @@ from jaxft._transport._listener import Abort, Listener
 STEP = 3
 HEAL_ID = 1
 TIMEOUT_S = 60.0
-# The fastest of those that were tried.
+# The fastest of the sizes that were tried.
 PIECE_BYTES = 1 << 20
 
 
@@ -92,10 +92,10 @@ def heal(addresses: list[str], sizes: list[int], token: bool) -> dict[str, Any]:
     """Fetch the state from these donors; returns seconds, how much memory it took at most, and the sums."""
     like = [jax.ShapeDtypeStruct((size,), np.float32) for size in sizes]
     donors = [DonorAt(f"donor-{number}", 1, address) for number, address in enumerate(addresses)]
-    gc.collect()  # JAX lets go of the state before only now
+    gc.collect()  # JAX releases the previous state only now
     make_memory_fresh(4 * sum(sizes))
     before_bytes = _memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     began_s = time.perf_counter()
     fetcher = Fetcher(
         job="job",
@@ -156,7 +156,7 @@ def _receive_part(address: tuple[str, int], arena: np.ndarray, start: int, stop:
 
 
 def _memory(field: str) -> int:
-    """Of this process, from the kernel's books, in bytes."""
+    """A memory figure of this process from the kernel, in bytes."""
     found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) << 10

@@ -1,7 +1,7 @@
-"""Many groups in one process: each has a stream of its own to a coordinator, votes, and waits for the decision.
+"""Many groups in one process: each has a separate stream to a coordinator, votes, and waits for the decision.
 
-What travels is what groups say, and over the same library; only the bytes are made once for all of them, because one
-process stands here for as many machines as there are groups.
+The messages and the library are those of real groups. Only the bytes are encoded once for all of them, because one
+process stands in for as many machines as there are groups.
 """
 
 import asyncio
@@ -20,25 +20,25 @@ from jaxft_protocol.proto import coordinator_pb2 as pb
 from benchmarks._worker import serve
 
 _METHOD = f"/{pb.DESCRIPTOR.services_by_name['Coordinator'].full_name}/Session"
-# A connection for each group, as if each were a process of its own.
+# A connection for each group, as if each were a separate process.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 _JOB = "rendezvous"
 _JOIN_TIMEOUT_S = 90.0
 _ROUND_TIMEOUT_S = 30.0
-# The coordinator lets only so many strangers wait at its door.
+# The coordinator limits the number of connections that are not yet identified.
 _GREETED_AT_ONCE = 100
-# How often it is looked whose heartbeat is due.
+# How often due heartbeats are sent.
 _LOOK_S = 0.05
 
 _ALIVE = wire.coordinator_to_proto(m.Alive()).SerializeToString()
 
 
 class _Group:
-    """One group's stream, spoken by hand."""
+    """One group's stream, with handmade messages."""
 
     def __init__(self, address: str, number: int) -> None:
         self.number = number
-        self.heartbeat_s = 0.0  # when the next is due
+        self.heartbeat_s = 0.0  # when the next heartbeat is due
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._call = self._channel.stream_stream(_METHOD)()  # bytes in, bytes out
 
@@ -56,7 +56,7 @@ class _Group:
 
 
 class _Groups:
-    """All groups of a job. Votes and heartbeats are written in turn, as gRPC asks for."""
+    """All groups of a job. Votes and heartbeats are written in turn, as gRPC requires."""
 
     def __init__(self) -> None:
         self._groups: list[_Group] = []
@@ -76,20 +76,22 @@ class _Groups:
             coming = [_Group(address, n) for n in range(first, min(groups, first + _GREETED_AT_ONCE))]
             await asyncio.gather(*(self._greet(group) for group in coming))
             self._groups += coming
-        # Everybody holds the same first state; as many shards as groups.
+        # All groups hold the same first state; as many shards as groups.
         join = m.Join(m.Step(0), 0xD1, min_replicas=groups, total_shards=groups)
         async with self._turn:
             await asyncio.gather(*(group.say(_encoded(join)) for group in self._groups))
-        told = set(await asyncio.gather(*(self._first_quorum(group) for group in self._groups)))
-        quorum = _decoded(told.pop())
-        if told or not isinstance(quorum, m.NewQuorum) or len(quorum.members) != groups:
-            raise ValueError(f"{groups} groups were told of {1 + len(told)} quorums, not of one of them all")
+        quorums = set(await asyncio.gather(*(self._first_quorum(group) for group in self._groups)))
+        quorum = _decoded(quorums.pop())
+        if quorums or not isinstance(quorum, m.NewQuorum) or len(quorum.members) != groups:
+            raise ValueError(
+                f"{groups} groups got {1 + len(quorums)} different quorums instead of one of all groups"
+            )
         self._quorum_id, self._step = quorum.quorum_id, quorum.step
         self._tasks |= {asyncio.create_task(self._read(group)) for group in self._groups}
         return time.perf_counter() - began_s
 
     async def rounds(self, count: int) -> list[float]:
-        """Vote so many times; return for each how many seconds it took until everybody had the decision."""
+        """Vote `rounds` times; return the seconds of each round until all groups had the decision."""
         seconds: list[float] = []
         for _ in range(count):
             async with self._turn:
@@ -112,18 +114,18 @@ class _Groups:
         await group.say(_encoded(m.Hello(_JOB, name, incarnation, address)))
         welcome = _decoded(await group.read())
         if not isinstance(welcome, m.Welcome):
-            raise ValueError(f"{name} is not welcome: {welcome}")
+            raise ValueError(f"{name} was not accepted: {welcome}")
         self._heartbeat_s = welcome.heartbeat_interval_ms / 1000
         group.heartbeat_s = time.monotonic() + self._heartbeat_s
 
     async def _first_quorum(self, group: _Group) -> bytes:
         while True:
             data = await group.read()
-            # Of a thousand groups each is told of a thousand members: one quorum is decoded, for all.
+            # A thousand groups each get a quorum of a thousand members: only one is decoded, for all.
             if pb.CoordinatorMessage.FromString(data).HasField("new_quorum"):
                 return data
             if not isinstance(message := _decoded(data), m.Waiting | m.Alive):
-                raise ValueError(f"group {group.number} waited for a quorum and heard {message}")
+                raise ValueError(f"group {group.number} waited for a quorum and got {message}")
 
     async def _round(self) -> float:
         vote = _encoded(m.Vote(self._quorum_id, self._step, ok=True))
@@ -149,7 +151,7 @@ class _Groups:
                     if not self._missing and self._decided is not None:
                         self._decided.set_result(None)
                 elif data != _ALIVE and not isinstance(_decoded(data), m.AllComputed):
-                    raise ValueError(f"group {group.number} heard {_decoded(data)} in step {self._step}")
+                    raise ValueError(f"group {group.number} got {_decoded(data)} in step {self._step}")
         except Exception as error:
             if self._decided is not None and not self._decided.done():
                 self._decided.set_exception(error)

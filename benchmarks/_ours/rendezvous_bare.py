@@ -1,7 +1,7 @@
 """The least that a decision takes: as many sockets as groups, a vote's bytes one way, a decision's bytes the other.
 
-One process answers everybody once everybody has spoken; the other speaks for all groups. Nothing is framed, decoded,
-decided or remembered.
+One process answers all connections once all have sent a message; the other sends for all groups. Nothing is framed,
+decoded, decided or stored.
 """
 
 import selectors
@@ -19,7 +19,7 @@ _TIMEOUT_S = 30.0
 
 
 class _Sockets:
-    """Connections that are awaited all together."""
+    """Connections that are awaited together."""
 
     def __init__(self, sockets: list[socket.socket]) -> None:
         self._sockets = sockets

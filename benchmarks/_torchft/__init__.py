@@ -1,4 +1,4 @@
-"""What workers on TorchFT's side do.
+"""Workers of TorchFT's side.
 
-They run under the interpreter of its own environment, and import nothing of ours but `_worker`.
+They run under the interpreter of TorchFT's environment, and import nothing of ours but `_worker`.
 """

@@ -17,7 +17,7 @@ LEARNING_RATE, DECAY, MOMENT = 0.1, 0.01, 0.9
 
 
 class Model:
-    """Parameters, moments if wanted, and the noise that gradients are made of."""
+    """Parameters, optional moments, and the noise for the gradients."""
 
     def __init__(self, megabytes: float, leaves: int, moments: bool) -> None:
         random = torch.Generator().manual_seed(0)
@@ -70,9 +70,9 @@ def train(
     min_replicas: int,
     group_timeout_s: float,
 ) -> None:
-    """Train until the parent says stop; each event is a line.
+    """Train until the parent sends "stop"; each event is a line.
 
-    With `plain`, each step of the job is followed by a plain step of a model of its own.
+    With `plain`, each step of the job is followed by a plain step of a separate model.
     """
     logging.disable(logging.CRITICAL)  # it logs each failure that is measured here
     model = Model(megabytes, leaves, moments)

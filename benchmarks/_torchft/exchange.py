@@ -11,9 +11,9 @@ from torchft import Manager, ProcessGroupGloo
 from benchmarks._worker import serve
 
 TIMEOUT = timedelta(seconds=60)
-# As its DistributedDataParallel does: gradients lie in buckets of so many bytes, each averaged as a whole.
+# Like its DistributedDataParallel: gradients are packed into buckets of this many bytes, each averaged as a whole.
 BUCKET_BYTES = 25 << 20
-# So many elements are looked at of a result, and of the first all: to look at all took longer than to exchange them.
+# This many elements of each result are checked, and all of the first: checking all takes longer than the exchange.
 CHECKED = 1 << 20
 
 
@@ -65,7 +65,7 @@ class Group:
                 raise AssertionError(f"the exchange failed: {self._manager.errored()}")
             got, wanted = (each[:: self._stride] for each in (grads, self._wanted))
             if not torch.allclose(got.float(), wanted, rtol=2e-2, atol=2e-2):
-                raise AssertionError("the exchange made a wrong sum")
+                raise AssertionError("the exchange computed a wrong sum")
             self._stride = max(1, len(grads) // CHECKED)
         return {"spans": spans, "cpu_s": cpu_s}
 

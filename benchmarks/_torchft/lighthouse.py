@@ -1,4 +1,4 @@
-"""TorchFT's lighthouse, in a process of its own."""
+"""TorchFT's lighthouse, in a separate process."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """TorchFT's side: a lighthouse in one process; in another as many clients as there are groups, each in a thread.
 
-Its clients are Rust beneath, and let go of the interpreter while they wait.
+Its clients are written in Rust, and release the interpreter's lock while they wait.
 """
 
 import datetime
@@ -17,7 +17,7 @@ from benchmarks._worker import serve
 
 _TIMEOUT = datetime.timedelta(seconds=60)
 _TIMEOUT_S = 60.0
-# What a thread needs here; a thousand threads with the usual 8 MiB are a thousand promises that nobody keeps.
+# The stack of a thread here; a thousand threads with the usual 8 MiB would reserve 8 GiB.
 _STACK_BYTES = 1 << 20
 
 
@@ -26,7 +26,7 @@ class _Lighthouse:
         self._server: Any = None
 
     def listen(self, groups: int) -> str:
-        """Begin to serve; all groups are waited for, and nobody is taken for dead while a round of others runs."""
+        """Start to serve. It waits for all groups, and considers none dead while another benchmark's round runs."""
         self._server = LighthouseServer(
             bind="0.0.0.0:0",
             min_replicas=groups,
@@ -38,7 +38,7 @@ class _Lighthouse:
 
 
 class _Group(threading.Thread):
-    """One client. `go` begins a round; who is the last to have its quorum ends it."""
+    """One client. `go` begins a round; the last client to get its quorum ends it."""
 
     def __init__(self, address: str, number: int, groups: "_Groups") -> None:
         super().__init__(daemon=True)
@@ -64,7 +64,7 @@ class _Group(threading.Thread):
                     world_size=1,
                     shrink_only=False,
                 )
-            except Exception as error:  # told to the parent
+            except Exception as error:  # reported to the parent
                 groups.errors.append(repr(error))
             groups.ended(self)
 
@@ -110,11 +110,11 @@ class _Groups:
         return took_s
 
     def _check(self) -> None:
-        """Everybody has the same quorum, which is that of all groups."""
+        """Check that all groups have the same quorum, of all groups."""
         ids = {group.quorum.quorum_id for group in self._groups}
         size = len(self._groups[-1].quorum.participants)
         if size != len(self._groups) or len(ids) != 1 or self._quorum_id not in (None, *ids):
-            raise ValueError(f"{len(self._groups)} groups were told of quorums {ids}, of {size} groups")
+            raise ValueError(f"{len(self._groups)} groups got the quorums {ids}, of {size} groups")
         (self._quorum_id,) = ids
 
 

@@ -1,7 +1,7 @@
-"""The storm's agent in a program of `jaxft chaos`: tells of its steps, and takes the storm's orders.
+"""The storm's agent in a program of `jaxft chaos`: reports its steps, and carries out orders.
 
-A Manager makes one if the environment names an event file (JAXFT_CHAOS); otherwise there is none. Every committed
-step is written down with a digest of the state after it, so that the program itself has to tell nothing.
+A Manager creates one if the environment names an event file (JAXFT_CHAOS). The agent records every committed step
+with a digest of the state after it, so the program itself reports nothing.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Agent:
         """Return the agent of this process, or None if it is not a program of `jaxft chaos`.
 
         Raises:
-            ConfigurationError: the program does not join the storm's job.
+            ConfigurationError: the program joins another job than the storm's.
         """
         events = os.environ.get("JAXFT_CHAOS")
         if not events:
@@ -52,19 +52,19 @@ class Agent:
         return cls(Path(events))
 
     def entered(self, port: int) -> None:
-        """Tell where this group listens."""
+        """Report the port on which this group listens."""
         self._write("entered", port=port)
 
     def watching(self, runner: Runner) -> "Watched":
-        """Return the engine of this group's steps, each of which is told."""
+        """Return an engine that reports each step of this group."""
         return Watched(self, runner)
 
     def stepped(self, report: StepReport, state: Sequence[jax.Array], shards: int | None) -> None:
-        """Tell of a committed step, and of the leaves of the state after it.
+        """Report a committed step and the digest of the state after it.
 
         Raises:
-            ConfigurationError: the result of the training depends on the number of groups, so there is nothing to
-                compare it with.
+            ConfigurationError: the result of the training depends on the number of groups, so it cannot be compared
+                with another run.
         """
         if shards is None:
             raise ConfigurationError(
@@ -89,7 +89,7 @@ class Agent:
         )
 
     def finished(self) -> None:
-        """Tell that the program's loop has come to its end."""
+        """Report that the program's loop has ended."""
         if self._last is not None:
             step, digest = self._last
             self._write("finished", step=step, digest=digest)
@@ -100,7 +100,7 @@ class Agent:
 
 
 class Watched:
-    """An `Engine` that tells of its steps."""
+    """An `Engine` that reports its steps."""
 
     def __init__(self, agent: Agent, runner: Runner) -> None:
         self._agent = agent
@@ -120,7 +120,7 @@ class Watched:
 
 
 def port_in(steps: Path) -> int | None:
-    """Return the port on which the group with this event file listens, or None while it does not."""
+    """Return the port on which the group with this event file listens, or None if it does not yet."""
     try:
         lines = steps.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:

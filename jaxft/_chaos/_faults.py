@@ -1,4 +1,4 @@
-"""The kinds of faults, and how one of each is drawn: whom it hits, how, and for how long."""
+"""The kinds of faults, and how one of each is drawn: its victim, how, and for how long."""
 
 import random
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from jaxft._chaos._phases import ANY, STEP_PHASES
 
 
 class FaultKind(StrEnum):
-    """What is done. The texts are those of --faults and of the report."""
+    """A kind of fault. The texts are those of --faults and of the report."""
 
     KILL = "kill"
     STOP = "stop"
@@ -22,17 +22,17 @@ class FaultKind(StrEnum):
 
     @property
     def on_the_network(self) -> bool:
-        """Whether it needs a network that can be broken."""
+        """Whether it needs the fault-injecting network."""
         return self in (FaultKind.LINK, FaultKind.PARTITION, FaultKind.CORRUPT)
 
 
 FAULTS = tuple(FaultKind)
-# Beside the groups, one more that can be hit, and a name of the network's.
+# Besides the groups, the coordinator can be a victim. Also a name in the network.
 COORDINATOR = "coordinator"
 
 
 class Length(StrEnum):
-    """Of a fault, beside the timeout that it is measured by."""
+    """The length of a fault, relative to the timeout that applies to it."""
 
     SHORT = "short"
     LONG = "long"
@@ -47,9 +47,9 @@ class Way(StrEnum):
 
 
 class End(StrEnum):
-    """What becomes of the connections of a link when a cut is over."""
+    """What happens to the connections of a link at the end of a cut."""
 
-    MENDED = "then mended"
+    REPAIRED = "then repaired"
     RESET = "then reset"
 
 
@@ -58,7 +58,7 @@ class LinkFault(StrEnum):
 
     DIES = "dies"
     STALLS_SHORTLY = "stalls shortly"
-    STALLS_THEN_MENDED = "stalls long, then mended"
+    STALLS_THEN_REPAIRED = "stalls long, then repaired"
     STALLS_THEN_RESET = "stalls long, then reset"
 
 
@@ -67,12 +67,12 @@ class Damage(StrEnum):
 
     ONE_DONOR = "from one donor"
     EACH_DONOR = "from each donor"
-    # The other ways are in a heal.
+    # The others are in a heal.
     IN_AN_EXCHANGE = "in an exchange"
 
 
 class CoordinatorFault(StrEnum):
-    """What dies with the coordinator."""
+    """What is killed with the coordinator."""
 
     ALONE = "alone"
     WITH_A_GROUP = "with a group"
@@ -80,7 +80,7 @@ class CoordinatorFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HangIn:
-    """A hang of one phase."""
+    """A hang in one phase."""
 
     length: Length
     phase: str
@@ -101,30 +101,30 @@ class Cutoff:
         return f"{self.way}, {self.length}, {self.end}"
 
 
-# Which fault of its kind; as text, what the report says.
+# The variant of a fault; its text appears in the report.
 How: TypeAlias = Length | HangIn | LinkFault | Cutoff | CoordinatorFault | Damage
 
-# Shorter than a timeout, with room for a machine that stalls; and longer.
+# Fractions of a timeout: shorter, with a margin for a machine that stalls; and longer.
 SHORT = (0.2, 0.7)
 LONG = (1.6, 2.6)
-# One that hangs is given twice the heartbeat timeout, or more where steps are slow.
+# The job waits twice the heartbeat timeout for a hung group, or longer if steps are slow.
 LONG_HANG = (3.0, 4.0)
-# Of an exchange's patience with a link that carries nothing.
+# Fractions of the time that an exchange waits for a link without traffic.
 LONG_LINK = (1.2, 1.8)
-# So many deaths of the coordinator take a group with them.
+# This share of the coordinator's deaths also kills a group.
 COORDINATOR_AND_GROUP_SHARE = 0.34
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Those that the lengths of faults are measured by."""
+    """The timeouts that the lengths of faults depend on."""
 
     heartbeat_s: float = 5.0
     failure_s: float = 60.0
 
     @property
     def exchange_s(self) -> float:
-        """How long an exchange waits while nothing moves."""
+        """How long an exchange waits without progress."""
         return self.failure_s / 2
 
 
@@ -133,15 +133,15 @@ SHIPPED = Timeouts()
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A fault to be.
+    """A planned fault.
 
     Attributes:
-        group: whom it hits, or "coordinator".
-        phase: where in a step it falls, for those that fall there.
+        group: the victim, or "coordinator".
+        phase: the phase of a step in which it starts, for kinds that have one.
         depth: how far into the phase a kill falls, in [0, 1) of the phase's usual length.
-        kind: what is done.
-        seconds: for how long.
-        how: which of its kind; None for a kill.
+        kind: the kind of fault.
+        seconds: how long it lasts.
+        how: the variant of its kind; None for a kill.
         other: the other end of a link.
     """
 
@@ -157,7 +157,7 @@ class Victim:
 def draw(
     rng: random.Random, kind: FaultKind, group: str, other: str, phases: Sequence[str], timeouts: Timeouts
 ) -> tuple[Victim, ...]:
-    """Return a fault of a kind other than a kill, and what falls together with it. `other` is another group."""
+    """Return a fault of a kind other than a kill, and those that occur together with it. `other` is another group."""
     match kind:
         case FaultKind.STOP:
             length, seconds = _length(rng, timeouts.heartbeat_s, LONG)
@@ -180,11 +180,11 @@ def draw(
         case FaultKind.CORRUPT:
             damage = rng.choice(tuple(Damage))
             victim = Victim(group, ANY, kind=kind, how=damage)
-            # What arrives damaged in a heal is what the victim of a kill fetches.
+            # Damage in a heal needs a victim of a kill, which then heals.
             in_heal = damage is not Damage.IN_AN_EXCHANGE
             return (victim, Victim(group, ANY, rng.random())) if in_heal else (victim,)
         case FaultKind.KILL:
-            raise AssertionError("kills are dealt with their phases")
+            raise AssertionError("kills are drawn with their phases")
 
 
 def _length(rng: random.Random, timeout_s: float, long: tuple[float, float]) -> tuple[Length, float]:

@@ -1,7 +1,7 @@
-"""Faults that are done and undone from here: to a process that goes on living, to the network, to the coordinator.
+"""Faults other than kills of groups: in a process that stays alive, in the network, in the coordinator.
 
-Each begins when it is made, is looked after by `pursue`, and is over when `over` says so; then what happened has been
-noted in the job.
+Each starts when it is created, is driven by `pursue`, and has ended when `over` returns true; by then it is recorded
+in the job.
 """
 
 import time
@@ -17,13 +17,13 @@ from jaxft._launch._display import Display
 from jaxft._launch._job import Job
 from jaxft._launch._record import Fault
 
-# A phase that was ordered to hang begins with the next step, or never: the group was put out meanwhile.
+# A hang that was ordered starts in the next step, or never if the group was evicted meanwhile.
 HANG_BEGINS_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What a storm can lay its hands on beside the groups' processes."""
+    """What a storm can damage besides the groups' processes."""
 
     network: Network | None = None
     coordinator: Coordinator | None = None
@@ -42,11 +42,11 @@ class Harm(ABC):
 
     @abstractmethod
     def pursue(self, job: Job) -> None:
-        """Do what is due."""
+        """Perform due actions."""
 
     @abstractmethod
     def over(self, job: Job) -> bool:
-        """Return whether there is nothing left to wait for."""
+        """Return whether the fault is over."""
 
     def _begins(self, t_s: float | None = None) -> None:
         self._began_s = time.time() if t_s is None else t_s
@@ -57,7 +57,7 @@ class Harm(ABC):
 
     @property
     def _is_due(self) -> bool:
-        """Whether it has lasted as long as it was to."""
+        """Whether the planned time has passed."""
         return self._began_s is not None and time.time() >= self._began_s + self._victim.seconds
 
     def _ends(self, job: Job) -> None:
@@ -69,7 +69,7 @@ class Harm(ABC):
                 other=self._victim.other,
                 how="" if self._victim.how is None else str(self._victim.how),
                 t_s=self._began_s,
-                # A flipped bit is there at once; the rest of the time is what it costs.
+                # A bit flip takes no time; the rest is its cost.
                 seconds=0.0 if self._victim.kind is FaultKind.CORRUPT else time.time() - self._began_s,
                 step=self._began_step,
                 strike=self._strike,
@@ -78,7 +78,7 @@ class Harm(ABC):
 
 
 class Stop(Harm):
-    """SIGSTOP, and SIGCONT later. The process comes back by itself, whatever the others have decided."""
+    """SIGSTOP, and SIGCONT later. The process continues, whatever the job has decided meanwhile."""
 
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display) -> None:
         super().__init__(victim, strike, job, display)
@@ -98,7 +98,7 @@ class Stop(Harm):
 
 
 class Hang(Harm):
-    """The thread that trains stands still; the process goes on saying that it lives."""
+    """The training thread hangs, while the process keeps sending heartbeats."""
 
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display) -> None:
         super().__init__(victim, strike, job, display)
@@ -119,12 +119,14 @@ class Hang(Harm):
         if self._began_s is not None or time.time() < self._ordered_s + HANG_BEGINS_S:
             return False
         self._incarnation.child.order(f"hang {self._victim.phase} 0")
-        self._display.say(f"{self.group} has not come to {self._victim.phase} in which it was to hang")
+        self._display.say(
+            f"{self.group} did not reach the phase {self._victim.phase} in which it was to hang"
+        )
         return True
 
 
 class Cut(Harm):
-    """Links carry nothing for a while, or what they carry dies."""
+    """Links carry no data for a while, or their connections are reset."""
 
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display, network: Network) -> None:
         super().__init__(victim, strike, job, display)
@@ -145,15 +147,15 @@ class Cut(Harm):
         if _ends_by_reset(self._victim):
             for a, b in {(min(pair), max(pair)) for pair in self._pairs}:
                 self._network.reset(a, b)
-        self._network.mend(self._pairs)
+        self._network.repair(self._pairs)
         self._ends(job)
         return True
 
 
 class Corruption(Harm):
-    """Bits flip in what a group receives: in an exchange; or in its heal, from one donor or from each.
+    """Bits flip in data that a group receives: in an exchange, or in its heal, from one donor or from each.
 
-    Over when it has happened, and in a heal not before the group is back.
+    Over when it has happened; in a heal, not before the group is back.
     """
 
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display, network: Network) -> None:
@@ -180,14 +182,14 @@ class Corruption(Harm):
             return False
         self._network.spare()
         if self._began_s is None:
-            self._display.say(f"{self.group} is back, and nothing that it fetched could be damaged")
+            self._display.say(f"{self.group} is back, but none of the data that it fetched could be damaged")
         else:
             self._ends(job)
         return True
 
 
 class CoordinatorDeath(Harm):
-    """SIGKILL, and the same command again on the same port."""
+    """SIGKILL, and a restart with the same command on the same port."""
 
     def __init__(
         self, victim: Victim, strike: int, job: Job, display: Display, coordinator: Coordinator
@@ -211,7 +213,7 @@ class CoordinatorDeath(Harm):
 
 
 def begin(victim: Victim, strike: int, job: Job, display: Display, reach: Reach) -> Harm:
-    """Do to a victim what is to be done to it, other than a kill."""
+    """Start a fault other than a kill of a group."""
     match victim.kind:
         case FaultKind.STOP:
             return Stop(victim, strike, job, display)

@@ -1,4 +1,4 @@
-"""A kill on its way: the victim's own hand in the ordered phase, or ours at a time. It is over when it has come."""
+"""A kill under way: the victim kills itself in the ordered phase, or we kill it at a given time."""
 
 import time
 
@@ -13,10 +13,10 @@ from jaxft._launch._record import Kill
 
 
 class Death:
-    """Kills the process that a group has now, once, and launches the group again."""
+    """Kills the current process of a group once, and restarts the group."""
 
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display, *, boot_s: float) -> None:
-        """Order the death, or set its time. `boot_s`: how long a start takes until the first announced phase."""
+        """Order the kill, or set its time. `boot_s`: the time from a start to the first announced phase."""
         self.kill: Kill | None = None
         self._victim = victim
         self._strike = strike
@@ -37,12 +37,12 @@ class Death:
         return self._victim.group
 
     def over(self, job: Job) -> bool:
-        """Note a death that has come, and launch the victim again; return whether nothing is left to wait for."""
+        """Record the death if it has happened, and restart the victim; return whether the kill is over."""
         exit_code = self._incarnation.child.exit_code()
         if exit_code is None:
             return False
         if exit_code not in KILLED:
-            self._display.say(f"{self.group} ended before it could be struck")
+            self._display.say(f"{self.group} ended before it could be killed")
             return True
         self.kill = kill = self._kill_of(job)
         job.note(kill)
@@ -50,12 +50,12 @@ class Death:
         where = f"in {kill.phase}, step {kill.step}" if kill.phase in STEP_PHASES else f"in {kill.phase}"
         self._display.say(
             f"kill {len(job.kills)}: {kill.group} (pid {self._incarnation.child.pid}) {where}; "
-            f"launched again (pid {again.pid})"
+            f"restarted (pid {again.pid})"
         )
         return True
 
     def pursue(self, job: Job) -> None:
-        """Send the signals that are ours to send; give up on a phase of a return that did not come."""
+        """Send our own signals when they are due; give up on a phase of a return that did not begin."""
         came_back = self._victim.phase not in (*STEP_PHASES, ANY) and self._incarnation.live
         if self._kill_at_s is None and came_back and others_at_work(job, (self.group,)):
             self._kill_at_s = time.time()
@@ -63,7 +63,7 @@ class Death:
             self._sent_s = time.time()
             self._incarnation.child.kill()
         elif self._sent_s is None and self._has_killed_itself():
-            # A shell around it may still stand.
+            # A shell around it may still run.
             self._sent_s = time.time()
             self._incarnation.child.kill()
 
@@ -72,7 +72,7 @@ class Death:
         return word is not None and word.dies_t_s is not None
 
     def _kill_of(self, job: Job) -> Kill:
-        """Return what is known of the death: where it really fell is what the victim's last word says."""
+        """Return what is known about the death: the victim's phase file says where it really happened."""
         incarnation = self._incarnation
         incarnation.read()
         word = read_word(words_beside(incarnation.events.path))

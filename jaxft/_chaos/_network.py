@@ -1,20 +1,20 @@
-"""A network that can be broken: what groups say to each other and to their coordinator goes through here.
+"""A fault-injecting network: a proxy for the connections among groups, and between groups and coordinator.
 
-Theory of operation. Each group has two front doors of its own at this proxy: one at which the others dial it, and one
-at which it dials the coordinator. So both ends of every connection are known: whoever dials a group says its name in
-the hello, before anything else. Bytes from `a` to `b` travel on the link (a, b), those back on (b, a), and each link
-has rules of its own:
+Theory of operation. Each group has two ports at this proxy: one on which the other groups dial it, and one on which
+it dials the coordinator. The proxy knows both ends of every connection, because a dialler sends its name in the
+hello, before anything else. Bytes from `a` to `b` travel on the link (a, b), those back on (b, a), and each link has
+its own rules:
 
-    cut        nothing arrives, neither bytes nor the end of a connection, and nobody is told: as with a cut cable.
-               What was sent meanwhile arrives when the link is mended, as TCP would send it again.
-    capped     so many bytes a second.
-    damaged    a burst of bits of the next large piece of a heal (or of an exchange) arrives flipped.
+    cut        nothing arrives, neither bytes nor the end of a connection, and neither end is notified, as with a cut
+               cable. Data that was sent meanwhile arrives after the repair, as if resent by TCP.
+    capped     a limit in bytes per second.
+    damaged    some bits of the next large piece of a heal (or of an exchange) arrive flipped.
 
-`reset` ends the connections that are there, in both directions, with an RST; new ones are let through.
+`reset` ends the existing connections in both directions with an RST; new ones may be opened.
 
-All sockets belong to one asyncio loop in a thread of its own; the methods may be called from any other thread. An
-error on one connection ends that connection, at both ends, and nothing else; an error of this code is raised by the
-next call of a method.
+All sockets belong to one asyncio loop in a separate thread; the methods may be called from any other thread. A
+network error on a connection closes both of its ends, and affects no other; an error in this code is raised by the
+next method call.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ from jaxft._transport._handshake import BadHello, decode, missing_bytes
 
 HOST = "127.0.0.1"
 PIECE_BYTES = 1 << 18
-# A piece of this size is payload; hellos, headers and manifests come in smaller ones.
+# A piece of this size is payload; hellos, headers and manifests are smaller.
 LEAST_DAMAGED_BYTES = 4096
-# One of our groups sends its hello as soon as it is connected.
+# A group sends its hello as soon as it is connected.
 HELLO_TIMEOUT_S = 30.0
-# Whatever is asked of the loop takes microseconds; it is this late only if the machine stands still.
+# A call of the loop takes microseconds; this long only if the machine stalls.
 CALL_TIMEOUT_S = 60.0
 # Close with an RST instead of a FIN.
 _LINGER_NOT = struct.pack("ii", 1, 0)
@@ -47,11 +47,11 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False, slots=True)
 class _Link:
-    """One direction between two."""
+    """One direction between two ends."""
 
     clear: asyncio.Event = field(default_factory=asyncio.Event)
     bytes_per_s: float | None = None
-    damage_kind: str = ""  # "": none
+    damage_kind: str = ""  # "": no damage
 
     def __post_init__(self) -> None:
         self.clear.set()
@@ -68,12 +68,13 @@ class _Connection:
 
 
 class Network:
-    """Carries the connections of a job's groups on this machine, until its `with` block is left."""
+    """Carries the connections of a job's groups on this machine, for the length of its `with` block."""
 
     def __init__(self, groups: Sequence[str], where: Callable[[str], int | None]) -> None:
-        """Carry for these groups. `where` says at which local port a group, or "coordinator", listens now.
+        """Carry the connections of these groups.
 
-        It is called in the thread of the proxy, for each new connection, and may answer None: not yet.
+        `where` returns the local port on which a group, or "coordinator", listens now; None if it does not listen
+        yet. It is called in the proxy's thread for each new connection.
         """
         self._groups = tuple(groups)
         self._where = where
@@ -84,7 +85,9 @@ class Network:
         self._links: dict[Pair, _Link] = {}
         self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._broken: BaseException | None = None  # what ended a connection, and was not of the network
+        self._broken: BaseException | None = (
+            None  # an error that ended a connection, other than of the network
+        )
         self._to_damage = 0
         self.damaged = 0
 
@@ -106,44 +109,44 @@ class Network:
     # ---- where to dial ----
 
     def host_of(self, group: str) -> str:
-        """Return the host:port that a group should name as its own."""
+        """Return the host:port that a group should announce as its own."""
         return f"{HOST}:{self._ports['', group]}"
 
     def coordinator_of(self, group: str) -> str:
         """Return the host:port at which a group reaches the coordinator."""
         return f"{HOST}:{self._ports[group, COORDINATOR]}"
 
-    # ---- what can be done to it ----
+    # ---- faults ----
 
     def cut(self, pairs: Iterable[Pair]) -> None:
-        """Let nothing through on these links, and tell nobody."""
+        """Let nothing through on these links, without notifying either end."""
         self._call(self._set_cut(tuple(pairs), cut=True))
 
-    def mend(self, pairs: Iterable[Pair]) -> None:
-        """Let everything through again, what was held back first."""
+    def repair(self, pairs: Iterable[Pair]) -> None:
+        """Let everything through again, starting with the data that was held back."""
         self._call(self._set_cut(tuple(pairs), cut=False))
 
     def reset(self, a: str, b: str) -> int:
-        """End all connections between two with an RST; return how many there were."""
+        """Reset all connections between two ends with an RST; return how many there were."""
         return self._call(self._reset(a, b))
 
     def cap(self, pairs: Iterable[Pair], bytes_per_s: float | None) -> None:
-        """Let only so many bytes a second through on each of these links; None lifts it."""
+        """Limit each of these links to this many bytes per second; None removes the limit."""
         self._call(self._cap(tuple(pairs), bytes_per_s))
 
     def damage(self, pairs: Iterable[Pair], *, times: int = 1, kind: str = "heal") -> None:
-        """Flip bits in the next large piece of a heal (or "exchange") on these links, on `times` of them at most.
+        """Flip bits in the next large piece of a heal (or "exchange") on these links, on at most `times` of them.
 
-        `damaged` says how often that has happened so far.
+        `damaged` counts how often that has happened.
         """
         self._call(self._damage(tuple(pairs), times, kind))
 
     def spare(self) -> None:
-        """Damage nothing that has not been damaged yet."""
+        """Cancel damage that has not happened yet."""
         self._call(self._damage(tuple(self._links), 0, ""))
 
     def around(self, group: str, *, into: bool = True, out: bool = True) -> tuple[Pair, ...]:
-        """Return the links from and to a group: those with all others, the coordinator included."""
+        """Return all links from and to a group, including those with the coordinator."""
         others = [name for name in (*self._groups, COORDINATOR) if name != group]
         return (
             *((other, group) for other in others if into),
@@ -155,7 +158,7 @@ class Network:
     def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         result = asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_TIMEOUT_S)
         if self._broken is not None:
-            raise RuntimeError(f"the network has failed on a connection: {self._broken!r}") from self._broken
+            raise RuntimeError(f"the network failed on a connection: {self._broken!r}") from self._broken
         return result
 
     async def _open(self) -> None:
@@ -222,10 +225,12 @@ class Network:
             kind, said = "control", b""
             if listener != COORDINATOR:
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    dialler, kind, said = await _hear_hello(reader)
+                    dialler, kind, said = await _read_hello(reader)
             await self._link((dialler, listener)).clear.wait()
             port = self._where(listener)
-            if port is None or port in self._ports.values():  # nobody, or ourselves without end
+            if (
+                port is None or port in self._ports.values()
+            ):  # no listener yet, or this proxy: an endless loop
                 return
             far_reader, far_writer = await asyncio.open_connection(HOST, port, limit=PIECE_BYTES)
             ends.append(far_writer)
@@ -236,10 +241,10 @@ class Network:
                 pumps.create_task(self._pump(reader, far_writer, (dialler, listener), kind))
                 pumps.create_task(self._pump(far_reader, writer, (listener, dialler), kind))
             for end in ends:
-                end.close()  # both have ended it, and what was said last is still on its way
+                end.close()  # both ends have closed it, and the last data is still being sent
             ends.clear()
         except* (OSError, BadHello, asyncio.IncompleteReadError):
-            pass  # whoever is at the other end learns it below
+            pass  # the other end is closed below
         finally:
             if connection is not None:
                 self._connections.discard(connection)
@@ -262,15 +267,15 @@ class Network:
                 writer.write(piece)
                 await writer.drain()
         except OSError:
-            await link.clear.wait()  # an RST does not get through a cut link either
+            await link.clear.wait()  # a cut link does not carry an RST either
             raise
         await link.clear.wait()
         await writer.drain()
         writer.write_eof()
 
 
-async def _hear_hello(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
-    """Return the dialler's group, what it wants, and its hello as it said it."""
+async def _read_hello(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
+    """Return the dialler's group, the kind of connection, and the bytes of its hello."""
     said = b""
     while missing := missing_bytes(said):
         said += await reader.readexactly(missing)
@@ -279,7 +284,7 @@ async def _hear_hello(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
 
 
 def _with_a_flipped_burst(piece: bytes) -> bytes:
-    """Flip one bit in each of four bytes: in any number of 32 bits, at least the exponent changes."""
+    """Flip one bit in each of four bytes: in any 32-bit float, at least the exponent changes."""
     at = len(piece) // 2
     burst = bytes(byte ^ 0x10 for byte in piece[at : at + 4])
     return piece[:at] + burst + piece[at + 4 :]

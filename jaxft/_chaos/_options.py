@@ -1,4 +1,4 @@
-"""What can be asked of a storm, whatever it falls on, and the plan that follows."""
+"""The options of a storm over any program, and the plan that follows from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ class StormOptions:
     """The options of every storm."""
 
     kills: int = 6
-    """How many processes to kill; with --faults, how many faults of all kinds together."""
+    """How many processes to kill; with --faults, how many faults of all kinds in total."""
     faults: str = FaultKind.KILL.value
-    """Kinds of faults, named with commas between them: kill, stop, hang, link, partition, coordinator, corrupt."""
+    """Kinds of faults, separated by commas: kill, stop, hang, link, partition, coordinator, corrupt."""
     groups: int = 3
     """Replica groups of the job."""
     seed: int = 1
-    """Names the plan: the same order of victims and phases for the same seed."""
+    """Seed of the plan: the same seed gives the same order of victims and phases."""
     only: str = ""
-    """Kill only these groups, named with commas between them. Empty for all."""
+    """Kill only these groups, separated by commas. Empty: all groups."""
     phases: str = ",".join(PHASES)
-    """Kill only in these phases, named with commas between them."""
+    """Kill only in these phases, separated by commas."""
     heartbeat_timeout_ms: int = 5000
-    """Silence after which the coordinator takes a group for dead. The lengths of faults follow it."""
+    """Silence after which the coordinator considers a group dead. The lengths of faults depend on it."""
     failure_timeout_s: float = 60.0
-    """How long any one failure may take before a group gives up; an exchange waits for half of it. The lengths of
-    faults on links follow it."""
+    """How long any one failure may last before a group gives up; an exchange waits for half of it. The lengths of
+    faults on links depend on it."""
     json: Path | None = None
-    """Write the verdict to this file as well."""
+    """Also write the verdict to this file."""
     keep: Path | None = None
     """Keep the event files and logs in this new folder."""
 
@@ -49,14 +49,14 @@ class StormOptions:
 
     @property
     def what(self) -> str:
-        """The faults in words."""
+        """The faults as text."""
         return "kills" if self.faults == FaultKind.KILL else f"faults ({self.faults})"
 
     def plan(self, *, last_step: int) -> tuple[Strike, ...]:
-        """Return the strikes that the options ask for, none later than `last_step`.
+        """Return the strikes of the plan, none later than `last_step`.
 
         Raises:
-            LaunchError: there is no such plan.
+            LaunchError: the options allow no plan.
         """
         return plan_strikes(
             self.group_names,
@@ -70,7 +70,7 @@ class StormOptions:
         )
 
     def coordinator_flags(self, memory: Path) -> tuple[str, ...]:
-        """Return what the coordinator is given for this storm: its timeout, and a memory if it is to be killed."""
+        """Return the coordinator's arguments: its timeout, and a store if the storm kills it."""
         flags: Sequence[str] = ()
         if self.heartbeat_timeout_ms != StormOptions.heartbeat_timeout_ms:
             flags = ("--heartbeat-timeout-ms", str(self.heartbeat_timeout_ms))

@@ -1,25 +1,25 @@
-"""The last words of a group: a file with the phase it is in, kept up to date, and readable after any death."""
+"""A file with a group's current phase, which stays readable after any death."""
 
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Each word overwrites the former in place, at full length: no death can leave half of one behind.
+# Each record overwrites the last one in place, at the same length, so that no death leaves half a record.
 WORD_BYTES = 250
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """Where a group is.
+    """The phase that a group is in.
 
     Attributes:
         phase: the last phase that was announced.
         step: the step it was announced for.
         t_s: when, in seconds since 1970.
         first_t_s: when the first phase of this process was announced.
-        dies_t_s: when it killed itself by order; None unless it is about to.
-        hung_t_s: when it last began to hang by order; None if it never did.
+        dies_t_s: when it killed itself as ordered; None unless it is about to.
+        hung_t_s: when it last began to hang as ordered; None if it never did.
     """
 
     phase: str
@@ -31,12 +31,12 @@ class Word:
 
 
 def words_beside(events: Path) -> Path:
-    """Return where a group with this event file keeps its last words."""
+    """Return the phase file of a group with this event file."""
     return events.with_suffix(".phase")
 
 
 class WordFile:
-    """Writes words. Cheap enough for every phase of every step: one system call into the page cache."""
+    """Writes records. Cheap enough for every phase of every step: one system call into the page cache."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -46,7 +46,7 @@ class WordFile:
 
 
 def read_word(path: Path) -> Word | None:
-    """Return the last word in a file, or None if nothing was ever said."""
+    """Return the last record of a file, or None if there is none."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:

@@ -1,12 +1,12 @@
-"""The phases in which a group can be struck, as the library announces them on its logger."""
+"""The phases in which faults can strike a group, as the library announces them on its logger."""
 
 import re
 
 # A member of the quorum goes through these in each step.
 STEP_PHASES = ("compute", "exchange", "vote", "apply")
-# A group on its way back goes through these, and holds nothing yet that the job could lose.
+# A returning group goes through these, and holds nothing yet that the job could lose.
 RETURN_PHASES = ("boot", "heal", "replay")
-# At any moment of a member's step.
+# At any time in a member's step.
 ANY = "any"
 PHASES = (*STEP_PHASES, *RETURN_PHASES, ANY)
 
@@ -15,7 +15,7 @@ _HEALS = re.compile(r"heals to step (\d+)")
 
 
 def announced(message: str) -> tuple[str, int] | None:
-    """Return the phase and the step that a line of the library's log announces; None for any other line."""
+    """Return the phase and the step that a line of the library's log announces, or None."""
     if found := _ANNOUNCED.match(message):
         return found.group(1), int(found.group(2))
     if found := _HEALS.search(message):

@@ -1,4 +1,4 @@
-"""What a storm has shown: the verdict on its runs, where the kills really fell, and what each kind of fault cost.
+"""The result of a storm: the verdict on its runs, where the kills really fell, and the cost of each kind of fault.
 
 As text, and as JSON.
 """
@@ -26,7 +26,7 @@ from jaxft._launch._verdict_text import (
 
 
 def storm_json(verdict: Verdict, record: RunRecord, *, seed: int) -> dict[str, Any]:
-    """Return the verdict as JSON: the demo's keys, and those of a storm behind them."""
+    """Return the verdict as JSON: the demo's keys, followed by those of a storm."""
     stalls_ms, backs_s, lasted_s = member_stalls_ms(verdict), returns_s(verdict), duration_s(record)
     return {
         **verdict_json(verdict, seed=seed),
@@ -86,8 +86,8 @@ def storm_text(verdict: Verdict, record: RunRecord, *, seed: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the faults of one kind cost: how long the job stood still for each, and how long after its end each of its
-    victims took part again."""
+    """The cost of the faults of one kind: how long the job stood still for each, and how long after the fault's end
+    each victim took part again."""
 
     count: int
     standstills_s: tuple[float, ...]
@@ -104,9 +104,9 @@ class Costs:
 
 
 def costs_by_kind(verdict: Verdict) -> dict[str, Costs]:
-    """Return the costs of each kind of fault that took place, kills left out.
+    """Return the costs of each kind of fault that took place, other than kills.
 
-    What the next strike has disturbed is left out: it says more of that one.
+    Costs that the next strike has affected are left out.
     """
     hits = [(o.kill.strike, o.kill.t_s) for o in verdict.kills]
     hits += [(o.fault.strike, o.fault.t_s) for o in verdict.faults]
@@ -126,7 +126,7 @@ def costs_by_kind(verdict: Verdict) -> dict[str, Costs]:
                 for back_s in o.again_s.values()
                 if back_s is not None and undisturbed(o, back_s)
             )
-            # It ends with a commit soon after the fault's end, or long before it.
+            # The stall ends with a commit soon after the fault's end, or long before it.
             standstills_s = tuple(
                 o.standstill_s
                 for o in outcomes
@@ -153,7 +153,7 @@ def _fault_json(outcome: FaultOutcome) -> dict[str, Any]:
 
 
 def _fault_fields(verdict: Verdict) -> dict[str, str]:
-    """Return a line for each kind of fault besides kills: how often, and what it cost."""
+    """Return a line for each kind of fault other than kills: the count and the cost."""
     fields: dict[str, str] = {}
     if verdict.planned_faults:
         fields["other faults"] = f"{len(verdict.faults)} of {verdict.planned_faults}"
@@ -168,7 +168,7 @@ def _fault_fields(verdict: Verdict) -> dict[str, str]:
 
 
 def hit_phases(verdict: Verdict) -> dict[str, int]:
-    """Return how many kills really fell in each phase."""
+    """Return how many kills really occurred in each phase."""
     counts = Counter(outcome.kill.phase for outcome in verdict.kills)
     return {phase: counts[phase] for phase in PHASES if counts[phase]}
 
@@ -186,13 +186,13 @@ def double_deaths(verdict: Verdict) -> int:
 
 
 def member_stalls_ms(verdict: Verdict) -> list[float]:
-    """Return the stalls after kills of groups that took part. The death of a joiner holds nobody up."""
+    """Return the stalls after kills of groups that took part. The death of a joiner delays no group."""
     found = [ms(o.stall_s) for o in verdict.kills if o.kill.phase in STEP_PHASES]
     return [stall_ms for stall_ms in found if stall_ms is not None]
 
 
 def returns_s(verdict: Verdict) -> list[float]:
-    """Return the times from a kill to the victim's next contribution, but for those struck again on their way."""
+    """Return the times from a kill to the victim's next contribution, except for victims struck again before."""
     at_work = {(o.kill.group, o.kill.incarnation) for o in verdict.kills if o.kill.phase in STEP_PHASES}
     last = {o.kill.group: o.kill.incarnation for o in verdict.kills}
     return [
@@ -204,7 +204,7 @@ def returns_s(verdict: Verdict) -> list[float]:
 
 
 def ledgers(record: RunRecord) -> dict[str, bool | None]:
-    """Return whether each group that finished found every sample used as often as it should have been."""
+    """Return whether each group that finished reports that every sample was used as often as it should be."""
     return {h.group: h.finished.ledger for h in record.histories if h.finished is not None}
 
 
@@ -214,7 +214,7 @@ def _ledger_field(record: RunRecord) -> dict[str, str]:
 
 
 def ledger_texts(record: RunRecord) -> list[str]:
-    """Return the same in the groups' words."""
+    """Return the groups' reports about their samples."""
     return [h.finished.ledger_text for h in record.histories if h.finished is not None]
 
 
@@ -225,7 +225,7 @@ def duration_s(record: RunRecord) -> float:
 
 
 def per_fault_s(verdict: Verdict, lasted_s: float) -> float | None:
-    """Return how much of the run's time there was for each kill or other fault."""
+    """Return the run's time per kill or other fault."""
     placed = len(verdict.kills) + len(verdict.faults)
     return lasted_s / placed if placed else None
 
@@ -235,7 +235,7 @@ def median(values: Sequence[float]) -> float | None:
 
 
 def p99(values: Sequence[float]) -> float | None:
-    """Return the smallest value that at least 99 of 100 do not exceed."""
+    """Return the smallest value that at least 99 % of the values do not exceed."""
     return sorted(values)[-(-99 * len(values) // 100) - 1] if values else None
 
 

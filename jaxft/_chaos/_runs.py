@@ -1,4 +1,4 @@
-"""The two runs of a storm, and what is said of them in the end."""
+"""The two runs of a storm, and the final report."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ def run_storm(
     lasts_s: float | None = None,
     silence_timeout_s: float = SILENCE_TIMEOUT_S,
 ) -> RunRecord:
-    """Train under the storm, through a network that can be broken if a fault needs one."""
+    """Train under the storm, through the fault-injecting network if a fault needs it."""
     network: Network | None = None
     job: Job
 
@@ -56,11 +56,11 @@ def run_storm(
 
 
 def conclude(options: StormOptions, verdict: Verdict, record: RunRecord) -> int:
-    """Print the verdict and write it to the file that the options name; return the exit status."""
+    """Print the verdict and write it to the file in the options; return the exit status."""
     sys.stdout.write("\n" + storm_text(verdict, record, seed=options.seed) + "\n")
     if not verdict.ok and options.keep is None:
         sys.stdout.write(
-            "To look into it: the same command with --keep FOLDER keeps every log and event file.\n"
+            "To investigate, run the same command with --keep FOLDER, which keeps all logs and event files.\n"
         )
     if options.json is not None:
         result = storm_json(verdict, record, seed=options.seed)

@@ -1,10 +1,10 @@
-"""Whom to strike, in which phase, at which step: a pure function of the seed and the job's measures.
+"""The plan of a storm (victims, phases and steps): a pure function of the seed and the job's parameters.
 
-The phases are dealt like a deck of cards, so that each comes up equally often; the victims are those who have been
-struck least. A group can be struck in a phase of its return only just after it has been struck: such a strike
-follows at once upon another, and hits one of its victims again. Some strikes hit two groups together, but never all.
+The phases are dealt like a deck of cards, so that each occurs equally often; the victims are the groups that have
+been struck least. A group can be struck in a phase of its return only right after another strike: such a strike
+follows at once, and hits one of the same victims again. Some strikes hit two groups together, but never all.
 
-Where other faults are asked for besides kills, all kinds come up equally often too, in any order.
+With other faults besides kills, all kinds also occur equally often, in any order.
 """
 
 import random
@@ -19,33 +19,35 @@ from jaxft._launch._checks import LaunchError
 
 _T = TypeVar("_T")
 
-# For each kill, so many strikes hit two groups at once: one strike in eight.
+# The number of strikes per kill that hit two groups at once: one strike in eight.
 DOUBLES_PER_KILL = 0.11
-# So many follow so soon that the last victim is mostly still away.
+# The share of strikes that follow so soon that the last victim is usually still away.
 CLOSE_SHARE = 0.25
-# Half of the deaths fall exactly where a phase begins, the others somewhere in it.
+# Half of the deaths occur exactly at the start of a phase, the others somewhere in it.
 AT_BEGINNING_SHARE = 0.5
-# Steps before the first strike: everybody is there, and the first state is behind us.
+# Steps before the first strike, so that all groups have joined and left the first state behind.
 FIRST_STEP = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """Faults that are to fall together, once the job has committed `step` steps."""
+    """Faults that occur together, once the job has committed `step` steps."""
 
     step: int
     victims: tuple[Victim, ...]
 
     @property
     def on_return(self) -> bool:
-        """Whether it hits a group on its way back."""
+        """Whether it hits a returning group."""
         return self.victims[0].phase in RETURN_PHASES
 
 
 def parse_faults(names: Sequence[str]) -> tuple[FaultKind, ...]:
-    """Return the kinds that are named. Raises LaunchError for a name that is none."""
+    """Return the named kinds. Raises LaunchError for an unknown name."""
     if unknown := set(names) - set(FAULTS):
-        raise LaunchError(f"--faults names {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}.")
+        raise LaunchError(
+            f"--faults does not know {', '.join(sorted(unknown))}; the kinds are {', '.join(FAULTS)}."
+        )
     return tuple(map(FaultKind, names))
 
 
@@ -60,22 +62,22 @@ def plan_strikes(
     faults: Sequence[FaultKind] = (FaultKind.KILL,),
     timeouts: Timeouts = SHIPPED,
 ) -> tuple[Strike, ...]:
-    """Return strikes with `kills` faults in all, in the order of their steps, none later than `last_step`.
+    """Return strikes with `kills` faults in total, in the order of their steps, none later than `last_step`.
 
-    A fault of a kind that needs a kill besides, such as a heal to be damaged, counts once.
+    A fault that needs an additional kill, such as damage in a heal, counts once.
 
     Args:
         groups: all groups of the job.
-        kills: how many faults, of any kind: processes to kill, where nothing else is asked for.
-        seed: names the plan.
-        last_step: where to place the last strike at the latest, in committed steps.
-        only: strike nobody else. Empty for everybody.
-        phases: kill, and have groups hang, in these only.
-        faults: the kinds.
-        timeouts: those of the job.
+        kills: the number of faults of any kind; by default, of processes to kill.
+        seed: determines the plan.
+        last_step: the latest step for the last strike, in committed steps.
+        only: strike only these groups. Empty: all groups.
+        phases: restrict kills and hangs to these phases.
+        faults: the kinds of faults.
+        timeouts: the job's timeouts.
 
     Raises:
-        LaunchError: such a plan cannot be made.
+        LaunchError: there is no such plan.
     """
     _check(groups, kills=kills, last_step=last_step, only=only, phases=phases, faults=faults)
     rng = random.Random(seed)
@@ -103,20 +105,24 @@ def _check(
     faults: Sequence[FaultKind],
 ) -> None:
     if len(groups) < 2:
-        raise LaunchError(f"A storm needs at least 2 groups, not {len(groups)}: one must hold the state.")
+        raise LaunchError(f"A storm needs at least 2 groups, not {len(groups)}: one must keep the state.")
     if kills < 1:
         raise LaunchError(f"--kills must be 1 or more, not {kills}.")
     if last_step <= FIRST_STEP:
-        raise LaunchError(f"The job is too short for any strike after step {FIRST_STEP}; give it more steps.")
+        raise LaunchError(f"The job is too short: strikes start after step {FIRST_STEP}. Give it more steps.")
     if unknown := set(only) - set(groups):
-        raise LaunchError(f"--only names {', '.join(sorted(unknown))}; the groups are {', '.join(groups)}.")
+        raise LaunchError(
+            f"--only does not know {', '.join(sorted(unknown))}; the groups are {', '.join(groups)}."
+        )
     if unknown := set(phases) - set(PHASES):
-        raise LaunchError(f"--phases names {', '.join(sorted(unknown))}; there are {', '.join(PHASES)}.")
+        raise LaunchError(
+            f"--phases does not know {', '.join(sorted(unknown))}; the phases are {', '.join(PHASES)}."
+        )
     if not faults:
-        raise LaunchError(f"--faults names nothing; there are {', '.join(FAULTS)}.")
+        raise LaunchError(f"--faults is empty; the kinds are {', '.join(FAULTS)}.")
     if set(phases) <= set(RETURN_PHASES):
         raise LaunchError(
-            f"--phases {','.join(phases)} hits only groups on their way back, and nobody would ever leave. Name "
+            f"--phases {','.join(phases)} hits only returning groups, but no group would ever leave. Name "
             "at least one other phase."
         )
 
@@ -130,7 +136,7 @@ def _deal_all_kinds(
     faults: Sequence[FaultKind],
     timeouts: Timeouts,
 ) -> list[tuple[Victim, ...]]:
-    """Give every fault a victim, all kinds equally often. Kills on a return stay behind the kill that sent it."""
+    """Give every fault a victim, all kinds equally often. A kill on a return stays after the kill that caused it."""
     kinds = _evenly(rng, count, faults)
     hands: list[list[tuple[Victim, ...]]] = []
     kills = kinds.count(FaultKind.KILL)
@@ -152,7 +158,7 @@ def _deal_all_kinds(
 
 
 def _evenly(rng: random.Random, count: int, names: Sequence[_T]) -> list[_T]:
-    """Return so many of the names in any order, each as often as the others."""
+    """Return `count` of the names in any order, each equally often."""
     deck: list[_T] = []
     while len(deck) < count:
         deck += rng.sample(names, len(names))
@@ -160,7 +166,7 @@ def _evenly(rng: random.Random, count: int, names: Sequence[_T]) -> list[_T]:
 
 
 def _deck(rng: random.Random, kills: int, phases: Sequence[str]) -> list[str]:
-    """Return one phase for each kill, as evenly as can be, the first not one of a return."""
+    """Return one phase for each kill, as evenly as possible, the first not one of a return."""
     deck = _evenly(rng, kills, phases)
     rng.shuffle(deck)
     opener = next((index for index, phase in enumerate(deck) if phase not in RETURN_PHASES), None)
@@ -207,14 +213,14 @@ def _least_struck(
 def _depth(rng: random.Random, phase: str) -> float:
     at_beginning = rng.random() < AT_BEGINNING_SHARE
     depth = rng.random()
-    # A boot is not announced, and "any" moment is not a beginning.
+    # A boot is not announced, and "any" has no start.
     return 0.0 if at_beginning and phase not in ("boot", ANY) else depth
 
 
 def _gap(rng: random.Random, former: tuple[Victim, ...], victims: tuple[Victim, ...]) -> float:
-    """Return the distance to the former strike, in units of what a return takes."""
+    """Return the distance to the previous strike, in units of a return."""
     close, gap, close_gap = rng.random() < CLOSE_SHARE, rng.uniform(0.75, 1.25), rng.uniform(0.0, 0.4)
     if not former or victims[0].phase in RETURN_PHASES:
         return 0.0
-    # Who was struck on the way back needs the whole way once more.
+    # A group that was struck on its return needs a whole return again.
     return close_gap if close else gap + (1.0 if former[0].phase in RETURN_PHASES else 0.0)

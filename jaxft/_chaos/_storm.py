@@ -1,11 +1,11 @@
-"""Places the strikes of a plan on a running job, one after the other.
+"""Carries out the strikes of a plan on a running job, one after the other.
 
-A strike on members waits for its step, until its victims take part in the quorum, and until at least one other group
-does too: the last group that holds the state is never killed. A strike on a group that is on its way back follows
-upon the death that sent it there. The next strike is considered when all victims of the last are dead, and what was
-done to others of them is undone, so the order of victims and phases is that of the plan on a machine of any speed;
-only the steps may come later. While strikes come too late, the groups are told to take more time for each step, so
-that all faults fit into the job's steps. A storm that is to last for a time has its steps stretched to that time.
+A strike on members waits for its step, for its victims to take part in the quorum, and for at least one other group
+to take part too: the last group that holds the state is never killed. A strike on a returning group follows right
+after the death that made it return. The next strike waits until all victims of the last one are dead, and its other
+faults have ended. So the order of victims and phases is that of the plan on a machine of any speed; only the steps
+may be later. While strikes are overdue, the groups are ordered to take more time for each step, so that all faults
+fit into the job's steps. In a storm with a set duration, the steps are stretched to fill it.
 """
 
 import math
@@ -26,16 +26,16 @@ from jaxft._launch._job import Incarnation, Job
 FIRST_BOOT_S = 1.0
 # How long a return takes, before we have seen one.
 FIRST_RETURN_S = 5.0
-# When the next death is overdue by so many steps, or the last victims are still away when all is done, each step is
-# made longer, so that the returns that are still to come fit into the steps that are left: up to this, and in units
-# coarse enough to send few orders.
+# If the next death is overdue by this many steps, or the last victims are still away after the last strike, steps are
+# made longer so that the missing returns fit into the remaining steps: up to this limit, and in units coarse enough
+# to send few orders.
 LATE_STEPS = 10
 MOST_PACE_S = 2.0
 PACE_UNIT_S = 0.05
 
 
 class Storm:
-    """Watches a job, strikes by the plan, and launches every victim of a kill again at once."""
+    """Watches a job, strikes as planned, and restarts every victim of a kill at once."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Storm:
         *,
         lasts_s: float | None = None,
     ) -> None:
-        """Follow a plan. `reach` is needed for faults other than kills, stops and hangs."""
+        """Follow a plan. Faults other than kills, stops and hangs need `reach`."""
         victims = [victim for strike in strikes for victim in strike.victims]
         self.planned_kills = sum(victim.kind is FaultKind.KILL for victim in victims)
         self.planned_faults = len(victims) - self.planned_kills
@@ -63,7 +63,7 @@ class Storm:
         self._finished: set[str] = set()
 
     def tell(self, job: Job) -> None:
-        """Say who is back, and who has finished."""
+        """Report which groups are back, and which have finished."""
         at_work = members_at_work(job)
         for group in job.groups:
             incarnation = job.current(group)
@@ -79,7 +79,7 @@ class Storm:
                 self._display.say(f"{group} finished, digest {incarnation.finished.digest}")
 
     def strike(self, job: Job) -> None:
-        """Do what is due."""
+        """Perform due actions."""
         for harm in tuple(self._under_way):
             if harm.over(job):
                 self._under_way.remove(harm)
@@ -98,7 +98,7 @@ class Storm:
         return begin(victim, strike, job, self._display, self._reach)
 
     def _see_off(self, harm: Death | Harm, job: Job) -> None:
-        """Note who is away now, since when."""
+        """Record which groups are away, and since when."""
         if isinstance(harm, Death):
             if harm.kill is None:
                 return
@@ -121,17 +121,17 @@ class Storm:
         return _in_units((left + 1) * self._return_s / _steps_left(job)) if late else 0.0
 
     def _pace_for_the_time(self, job: Job) -> float:
-        """Return what each step must take longer for the storm to last as long as it should."""
+        """Return how much longer each step must take for the storm to last as long as it should."""
         if self._lasts_s is None:
             return 0.0
-        if job.committed_step == 0:  # quick steps would be over before they could be made longer
+        if job.committed_step == 0:  # quick steps would end before they could be made longer
             return _in_units(self._lasts_s / _steps_left(job))
         now_s = time.time()
         if self._began_s is None:
             self._began_s = now_s
         left_s = self._began_s + self._lasts_s - now_s
         newest = [job.current(group).steps[-1] for group in job.groups if job.current(group).live]
-        # What a step takes of itself: the pace is part of what was measured.
+        # What a step takes without the pace, which is part of the measurement.
         own_s = max(0.0, min((event.seconds for event in newest), default=0.0) - self._pace_s)
         return _in_units(max(0.0, left_s / _steps_left(job) - own_s))
 

@@ -1,10 +1,10 @@
-"""What makes a process a victim that can be told when to die.
+"""Turns a process into a victim, which dies or hangs as ordered.
 
-It listens to what the library announces on its logger, and keeps its last words in a file. Orders come through a
-named pipe. `die PHASE DEPTH` makes the process send itself a real SIGKILL in that phase, the next time it begins: at
-its very beginning, or after the fraction DEPTH of the time that the phase has taken lately. `hang PHASE SECONDS`
-makes the thread that trains stand still for so long when that phase begins, while all others of the process go on.
-`pace SECONDS` makes it spend so much more on each step from then on, before it computes, as a slow input would.
+It follows the phases that the library announces on its logger, and records the current one in a file. Orders arrive
+through a named pipe. `die PHASE DEPTH` makes the process send itself a real SIGKILL the next time that phase begins:
+at its start, or after the fraction DEPTH of its recent length. `hang PHASE SECONDS` makes the training thread hang
+for that long when the phase begins, while the other threads continue. `pace SECONDS` adds that much time to each
+later step, before it computes, like a slow input.
 """
 
 import logging
@@ -21,14 +21,14 @@ from jaxft._chaos._phase_file import Word, WordFile, words_beside
 from jaxft._chaos._phases import announced
 from jaxft._launch._events import orders_beside
 
-# The length of a phase that this process has not been through yet: most take a few milliseconds.
+# The assumed length of a phase that has not occurred yet: most take a few milliseconds.
 UNKNOWN_LENGTH_S = 0.005
-# Of the lengths of a phase so far, the shortest of so many counts, so that the death mostly falls within it.
+# The shortest of this many recent lengths of a phase counts, so that the death usually falls within the phase.
 LENGTHS_KEPT = 8
 
 
 class Doom:
-    """Follows the announced phases, and ends the process in the one that was ordered."""
+    """Follows the announced phases, and kills the process in the ordered one."""
 
     def __init__(self, words: WordFile) -> None:
         self._words = words
@@ -41,7 +41,7 @@ class Doom:
         self._paced_step = -1
 
     def order(self, line: str) -> None:
-        """Take in an order. It replaces the former one of its kind."""
+        """Accept an order. It replaces the last one of its kind."""
         match line.split():
             case ["die", phase, depth]:
                 self._ordered = (phase, float(depth))
@@ -50,10 +50,12 @@ class Doom:
             case ["pace", seconds]:
                 self._pace_s = float(seconds)
             case _:
-                raise ValueError(f"{line!r} is no order: die PHASE DEPTH, hang PHASE SECONDS or pace SECONDS")
+                raise ValueError(
+                    f"{line!r} is not an order; use die PHASE DEPTH, hang PHASE SECONDS or pace SECONDS"
+                )
 
     def enter(self, phase: str, step: int) -> None:
-        """Note that a phase begins, and die if it is the ordered one."""
+        """Record that a phase begins, and die if it is the ordered one."""
         now_s, former = time.time(), self._word
         if former is not None:
             self._lengths_s[former.phase].append(now_s - former.t_s)
@@ -84,35 +86,35 @@ class Doom:
         assert self._word is not None
         try:
             self._words.write(replace(self._word, dies_t_s=time.time()))
-        finally:  # ordered to die, it dies, though it may be without a word
+        finally:  # die as ordered, even if the record could not be written
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def obey(events: Path) -> None:
-    """Make this process a victim: last words and orders are beside its event file."""
+    """Make this process a victim; its phase file and orders are next to its event file."""
     doom = Doom(WordFile(words_beside(events)))
     take_orders(doom, os.open(orders_beside(events), os.O_RDONLY))
     listen(doom)
 
 
 def listen(doom: Doom) -> None:
-    """Have the library's announcements reach `doom`, and keep them out of the log."""
+    """Pass the library's announcements to `doom`, and keep them out of the log."""
     logger = logging.getLogger("jaxft")
     shown = max(logging.INFO, logger.getEffectiveLevel())
 
-    def hear(record: logging.LogRecord) -> bool:
+    def follow(record: logging.LogRecord) -> bool:
         if found := announced(record.getMessage()):
             doom.enter(*found)
         return record.levelno >= shown
 
-    logger.addFilter(hear)
+    logger.addFilter(follow)
     logger.setLevel(logging.DEBUG)
-    # The program may set the level that it wants to log; what we hear must not depend on it.
+    # The program may set its log level; the announcements must not depend on it.
     vars(logger)["setLevel"] = lambda level: None
 
 
 def take_orders(doom: Doom, descriptor: int) -> None:
-    """Take in orders as they come, in a thread of its own, until there can be no more.
+    """Read orders in a separate thread until the pipe closes.
 
     An order that cannot be carried out ends the process: the storm would wait for a death that never comes.
     """
@@ -120,7 +122,7 @@ def take_orders(doom: Doom, descriptor: int) -> None:
     def read() -> None:
         try:
             take()
-        except BaseException:  # the top of a thread
+        except BaseException:  # top level of the thread
             traceback.print_exc()
             os._exit(os.EX_SOFTWARE)
 

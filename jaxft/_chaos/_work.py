@@ -1,4 +1,4 @@
-"""Who takes part in a running job, as far as the groups' event files tell."""
+"""Which groups take part in a running job, according to their event files."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from jaxft._launch._job import Job
 
 
 def members_at_work(job: Job) -> frozenset[str]:
-    """Return the groups that took part in the newest step, in person and with the process that runs now."""
+    """Return the groups whose current processes took part in the newest step."""
     current = [job.current(group) for group in job.groups]
     newest = max((i.steps[-1] for i in current if i.live), key=lambda event: event.step, default=None)
     return frozenset(

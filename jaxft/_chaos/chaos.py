@@ -1,8 +1,8 @@
 """The command `jaxft chaos`: a storm of faults over any program that trains with jaxft, and a verdict.
 
-The program runs three times at most, each time under a coordinator of its own: undisturbed in one group; in several
-groups under the storm; and, if the results differ, once more undisturbed, to tell a program that is not deterministic
-from a storm that has changed something. The library in the program does what the storm needs of it (`_agent`).
+The program runs at most three times, each time with a separate coordinator: undisturbed in one group; in several
+groups under the storm; and, if the results differ, undisturbed again, to tell a program that is not deterministic
+from a storm that changed the result. An agent in the library (`_agent`) reports steps and carries out orders.
 """
 
 import sys
@@ -23,31 +23,31 @@ from jaxft._launch._run import SILENCE_TIMEOUT_S, run_job
 from jaxft._launch._session import run_folder, signals_as_exit
 from jaxft._launch._verdict import Verdict, first_difference, judge
 
-# What a fault and the return of its victim take, on a machine that also trains.
+# The time for a fault and the return of its victim, on a machine that is also training.
 FAULT_S = 10.0
-# After the last strike this part of the steps remains, for the last victims to come back in.
+# This share of the steps remains after the last strike, for the last victims to return.
 TAIL_SHARE = 1 / 3
-# Long enough for any plan: to refuse what can never be planned before anything is started.
+# Long enough for any plan: used to reject impossible plans before anything is started.
 ANY_STEP = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosOptions(StormOptions):
-    """Kill -9 the replica groups of your own training by a seeded plan, or do them other harm, and compare the final
+    """Kill -9 the replica groups of your own training by a seeded plan, or inject other faults, and compare the final
     state with an undisturbed run's.
 
-    Everything behind two dashes is the program: jaxft chaos --kills 6 -- python my_train.py. It runs once in one
+    Everything after two dashes is the program: jaxft chaos --kills 6 -- python my_train.py. It runs once in one
     group, then in several. It takes the coordinator and its group from the environment: leave both out of
-    jaxft.Manager(...), or pass it {coordinator} and {group}. {folder} is a folder of its own for each run, for
+    jaxft.Manager(...), or pass it {coordinator} and {group}. {folder} is a separate folder for each run, for
     checkpoints.
 
     Exit status 0 if every fault was placed, no step was lost and all final states are equal, bit for bit; 1 if not.
     """
 
     minutes: float | None = None
-    """Let the storm last for so long, by making the steps longer. None takes 10 s for each fault."""
+    """How long the storm lasts, by making the steps longer. None: 10 s for each fault."""
     silence_timeout_s: float = SILENCE_TIMEOUT_S
-    """Give up when no group commits a step for so long. Starting and compiling count."""
+    """Give up if no group commits a step for this long, which includes starting and compiling."""
 
 
 def run_chaos(
@@ -56,7 +56,7 @@ def run_chaos(
     """Run the program with and without a storm, and print the verdict; return the exit status.
 
     Raises:
-        LaunchError: it cannot run here, there is no such plan, or the program does not come to its end undisturbed.
+        LaunchError: it cannot run here, there is no such plan, or the undisturbed program does not finish.
     """
     check_command(words)
     check_installed(("jaxft_coordinator",), remedy="pip install jaxft-coordinator")
@@ -65,7 +65,7 @@ def run_chaos(
     options.plan(last_step=ANY_STEP)
     if options.json is not None:
         check_json_file(options.json)
-        options.json.unlink(missing_ok=True)  # a failure must not leave an older verdict
+        options.json.unlink(missing_ok=True)  # a failure must not leave an old verdict
     with signals_as_exit(), run_folder(options.keep, name="jaxft-chaos-") as folder:
         display = PlainDisplay(sys.stdout, name="jaxft chaos")
         with display, Processes(folder, cwd=Path.cwd()) as processes:
@@ -89,7 +89,7 @@ class _Runs:
         self.display.say(f"logs in {self.processes.folder}")
         undisturbed = self._undisturbed("undisturbed")
         if undisturbed.problems:
-            raise LaunchError(f"The program fails without any storm: {'; '.join(undisturbed.problems)}.")
+            raise LaunchError(f"The program fails without a storm: {'; '.join(undisturbed.problems)}.")
         record = self._storm(undisturbed.planned_steps)
         verdict = judge(record, undisturbed)
         if verdict.matches_undisturbed:
@@ -98,10 +98,10 @@ class _Runs:
         return record, replace(verdict, problems=(*verdict.problems, found))
 
     def _undisturbed(self, name: str) -> RunRecord:
-        """Run the program in one group, to its end.
+        """Run the program to its end, in one group.
 
         Raises:
-            LaunchError: it has not trained with jaxft, or went on from an earlier run.
+            LaunchError: it did not train with jaxft, or continued an earlier run.
         """
         self.display.say(f"the program, {name}, in one group")
         coordinator = Coordinator(self.processes, self.coordinator, name=f"{name}.coordinator")
@@ -119,8 +119,9 @@ class _Runs:
         if child.exit_code() == 0 and not record.committed_steps:
             raise LaunchError(
                 "The program ended without a step of jaxft, so there is nothing to disturb. Does it enter "
-                "`with jaxft.Manager() as manager:` and call its step there? Or has it found "
-                "the checkpoint of an earlier run? Then give it a folder for each run, by {folder} in its command."
+                "`with jaxft.Manager() as manager:` and call its step there? Or did it find "
+                "the checkpoint of an earlier run? Then pass it {folder} in its command: "
+                "a separate folder for each run."
             )
         _check_fresh(record)
         return record
@@ -149,10 +150,10 @@ class _Runs:
         return record
 
     def _is_deterministic(self, first: RunRecord) -> str:
-        """Run the program undisturbed once more; return what that says of the storm."""
+        """Run the program undisturbed again; return what that says about the storm."""
         second = self._undisturbed("undisturbed-again")
         if second.problems:
-            return f"the program failed when it ran undisturbed once more: {'; '.join(second.problems)}"
+            return f"the program failed when it ran undisturbed again: {'; '.join(second.problems)}"
         step = first_difference(first, second)
         if step is None and first.planned_steps == second.planned_steps:
             return "two undisturbed runs of the program are equal, so the difference comes from the storm"
@@ -171,6 +172,6 @@ def _check_fresh(record: RunRecord) -> None:
     first = min(record.committed_steps, default=1)
     if first != 1:
         raise LaunchError(
-            f"The first step of the program was {first} and not 1: it went on from a checkpoint of an earlier run. "
-            "Give it a folder for each run: {folder} in its command stands for one."
+            f"The first step of the program was {first} and not 1: it continued from a checkpoint of an earlier run. "
+            "Pass it {folder} in its command: a separate folder for each run."
         )

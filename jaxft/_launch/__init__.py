@@ -1,1 +1,1 @@
-"""A job's groups as real processes on this machine, and the proof of how it went."""
+"""Runs a job's groups as real processes on this machine, and verifies the result."""

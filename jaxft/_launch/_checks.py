@@ -1,4 +1,4 @@
-"""What must be there before anything is started, and what to do if it is not."""
+"""Checks before anything is started, with advice on what to do."""
 
 import importlib.util
 import shutil
@@ -9,7 +9,7 @@ from jaxft._errors import JaxftError
 
 
 class LaunchError(JaxftError):
-    """The command cannot run here. Its text says why, and what to do."""
+    """The command cannot run here. The message says why, and what to do."""
 
 
 def check_installed(names: Sequence[str], *, remedy: str) -> None:
@@ -25,19 +25,19 @@ def check_command(words: Sequence[str]) -> None:
     """Raise a LaunchError if there is no such program."""
     if not words:
         raise LaunchError(
-            "Name the program to train under the storm, behind two dashes: jaxft chaos -- python my_train.py"
+            "Name the program to train under the storm, after two dashes: jaxft chaos -- python my_train.py"
         )
     if shutil.which(words[0]) is None:
-        raise LaunchError(f"There is no program {words[0]!r} to run. Is its path right?")
+        raise LaunchError(f"There is no program {words[0]!r} to run. Check its path.")
 
 
 def check_new_folder(folder: Path) -> None:
-    """Raise a LaunchError unless the folder is empty or still to be made: old event files would be read as new."""
+    """Raise a LaunchError unless the folder is empty or does not exist: old event files would be read as new."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise LaunchError(f"--keep {folder} is there already and not an empty folder. Name a new one.")
+        raise LaunchError(f"--keep {folder} exists and is not an empty folder. Name a new one.")
 
 
 def check_json_file(file: Path) -> None:
-    """Raise a LaunchError now if the result could not be written in the end."""
+    """Raise a LaunchError now if the result could not be written at the end."""
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise LaunchError(f"--json {file} cannot be written: name a file in a folder that exists.")

@@ -1,4 +1,4 @@
-"""A coordinator of our own, on a free port, which may be killed and started again there."""
+"""A coordinator on a free port, which can be killed and restarted on the same port."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jaxft._launch._checks import LaunchError
 from jaxft._launch._processes import Processes
 
-# How long the first quorum waits for groups that are there but still compile: all three start in one quorum.
+# How long the first quorum waits for groups that have joined but still compile, so that all start in one quorum.
 JOIN_TIMEOUT_MS = 120_000
 COORDINATOR = (
     *(sys.executable, "-m", "jaxft_coordinator", "--bind", "localhost:0"),
@@ -20,7 +20,7 @@ POLL_S = 0.02
 
 
 class Coordinator:
-    """A coordinator's process, and the port on which it listens for its whole job."""
+    """A coordinator's process, and the port on which it listens during the whole job."""
 
     def __init__(
         self, processes: Processes, command: Sequence[str] = COORDINATOR, *, name: str = "coordinator"
@@ -28,7 +28,7 @@ class Coordinator:
         """Start it, and return once it listens.
 
         Raises:
-            LaunchError: it ended, or does not listen in time; the message shows its log.
+            LaunchError: it ended, or did not listen in time; the message shows its log.
         """
         self._processes = processes
         self._command = tuple(command)
@@ -42,13 +42,13 @@ class Coordinator:
         return f"localhost:{self.port}"
 
     def start_again(self) -> None:
-        """Start it on its port, after its end. Does not wait: see `listens`."""
+        """Restart it on its port after it has ended. Does not wait: see `listens`."""
         command = [f"localhost:{self.port}" if word == "localhost:0" else word for word in self._command]
         self.child = self._processes.start(f"{self._name}.{self._lives}", command)
         self._lives += 1
 
     def listens(self) -> bool:
-        """Whether the process that runs now has said that it listens.
+        """Whether the current process has reported that it listens.
 
         Raises:
             LaunchError: it has ended.
@@ -57,7 +57,9 @@ class Coordinator:
         if LISTENS.search(self.child.log.read_text(errors="replace")):
             return True
         if exit_code is not None:
-            raise LaunchError(f"The coordinator ended at once, with {exit_code}.\n{self.child.log_tail()}")
+            raise LaunchError(
+                f"The coordinator ended at once, with exit status {exit_code}.\n{self.child.log_tail()}"
+            )
         return False
 
     def _until_it_listens(self) -> int:

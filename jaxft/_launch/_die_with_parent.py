@@ -1,8 +1,8 @@
 """A script: `_die_with_parent.py PARENT_PID COMMAND...` becomes COMMAND, bound to the life of its parent.
 
-However the parent ends, SIGKILL included, the kernel then kills COMMAND: no process outlives us. Started as
-a script of its own, since what must happen between fork and exec is not safe to do in Python there, and without
-any import of jaxft, since it stands before every start. It keeps its process id.
+When the parent ends in any way, even by SIGKILL, the kernel kills COMMAND, so no process outlives the parent. It is
+a separate script because this must happen between fork and exec, where Python code is not safe. It does not import
+jaxft, because it delays every start. It keeps its process id.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""What the person in front of it sees of a run: lines."""
+"""Progress output of a run, as lines."""
 
 import math
 import time
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Protocol, Self
 
-# A plain progress line stands at every so many committed steps, unless another measure is asked for.
+# The default number of committed steps per plain progress line.
 PLAIN_EVERY_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """A group as it stands."""
+    """The current state of a group."""
 
     group: str
     pid: int
@@ -27,7 +27,7 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A run as it stands."""
+    """The current state of a run."""
 
     title: str
     step: int
@@ -41,7 +41,7 @@ class View:
 
 
 class Display(Protocol):
-    """Shows a run. `say` adds a line that stays; `show` brings what is shown of the run up to date."""
+    """Shows a run. `say` adds a permanent line; `show` updates the progress."""
 
     def say(self, text: str) -> None: ...
 
@@ -95,17 +95,17 @@ class PlainDisplay:
 
 
 def progress_line(view: View) -> str:
-    """Return the plain line of a step: the same fields at the same columns."""
+    """Return the plain line of a step: the same fields in the same columns."""
     step = str(view.step)
     if view.planned_steps is not None:
         step = f"{view.step:>{len(str(view.planned_steps))}}/{view.planned_steps}"
     loss = "      -" if view.loss is None else f"{view.loss:7.4f}"
-    # Of a program that is not ours, no loss is known.
+    # The loss of a user's program is not known.
     loss = "" if view.loss is not None and math.isnan(view.loss) else f"  loss {loss}"
     quorum = "-" if view.quorum_id is None else view.quorum_id
     return f"step {step}{loss}  groups {view.participating}/{len(view.rows)}  quorum {quorum:>3}"
 
 
 def stamp(seconds: float) -> str:
-    """Return a duration for the head of a line."""
+    """Return a duration for the start of a line."""
     return f"{seconds:6.1f} s"

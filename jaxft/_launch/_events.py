@@ -1,4 +1,4 @@
-"""The event file of a group: one JSON object per line, read while it is being written."""
+"""The event file of a group: one JSON object per line, readable while it is written."""
 
 import json
 import math
@@ -16,15 +16,15 @@ class StepEvent:
     """A step that a group committed, or to which it caught up.
 
     Attributes:
-        t_s: seconds since 1970, when the group was done with the step.
-        step: committed steps after it.
-        loss: the job's; NaN from a group that caught up and knows none.
+        t_s: when the group had finished the step, in seconds since 1970.
+        step: the number of committed steps after it.
+        loss: the job's loss; NaN from a group that caught up and does not know it.
         attempts: how often this group tried the step; 0 if it only caught up.
-        seconds: in compute, exchange, vote and apply together.
+        seconds: the total time in compute, exchange, vote and apply.
         shards: the shards that this group computed, each time it computed one.
         quorum_id: the quorum that committed it.
         members: the groups of that quorum.
-        digest: of the state after the step, from the library; "" where it tells none.
+        digest: the digest of the state after the step, from the library; "" if it reports none.
     """
 
     t_s: float
@@ -39,19 +39,18 @@ class StepEvent:
 
     @property
     def live(self) -> bool:
-        """Whether the group took part in the step, instead of receiving its result later."""
+        """Whether the group took part in the step instead of catching up later."""
         return self.attempts > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedEvent:
-    """The job has committed its last step, and this is what the group then held.
+    """A group's report after the job's last step.
 
     Attributes:
-        digest: of the state.
-        ledger: whether every sample was used as often as it should have been; None from a training that keeps no
-            such ledger.
-        ledger_text: the ledger in words.
+        digest: the digest of the state.
+        ledger: whether every sample was used as often as it should be; None if the training does not track it.
+        ledger_text: the result as text.
     """
 
     t_s: float
@@ -65,7 +64,7 @@ Event = StepEvent | FinishedEvent
 
 
 def parse_event(line: bytes) -> Event | None:
-    """Return what a line says, or None for a kind of event that is of no use here.
+    """Return the event of a line, or None for a kind of event that is not used here.
 
     Raises:
         EventError: the line is not a JSON object, or lacks a field.
@@ -104,17 +103,17 @@ def _step_event(fields: dict[str, Any]) -> StepEvent:
 
 
 def orders_beside(events: Path) -> Path:
-    """Return the named pipe through which a group with this event file takes its orders."""
+    """Return the named pipe through which a group with this event file gets its orders."""
     return events.with_suffix(".orders")
 
 
 def steps_beside(events: Path) -> Path:
-    """Return where the library in a group writes its events, beside those that the program writes itself."""
+    """Return the file to which the library in a group writes its events; the program's own events are separate."""
     return events.with_suffix(".steps")
 
 
 class EventFile:
-    """Reads what has been written to an event file since the last look."""
+    """Reads the new lines of an event file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""A job on this machine: its groups as processes, launched, killed, relaunched, and watched by their event files."""
+"""A job on this machine: launches, kills and restarts its groups, and watches their event files."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from jaxft._launch._record import Fault, History, Kill, RunRecord
 
 
 class Doors(Protocol):
-    """A network between the groups: where each of them is reached, and reaches the coordinator."""
+    """A proxy network: the addresses that groups announce, and those at which they reach the coordinator."""
 
     def host_of(self, group: str) -> str: ...
 
@@ -21,14 +21,14 @@ class Doors(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What every group of a job runs.
+    """The program that every group of a job runs.
 
     Attributes:
         words: the command. {coordinator}, {job}, {group}, {events} and {folder} in its words are filled in. A program
-            that gets {events} writes its own event file; of any other, the library writes one.
-        own_words: the commands of groups that have another.
-        steps: for how many steps it trains; None if that is not known yet.
-        takes_orders: whether the library in it listens to a storm.
+            that gets {events} writes its own event file; for other programs, the library writes one.
+        own_words: the commands of groups with a different one.
+        steps: how many steps it trains; None if that is not known yet.
+        takes_orders: whether the library in it follows the orders of a storm.
     """
 
     words: tuple[str, ...]
@@ -57,13 +57,13 @@ class Program:
 
 @dataclass(eq=False, slots=True)
 class Incarnation:
-    """A group's process, and what it has told so far.
+    """A group's process, and its reports so far.
 
     Attributes:
         launched_s: when it was started, in seconds since 1970.
-        killed: whether we have noted its kill.
-        doomed: whether its death by SIGKILL is on the way, and no failure when it comes.
-        read_to_end: whether it has ended, and everything that it wrote has been read.
+        killed: whether its kill is recorded.
+        doomed: whether a SIGKILL is planned, so that its death is not a failure.
+        read_to_end: whether it has ended, and all of its output has been read.
     """
 
     group: str
@@ -78,7 +78,7 @@ class Incarnation:
     finished: FinishedEvent | None = None
 
     def read(self) -> None:
-        """Take in what it has written since the last look."""
+        """Read the events that it has written since the last call."""
         if self.read_to_end:
             return
         ended = self.child.exit_code() is not None
@@ -92,7 +92,7 @@ class Incarnation:
 
     @property
     def live(self) -> bool:
-        """Whether its newest step is one in which it took part in person."""
+        """Whether it took part in its newest step instead of catching up."""
         return bool(self.steps) and self.steps[-1].live
 
     def history(self) -> History:
@@ -102,7 +102,7 @@ class Incarnation:
 
 
 class Job:
-    """The groups of one run. A relaunched group keeps its name and gets a new incarnation and new files."""
+    """The groups of one run. A restarted group keeps its name, and gets a new incarnation and new files."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Job:
         processes: Processes,
         doors: Doors | None = None,
     ) -> None:
-        """`coordinator`: its address; None if the groups need none. `doors`: what stands before it and the groups."""
+        """`coordinator`: its address; None if there is none. `doors`: a proxy in front of it and the groups."""
         self.name = name
         self.groups = tuple(groups)
         self.program = program
@@ -126,7 +126,7 @@ class Job:
         self._faults: list[Fault] = []
 
     def start(self, group: str) -> Child:
-        """Launch a group, or launch it again."""
+        """Launch or restart a group."""
         number = len(self._incarnations[group])
         name = f"{self.name}.{group}.{number}"
         events = self._processes.folder / f"{name}.jsonl"
@@ -151,7 +151,7 @@ class Job:
         return child
 
     def kill(self, group: str) -> Kill:
-        """Send a group's process SIGKILL, and note when."""
+        """Send a group's process SIGKILL, and record when."""
         victim = self.current(group)
         kill = Kill(group=group, incarnation=victim.number, t_s=time.time(), step=self.committed_step)
         victim.child.kill()
@@ -159,21 +159,21 @@ class Job:
         return kill
 
     def note(self, kill: Kill) -> None:
-        """Take in the kill of a group's newest incarnation."""
+        """Record the kill of a group's newest incarnation."""
         self.current(kill.group).killed = True
         self._kills.append(kill)
 
     def note_fault(self, fault: Fault) -> None:
-        """Take in a fault that is over."""
+        """Record a fault that is over."""
         self._faults.append(fault)
 
     def end(self) -> None:
-        """End every process that still runs, and take in the last events."""
+        """End every process that still runs, and read the last events."""
         self._processes.end([incarnation.child for incarnation in self._all()])
         self.read()
 
     def read(self) -> None:
-        """Take in all new events."""
+        """Read all new events."""
         for incarnation in self._all():
             incarnation.read()
 
@@ -183,7 +183,7 @@ class Job:
 
     @property
     def committed_step(self) -> int:
-        """The highest step that some group has reported."""
+        """The highest step that any group has reported."""
         return max((i.steps[-1].step for i in self._all() if i.steps), default=0)
 
     @property
@@ -193,23 +193,23 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """Whether no process is left that could still report something."""
+        """Whether no process is left that could report more."""
         return all(self.current(group).child.exit_code() is not None for group in self.groups)
 
     def failed(self) -> Incarnation | None:
-        """Return an incarnation that ended without finishing, though nobody killed it."""
+        """Return an incarnation that ended before it finished, and was not killed by us."""
         for incarnation in self._all():
             exit_code = incarnation.child.exit_code()
             fell = incarnation.doomed and exit_code in KILLED
             if exit_code is None or incarnation.killed or fell:
                 continue
-            incarnation.read()  # its last words may be newer than our last look
+            incarnation.read()  # its last events may not have been read yet
             if exit_code != 0 or incarnation.finished is None:
                 return incarnation
         return None
 
     def full_step_s(self) -> float | None:
-        """Return how long the last step took, if every group took part in it in person; else None."""
+        """Return how long the last step took if every group took part in it; otherwise None."""
         newest = [self.current(group).steps for group in self.groups]
         for steps in newest:
             if not steps or not steps[-1].live or set(steps[-1].members) != set(self.groups):
@@ -223,11 +223,11 @@ class Job:
 
     @property
     def faults(self) -> Sequence[Fault]:
-        """All faults so far that are over, in the order of their ends."""
+        """All faults that have ended so far, in the order of their ends."""
         return self._faults
 
     def record(self, *, planned_kills: int = 0, problems: Sequence[str] = ()) -> RunRecord:
-        """Return what has happened so far."""
+        """Return the record of the run so far."""
         return RunRecord(
             groups=self.groups,
             planned_steps=self.committed_step if self.program.steps is None else self.program.steps,

@@ -1,13 +1,13 @@
 """Which steps a run lost, and why: computed from the events alone.
 
-A step is lost if work on it was done twice, or if it was committed and then undone. Five observations show
-that, each on its own:
+A step is lost if work on it was done twice, or if it was committed and then undone. Any of these five observations
+shows that:
 
 * A group computed a shard of the step twice.
 * Two groups both committed the step and both computed the same shard of it.
 * The steps of one incarnation do not strictly increase: it went back and did them again.
 * Two groups report different losses, or different states, for the step: they did not commit the same one.
-* Nobody reports the step, though a later one was committed.
+* No group reports the step, although a later one was committed.
 """
 
 import math
@@ -27,7 +27,7 @@ class LostStep:
 
 
 def lost_steps(histories: Iterable[History]) -> tuple[LostStep, ...]:
-    """Return every reason for which a step of this run counts as lost, in the order of the steps."""
+    """Return every reason why a step of this run counts as lost, in the order of the steps."""
     histories = tuple(histories)
     return tuple(
         sorted(
@@ -77,9 +77,9 @@ def _different_losses(histories: Iterable[History]) -> Iterator[LostStep]:
     reported: dict[int, dict[str, str]] = defaultdict(dict)
     for history in histories:
         for event in history.steps:
-            # A group that fetched the state of a step was not told its loss.
+            # A group that fetched the state of a step did not get its loss.
             if event.live or not math.isnan(event.loss):
-                # By their text: it is exact, and tells NaN from a number but not from NaN.
+                # Compared as text, which is exact, and for which NaN equals NaN.
                 reported[event.step].setdefault(repr(event.loss), _name(history))
     for step, names in reported.items():
         if len(names) > 1:
@@ -103,7 +103,7 @@ def _missing(histories: Iterable[History]) -> Iterator[LostStep]:
     seen = {event.step for history in histories for event in history.steps}
     for step in range(1, max(seen, default=0)):
         if step not in seen:
-            yield LostStep(step, "no group reports it, though later steps were committed")
+            yield LostStep(step, "no group reports it, although later steps were committed")
 
 
 def _name(history: History) -> str:

@@ -1,4 +1,4 @@
-"""Real processes: each with a log of its own, and none that outlives us."""
+"""Real processes: each has its own log, and none outlives this one."""
 
 import contextlib
 import os
@@ -16,16 +16,16 @@ _DIE_WITH_PARENT = Path(__file__).with_name("_die_with_parent.py")
 
 # A coordinator or a group ends within this after SIGTERM, or it is killed.
 STOP_TIMEOUT_S = 5.0
-# A process that got SIGKILL is gone as soon as the kernel has taken its memory back.
+# After SIGKILL, a process ends as soon as the kernel has reclaimed its memory.
 REAP_TIMEOUT_S = 30.0
 LOG_TAIL_LINES = 25
-# How a process ends by SIGKILL, or a shell around it.
+# Exit statuses after SIGKILL: of a process, and of a shell around it.
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 @dataclass(eq=False, slots=True)
 class Child:
-    """A process that we started, with those that it starts itself: they stand in one process group."""
+    """A process that we started, and its own children: they form one process group."""
 
     name: str
     log: Path
@@ -41,11 +41,11 @@ class Child:
         return self._process.poll()
 
     def kill(self) -> None:
-        """Send SIGKILL, which it can neither see coming nor catch. Does not wait."""
+        """Send SIGKILL, which it cannot catch. Does not wait."""
         self._signal(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Send SIGSTOP: from now on it does nothing, and the kernel goes on answering for it."""
+        """Send SIGSTOP: the process does nothing, while the kernel still answers for its connections."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
@@ -53,7 +53,7 @@ class Child:
         self._signal(signal.SIGCONT)
 
     def order(self, text: str) -> None:
-        """Write a line to its pipe of orders, whether or not somebody reads it."""
+        """Write a line to its pipe of orders, whether or not it is read."""
         assert self._orders is not None, f"{self.name} takes no orders"
         os.write(self._orders, text.encode() + b"\n")
 
@@ -62,7 +62,7 @@ class Child:
         self._signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end; return whether it came."""
+        """Wait for its end; return whether it has ended."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -70,7 +70,7 @@ class Child:
         return True
 
     def close(self) -> None:
-        """Give the pipe of its orders back."""
+        """Close its pipe of orders."""
         if self._orders is not None:
             os.close(self._orders)
             self._orders = None
@@ -81,13 +81,13 @@ class Child:
                 os.killpg(self.pid, number)
 
     def log_tail(self) -> str:
-        """Return the last lines that it wrote, under a heading, for a person to read."""
+        """Return the last lines of its log, under a heading, for messages."""
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return "\n".join([f"--- end of the log of {self.name} ({self.log.name}) ---", *lines, "---"])
 
 
 class Processes:
-    """Starts processes, and ends those that still run when its `with` block is left, for whatever reason."""
+    """Starts processes, and ends those that still run at the end of its `with` block, for any reason."""
 
     def __init__(self, folder: Path, *, cwd: Path) -> None:
         """Keep the logs in `folder`, and start everything in `cwd`."""
@@ -111,15 +111,15 @@ class Processes:
         orders: Path | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> Child:
-        """Start a command, bound to our own life. Its output goes to `NAME.log`; its input is empty.
+        """Start a command that dies with this process. Its output goes to `NAME.log`; its input is empty.
 
-        It stands in a process group of its own, so that a Ctrl-C at the terminal reaches only us, who then end it.
+        It has a separate process group, so that Ctrl-C at the terminal reaches only this process, which then ends it.
 
         Args:
-            name: of the process and its log.
+            name: the name of the process and its log.
             command: a list of words.
-            orders: make a named pipe here, for `Child.order`.
-            environment: what it finds there besides ours.
+            orders: where to create a named pipe for `Child.order`.
+            environment: additional environment variables.
         """
         log = self.folder / f"{name}.log"
         pipe = None if orders is None else _open_pipe(orders)
@@ -130,7 +130,7 @@ class Processes:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._cwd,
-                # A token that lies around is not this job's: its coordinator has no secret.
+                # A token in our environment is not for this job, whose coordinator has no secret.
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "JAXFT_TOKEN": "", **environment},
                 process_group=0,
             )
@@ -139,7 +139,7 @@ class Processes:
         return child
 
     def end(self, children: Sequence[Child], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Ask children to end, give all of them together `timeout_s` for it, then kill those that have not."""
+        """Ask children to end, wait up to `timeout_s` for all of them together, then kill the rest."""
         running = [child for child in children if child.exit_code() is None]
         for child in running:
             child.terminate()
@@ -153,6 +153,6 @@ class Processes:
 
 
 def _open_pipe(path: Path) -> int:
-    """Make a named pipe and return its end for orders, which can be written before anybody reads."""
+    """Create a named pipe and return its end for orders, which accepts data before there is a reader."""
     os.mkfifo(path)
     return os.open(path, os.O_RDWR | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""What happened in a run, as plain values: the kills and what each incarnation of each group wrote down."""
+"""What happened in a run, as plain values: the kills, and the events of each incarnation of each group."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A group's process was sent SIGKILL.
+    """A SIGKILL of a group's process.
 
     Attributes:
         t_s: when, in seconds since 1970, as in the events.
-        step: what the job had committed by then.
-        strike: the number of the strike that it belongs to; two kills of one strike fall together.
-        aim: the phase that it was meant to fall in, where it was meant for one.
-        phase: the phase in which it fell, where that is known.
+        step: the job's committed steps by then.
+        strike: the number of its strike; two kills of one strike occur together.
+        aim: the phase in which it was planned, if any.
+        phase: the phase in which it occurred, if known.
     """
 
     group: str
@@ -39,17 +39,17 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something other than a kill was done to a group, to a link, or to the coordinator, and undone.
+    """A fault other than a kill, of a group, a link or the coordinator, that has ended.
 
     Attributes:
-        kind: what was done.
-        group: to whom.
-        other: the other end, if it was done to a link.
-        how: which of its kinds, in words.
+        kind: the kind of fault.
+        group: the victim.
+        other: the other end, if the fault was on a link.
+        how: the variant of its kind, as text.
         t_s: when it began, in seconds since 1970, as in the events.
-        seconds: until it was undone.
-        step: what the job had committed when it began.
-        strike: the number of the strike that it belongs to.
+        seconds: how long it lasted.
+        step: the job's committed steps when it began.
+        strike: the number of its strike.
     """
 
     kind: str
@@ -68,7 +68,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A whole run. `problems` says what went wrong with it other than by what we did to it."""
+    """A whole run. `problems` are failures that we did not inject."""
 
     groups: tuple[str, ...]
     planned_steps: int
@@ -81,7 +81,7 @@ class RunRecord:
 
     @property
     def committed_steps(self) -> frozenset[int]:
-        """The numbers of all steps that some group reported."""
+        """The numbers of all steps that any group reported."""
         return frozenset(event.step for history in self.histories for event in history.steps)
 
     def last(self, group: str) -> History | None:
@@ -91,10 +91,10 @@ class RunRecord:
 
 
 def stall_s(kill: Kill, histories: Iterable[History], kills: Iterable[Kill] = ()) -> float | None:
-    """Return the time from a kill until every survivor had committed again, or None if one never did.
+    """Return the time from a kill until every survivor has committed again, or None if one never did.
 
     A survivor is an incarnation of another group that had taken part before the kill, and was not itself killed
-    before it could commit again; `kills` says which were.
+    before it could commit again; `kills` are all kills of the run.
     """
     killed = {(other.group, other.incarnation) for other in kills}
     waits_s: list[float | None] = []

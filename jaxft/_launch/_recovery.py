@@ -1,4 +1,4 @@
-"""What a fault that was undone has cost, and how much of the time groups took part: from the events alone."""
+"""The cost of faults that have ended, and the share of time in which groups took part: from the events alone."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ Span = tuple[float, float]
 def standstill_s(fault: Fault, histories: Iterable[History]) -> float | None:
     """Return the longest time without a committed step, from when the fault began to the first one after its end.
 
-    None if nobody committed a step after its end. Steps that only the fault's victim reports do not count.
+    None if no group committed a step after its end. Steps that only the fault's victim reports do not count.
     """
     others = (history for history in histories if history.group != fault.group)
     commits_s = sorted(e.t_s for h in others for e in h.steps if e.live and e.t_s > fault.t_s)
@@ -23,7 +23,7 @@ def standstill_s(fault: Fault, histories: Iterable[History]) -> float | None:
 
 
 def again_s(fault: Fault, group: str, histories: Iterable[History]) -> float | None:
-    """Return the time from the fault's end until `group` took part in a step that was tried since, or None."""
+    """Return the time from the fault's end until `group` took part in a step attempted since then, or None."""
     histories = tuple(histories)
     known = max((e.step for h in histories for e in h.steps if e.t_s <= fault.end_s), default=0)
     own = (e.t_s for h in histories if h.group == group for e in h.steps if e.live and e.step > known)
@@ -32,11 +32,11 @@ def again_s(fault: Fault, group: str, histories: Iterable[History]) -> float | N
 
 
 def participation(record: RunRecord) -> float | None:
-    """Return the share of their time in which groups that could take part did, or None if there were no steps.
+    """Return the share of time in which groups that could take part did so, or None if there were no steps.
 
     From the job's first commit to its last. A step's time is that since the step before it, and belongs to its
-    members. Left out is the time in which something was done to a group, or to the coordinator. The time that a
-    killed group takes to start again counts as time in which it could have taken part.
+    members. The time of faults on a group, or on the coordinator, does not count. The time that a killed group takes
+    to restart counts as time in which it could have taken part.
     """
     intervals = _intervals(record)
     if not intervals:
@@ -68,7 +68,7 @@ def _harmed(fault: Fault, groups: Iterable[str]) -> Iterable[str]:
 
 
 def _covered_s(span: Span, by: Iterable[Span]) -> float:
-    """How much of a span is covered by others, which may overlap."""
+    """How much of a span is covered by other spans, which may overlap."""
     covered_s, until_s = 0.0, span[0]
     for begin_s, end_s in _clipped(span, by):
         covered_s += max(0.0, end_s - max(begin_s, until_s))

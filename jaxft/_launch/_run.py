@@ -8,14 +8,14 @@ from jaxft._launch._display import Display, GroupRow, View
 from jaxft._launch._job import Incarnation, Job
 from jaxft._launch._record import RunRecord
 
-# Also the precision of what is told live; the verdict uses the groups' own times.
+# Also the precision of the live output; the verdict uses the groups' own times.
 POLL_S = 0.02
-# No step for so long, though a cold start compiles for less: the job hangs.
+# The job hangs if there is no step for this long; a cold start compiles in less.
 SILENCE_TIMEOUT_S = 180.0
 
 
 class Watcher(Protocol):
-    """Looks at a job again and again while it runs: tells what is new, and does the harm that is planned."""
+    """Polls a job while it runs: reports news, and injects the planned faults."""
 
     @property
     def planned_kills(self) -> int: ...
@@ -35,8 +35,8 @@ def run_job(
 ) -> RunRecord:
     """Launch all groups, let the watcher strike, and return what happened once every group has ended.
 
-    A group that fails of itself, or a job that hangs, ends the run at once: that is a problem in the record, and
-    the end of the log of whoever failed is shown.
+    A group that fails by itself, or a job that hangs, ends the run at once. It becomes a problem in the record, and
+    the end of the failed process's log is shown.
     """
     began_s = time.time()
     problems: list[str] = []
@@ -64,7 +64,7 @@ def run_job(
 
 
 def view_of(job: Job, *, title: str, planned_kills: int) -> View:
-    """Return what there is to see of a job now."""
+    """Return the current view of a job."""
     current = [job.current(group) for group in job.groups]
     newest = max(
         (i.steps[-1] for i in current if i.steps), key=lambda event: (event.live, event.step), default=None
@@ -105,10 +105,10 @@ def row_of(incarnation: Incarnation) -> GroupRow:
 
 
 def failure_text(failed: Incarnation, *, over: bool) -> str:
-    """Say how a process ended that should not have ended. `over`: the job had committed its last step."""
+    """Return how a process ended that should not have. `over`: the job had committed its last step."""
     exit_code = failed.child.exit_code()
     if exit_code == 0 and over:
-        return f"{failed.child.name} came back only after the job was over; give it more steps"
+        return f"{failed.child.name} returned only after the job was over; give the job more steps"
     if exit_code == 0:
         return f"{failed.child.name} ended before the job was finished"
     return f"{failed.child.name} (pid {failed.child.pid}) failed with exit status {exit_code}"

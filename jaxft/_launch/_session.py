@@ -1,4 +1,4 @@
-"""What stands around a command: the folder of its files, and an orderly end by any signal that can be caught."""
+"""The environment of a command: a folder for its files, and a clean shutdown on any signal that can be caught."""
 
 import contextlib
 import signal
@@ -13,10 +13,10 @@ from jaxft._launch._checks import check_new_folder
 
 @contextlib.contextmanager
 def run_folder(keep: Path | None, *, name: str) -> Iterator[Path]:
-    """Yield the folder for logs and event files: a new one that is kept, or one that goes in the end.
+    """Yield the folder for logs and event files: a new one that is kept, or a temporary one.
 
     Raises:
-        LaunchError: `keep` is there already and not an empty folder.
+        LaunchError: `keep` exists and is not an empty folder.
     """
     if keep is not None:
         check_new_folder(keep)
@@ -29,7 +29,7 @@ def run_folder(keep: Path | None, *, name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def signals_as_exit() -> Iterator[None]:
-    """End by SIGTERM and SIGHUP as by Ctrl-C: through every `with`, so that our processes end and files go."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C: leave every `with` block, to end processes and remove files."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""The verdict: what two records of runs prove. Pure: values in, values out."""
+"""The verdict on the records of two runs. Pure functions."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from jaxft._launch._recovery import again_s, participation, standstill_s
 
 @dataclass(frozen=True, slots=True)
 class KillOutcome:
-    """What a kill cost. None where it never came to that."""
+    """The cost of a kill. None where it never happened."""
 
     kill: Kill
     stall_s: float | None
@@ -20,9 +20,9 @@ class KillOutcome:
 
 @dataclass(frozen=True, slots=True)
 class FaultOutcome:
-    """What a fault cost: how long the job stood still, and how long after its end each victim took part again.
+    """The cost of a fault: how long the job stood still, and how long after its end each victim took part again.
 
-    None where it never came to that.
+    None where it never happened.
     """
 
     fault: Fault
@@ -32,24 +32,24 @@ class FaultOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What two runs have shown.
+    """The result of two runs.
 
     Attributes:
-        planned_kills: how many there should have been.
+        planned_kills: the planned number of kills.
         kills: each with its cost, in order.
-        planned_faults: how many faults there should have been that are no kills.
+        planned_faults: the planned number of faults other than kills.
         faults: each of those with its cost, in order.
-        participation: the share of their time in which groups that could take part did; None if it is unknown.
-        planned_steps: how many there should have been.
-        steps_committed: by the run with the kills.
-        lost: every reason to call a step lost; `steps_lost` counts steps.
-        digests: the final state of each group, after the kills; None from one that did not come to the end.
-        undisturbed_digests: the same of the run without kills; empty if that was not run.
-        first_difference: the first step whose loss, or state as far as that was told, differs between the two runs.
-        tells_losses: whether the groups told their losses.
-        s_per_step: of the run with the kills, from its first commit to its last.
-        undisturbed_s_per_step: of the run without.
-        problems: whatever else keeps this from being a success.
+        participation: the share of time in which groups that could take part did so; None if unknown.
+        planned_steps: the planned number of steps.
+        steps_committed: those of the run with kills.
+        lost: every reason why a step counts as lost; `steps_lost` counts steps.
+        digests: the final state of each group, after the kills; None for a group that did not finish.
+        undisturbed_digests: the same for the run without kills; empty if there was none.
+        first_difference: the first step whose loss (or state, if reported) differs between the two runs.
+        tells_losses: whether the groups reported their losses.
+        s_per_step: of the run with kills, from its first commit to its last.
+        undisturbed_s_per_step: of the run without kills.
+        problems: other reasons why this is not a success.
     """
 
     planned_kills: int
@@ -85,12 +85,12 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was lost, all is equal, and everything took place that was planned."""
+        """Whether nothing was lost, all states are equal, and everything went as planned."""
         return not self.lost and self.matches_undisturbed and not self.problems
 
 
 def judge(disturbed: RunRecord, undisturbed: RunRecord | None) -> Verdict:
-    """Return what the records show. Without an undisturbed run, nothing can be a success."""
+    """Return the verdict on the records. Without an undisturbed run, it cannot be a success."""
     kills = tuple(
         KillOutcome(
             kill, stall_s(kill, disturbed.histories, disturbed.kills), back_s(kill, disturbed.histories)
@@ -127,7 +127,7 @@ def _problems(
     faults: tuple[FaultOutcome, ...],
 ) -> tuple[str, ...]:
     if disturbed.problems:
-        return disturbed.problems  # it was cut short: what else is missing follows from that
+        return disturbed.problems  # it was cut short, which explains whatever else is missing
     problems: list[str] = []
     placed, planned = len(kills), disturbed.planned_kills
     if placed < planned:
@@ -145,7 +145,7 @@ def _problems(
     problems += _fault_problems(disturbed, faults)
     if len(disturbed.committed_steps) != disturbed.planned_steps:
         committed = len(disturbed.committed_steps)
-        problems.append(f"{committed} steps were committed and {disturbed.planned_steps} were to be")
+        problems.append(f"{committed} steps were committed instead of {disturbed.planned_steps}")
     for history in disturbed.histories:
         if history.finished is not None and history.finished.ledger is False:
             problems.append(f"the samples that {history.group} used: {history.finished.ledger_text}")
@@ -167,7 +167,7 @@ def _fault_problems(disturbed: RunRecord, faults: tuple[FaultOutcome, ...]) -> I
         fault = outcome.fault
         where = f"{fault.kind} of {fault.group} at step {fault.step}"
         if outcome.standstill_s is None:
-            yield f"nobody committed a step after the {where}"
+            yield f"no group committed a step after the {where}"
         for group, wait_s in outcome.again_s.items():
             if wait_s is None:
                 yield f"{group} did not take part again after the {where}"
@@ -179,7 +179,7 @@ def _again(fault: Fault, record: RunRecord) -> dict[str, float | None]:
 
 
 def _digests(record: RunRecord) -> dict[str, str | None]:
-    """Only a group that came to the job's last step has a digest that counts."""
+    """Only the digest of a group that reached the job's last step counts."""
 
     def final(history: History | None) -> str | None:
         finished = None if history is None else history.finished
@@ -203,7 +203,7 @@ def _told(record: RunRecord) -> dict[int, tuple[str, str]]:
 
 
 def _s_per_step(record: RunRecord) -> float | None:
-    """The mean over the whole run, kills and all, between the first and the last commit."""
+    """The mean over the whole run, including kills, between the first and the last commit."""
     commits = sorted((e.t_s, e.step) for history in record.histories for e in history.steps if e.live)
     if not commits or commits[-1][1] <= commits[0][1]:
         return None

@@ -40,9 +40,9 @@ def verdict_json(verdict: Verdict, *, seed: int) -> dict[str, Any]:
 
 
 def verdict_text(verdict: Verdict, *, seed: int) -> str:
-    """Return the verdict as aligned lines, the conclusion first."""
+    """Return the verdict as aligned lines, with the conclusion first."""
     victims = ", ".join(outcome.kill.group for outcome in verdict.kills)
-    stalls = [or_else(ms(outcome.stall_s), "{:.0f} ms", "for ever") for outcome in verdict.kills]
+    stalls = [or_else(ms(outcome.stall_s), "{:.0f} ms", "forever") for outcome in verdict.kills]
     returns = [or_else(outcome.back_s, "{:.1f} s", "never") for outcome in verdict.kills]
     with_kills, without = (
         or_else(value_s, "{:.3f}", "-") for value_s in (verdict.s_per_step, verdict.undisturbed_s_per_step)
@@ -61,7 +61,7 @@ def verdict_text(verdict: Verdict, *, seed: int) -> str:
 
 
 def verdict_lines(verdict: Verdict, fields: Mapping[str, str]) -> str:
-    """Return the conclusion, then labelled texts, then what went wrong besides."""
+    """Return the conclusion, then labelled texts, then other problems."""
     lines = [_conclusion(verdict)]
     lines += (f"  {label:<{LABEL_WIDTH}} {text}" for label, text in fields.items())
     lines += (f"  {'problem':<{LABEL_WIDTH}} {problem}" for problem in verdict.problems)
@@ -69,7 +69,7 @@ def verdict_lines(verdict: Verdict, fields: Mapping[str, str]) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Return what a reader needs to know to repeat this."""
+    """Return what a reader needs to reproduce this."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in VERSIONS_OF:
         try:
@@ -86,7 +86,7 @@ def _conclusion(verdict: Verdict) -> str:
     if verdict.lost:
         reasons.append("Work was lost.")
     if None in verdict.digests.values():
-        reasons.append("Not every group came to the end.")
+        reasons.append("Not every group finished.")
     elif not verdict.digests_equal:
         reasons.append("The groups did not all end with the same state.")
     elif verdict.undisturbed_digests and not verdict.matches_undisturbed:

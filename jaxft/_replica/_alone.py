@@ -35,11 +35,11 @@ class Alone:
         return result
 
     def _means(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[Any], Local]:
-        """The means over all shards, and what stays of the first shard."""
+        """The means over all shards, and the local values of the first shard."""
         programs, count = call.programs, call.shards or 1
         contribution, local = programs.compute(state, call.batch_for(self.step, 0))
         if count == 1:
-            return contribution, local  # on the device: nothing waits for them
+            return contribution, local  # on the device, without waiting for them
         partials = Partials(programs.layout, count)
         partials.add(0, contribution)
         for shard in range(1, count):
@@ -53,8 +53,8 @@ class Alone:
         found = find(call.programs.contribution, means, call.nonfinite)
         if found and call.nonfinite == "raise":
             raise NonFinite(
-                f"The means of step {self.step} are not finite: {found}. Nothing of that step has been "
-                "applied. Look at the learning rate and the data of that step."
+                f"The means of step {self.step} are not finite: {found}. The step was not "
+                "applied. Check the learning rate and the data of that step."
             )
         if found:
             _log.warning("step %d changes nothing: %s", self.step, found)

@@ -39,7 +39,7 @@ class _Work:
     counted: tuple[int, ...] = ()  # which of them belong to the last attempt
     partials: Partials | None = None
     means: list[np.ndarray] | None = None
-    nonfinite: str = ""  # which of the means is not
+    nonfinite: str = ""  # which of the means is not finite
 
 
 class Attempts:
@@ -68,7 +68,7 @@ class Attempts:
         """Try a step in a quorum up to the vote, or until the core directs something else."""
         held = self._held
         assert step == held.step, f"asked for step {step} while holding state {held.step}"
-        # Also where links exist already: if the listener has ended, no group can join or heal from this one.
+        # Checked even if links exist: once the listener has ended, no group can join or heal from this one.
         self._listener.check(len(quorum.members))
         if self._work.step != step:
             self.forget()
@@ -76,7 +76,7 @@ class Attempts:
         record.attempts += 1
         if self._links is None or self._links.quorum_id != quorum.quorum_id:
             self._drop_links()
-            self._abort = Abort()  # one for each quorum: its links watch it
+            self._abort = Abort()  # one for each quorum; its links watch it
         with self._session.activity(Attempt(quorum, Step(step)), self._abort) as abort:
             held.start_digest(quorum.step)
             if not self._compute(call, quorum, abort, record):
@@ -100,19 +100,19 @@ class Attempts:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what was computed: it is of another state than the one that is held now."""
+        """Drop what was computed from a state that is no longer held."""
         self._work = _Work(self._held.step)
 
     def close(self) -> None:
         self._drop_links()
 
     def _compute(self, call: Call, quorum: NewQuorum, abort: Abort, record: Record) -> bool:
-        """Compute what is missing of this group's shards; False if the attempt was overtaken meanwhile."""
+        """Compute this group's missing shards; return False if the attempt was replaced meanwhile."""
         began_s = time.perf_counter()
         shards = _shards_of(quorum, self._me)
         work, partials = self._work_for(call, quorum, shards)
-        # Where each member has one shard, its number is the member's place, which may change. A batch that the group
-        # brings stays right at any place; one that is made for a place counts for that place alone.
+        # If each member has one shard, its number is the member's place, which may change. A batch that the group
+        # brings is valid at any place; one that is made for a place is valid only there.
         own = call.shards is None and isinstance(call.batch_for, OwnBatch)
         work.counted = ()
         for shard in shards:
@@ -136,10 +136,10 @@ class Attempts:
         return not abort.is_set
 
     def _work_for(self, call: Call, quorum: NewQuorum, shards: tuple[int, ...]) -> tuple[_Work, Partials]:
-        """What is computed already and of use in this quorum."""
+        """What is already computed and usable in this quorum."""
         if call.shards is not None and not self._work.locals.keys() <= set(shards):
-            # Back after a lost connection, and others have been given what this group had computed: what was
-            # summed already cannot be taken apart.
+            # Back after a lost connection, and other groups got shards that this group had computed: what was
+            # already summed cannot be taken apart.
             self.forget()
         work = self._work
         if work.partials is None or call.shards is None:
@@ -147,7 +147,7 @@ class Attempts:
         return work, work.partials
 
     def _exchanged(self, call: Call, quorum: NewQuorum, abort: Abort, record: Record) -> bool:
-        """Exchange with the other members; False if that failed, of which the coordinator hears, or was overtaken."""
+        """Exchange with the other members; return False if it failed (and report that) or was aborted."""
         step = self._held.step
         began_s = time.perf_counter()
         try:
@@ -174,7 +174,7 @@ class Attempts:
                 me=self._me,
                 members=[_peer(member) for member in quorum.members],
                 abort=abort,
-                # Shorter than that of the exchange: those who wait for a link end before those who wait for them.
+                # Shorter than the exchange's timeout, so that members that wait for a link fail first.
                 patience=self._patience(quorum, step, timeout_s / 4),
             )
         assert self._work.partials is not None

@@ -1,4 +1,4 @@
-"""Becomes equal to the job's frontier: fetches a state from donors, and replays the means of the steps since."""
+"""Brings this group to the job's frontier: fetches a snapshot from donors, and replays the steps since."""
 
 import logging
 import time
@@ -38,11 +38,11 @@ class CatchUp:
         self._held = held
         self._finite = finite
         self._fetcher: Fetcher | None = None
-        self._fetches_for = 0  # the heal of that fetcher
+        self._fetches_for = 0  # the heal that the fetcher is for
         self._began_s = 0.0
 
     def heal(self, directive: HealFrom, call: Call, record: Record) -> bool:
-        """Fetch the snapshot of a heal and hold it; False if that failed or was overtaken."""
+        """Fetch the snapshot of a heal and hold it; return False if that failed or was aborted."""
         heal = directive.heal
         self._began_s = time.perf_counter()
         donors = tuple(donor.group for donor in heal.donors)
@@ -52,7 +52,7 @@ class CatchUp:
             try:
                 leaves = fetcher.state(heal.step, self._held.leaves, cancel=abort)
             except HealFailed as error:
-                # Also if it was overtaken: a session that comes back waits to hear what this group holds.
+                # Also if it was aborted: a reconnected session waits for a report of what this group holds.
                 self._session.post(HealBroke(heal.heal_id, str(error)))
                 return False
             self._held.replace(heal.step, leaves)
@@ -62,11 +62,11 @@ class CatchUp:
         return True
 
     def replay(self, directive: Replay, call: Call, record: Record) -> bool:
-        """Apply the means of a committed step; False if it is held already, or its means cannot be fetched."""
+        """Apply the means of a committed step; return False if it is already applied or cannot be fetched."""
         step, heal = directive.step, directive.heal
         if step != self._held.step:
-            # The job has moved on before the session's thread has heard of the last replay, and the directive names
-            # the same step again: to apply it twice would ruin the state.
+            # The frontier moved before the session's thread got the report of the last replay, so the directive names
+            # the same step again. Applying it twice would corrupt the state.
             return False
         _log.debug("replay step %d", step)
         with self._session.activity(directive, Abort()) as abort:

@@ -1,4 +1,4 @@
-"""What a group is told about itself and its job, checked once."""
+"""The settings of a group and its job, validated once."""
 
 import socket
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ MAX_SETTING_LENGTH = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfig:
-    """The arguments of `jaxft.Manager`, which says what each means.
+    """The arguments of `jaxft.Manager`, which documents them.
 
     Raises:
-        ConfigurationError: an argument cannot be right.
+        ConfigurationError: an argument is not valid.
     """
 
     coordinator: str
@@ -32,7 +32,7 @@ class GroupConfig:
     other_meshes: bool = False
     digest_every: int | None = None
     host: str | None = None
-    token: str | None = field(default=None, repr=False)  # a traceback or a log must not show it
+    token: str | None = field(default=None, repr=False)  # must not appear in tracebacks and logs
     tls: TLS | None = None
 
     def __post_init__(self) -> None:
@@ -55,14 +55,14 @@ class GroupConfig:
 
     @property
     def compared_settings(self) -> dict[str, str]:
-        """The user's settings, under names that no setting of jaxft has."""
+        """The user's settings, prefixed so that they cannot collide with jaxft's."""
         return {f"settings.{name}": value for name, value in self.settings.items()}
 
     def address(self, port: int) -> str:
-        """Where the other groups reach this one, which listens on `port`.
+        """The address at which the other groups reach this one, which listens on `port`.
 
         Raises:
-            ConfigurationError: no `host` was given, and this machine finds no route to the coordinator.
+            ConfigurationError: no `host` was given, and this machine has no route to the coordinator.
         """
         host = self.host or _own_address(self.coordinator)
         return host if _has_port(host) else f"{host}:{port}"
@@ -73,7 +73,7 @@ def _check_address(coordinator: str) -> None:
         host, colon, port = address.strip().rpartition(":")
         if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
             raise ConfigurationError(
-                f"the coordinator's address must be host:port, or several with commas between them, not "
+                f"the coordinator's address must be host:port, or several separated by commas, not "
                 f"{coordinator!r}"
             )
 
@@ -96,12 +96,12 @@ def _check_settings(settings: Mapping[str, str]) -> None:
 
 def _has_port(host: str) -> bool:
     name, colon, port = host.rpartition(":")
-    # An IPv6 address contains colons, except in its form in brackets.
+    # The colons of an IPv6 address without brackets do not separate a port.
     return bool(colon) and port.isdigit() and (":" not in name or name.endswith("]"))
 
 
 def _own_address(coordinator: str) -> str:
-    """The address of the interface that leads to the coordinator: what the other groups can reach as well."""
+    """The address of the interface that routes to the coordinator; the other groups can reach it too."""
     problems: list[str] = []
     for each in coordinator.split(","):
         try:
@@ -111,7 +111,7 @@ def _own_address(coordinator: str) -> str:
             continue
         return f"[{address}]" if ":" in address else address
     raise ConfigurationError(
-        f"cannot find the way to the coordinator ({'; '.join(problems)}). Is the host name right? Else pass `host=`, "
+        f"found no route to the coordinator ({'; '.join(problems)}). Check the host name, or pass `host=`, "
         "the address at which the other groups reach this one."
     )
 

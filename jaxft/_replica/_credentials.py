@@ -1,4 +1,4 @@
-"""What a group shows the coordinator, and asks of it: the job's key, and certificates."""
+"""How a group and the coordinator authenticate each other: the job's key, and certificates."""
 
 import os
 from dataclasses import dataclass, field
@@ -24,8 +24,8 @@ class TLS:
     """Certificates for the stream to the coordinator, as files in PEM form. See docs/security.md.
 
     Args:
-        ca: whose certificates to believe; by default those of the public authorities that gRPC knows.
-        cert: this group's own certificate, where the coordinator asks for one.
+        ca: the authority to trust; by default the public authorities that gRPC knows.
+        cert: this group's own certificate, if the coordinator asks for one.
         key: the private key of `cert`.
     """
 
@@ -35,25 +35,25 @@ class TLS:
 
 
 class Unproven(Exception):
-    """The coordinator has not proved that it knows the job's key. The text says so, as the end of a sentence."""
+    """The coordinator has not proved that it knows the job's key. The message completes a log line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a group's session needs for every stream; with nothing set, for a coordinator that asks for nothing."""
+    """Credentials for every stream of a group's session; empty if the coordinator needs none."""
 
-    key: JobKey | None = field(default=None, repr=False)  # a traceback or a log must not show it
+    key: JobKey | None = field(default=None, repr=False)  # must not appear in tracebacks and logs
     pem: Pem | None = None
 
     @staticmethod
     def read(token: str | None, tls: TLS | None) -> "Credentials":
-        """Take the token, or else that of the environment, and read the certificates.
+        """Take the token (by default from the environment), and read the certificates.
 
         Raises:
-            ConfigurationError: one of them cannot be used; nothing has been opened yet.
+            ConfigurationError: one of them is not usable. Nothing has been opened yet.
         """
         source = "token" if token is not None else f"the environment variable {TOKEN_VARIABLE}"
-        # An empty variable is how a shell says that there is none; an empty argument is a mistake.
+        # In a shell, an empty variable means that there is none. An empty argument is a mistake.
         text = (os.environ.get(TOKEN_VARIABLE) or None) if token is None else token
         try:
             key = None if text is None else credentials.key_from_text(text)
@@ -69,7 +69,7 @@ class Credentials:
 
     @property
     def data_key(self) -> DataKey | None:
-        """The key for connections to the job's other groups."""
+        """The key for connections to other groups of the job."""
         return None if self.key is None else credentials.data_key(self.key)
 
     def channel(self, address: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
@@ -79,15 +79,15 @@ class Credentials:
         return grpc.aio.secure_channel(address, proven, options=options)
 
     def explained(self, why: str) -> str:
-        """What gRPC says of a stream that never began, with what it may mean where that is TLS."""
+        """gRPC's error for a stream that never started, with a hint if TLS may be the cause."""
         for sign, pem_needed, meaning in (
             ("WRONG_VERSION_NUMBER", True, "it does not speak TLS: was it started with --tls-cert?"),
             (
                 "CERTIFICATE_VERIFY_FAILED",
                 True,
-                "its certificate is of no authority in `tls.ca`, or out of date",
+                "its certificate is not from an authority in `tls.ca`, or has expired",
             ),
-            ("Hostname Verification", True, "its certificate is for another host than the address names"),
+            ("Hostname Verification", True, "its certificate is for another host name than the address"),
             ("Socket closed", False, "does it ask for TLS? Then pass `tls=`"),
             ("Socket closed", True, "does it ask for a certificate, and trust the authority of `tls.cert`?"),
         ):
@@ -97,36 +97,40 @@ class Credentials:
 
 
 class Greeting:
-    """One stream, as bytes: the coordinator's challenge, our proof in Hello, and then a MAC on every message.
+    """Encodes one stream: the coordinator's challenge, our proof in Hello, and then a MAC on every message.
 
-    The MAC of its first message, a Welcome, proves that the coordinator knows the key. Without a key nothing is
-    proved, and nothing asked for.
+    The MAC of its first message, a Welcome, proves that the coordinator knows the key. Without a key there are no
+    proofs.
 
     Args:
         key: the job's key.
-        known: this coordinator's word has been proved before, on an earlier stream. Then a refusal without a proof
-            is an impostor's, or that of a coordinator that has lost its secret, and no reason to end training.
+        known: a coordinator has proved on an earlier stream that it knows the key. Then a refusal without a proof
+            comes from an impostor, or a coordinator that lost its secret, and does not end training.
     """
 
     def __init__(self, key: JobKey | None, *, known: bool) -> None:
         self._key = key
         self._known = known
         self._challenge = b""
-        self._carried: m.NewQuorum | None = None  # the last quorum: the next is told as the difference to it
-        self._seals: tuple[Seal, Seal] | None = None  # for what the coordinator says, and for what we say
+        self._carried: m.NewQuorum | None = (
+            None  # the last quorum: the next one is sent as a difference to it
+        )
+        self._seals: tuple[Seal, Seal] | None = None  # for received and for sent messages
         self.begun = False
         self.proved = False
 
     def challenged(self, received: bytes) -> None:
-        """Take the stream's first message. Raises Unproven if it is no challenge."""
+        """Read the stream's first message. Raises Unproven if it is not a challenge."""
         nonce = wire.coordinator_message(received).challenge.nonce
         if len(nonce) != credentials.NONCE_BYTES:
-            raise Unproven("it does not begin with a challenge: no coordinator, or one of another version")
+            raise Unproven(
+                "it did not send a challenge, so it is no jaxft coordinator, or has another version"
+            )
         self._challenge = nonce
         self.begun = True
 
     def encode(self, message: m.GroupMessage) -> bytes:
-        """Put a message into bytes: a Hello with the proof, any other with its MAC."""
+        """Encode a message: a Hello with the proof, any other with its MAC."""
         encoded = wire.group_to_proto(message)
         if self._key is not None and isinstance(message, m.Hello):
             nonces = {"coordinator_nonce": self._challenge, "group_nonce": credentials.new_nonce()}
@@ -139,7 +143,7 @@ class Greeting:
         return said.data if self._seals is None else self._seals[1].close(said)
 
     def decode(self, received: bytes) -> m.CoordinatorMessage:
-        """Read the coordinator's next message. Raises Unproven if it may come from another, and WireError."""
+        """Decode the coordinator's next message. Raises Unproven if its origin is not proved, and WireError."""
         message = self._decoded(received)
         self._carried = wire.quorum_of(message) or self._carried
         return message
@@ -147,7 +151,7 @@ class Greeting:
     def _decoded(self, received: bytes) -> m.CoordinatorMessage:
         if self._key is None:
             return wire.coordinator_from_proto(wire.coordinator_message(received), self._carried)
-        if self._seals is None:  # we have not said Hello yet, so nobody can have proved anything
+        if self._seals is None:  # before our Hello, there can be no proof
             return self._unproved(wire.coordinator_message(received))
         try:
             data = self._seals[0].open(received)
@@ -159,7 +163,7 @@ class Greeting:
         return wire.coordinator_from_proto(wire.coordinator_message(data), self._carried)
 
     def _unproved(self, message: pb.CoordinatorMessage) -> m.CoordinatorMessage:
-        """A first message without the right MAC: only a refusal at the start is taken."""
+        """A first message without a valid MAC: only accept a refusal, and only at the start."""
         match message.WhichOneof("kind"):
             case "welcome":
                 raise Unproven(
@@ -167,7 +171,7 @@ class Greeting:
                     "without its token file, or with another one"
                 )
             case "refused" if not self._known:
-                # All that it can bring about is that this group does not start.
+                # The worst that it can do is to keep this group from starting.
                 return wire.coordinator_from_proto(message)
             case "refused":
                 raise Unproven(

@@ -1,4 +1,4 @@
-"""What runs the steps of a group: as a member of a job, or alone. Both take a call in the same form."""
+"""The interface that runs the steps of a group, in a job or alone."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -10,13 +10,13 @@ import jax
 from jaxft._programs._nonfinite import Policy
 from jaxft._programs._programs import Programs
 
-# From a step and a shard to that shard's batch.
+# Maps a step and a shard to that shard's batch.
 BatchFor = Callable[[int, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class OwnBatch:
-    """The batch of a group that brings its own, whatever shard it is given."""
+    """The batch that a group brings itself, for any shard."""
 
     batch: Any
 
@@ -25,11 +25,11 @@ class OwnBatch:
 
 
 class Call(NamedTuple):
-    """One call of a step, but for its state."""
+    """One call of a step, without its state."""
 
     programs: Programs
     batch_for: BatchFor
-    shards: int | None  # None: one for each member of the quorum
+    shards: int | None  # None: one per member of the quorum
     nonfinite: Policy
 
 
@@ -40,7 +40,7 @@ class Engine(Protocol):
         ...
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
-        """While this lasts the group is not taken for one that hangs."""
+        """Within this context, the group does not count as hung."""
         ...
 
     def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
@@ -51,7 +51,7 @@ class Engine(Protocol):
             state: the leaves of the state before it, from `Programs.state_leaves`; consumed.
 
         Raises:
-            OtherTypes: the programs of the call are not for this state. It has not been consumed.
-            NonFinite: the means are not finite, and the call's policy is "raise".
+            OtherTypes: the call's programs do not match this state. It has not been consumed.
+            NonFinite: the means are not finite, and the policy is "raise".
         """
         ...

@@ -1,4 +1,4 @@
-"""Looks for means that are not finite, and logs what it finds."""
+"""Checks whether means are finite, and logs those that are not."""
 
 import logging
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ class FiniteCheck:
         self._warned = False
 
     def look(self, call: Call, means: Sequence[Any], step: int) -> str:
-        """Which of the means is not finite, if the policy looks for it: the same text in every group."""
+        """Which of the means is not finite, if the policy checks it: the same text in every group."""
         found = find(call.programs.contribution, means, call.nonfinite)
         if found and call.nonfinite == "skip":
             _log.warning("[jaxft %s] step %d changes nothing: %s", self._group, step, found)
         elif found and not self._warned:
             self._warned = True
             _log.warning(
-                '[jaxft %s] the means of step %d are not finite: %s (nonfinite="%s"; this is said once)',
+                '[jaxft %s] the means of step %d are not finite: %s (nonfinite="%s"; logged once)',
                 *(self._group, step, found, call.nonfinite),
             )
         return found

@@ -1,4 +1,4 @@
-"""What a group brings to its job in the first call of the step: its state, and what must be equal in all groups."""
+"""The first call of the step: reports this group's state, and what must be equal in all groups."""
 
 import logging
 import os
@@ -35,14 +35,14 @@ class Joining:
 
     @property
     def started(self) -> bool:
-        """Whether the first step has been called."""
+        """Whether the step has been called."""
         return self._settings is not None
 
     def prepare(self, call: Call, state: Sequence[jax.Array]) -> None:
-        """Hold the state of a call, and join with that of the first; check that all calls are of the same step.
+        """Hold the state of a call. Join the job with the first one, and check that later calls are of the same step.
 
         Raises:
-            ConfigurationError: the call is of another step than the first was, or the checkpoint of another run.
+            ConfigurationError: the step differs from that of the first call, or the checkpoint is from another run.
         """
         if self._settings is not None:
             self._check_same(self._settings, self._settings_of(call))
@@ -56,10 +56,10 @@ class Joining:
         self._say_prepared(settings)
 
     def read_after_all(self, call: Call) -> None:
-        """Read the checkpoint that was left to other groups, which are gone; or leave it to others that read now."""
+        """Read the checkpoint after the groups that were to read it are gone, unless others read it now."""
         assert self._settings is not None
         if not self._saving.left_to_others:
-            return  # read already, before the session's thread had heard of it
+            return  # already read; the session's thread had not got the report yet
         with self._session.in_step(False):
             state = self._saving.read_unless_others_do(call.programs.unflatten(self._held.leaves))
             self._held.leaves = call.programs.state_leaves(state)
@@ -77,14 +77,16 @@ class Joining:
         }
 
     def _say_prepared(self, settings: Mapping[str, str]) -> None:
-        """Let the coordinator know which state this group brings, and what must be equal in all groups."""
+        """Report to the coordinator which state this group brings, and what must be equal in all groups."""
         self._saving.check(settings)
         self._held.publish()
         self._session.post(
             Prepared(
                 Step(self._held.step),
                 self._held.digest(),
-                {name: value for name, value in settings.items() if name != "shards"},  # a field of their own
+                {
+                    name: value for name, value in settings.items() if name != "shards"
+                },  # these have a separate field
                 self._config.min_replicas or 0,
                 HistoryId(self._saving.history),
                 self._config.spare,
@@ -94,11 +96,11 @@ class Joining:
         )
 
     def _check_same(self, first: Mapping[str, str], now: Mapping[str, str]) -> None:
-        """A group's first step defines its part in the job; another shape of batch may follow, no other state."""
+        """The first call defines the step: the batch's shape may change later, the state's may not."""
         for name in ("state", "contribution", "shards", "nonfinite"):
             if now.get(name) != first.get(name):
                 raise ConfigurationError(
                     f"this step differs from the one that group {self._config.group!r} joined job "
                     f"{self._config.job!r} with, in {name}: {first.get(name)!r} then, {now.get(name)!r} now. One "
-                    "Manager serves one training step; use another Manager, under another job name."
+                    "Manager runs one training step; use another Manager, with another job name."
                 )

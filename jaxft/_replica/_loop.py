@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, no part of which ends in silence.
+"""An event loop in a separate thread, which reports every failure.
 
-A task that fails or is cancelled, a loop that is stopped from elsewhere, and an error at the top of the thread all
-end the loop, and `on_end` hears of the first of them before anything is cleaned up.
+A task that fails or is cancelled, a loop that is stopped by other code, and an error at the top of the thread all
+end the loop; `on_end` gets the first of them before any cleanup.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ class LoopThread:
     """Runs tasks until it is stopped or one of them fails.
 
     Args:
-        name: of the thread.
-        on_end: called once at the latest when the loop has stopped, with what happened and the error behind it, if
-            there is one. It may be called more than once: the first reason counts.
+        name: the thread's name.
+        on_end: called when the loop stops or earlier, with what happened and the exception, if any. It may be called
+            more than once: the first reason counts.
     """
 
     def __init__(self, name: str, on_end: Callable[[str, BaseException | None], None]) -> None:
@@ -32,7 +32,7 @@ class LoopThread:
         self._first: tuple[tuple[str, Coroutine[Any, Any, None]], ...] = ()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._stopped = False
-        self.turns = 0  # grows 20 times a second, as long as the loop turns
+        self.turns = 0  # grows 20 times a second, as long as the loop runs
 
     def start(self, **tasks: Coroutine[Any, Any, None]) -> None:
         """Start the thread with its first tasks, by name."""
@@ -40,34 +40,34 @@ class LoopThread:
         self._thread.start()
 
     def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run a task. From the loop's thread."""
+        """Run a task. Call it from the loop's thread."""
         task = self._loop.create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
         return task
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Have the loop call `function`, which must not raise. From any thread.
+        """Have the loop call `function`, which must not raise. Call it from any thread.
 
         Raises:
-            RuntimeError: the loop is closed, and `on_end` was told why.
+            RuntimeError: the loop is closed, and `on_end` got the reason.
         """
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def stop(self) -> None:
-        """Have the loop stop. From any thread."""
-        with contextlib.suppress(RuntimeError):  # it is closed, so it has stopped
+        """Stop the loop. Call it from any thread."""
+        with contextlib.suppress(RuntimeError):  # closed, so it has stopped
             self._loop.call_soon_threadsafe(self._stop)
 
     def close(self) -> bool:
-        """Stop the loop and wait for the end of its thread; return whether that has come."""
+        """Stop the loop and wait for its thread; return whether the thread has ended."""
         if self._thread.is_alive():
             self.stop()
             self._thread.join(CLOSE_TIMEOUT_S)
         return not self._thread.is_alive()
 
     def stands_at(self) -> str:
-        """Where the thread stands, for people."""
+        """The current line of the thread, for logs."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         if frame is None:
             return "its thread has ended"
@@ -81,7 +81,7 @@ class LoopThread:
             for name, coroutine in self._first:
                 self.keep(coroutine, name)
             self._loop.run_forever()
-        except BaseException as error:  # the top of the thread
+        except BaseException as error:  # top level of the thread
             problem = error
         self._stopped = True
         self._on_end("its loop was stopped" if problem is None else "its loop ended", problem)
@@ -93,7 +93,7 @@ class LoopThread:
     async def _end_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
-        # Those that libraries have begun here, too: what gRPC hands to a closed loop fails in another's.
+        # Also tasks that libraries started here: what gRPC passes to a closed loop would fail in another one's task.
         if rest := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(rest, timeout=CLOSE_TIMEOUT_S)
 
@@ -109,7 +109,7 @@ class LoopThread:
         self._stop()
 
     def _stop(self) -> None:
-        if not self._stopped:  # else this would stop what ends the tasks
+        if not self._stopped:  # otherwise this would stop the cleanup of the tasks
             self._loop.stop()
 
     async def _count_turns(self) -> None:
@@ -119,9 +119,9 @@ class LoopThread:
 
 
 class Watch:
-    """Looks, now and then, whether a loop still turns.
+    """Checks, now and then, whether a loop makes progress.
 
-    It counts looks, not seconds: a process that was stopped for an hour has looked once.
+    It counts checks, not seconds: a process that was stopped for an hour has checked once.
     """
 
     def __init__(self, loop: LoopThread) -> None:
@@ -130,7 +130,7 @@ class Watch:
         self._idle = 0
 
     def looks_without_a_turn(self) -> int:
-        """Look; return how often in a row nothing has moved."""
+        """Check; return how many checks in a row saw no progress."""
         moved, self._turns = self._loop.turns != self._turns, self._loop.turns
         self._idle = 0 if moved else self._idle + 1
         return self._idle

@@ -1,10 +1,10 @@
-"""The training thread's part of a job: does what the replica's core directs, and says how it went.
+"""The training thread's part of a job: carries out the core's directives, and reports the results.
 
     Attempt -> compute the shards that are missing, exchange, vote (`_attempt`)
     Apply   -> apply the means (`_attempt`)
-    HealFrom, Replay -> become equal to the job's frontier (`_catch_up`)
+    HealFrom, Replay -> reach the job's frontier (`_catch_up`)
 
-What is common to them is the state that this group holds (`_held_state`).
+All share the state that this group holds (`_held_state`).
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class Runner:
         self._joining = Joining(config, session, self._held, self._saving)
         self._record = Record()
         self._programs: Programs | None = None  # of the last call
-        self._seen = -1  # number of the last directive that was acted on
+        self._seen = -1  # number of the last directive that was carried out
         self._report: StepReport | None = None
 
     @property
@@ -72,22 +72,22 @@ class Runner:
 
     @property
     def started(self) -> bool:
-        """Whether the first step has been called."""
+        """Whether the step has been called."""
         return self._joining.started
 
     @property
     def report(self) -> StepReport:
-        """What the last call did."""
+        """A report of the last call."""
         return self._report or StepReport(step=self._held.step)
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return self._session.in_step(False)
 
     def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
-        """Take part until at least one more step is committed, as `Engine.run` says.
+        """Take part until at least one more step is committed (see `Engine.run`).
 
-        A group that had to heal returns as soon as it stands at the frontier, with the metrics of the last step
-        it replayed, so that its loop may see how far the job has come. A spare returns after each step it follows.
+        A group that had to heal returns as soon as it has reached the frontier, with the metrics of the last step
+        it replayed, so that its loop can see the job's progress. A spare returns after each step it replays.
         """
         with self._session.in_step(True):
             self._joining.prepare(call, state)
@@ -104,12 +104,12 @@ class Runner:
             self._seen, directive = self._session.wait(self._seen)
             match directive:
                 case Attempt() if record.caught_up:
-                    self._seen -= 1  # the next call takes it up
+                    self._seen -= 1  # the next call continues from here
                     return
                 case Attempt(quorum, step):
                     self._attempts.attempt(call, quorum, step, record)
                 case Apply(_, step) if step < self._held.step:
-                    continue  # applied already; the stream broke before the session's thread heard of it
+                    continue  # already applied; the stream broke before the session's thread got the report
                 case Apply(_, step):
                     self._apply(call, step, record)
                     return
@@ -146,16 +146,16 @@ class Runner:
         return self._config.spare and self._held.step == directive.until
 
     def restore(self, state: Any, changed: Collection[str]) -> Any:
-        """Before the first call: the state of the newest checkpoint, or `state`."""
+        """Before the first call: return the state of the newest checkpoint, or `state`."""
         return self._saving.restore(state, changed)
 
     def save_last(self) -> None:
-        """Save the state in which this group's loop ended, if it is this group's turn."""
+        """Save the state at the end of this group's loop, if this group is the one to save."""
         if self._programs is not None:
             self._saving.save_last(self._programs, self._record.members)
 
     def serve_until_left(self, timeout_s: float) -> None:
-        """Take digests of the last state for joiners, until this group has left the job."""
+        """Take digests of the last state for joiners until this group has left the job."""
         self._held.leaves = self._held.newest or ()
         deadline_s = time.monotonic() + timeout_s
         told: Step | None = None
@@ -169,6 +169,6 @@ class Runner:
 
     def _finished_text(self, step: int) -> str:
         return (
-            f"job {self._config.job!r} finished at step {step}, and every group that holds its state has left; group "
-            f"{self._config.group!r} stands at step {self._held.step}. For another run choose another job name."
+            f"job {self._config.job!r} finished at step {step}, and all groups that held its state have left; group "
+            f"{self._config.group!r} is at step {self._held.step}. For another run, choose another job name."
         )

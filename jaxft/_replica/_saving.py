@@ -1,4 +1,4 @@
-"""The job's checkpoints, as far as one group has to do with them: it restores one, compares it, and saves others."""
+"""One group's work with the job's checkpoints: restore one, compare it with the step, and save new ones."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -21,32 +21,32 @@ class Saving:
     """The training thread owns it."""
 
     def __init__(self, config: GroupConfig, session: Session, held: HeldState) -> None:
-        self.history = 0  # of the checkpoint that the first state came from
-        # The first state is a fresh one of a job that has a checkpoint, which others have read.
+        self.history = 0  # the step of the checkpoint that the first state came from
+        # The first state is fresh although the job has a checkpoint, because other groups have read that.
         self.left_to_others = False
         self._config = config
         self._session = session
         self._held = held
         self._restored: Restored | None = None
         self._changed: Collection[str] = ()
-        self._frontier_step: int | None = None  # how far the job was when this group came
-        self._settings: Mapping[str, str] = {}  # of the step, to be saved with each checkpoint
+        self._frontier_step: int | None = None  # the job's frontier when this group joined
+        self._settings: Mapping[str, str] = {}  # of the step, saved with each checkpoint
 
     # ---- restoring ----
 
     def restore(self, state: Any, changed: Collection[str]) -> Any:
-        """Return the state of the newest checkpoint, and hold its step; or `state`, as `Manager.restore` says."""
+        """Return the state of the newest checkpoint, or `state` (see `Manager.restore`)."""
         self._changed = changed
         self._frontier_step, held = self._session.frontier
         if held:
             _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._config.group)
             return state
-        # Leave it to others only if the coordinator remembers the job. Else fresh states could found it before a
-        # restored one comes.
+        # Leave it to others only if the coordinator knows the job. Otherwise fresh states could found it before a
+        # restored one arrives.
         return self.read_unless_others_do(state) if self._frontier_step else self._read(state)
 
     def read_unless_others_do(self, state: Any) -> Any:
-        """Read the newest checkpoint, unless others do so right now (`left_to_others`)."""
+        """Read the newest checkpoint, unless other groups are reading it now (`left_to_others`)."""
         assert self._config.checkpoints is not None
         with self._config.checkpoints.reading(self._config.failure_timeout_s) as mine:
             self.left_to_others = not mine
@@ -62,7 +62,7 @@ class Saving:
         )
         group = self._config.group
         if found is None:
-            _log.info("[jaxft %s] there is no checkpoint: begins with the state that it was given", group)
+            _log.info("[jaxft %s] found no checkpoint: starts with the state that was passed", group)
             return state
         frontier = self._frontier_step or 0
         behind = frontier - found.step
@@ -72,10 +72,10 @@ class Saving:
         return found.state
 
     def check(self, present: Mapping[str, str]) -> None:
-        """Compare what is known of the step with what the checkpoint was saved with, and keep it for those to come.
+        """Compare the step with the one that the checkpoint was saved with, and keep it for later checkpoints.
 
         Raises:
-            ConfigurationError: something differs that was not changed on purpose.
+            ConfigurationError: they differ in something that was not changed on purpose.
         """
         self._settings = {name: value for name, value in present.items() if name in LATER}
         if self._restored is None or self._restored.settings is None:
@@ -95,17 +95,17 @@ class Saving:
                 self._save(programs.unflatten(self._held.leaves), members)
 
     def save_last(self, programs: Programs, members: tuple[str, ...]) -> None:
-        """Save the state in which this group's loop ended, if it is this group's turn."""
+        """Save the state at the end of this group's loop, if this group is the one to save."""
         newest = self._held.newest
         if newest is None:
             return
         if any(leaf.is_deleted() for leaf in newest):
-            _log.warning("the last state was consumed by other code before the job ended, and is not saved")
+            _log.warning("the last state is not saved: other code consumed it before the job ended")
             return
         self._save(programs.unflatten(newest), members)
 
     def _save(self, state: Any, members: tuple[str, ...]) -> None:
-        """One group writes for all: the first of the quorum, whichever that is at this step."""
+        """One group writes for all: the first of the quorum at this step."""
         checkpoints = self._config.checkpoints
         if checkpoints is None or members[:1] != (self._config.group,):
             return

@@ -1,12 +1,11 @@
-"""Carries the replica's core: a thread with an event loop, the stream to the coordinator, and the slot from
-which the training thread reads what to do.
+"""Runs the replica's core: a thread with an event loop, the stream to the coordinator, and the current directive.
 
-The loop's thread alone owns the replica's state. The training thread posts events and waits for a directive;
-when a directive gives way to another, whatever it still does under the old one is told to stop.
+Only the loop's thread changes the replica's state. The training thread posts events and waits for directives. When a
+new directive replaces the current one, work under the old one is aborted.
 
-No part of it ends in silence. A lost stream is dialled again. Anything else that ends a task, the loop or the thread,
-or keeps the loop from turning, ends the session (`_fail`): the stream closes, so that the others go on at once, and
-each call of the training thread raises `SessionFailed` from then on.
+No part fails silently. A lost stream is reconnected. Any other failure of a task, the loop or the thread, and a loop
+that is stuck, ends the session (`_fail`): the stream closes, so that the other groups continue at once, and each
+later call from the training thread raises `SessionFailed`.
 """
 
 import asyncio
@@ -76,25 +75,25 @@ from jaxft._transport._sockets import Abort
 _log = logging.getLogger("jaxft")
 
 TICK_S = 0.05
-# A wait is mentioned after this, and again each time it has doubled.
+# Log waits longer than this, and again each time the wait has doubled.
 FIRST_MENTION_S = 5.0
-# How often a waiting training thread looks whether the loop still turns.
+# How often a waiting training thread checks that the loop is alive.
 LOOK_S = 1.0
-# However short the failure timeout, the loop is not stuck before this many looks.
+# The loop counts as stuck only after this many checks, however short the failure timeout.
 LEAST_STUCK_LOOKS = 10
 
 _SESSION = f"/{pb.DESCRIPTOR.services_by_name['Coordinator'].full_name}/Session"
 _OPTIONS = [
-    # Finds a coordinator whose machine is gone without a FIN. The server allows a ping a second.
+    # Detects a coordinator whose machine is gone without a FIN. The server allows one ping per second.
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.max_pings_without_data", 0),
-    # Each dial is a channel of its own, so gRPC's own back-off never applies; ours is in the core.
+    # Each dial opens a new channel, so gRPC's backoff never applies; ours is in the core.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 ]
 
-# What the user gets to see of each failure.
+# The exception that the user sees for each failure.
 _ERRORS: Mapping[FailureKind, type[JaxftError]] = {
     FailureKind.COORDINATOR_UNREACHABLE: CoordinatorUnreachable,
     FailureKind.JOIN_REFUSED: JoinRefused,
@@ -129,29 +128,29 @@ class Session:
         )
         self._pins = pins
         self._credentials = credentials
-        self._proved = False  # a coordinator has proved once that it knows the job's key
+        self._proved = False  # a coordinator has proved that it knows the job's key
         self._changed = threading.Condition()
         self._sequence = 0
         self._directive: Directive = machine.directive(self._replica)
         self._activity: tuple[tuple[object, ...], Abort] | None = None
-        self._waits = False  # the training thread waits for a directive
-        # Of which quorum and step it has computed its shards last. A heartbeat says it: no message of its own.
+        self._waits = False  # the training thread is waiting for a directive
+        # The last attempt (quorum and step) whose shards are all computed. Sent with heartbeats.
         self.computed = (QuorumId(0), Step(0))
-        # Likewise: whether it is outside of any step, and how often it has got on with one.
+        # Also sent with heartbeats: whether the training thread is outside of a step, and its progress count.
         self.away = True
         self.progress = 0
         self._loop = LoopThread("jaxft-session", self._fail)
         self._outbox: asyncio.Queue[GroupMessage] | None = None
-        self._stream: asyncio.Task[Any] | None = None  # what carries the call that is there
-        self._hung_up = ""  # why the call was ended from here
+        self._stream: asyncio.Task[Any] | None = None  # the task of the current call
+        self._hung_up = ""  # why this side ended the call
         self._closing = False
-        self._ended: JaxftError | None = None  # why there is no session any more
+        self._ended: JaxftError | None = None  # why the session has ended
         self._cause: BaseException | None = None  # of `_ended`
 
     # ---- the training thread's side ----
 
     def start(self) -> None:
-        """Dial the coordinator; return when this group is welcome.
+        """Dial the coordinator; return when it has accepted this group.
 
         Raises:
             JaxftError: this group was refused, the coordinator cannot be reached, or the session has ended.
@@ -163,16 +162,16 @@ class Session:
             raise error_of(self._replica.failure)
 
     def post(self, event: Event) -> None:
-        """Let `event` happen to the replica, in the loop's thread.
+        """Pass `event` to the replica's core, in the loop's thread.
 
         Raises:
             SessionFailed: the session has ended.
-            ConfigurationError: it was closed.
+            ConfigurationError: the session was closed.
         """
         self._check()
         try:
             self._loop.call(self._handle, event)
-        except RuntimeError:  # the loop has been closed since, and `_ended` says why
+        except RuntimeError:  # the loop has closed in the meantime; `_ended` says why
             self._check()
             raise
 
@@ -189,7 +188,7 @@ class Session:
 
     @contextlib.contextmanager
     def activity(self, directive: Directive, abort: Abort) -> Iterator[Abort]:
-        """Have `abort` set as soon as `directive` no longer stands, for the length of the context."""
+        """Within the context, set `abort` as soon as `directive` is replaced."""
         with self._changed:
             self._activity = (_key(directive), abort)
             self._stop_if_stale()
@@ -201,9 +200,9 @@ class Session:
 
     @contextlib.contextmanager
     def in_step(self, now: bool) -> Iterator[None]:
-        """Let heartbeats say, for the length of the context, whether the training thread is in a step.
+        """Within the context, heartbeats report whether the training thread is in a step.
 
-        Outside of steps it may take any time, and is waited for as docs/guarantees.md says.
+        Outside of steps it may take any amount of time; docs/guarantees.md says how the job waits for it.
         """
         before, self.away = self.away, not now
         try:
@@ -212,13 +211,13 @@ class Session:
             self.away = before
 
     def got_on(self) -> None:
-        """The training thread has got on with its step."""
+        """The training thread has made progress in its step."""
         self.progress += 1
 
     def wait_until_left(self, deadline_s: float, told: Step | None) -> Step | None:
-        """Wait until this group has left, or the deadline; return a step whose digest is wanted before that.
+        """Wait until this group has left or the deadline has passed; return early with a step whose digest is needed.
 
-        Not for step `told`: its digest is on its way to the session's thread.
+        Ignores step `told`: its digest is already on its way to the session's thread.
 
         Raises:
             SessionFailed: the session has ended.
@@ -240,7 +239,7 @@ class Session:
 
     @property
     def all_computed(self) -> tuple[QuorumId, Step]:
-        """Of which attempt it is known that all members have computed their shards."""
+        """The newest attempt for which all members are known to have computed their shards."""
         return self._replica.all_computed
 
     @property
@@ -249,26 +248,26 @@ class Session:
 
     @property
     def history(self) -> HistoryId:
-        """The history of what the job commits, as far as this group has been told."""
+        """The history of the job's commits, as far as this group knows."""
         return self._replica.job_history
 
     @property
     def frontier(self) -> tuple[Step | None, bool]:
-        """How far the job was when this group came, and whether a group that was there held that state."""
+        """The job's frontier when this group joined, and whether a group in the job held that state."""
         return self._replica.frontier_step, self._replica.frontier_held
 
     def close(self) -> None:
         self._closing = True
         if not self._loop.close():
-            _log.warning("%s does not end; %s", self._name, self._loop.stands_at())
+            _log.warning("%s does not stop; %s", self._name, self._loop.stands_at())
 
     def _await(self, done: Callable[[], _T | None], timeout_s: float = math.inf) -> _T | None:
-        """Return what `done` says, with the lock, as soon as that is true; None after `timeout_s`.
+        """Return the value of `done`, called with the lock, as soon as it is true; None after `timeout_s`.
 
-        A long wait is mentioned.
+        Logs long waits.
 
         Raises:
-            JaxftError: the session has ended, or its loop turns no more.
+            JaxftError: the session has ended, or its loop is stuck.
         """
         began_s, mention_s = time.monotonic(), FIRST_MENTION_S
         watch = Watch(self._loop)
@@ -285,15 +284,17 @@ class Session:
                 return None
             looks = watch.looks_without_a_turn()
             if looks * LOOK_S > max(self._replica.failure_timeout_s, LEAST_STUCK_LOOKS * LOOK_S):
-                self._fail(f"its loop has not turned for {looks * LOOK_S:.0f} s; {self._loop.stands_at()}")
+                self._fail(
+                    f"its loop has made no progress for {looks * LOOK_S:.0f} s; {self._loop.stands_at()}"
+                )
             elif waited_s >= mention_s:
-                reason = directive.reason if isinstance(directive, Wait) else "its own turn"
+                reason = directive.reason if isinstance(directive, Wait) else "the session's next directive"
                 _log.info("[jaxft %s] waiting %.0f s for %s", self._replica.identity.group, waited_s, reason)
                 mention_s = 2 * waited_s
 
     def _check(self) -> None:
         if self._ended is not None:
-            # Another one each time: an error that is raised again collects the traces of all callers.
+            # A new exception each time: one that is raised repeatedly collects the tracebacks of all callers.
             raise type(self._ended)(str(self._ended)) from self._cause
 
     @property
@@ -302,7 +303,7 @@ class Session:
         return f"the session of group {me.group!r} of job {me.job!r} with the coordinator {me.coordinator}"
 
     def _taken(self, seen: int) -> tuple[int, Directive] | None:
-        """The directive, if it is newer than `seen` and more than `Wait`. With the lock."""
+        """The directive, if it is newer than `seen` and not `Wait`. Needs the lock."""
         if self._sequence <= seen or isinstance(self._directive, Wait):
             return None
         self._waits = False
@@ -311,7 +312,7 @@ class Session:
     # ---- the loop's side ----
 
     def _fail(self, what: str, cause: BaseException | None = None) -> None:
-        """End the session, and tell the training thread why. The first reason counts."""
+        """End the session, and pass the reason to the training thread. The first reason counts."""
         with self._changed:
             if self._ended is not None:
                 return
@@ -324,14 +325,12 @@ class Session:
 
     def _farewell(self, what: str, cause: BaseException | None) -> JaxftError:
         if self._closing:
-            text = (
-                f"{self._name} is closed: its Manager's `with` block has been left. Call the step inside it."
-            )
+            text = f"{self._name} is closed: its Manager's `with` block has ended. Call the step inside the block."
             return ConfigurationError(text)
         reason = what if cause is None else f"{what} with {type(cause).__name__}: {cause}"
         return SessionFailed(
-            f"{self._name} has ended: {reason}. The job goes on without this group. Start the group again: it heals "
-            "from the others. If this happens again, report it with the log, which holds the traceback.",
+            f"{self._name} has ended: {reason}. The job continues without this group. Restart the group: it heals "
+            "from the others. If this happens again, report it with the log, which has the traceback.",
         )
 
     def _handle(self, event: Event) -> None:
@@ -339,14 +338,14 @@ class Session:
             return
         try:
             self._step(event)
-        except Exception as error:  # the top of what the loop calls
+        except Exception as error:  # top level of the loop's callbacks
             self._fail(f"the event {type(event).__name__} failed", error)
 
     def _hear(self, message: CoordinatorMessage) -> None:
-        """Let a message happen to the replica.
+        """Pass a message to the replica's core.
 
         Raises:
-            IllegalEvent: the coordinator may not say this now. Only the stream ends.
+            IllegalEvent: the coordinator must not send this now. Only the stream ends.
         """
         if self._ended is not None:
             return
@@ -373,7 +372,7 @@ class Session:
             case HangUp(reason):
                 if self._stream is not None:
                     self._hung_up = reason
-                    self._stream.cancel()  # not only the call, of whose end gRPC might never tell
+                    self._stream.cancel()  # not only the call: gRPC might never report its end
             case PinState(heal_id, step, log_only):
                 self._pins.pin(heal_id, step, log_only=log_only)
             case ReleasePin(heal_id):
@@ -385,7 +384,7 @@ class Session:
                 assert_never(effect)
 
     def _show(self, replica: Replica) -> None:
-        """Make the new state visible, and wake whoever waits for what changed in it."""
+        """Publish the new state, and wake the waiting thread if it changed."""
         directive = machine.directive(replica)
         moved = replica.phase is not self._replica.phase
         with self._changed:
@@ -405,7 +404,7 @@ class Session:
         if self._ended is not None and not abort.is_set:
             abort.set(str(self._ended))
         elif key != _key(self._directive) and not abort.is_set:
-            abort.set("what the group was doing has been overtaken")
+            abort.set("the work was replaced by a newer directive")
 
     async def _tick_forever(self) -> None:
         while True:
@@ -424,7 +423,7 @@ class Session:
         reason = "the coordinator ended the session"
         writer: asyncio.Task[None] | None = None
         try:
-            call = channel.stream_stream(_SESSION)()  # bytes both ways: `greeting` reads them
+            call = channel.stream_stream(_SESSION)()  # bytes in both directions: `greeting` decodes them
             messages = aiter(call)
             await self._challenged(greeting, messages)
             self._outbox = asyncio.Queue()
@@ -452,9 +451,9 @@ class Session:
             group = self._replica.identity.group
             _log.warning("[jaxft %s] does not follow the coordinator %s: %s", group, address, reason)
         except wire.WireError as error:
-            reason = f"the coordinator said what this jaxft does not know: {error}"
+            reason = f"the coordinator sent a message that this version of jaxft cannot read: {error}"
         except IllegalEvent as error:
-            reason = f"the coordinator said what it may not say now: {error}"
+            reason = f"the coordinator sent a message that is not allowed now: {error}"
             group = self._replica.identity.group
             _log.warning("[jaxft %s] ends the stream to the coordinator %s: %s", group, address, reason)
         finally:
@@ -468,13 +467,13 @@ class Session:
         self._handle(Disconnected(reason, busy))
 
     async def _challenged(self, greeting: Greeting, messages: AsyncIterator[bytes]) -> None:
-        """Wait for the stream's first message. One that is frozen sends none: then another is tried."""
+        """Wait for the stream's first message. A frozen coordinator sends none; then the next one is tried."""
         timeout_s = min(GREETING_TIMEOUT_S, self._replica.failure_timeout_s / 4)
         try:
             async with asyncio.timeout(timeout_s):
                 first = await anext(messages, None)
         except TimeoutError as error:
-            raise TimeoutError(f"the coordinator has not begun to speak for {timeout_s:g} s") from error
+            raise TimeoutError(f"the coordinator has sent nothing for {timeout_s:g} s") from error
         if first is None:
             raise ConnectionError("the coordinator ended the session")
         greeting.challenged(first)
@@ -485,22 +484,22 @@ class Session:
         outbox: asyncio.Queue[GroupMessage],
         greeting: Greeting,
     ) -> None:
-        # The reader sees why the call ended, or cancels this task.
+        # The reader gets the reason why the call ended, or cancels this task.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             try:
                 while True:
                     await call.write(greeting.encode(await outbox.get()))
             finally:
-                call.cancel()  # a stream that only listens would look alive
+                call.cancel()  # a stream that can only receive would look alive
 
 
 def error_of(failure: Failure) -> JaxftError:
-    """The error that the user gets to see."""
+    """The exception that the user sees."""
     return _ERRORS[failure.kind](failure.text)
 
 
 def _key(directive: Directive) -> tuple[object, ...]:
-    """What must stay the same for an activity to go on."""
+    """The part of a directive that must stay the same for an activity to continue."""
     match directive:
         case Attempt(quorum, step):
             return ("attempt", quorum.quorum_id, step)

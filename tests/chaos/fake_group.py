@@ -1,7 +1,7 @@
-"""A victim under the demo's fake coordinator, which announces the phases as the library does.
+"""A victim under the demo's fake coordinator, which announces phases like the library.
 
-Without --coordinator it is alone: it writes down every step at once. `--digest-again DIGEST` is what it reports in
-the end if an earlier incarnation was killed.
+Without --coordinator it is alone, and records every step at once. `--digest-again DIGEST` is its final digest if an
+earlier incarnation was killed.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def announce(fields: dict[str, Any]) -> None:
     if fields["event"] != "step":
         return
     if not fields["attempts"]:
-        logger.info("[jaxft] heals to step %d from everybody", step - 1)
+        logger.info("[jaxft] heals to step %d from all groups", step - 1)
         logger.debug("replay step %d", step - 1)
         return
     for phase in ("compute", "exchange", "vote", "apply"):

@@ -1,7 +1,6 @@
-"""A victim that announces the phases of step after step as the library does, without any training.
+"""A victim that announces the phases of each step like the library, without any training.
 
-Takes the trainer's flags; sets its own level of logging, before and behind, as programs do; ends after --steps
-steps.
+Takes the trainer's flags; sets its own log level, before and after, as programs do; ends after --steps steps.
 """
 
 import argparse
@@ -26,7 +25,7 @@ def main() -> None:
     obey(flags.events)
     for step in range(flags.steps):
         logger.setLevel(logging.WARNING)
-        # Again and again: an order to die in a heal may come when the first is over.
+        # Repeatedly: an order to die in a heal may arrive after the first one.
         logger.info("[jaxft group-0] heals to step %d from group-1", step)
         for phase in ("compute", "exchange", "vote", "apply"):
             logger.debug("%s step %d", phase, step)

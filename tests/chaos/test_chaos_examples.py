@@ -1,4 +1,4 @@
-"""What each group of a storm is given for itself."""
+"""The arguments of each group of a storm."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Plans with all kinds of faults: how often each comes up, and what each is."""
+"""Plans with all kinds of faults: how often each occurs, and its details."""
 
 import itertools
 import random
@@ -35,7 +35,7 @@ def plan(seed: int = 1, **changes: Any) -> tuple[Strike, ...]:
 
 
 def first_kinds(strikes: tuple[Strike, ...]) -> Counter[str]:
-    """Each strike by what it is about: a kill that comes with another fault belongs to that one."""
+    """The main fault of each strike: a kill that accompanies another fault belongs to that."""
     return Counter(
         victim.kind
         for strike in strikes
@@ -139,8 +139,8 @@ def test_what_is_to_arrive_damaged_in_a_heal_needs_a_group_that_comes_back() -> 
 @pytest.mark.parametrize(
     ("faults", "text"),
     [
-        (("kill", "earthquake"), "--faults names earthquake; there are kill, stop, hang, link"),
-        ((), "--faults names nothing"),
+        (("kill", "earthquake"), "--faults does not know earthquake; the kinds are kill, stop, hang, link"),
+        ((), "--faults is empty"),
     ],
 )
 def test_what_cannot_be_planned_says_why(faults: tuple[str, ...], text: str) -> None:

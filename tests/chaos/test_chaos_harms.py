@@ -1,4 +1,4 @@
-"""Faults done and undone on a job made by hand: real stopped processes, fake groups."""
+"""Faults on a handmade job: real stopped processes, fake groups."""
 
 import io
 import os
@@ -38,7 +38,7 @@ from tests import patience
 
 GROUPS = ("group-0", "group-1", "group-2")
 PATIENCE_S = 60.0
-# Waits for its orders.
+# Waits for orders.
 GROUP = (
     "import os; orders = os.environ['JAXFT_CHAOS'].replace('.jsonl', '.orders')\n"
     "for line in open(orders): print(line, flush=True)\n"
@@ -53,7 +53,7 @@ LISTENER = (
 
 
 class Scene:
-    """A job whose groups only wait, with a network around it."""
+    """A job whose groups only wait, with a fault-injecting network."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.processes = stack.enter_context(Processes(folder, cwd=folder))
@@ -78,7 +78,7 @@ class Scene:
         until(over)
 
     def state_of(self, group: str) -> str:
-        """What the kernel says of a group's process, such as "T (stopped)"."""
+        """The kernel's state of a group's process, such as "T (stopped)"."""
         status = Path(f"/proc/{self.job.current(group).child.pid}/status").read_text()
         return next(line.split("\t", 1)[1] for line in status.splitlines() if line.startswith("State"))
 
@@ -136,7 +136,7 @@ def test_a_hang_that_never_begins_is_given_up_and_not_counted(
 @pytest.mark.parametrize(
     ("how", "other", "cut"),
     [
-        (Cutoff(Way.BOTH, Length.LONG, End.MENDED), "", {"in", "out"}),
+        (Cutoff(Way.BOTH, Length.LONG, End.REPAIRED), "", {"in", "out"}),
         (Cutoff(Way.IN, Length.SHORT, End.RESET), "", {"in"}),
         (Cutoff(Way.OUT, Length.SHORT, End.RESET), "", {"out"}),
         (LinkFault.STALLS_SHORTLY, "group-2", {"link"}),
@@ -153,8 +153,8 @@ def test_links_are_cut_for_their_time(scene: Scene, how: How, other: str, cut: s
         def cut(self, pairs: Any) -> None:
             done.append(("cut", frozenset(pairs)))
 
-        def mend(self, pairs: Any) -> None:
-            done.append(("mend", frozenset(pairs)))
+        def repair(self, pairs: Any) -> None:
+            done.append(("repair", frozenset(pairs)))
 
         def reset(self, a: str, b: str) -> int:
             done.append(("reset", frozenset({(a, b)})))
@@ -172,7 +172,7 @@ def test_links_are_cut_for_their_time(scene: Scene, how: How, other: str, cut: s
     pairs = frozenset(pair for name in cut for pair in wanted[name])
     assert done == [("cut", pairs)]
     scene.until_over(harm)
-    assert done[-1] == ("mend", pairs)
+    assert done[-1] == ("repair", pairs)
     assert {name for name, _ in done[1:-1]} == ({"reset"} if "then reset" in str(how) else set())
     assert [fault.other for fault in scene.job.faults] == [other]
 
@@ -243,13 +243,13 @@ def test_a_storm_by_time_stretches_the_steps(scene: Scene) -> None:
     log = scene.job.current("group-0").child.log
     scene.commit(1, *GROUPS)
     storm.strike(scene.job)
-    # 500 s for 999 steps that take no time of their own.
+    # 500 s for 999 steps that take no time themselves.
     until(lambda: "pace " in log.read_text())
     assert 0.5 <= float(log.read_text().rpartition("pace ")[2]) <= 0.6
 
 
 def test_nothing_outlives_the_test(scene: Scene) -> None:
-    """A stopped process is ended like any other."""
+    """A stopped process is killed like any other."""
     Stop(Victim("group-1", "any", kind=FaultKind.STOP, seconds=900.0), 0, scene.job, scene.display)
     pid = scene.job.current("group-1").child.pid
     scene.job.end()

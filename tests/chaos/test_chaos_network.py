@@ -1,4 +1,4 @@
-"""The network that can be broken: what gets through it, what does not, and what comes after."""
+"""The fault-injecting network: what it carries, what it drops, and what follows."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ from tests import patience
 
 GROUPS = ("group-0", "group-1", "group-2")
 PATIENCE_S = patience.FAR_S
-# For what must not happen: so long nothing came, where everything else comes in a millisecond.
+# Nothing must arrive for this long; everything else arrives within a millisecond.
 SILENCE_S = 0.3
 
 
@@ -25,7 +25,7 @@ def soon() -> float:
 
 
 class Groups:
-    """Listening groups, and a coordinator that echoes, with a network between them."""
+    """Listening groups, and a coordinator that echoes, connected by the network."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.healing: list[socket.socket] = []
@@ -142,10 +142,10 @@ def test_who_does_not_listen_is_not_reached(groups: Groups) -> None:
 
 def test_what_says_no_hello_reaches_nobody(groups: Groups) -> None:
     host, _, port = groups.network.host_of("group-1").rpartition(":")
-    with socket.create_connection((host, int(port)), PATIENCE_S) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
-        assert ends(stranger) in (None, ConnectionResetError)
-    groups.pair("group-0", "group-1")  # and nobody else is hurt
+    with socket.create_connection((host, int(port)), PATIENCE_S) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
+        assert ends(client) in (None, ConnectionResetError)
+    groups.pair("group-0", "group-1")  # and no other connection is affected
 
 
 def test_nothing_passes_a_cut_link_and_everything_once_it_is_mended(groups: Groups) -> None:
@@ -157,7 +157,7 @@ def test_nothing_passes_a_cut_link_and_everything_once_it_is_mended(groups: Grou
         assert is_silent(receiver)
     near.close()
     assert is_silent(far)
-    groups.network.mend(both)
+    groups.network.repair(both)
     received = bytearray(9)
     recv_exactly(far, memoryview(received), deadline_s=soon())
     assert received == b"held back"
@@ -172,7 +172,7 @@ def test_not_even_the_end_of_a_connection_passes_a_cut_link(groups: Groups, ling
         near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     near.close()
     assert is_silent(far)
-    groups.network.mend([("group-0", "group-1")])
+    groups.network.repair([("group-0", "group-1")])
     assert ends(far) is (ConnectionResetError if linger else None)
 
 
@@ -198,7 +198,7 @@ def test_a_dial_waits_at_a_cut_link_as_for_a_machine_that_is_gone(groups: Groups
     hello = Hello("exchange", "job", "group-0", 1, "group-1", 1, 1)
     with pytest.raises(TimeoutError):
         dial(groups.network.host_of("group-1"), hello, deadline_s=time.monotonic() + SILENCE_S)
-    groups.network.mend([("group-0", "group-1")])
+    groups.network.repair([("group-0", "group-1")])
     groups.pair("group-0", "group-1", quorum_id=2)
 
 
@@ -207,7 +207,7 @@ def test_around_a_group_are_the_links_with_everybody(groups: Groups, into: bool,
     groups.network.cut(groups.network.around("group-1", into=into, out=out))
     near, far = groups.pair("group-0", "group-2")
     passes(near, far)
-    groups.network.mend(groups.network.around("group-1"))
+    groups.network.repair(groups.network.around("group-1"))
     near, far = groups.pair("group-0", "group-1")
     control_near, control_far = groups.control("group-1")
     groups.network.cut(groups.network.around("group-1", into=into, out=out))
@@ -251,8 +251,8 @@ def test_a_burst_of_bits_of_one_large_piece_is_flipped(groups: Groups) -> None:
 
     groups.network.damage([("group-1", "group-0")])
     near, far = groups.pair("group-0", "group-1")
-    passes(far, near, bytes(100_000))  # an exchange was not meant
-    assert not any(heal(LEAST_DAMAGED_BYTES // 2)), "headers are left alone"
+    passes(far, near, bytes(100_000))  # the fault was not for exchanges
+    assert not any(heal(LEAST_DAMAGED_BYTES // 2)), "headers are not damaged"
     damaged = heal(200_000)
     assert sum(byte.bit_count() for byte in damaged) == 4
     assert groups.network.damaged == 1

@@ -1,4 +1,4 @@
-"""`jaxft chaos` over a user's program, with real processes: kills, relaunches, and the same bits."""
+"""`jaxft chaos` over a user's program, with real processes: kills, restarts, and the same bits."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ def chaos(*words: str, **options: Any) -> int:
 def test_a_program_that_is_killed_ends_with_the_same_bits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Started by a shell, as many are; and with checkpoints in a folder of each run."""
+    """Started by a shell, like many programs; and with checkpoints in a separate folder for each run."""
     file, keep = tmp_path / "verdict.json", tmp_path / "keep"
     words = (*PROGRAM, "100", "checkpoints", "{folder}/checkpoints")
     options = ChaosOptions(kills=2, groups=2, phases="vote,heal", json=file, keep=keep)
@@ -38,7 +38,7 @@ def test_a_program_that_is_killed_ends_with_the_same_bits(
     assert result["matches_undisturbed"]
     (digest,) = {*result["digests"].values(), *result["undisturbed_digests"].values()}
     assert digest
-    assert text.count("launched again") == 2
+    assert text.count("restarted (pid") == 2
     assert (keep / "storm" / "checkpoints").is_dir()
 
 
@@ -54,9 +54,9 @@ def test_a_program_that_is_not_deterministic_is_told_apart(capsys: pytest.Captur
     ("oddity", "error", "said"),
     [
         ("idle", "ended without a step of jaxft, so there is nothing to disturb", ""),
-        ("crash", "fails without any storm: .* failed with exit status 1", "fails on purpose"),
-        ("members", "fails without any storm", "needs a fixed number of shards: pass shards=..."),
-        ("own", "fails without any storm", "Leave both arguments out of jaxft.Manager(...)"),
+        ("crash", "fails without a storm: .* failed with exit status 1", "fails on purpose"),
+        ("members", "fails without a storm", "needs a fixed number of shards: pass shards=..."),
+        ("own", "fails without a storm", "Leave both arguments out of jaxft.Manager(...)"),
     ],
 )
 def test_a_program_that_cannot_be_compared_is_an_error(

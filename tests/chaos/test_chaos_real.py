@@ -1,4 +1,4 @@
-"""Real storms over the real example: the proof that `make chaos` is there to give."""
+"""Real storms over the real example, like `make chaos`."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def check(options: LabChaosOptions, file: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.storm
 @pytest.mark.timeout(300)
 def test_a_small_storm_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In groups of one, two and four devices; the undisturbed run has one."""
+    """In groups of one, two and four devices; the undisturbed run uses one."""
     file = tmp_path / "verdict.json"
     options = LabChaosOptions(
         kills=4, steps=110, seed=5, devices=(1, 2, 4), json=file, keep=tmp_path / "keep"
@@ -65,7 +65,7 @@ def test_a_storm_of_all_faults_changes_nothing(
 @pytest.mark.storm
 @pytest.mark.timeout(7200)
 def test_half_an_hour_of_all_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As `make adversary`: groups that could take part did so in nine tenths of their time."""
+    """Like `make adversary`: groups that could take part did so at least 90 % of the time."""
     file = tmp_path / "verdict.json"
     options = LabChaosOptions(minutes=30, json=file, keep=tmp_path / "keep", **ALL_KINDS)
     assert run_chaos(options) == 0, capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What a fault has cost, and who took part for how long, from events made by hand."""
+"""The cost of a fault, and how long each group took part, from handmade events."""
 
 from collections.abc import Iterable
 
@@ -27,7 +27,7 @@ def fault(group: str = "b", t_s: float = 10.0, seconds: float = 5.0, other: str 
     return Fault(kind="stop", group=group, other=other, t_s=t_s, seconds=seconds)
 
 
-# Everybody takes part each second up to 10; b is stopped from 10 to 15 and put out at 12; it is back at 17.
+# All groups take part each second up to 10; b is stopped from 10 to 15, evicted at 12, and back at 17.
 COMMITS = [
     *((float(t), t, "abc") for t in range(1, 11)),
     *((t + 2.0, t, "ac") for t in range(11, 15)),
@@ -60,7 +60,7 @@ def test_a_job_that_never_moves_again() -> None:
 
 def test_a_victim_is_back_with_a_step_that_was_tried_since_the_end() -> None:
     assert again_s(fault(), "b", HISTORIES) == 2.0  # step 15, at 17
-    # The step it had voted for before it was stopped, written down when it woke, says nothing.
+    # A step that it voted for before it was stopped, and recorded when it continued, does not count.
     late = history("b", [(15.1, 10, "abc"), (18.0, 16, "abc")])
     assert again_s(fault(), "b", [*HISTORIES[:2], late]) == 3.0
     caught_up = history("b", [(15.2, 15, "ac")])

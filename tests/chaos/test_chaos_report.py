@@ -1,4 +1,4 @@
-"""What a storm reports, from records made by hand."""
+"""The report of a storm, from handmade records."""
 
 import json
 from dataclasses import replace
@@ -86,7 +86,7 @@ def test_json_says_what_was_hit_and_what_it_cost() -> None:
     assert result["hit_groups"] == {"group-0": 0, "group-1": 2, "group-2": 1}
     assert result["double_deaths"] == 1
     assert [hit["strike"] for hit in result["hits"]] == [0, 0, 1]
-    # The death of a joiner stalls nobody; the first kill of group-1 was not followed by a return.
+    # The death of a joiner stalls no group; the first kill of group-1 was not followed by a return.
     assert result["stall_ms_median"] == result["stall_ms_max"] == 500.0
     assert result["back_s_median"] == result["back_s_max"] == 4.5
     assert result["ledger"] == dict.fromkeys(GROUPS, True)
@@ -156,7 +156,7 @@ def test_what_the_next_strike_disturbed_is_not_counted_with_the_first() -> None:
 
 def test_a_fault_after_which_nothing_moves_or_that_was_not_placed_is_a_problem() -> None:
     late = judge(with_faults(stop(12.0, 60.0, 5)), undisturbed())
-    assert "nobody committed a step after the stop of group-2 at step 12" in late.problems
+    assert "no group committed a step after the stop of group-2 at step 12" in late.problems
     assert "group-2 did not take part again after the stop of group-2 at step 12" in late.problems
     missing = judge(replace(record(), planned_faults=3), undisturbed())
     assert missing.problems == (

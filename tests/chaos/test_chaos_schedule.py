@@ -37,7 +37,9 @@ def test_every_phase_and_every_group_comes_up_equally_often(seed: int) -> None:
     assert sum(phases.values()) == sum(groups.values()) == 100
     assert set(phases) == set(PHASES)
     assert max(phases.values()) - min(phases.values()) <= 1
-    assert max(groups.values()) - min(groups.values()) <= 10  # returns hit who was hit before
+    assert (
+        max(groups.values()) - min(groups.values()) <= 10
+    )  # strikes on returns hit a group that was hit before
 
 
 @pytest.mark.parametrize("groups", [2, 3, 5])
@@ -103,9 +105,9 @@ def test_a_few_kills_can_be_planned_too(kills: int, seed: int) -> None:
         ({"groups": ("group-0",)}, "at least 2 groups, not 1"),
         ({"kills": 0}, "--kills must be 1 or more, not 0"),
         ({"last_step": FIRST_STEP}, "too short"),
-        ({"only": ("group-7",)}, "--only names group-7; the groups are group-0, group-1, group-2"),
-        ({"phases": ("voting",)}, "--phases names voting; there are compute, exchange"),
-        ({"phases": ("heal", "boot")}, "--phases heal,boot hits only groups on their way back"),
+        ({"only": ("group-7",)}, "--only does not know group-7; the groups are group-0, group-1, group-2"),
+        ({"phases": ("voting",)}, "--phases does not know voting; the phases are compute, exchange"),
+        ({"phases": ("heal", "boot")}, "--phases heal,boot hits only returning groups"),
         ({"phases": ()}, "Name at least one"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Whole storms with real processes and real kills; but coordinator and groups are fakes that train nothing."""
+"""Whole storms with real processes and real kills, but with a fake coordinator and fake groups that do not train."""
 
 import json
 import sys
@@ -87,14 +87,14 @@ def test_all_kinds_that_need_no_network_are_placed_and_undone(
     }
     assert "other faults       6 of 6" in text
     for fault in result["faults"]:
-        # Nobody is evicted here: the job stands still until it is over.
+        # No group is evicted here: the job stands still until the fault is over.
         assert fault["standstill_s"] >= 0.9 * fault["seconds"] - 0.1
         assert list(fault["back_s"]) == [fault["group"]]
     assert 0.0 < result["participation"] <= 1.0
 
 
 def test_never_was_the_last_group_killed(tmp_path: Path) -> None:
-    """From what the groups wrote: at each kill of a member, another group lived that had taken part before."""
+    """By the groups' events, at each kill of a member another group was alive that had taken part before."""
     keep = tmp_path / "keep"
     status, result = run(tmp_path, kills=12, groups=3, seed=6, keep=keep)
     assert status == 0
@@ -109,7 +109,7 @@ def test_kills_that_do_not_fit_any_more_make_it_fail(
     assert status == 1
     assert not result["ok"]
     text = capsys.readouterr().out
-    assert "of 9 kills could be placed" in text or "came back only after the job was over" in text
+    assert "of 9 kills could be placed" in text or "returned only after the job was over" in text
 
 
 def test_another_state_in_the_end_makes_it_fail(tmp_path: Path) -> None:
@@ -130,17 +130,17 @@ def test_a_storm_by_time_has_as_many_faults_and_steps_as_fit(tmp_path: Path) -> 
     options = timed(LabChaosOptions(minutes=2.0))
     assert (options.kills, options.steps) == (6, 240)
     for minutes, steps in ((0.0, None), (-1.0, None), (float("nan"), None), (1.0, 100)):
-        with pytest.raises(LaunchError, match="--minutes must be more than 0, and stands instead of --steps"):
+        with pytest.raises(LaunchError, match="--minutes must be more than 0, and replaces --steps"):
             timed(LabChaosOptions(minutes=minutes, steps=steps))
     began_s = time.monotonic()
     status, result = run(tmp_path, minutes=0.1)
     assert status == 0
     assert (result["kills"], result["steps_committed"]) == (1, 12)
-    # The fake groups take the longer steps that they are told to; they start quickly, and the steps are few.
+    # The fake groups make steps longer as ordered; they start quickly, and there are few steps.
     assert time.monotonic() - began_s > 3.0
 
 
 def test_a_plan_that_cannot_be_made_is_an_error_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="--phases names voting"):
+    with pytest.raises(LaunchError, match="--phases does not know voting"):
         storm(LabChaosOptions(phases="voting", keep=tmp_path / "keep"))
     assert not (tmp_path / "keep").exists()

@@ -1,4 +1,4 @@
-"""A real process that is told when to die, and dies there by a real SIGKILL."""
+"""A real process that is ordered to die in a phase, and dies there by a real SIGKILL."""
 
 import os
 import signal
@@ -80,14 +80,14 @@ def test_it_dies_within_a_phase(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGKILL
     word = word_of(tmp_path)
     assert word.dies_t_s is not None
-    # A busy machine may overshoot into a later phase, but never comes early.
+    # A busy machine may overshoot into a later phase, but is never early.
     assert word.phase != "vote" or word.dies_t_s - word.t_s >= 0.8 * UNKNOWN_LENGTH_S
 
 
 def test_without_an_order_it_runs_to_its_end_and_its_debug_lines_stay_out_of_the_log(tmp_path: Path) -> None:
     with victim(tmp_path, steps=2) as process:
         assert process.stdout is not None
-        text = process.stdout.read().decode()  # its pipe stays open: nobody waits for its end
+        text = process.stdout.read().decode()  # its pipe stays open: the test does not wait for its end
         assert patience.wait(process) == 0, text
     assert text == "".join(f"[jaxft group-0] heals to step {step} from group-1\n" for step in range(2))
     word = word_of(tmp_path)

@@ -1,4 +1,4 @@
-"""When a strike falls, and when it waits: on a job made by hand, without any process."""
+"""When a strike happens, and when it waits: on a handmade job, without any process."""
 
 import io
 import signal
@@ -22,7 +22,7 @@ GROUPS = ("group-0", "group-1", "group-2")
 
 @dataclass
 class FakeChild:
-    """A process that only notes what is done to it."""
+    """A process that only records the calls it gets."""
 
     pid: int = 1
     ended: int | None = None
@@ -127,7 +127,7 @@ def test_the_next_strike_waits_for_the_death_of_the_last_victim_who_is_launched_
     assert struck(job) == {"group-1"}
     victim = child(job, "group-1")
     victim.ended = -signal.SIGKILL
-    assert job.failed() is None  # before anybody has collected the death
+    assert job.failed() is None  # before the death has been collected
     storm.strike(job)
     assert job.current("group-1").number == 1
     assert [(kill.group, kill.aim, kill.incarnation) for kill in job.kills] == [("group-1", "vote", 0)]

@@ -1,8 +1,8 @@
-"""A training as a user of jaxft writes it: it knows nothing of storms, and takes its job from the environment.
+"""A training program as a user of jaxft writes it: it takes its job from the environment.
 
-The first argument is its number of steps; the second what is odd about it: "random" draws its first state from no
-seed, "checkpoints FOLDER" saves there, "members" does not fix the shards, "idle" never calls jaxft, "own" joins
-another job, "flags COORDINATOR GROUP" takes its job from its arguments, "crash" fails at once.
+The first argument is the number of steps; the second a variant: "random" draws its first state without a seed,
+"checkpoints FOLDER" saves there, "members" does not fix the shards, "idle" never calls jaxft, "own" joins another
+job, "flags COORDINATOR GROUP" takes its job from its arguments, "crash" fails at once.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Records of runs, made by hand: what the verdict is about, without any process. And a quick start for others."""
+"""Handmade records of runs for tests of the verdict, and a quick start for scripts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,7 @@ import jaxft
 from jaxft._launch._events import FinishedEvent, StepEvent
 from jaxft._launch._record import History, Kill, RunRecord
 
-# At the head of a script: its imports of jaxft's modules skip `jaxft/__init__.py`, and with it seconds of JAX.
+# At the start of a script, this skips `jaxft/__init__.py` and so the seconds to import JAX.
 WITHOUT_JAX = (
     "import sys, types\n"
     "sys.modules['jaxft'] = types.ModuleType('jaxft')\n"
@@ -20,7 +20,7 @@ SHARDS_OF = {"group-0": (0, 1), "group-1": (2, 3), "group-2": (4, 5)}
 
 
 def step_event(group: str, step: int, **changes: Any) -> StepEvent:
-    """A step to which every group contributed: one a second, committed at the same moment everywhere."""
+    """A step to which every group contributed: one per second, committed by all groups at the same time."""
     event = StepEvent(
         t_s=float(step), step=step, loss=10.0 / step, seconds=1.0, shards=SHARDS_OF[group], members=GROUPS
     )
@@ -37,7 +37,7 @@ def history(group: str, steps: range, *, incarnation: int = 0, end: FinishedEven
 
 
 def undisturbed(steps: int = 10, digest: str = "d0") -> RunRecord:
-    """A run in which nothing happened."""
+    """A run without failures."""
     histories = tuple(history(group, range(1, steps + 1), end=finished(steps, digest)) for group in GROUPS)
     return RunRecord(groups=GROUPS, planned_steps=steps, histories=histories)
 
@@ -49,7 +49,7 @@ def disturbed(steps: int = 10) -> RunRecord:
     survivors = {
         group: history(group, range(1, steps + 1), end=finished(steps)) for group in ("group-0", "group-2")
     }
-    # In steps 4 and 5 the two of them shared what group-1 had done.
+    # In steps 4 and 5 the other two shared the work of group-1.
     for group, extra in (("group-0", 2), ("group-2", 3)):
         for step in (4, 5):
             shards = (*SHARDS_OF[group], extra)

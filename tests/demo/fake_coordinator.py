@@ -1,10 +1,10 @@
-"""Speaks to fake groups as a job would go, quickly and without any training.
+"""Drives fake groups through a job, quickly and without any training.
 
-`fake_coordinator.py PACE_S LAUNCHES` listens on a free port, and says which. A job begins when three groups are
-connected, and advances a step every PACE_S, as soon as every group has written down the last one (it answers each
-line with a byte): as in a real job, nobody is behind. While a group is missing, it advances by one step only; and
-it keeps two steps for each launch that is still to come, so that every kill fits in, however slow the machine is.
-A job named "undisturbed" waits for three launches only.
+`fake_coordinator.py PACE_S LAUNCHES` listens on a free port, and prints it. A job begins when three groups are
+connected, and advances a step every PACE_S, once every group has recorded the last one (it answers each line with a
+byte): as in a real job, no group is behind. While a group is missing, it advances by only one step; and it reserves
+two steps for each launch that is still missing, so that every kill fits in on a machine of any speed.
+A job named "undisturbed" waits for only three launches.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ GROUPS = 3
 
 
 class FakeJob:
-    """All that the groups of one job see."""
+    """The state of one job."""
 
     def __init__(self, steps: int, launches: int) -> None:
         self.steps, self.launches = steps, launches
@@ -73,7 +73,7 @@ class FakeJob:
             self.send(group, step_fields(self.step, shards, self, attempts=1, loss=10 / self.step))
 
     def listen(self) -> None:
-        """Count the answers, and drop the dead."""
+        """Count the answers, and drop dead groups."""
         for group, connection in list(self.connected.items()):
             try:
                 answers = len(connection.recv(4096, socket.MSG_DONTWAIT))
@@ -93,7 +93,7 @@ class FakeJob:
 
     def send(self, group: str, fields: dict[str, Any]) -> None:
         self.unwritten[group] += 1
-        with contextlib.suppress(OSError):  # it died: the next look finds out
+        with contextlib.suppress(OSError):  # it died: detected on the next read
             self.connected[group].sendall(json.dumps(fields).encode() + b"\n")
 
 

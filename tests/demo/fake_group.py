@@ -1,7 +1,7 @@
-"""Takes the trainer's flags, and writes down as its events what the fake coordinator says.
+"""Takes the trainer's flags, and records the fake coordinator's messages as its events.
 
-`--digest-again DIGEST` is what it reports in the end if an earlier incarnation was killed; `--fail-at STEP` is
-where it fails of itself; `--mute` has it report nothing.
+`--digest-again DIGEST` is its final digest if an earlier incarnation was killed; with `--fail-at STEP` it fails at
+that step; with `--mute` it reports nothing.
 """
 
 import argparse

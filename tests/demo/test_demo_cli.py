@@ -14,7 +14,7 @@ from lab._examples import check_example
 from lab.chaos import LabChaosOptions
 from lab.demo import NEEDED, DemoOptions
 
-# What stands behind the command `jaxft`. Of it the library imports only the agent, which a storm finds in each group.
+# The code of the command `jaxft`. The library imports only the agent of it, which a storm needs in each group.
 COMMANDS = ("_chaos", "_launch")
 AGENT = "jaxft._chaos._agent"
 
@@ -71,7 +71,7 @@ def test_help_of_chaos_says_how_to_name_the_program(capsys: pytest.CaptureFixtur
 
 
 def test_a_program_that_is_missing_is_an_error() -> None:
-    with pytest.raises(LaunchError, match=r"behind two dashes: jaxft chaos -- python my_train\.py"):
+    with pytest.raises(LaunchError, match=r"after two dashes: jaxft chaos -- python my_train\.py"):
         check_command(())
     with pytest.raises(LaunchError, match="There is no program 'no_such_program' to run"):
         check_command(("no_such_program",))
@@ -176,7 +176,7 @@ def test_only_a_new_folder_is_kept(tmp_path: Path) -> None:
 
 
 def test_the_library_imports_neither_its_command_nor_what_only_that_needs() -> None:
-    """Read from the source: to import jaxft in a fresh process takes seconds."""
+    """Read from the source, because importing jaxft in a new process takes seconds."""
     folder = Path(jaxft.__file__).parent
     library = [
         path for path in folder.rglob("*.py") if path.name != "_cli.py" and path.parent.name not in COMMANDS

@@ -111,7 +111,7 @@ def test_a_group_that_caught_up_may_not_know_the_loss_but_if_it_does_it_counts()
 
 def test_a_step_that_nobody_reports() -> None:
     groups = [without_step(group, 6) for group in all_groups()]
-    assert lost_steps(groups) == (LostStep(6, "no group reports it, though later steps were committed"),)
+    assert lost_steps(groups) == (LostStep(6, "no group reports it, although later steps were committed"),)
 
 
 def test_the_first_step_is_missed_as_well() -> None:

@@ -13,7 +13,7 @@ from jaxft._launch._processes import Child, Processes
 from tests import patience
 
 DEADLINE_S = 30.0
-# Says that it runs, and then runs until it is ended.
+# Prints a line, then runs until it is ended.
 WAITER = ("-c", "import signal, sys; print('up', flush=True); signal.pause()")
 STUBBORN = (
     "-c",
@@ -38,7 +38,7 @@ def start(processes: Processes, name: str, words: tuple[str, ...] = WAITER) -> C
 
 
 def exists(pid: int) -> bool:
-    """Whether a process of this number is there and is not a zombie that its parent has yet to reap."""
+    """Whether a process with this pid exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def test_a_process_that_does_not_listen_is_killed(processes: Processes) -> None:
 
 
 def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
-    """The parent gets SIGKILL: it has no chance to end its children itself."""
+    """The parent gets SIGKILL, so it cannot end its children itself."""
     script = WITHOUT_JAX + (
         "import pathlib, signal, sys\n"
         "from jaxft._launch._processes import Processes\n"

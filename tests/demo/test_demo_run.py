@@ -1,4 +1,4 @@
-"""The whole demo with real processes; but its coordinator and its groups are fakes that train nothing."""
+"""The whole demo with real processes, but with a fake coordinator and fake groups that do not train."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def commands(*group_flags: str, launches: int = 6) -> Commands:
 
 
 def commands_in(folder: Path, *, launches: int = 6) -> Commands:
-    """The same fakes and their interpreter, elsewhere."""
+    """Copies of the fakes and their interpreter in another folder."""
     python = folder / "python"
     python.symlink_to(sys.executable)
     fakes = [shutil.copy(HERE / name, folder) for name in ("fake_coordinator.py", "fake_group.py")]
@@ -103,7 +103,7 @@ def test_a_group_that_fails_of_itself_ends_the_run_and_shows_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "verdict.json"
-    file.write_text("an older one")
+    file.write_text("an old one")
     assert run_demo(DemoOptions(steps=20, json=file), commands("--fail-at", "1")) == 1
     text = capsys.readouterr().out
     assert "fails on purpose" in text
@@ -114,9 +114,11 @@ def test_a_group_that_fails_of_itself_ends_the_run_and_shows_its_log(
 
 def test_a_coordinator_that_does_not_start_is_an_error_with_its_log(tmp_path: Path) -> None:
     file = tmp_path / "verdict.json"
-    file.write_text("an older one")
+    file.write_text("an old one")
     broken = Commands(coordinator=(sys.executable, "-S", "-c", "import sys; sys.exit('no port left')"))
-    with pytest.raises(LaunchError, match=r"(?s)The coordinator ended at once, with 1.*no port left"):
+    with pytest.raises(
+        LaunchError, match=r"(?s)The coordinator ended at once, with exit status 1.*no port left"
+    ):
         run_demo(DemoOptions(json=file), broken)
     assert not file.exists()
 
@@ -177,7 +179,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_the_trainer_gets_the_flags_that_the_example_knows() -> None:
-    """Also those of a size that the demo's own flags name: a renamed flag fails here and not in the demo."""
+    """Also with the demo's own flags, so that a renamed flag fails here and not in the demo."""
     from examples.llama3._flags import Flags
 
     program = program_of(demo.TRAINER, 3, demo.trainer_flags(Path("run")))

@@ -134,7 +134,7 @@ def test_a_ledger_that_does_not_add_up_is_a_failure() -> None:
 
 def test_too_few_steps_are_a_failure() -> None:
     verdict = judge(replace(disturbed(), planned_steps=12), undisturbed())
-    assert "10 steps were committed and 12 were to be" in verdict.problems
+    assert "10 steps were committed instead of 12" in verdict.problems
 
 
 def test_problems_of_either_run_are_failures() -> None:
@@ -148,7 +148,7 @@ def test_of_a_run_that_was_cut_short_only_the_cause_is_told() -> None:
     cut = replace(undisturbed(), planned_steps=50, planned_kills=3, problems=("group-1 failed",))
     verdict = judge(with_history(cut, replace(cut.histories[0], finished=None)), None)
     assert verdict.problems == ("group-1 failed",)
-    assert "FAILED. Not every group came to the end. Not everything went as planned." in verdict_text(
+    assert "FAILED. Not every group finished. Not everything went as planned." in verdict_text(
         verdict, seed=1
     )
 

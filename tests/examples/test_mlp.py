@@ -174,7 +174,7 @@ def test_events_are_those_that_launchers_read(run: Run) -> None:
     [
         (("--shards", "0"), "shards must be at least 1, not 0"),
         (("--samples", "0"), "The source has 0 samples"),
-        (("--coordinator", "nowhere"), "commas between them, not 'nowhere'"),
+        (("--coordinator", "nowhere"), "separated by commas, not 'nowhere'"),
     ],
 )
 def test_bad_input_is_refused(

@@ -20,7 +20,7 @@ def cut(
     with job.fault(victim) as told:
         job.network.cut(pairs)
         until()
-        job.network.mend(pairs)
+        job.network.repair(pairs)
     standstill_s, again_s = job.standstill_s(told()), job.again_s(told(), victim)
     figures.info("%s: stood still %.2f s, back after %.2f s", name, standstill_s, again_s)
     assert standstill_s < MOST_S + slack_s()

@@ -1,4 +1,4 @@
-"""With and without the peer."""
+"""Availability of the peer."""
 
 import pytest
 
@@ -6,5 +6,5 @@ from benchmarks import _peer
 
 
 def leave_out_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if TorchFT could not be had, for this test."""
+    """Make TorchFT unavailable for this test."""
     monkeypatch.setattr(_peer, "python", lambda: None)

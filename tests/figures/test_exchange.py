@@ -35,7 +35,7 @@ def test_without_the_peer_its_column_is_empty(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.storm
 def test_beside_the_peer():
     if _peer.python() is None:
-        pytest.skip("TorchFT cannot be had here")
+        pytest.skip("TorchFT is not available here")
     rows, notes = exchange.run(TINY)
     check(rows, peer=True)
     assert notes == []

@@ -1,4 +1,4 @@
-"""The benchmark of healing runs, in tiny sizes; what it found is not looked at, only that it is there."""
+"""The heal benchmark runs at tiny sizes and fills its rows; the figures are not checked."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_what_does_not_fit_in_memory_is_left_out():
 
 def test_a_way_that_moves_something_else_is_no_figure():
     ways = {"good": lambda: {"sums": [1], "seconds": 1.0}, "bad": lambda: {"sums": [2], "seconds": 1.0}}
-    with pytest.raises(heal.WrongState, match="bad moved something else"):
+    with pytest.raises(heal.WrongState, match="bad moved other values"):
         heal._rounds(ways, 1, [1])
 
 
@@ -67,7 +67,7 @@ def test_a_way_that_moves_something_else_is_no_figure():
 def test_it_measures_torchft_beside_ours_and_capped_donors():
     _peer.python.cache_clear()
     if _peer.python() is None:
-        pytest.skip("TorchFT cannot be had")
+        pytest.skip("TorchFT is not available")
     if not heal.namespaces.available():
         pytest.skip("needs root, ip, tc and nft")
     rows, notes = heal.run(heal.Options(**{**vars(TINY), "capped_donors": 2}))

@@ -1,4 +1,4 @@
-"""The benchmark of joins runs, at a tiny size; what it found is not looked at, only that it is there."""
+"""The join benchmark runs at a tiny size and fills its rows; the figures are not checked."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from benchmarks import join
 from benchmarks._job import torchft_steady
 from tests.figures.peers import leave_out_the_peer
 
-TINY = join.Options(step_ms=20.0, megabytes=0.1, joins=1, peer_joins=1, strangers=1, settled=2, warm_ups=0)
+TINY = join.Options(step_ms=20.0, megabytes=0.1, joins=1, peer_joins=1, unrelated=1, settled=2, warm_ups=0)
 
 
 def test_a_join_is_seen_in_the_steps_of_the_others(monkeypatch: pytest.MonkeyPatch):
@@ -22,7 +22,7 @@ def test_a_join_is_seen_in_the_steps_of_the_others(monkeypatch: pytest.MonkeyPat
 @pytest.mark.timeout(300)
 def test_torchfts_groups_join_too():
     if torchft_steady() is None:
-        pytest.skip("TorchFT cannot be had")
+        pytest.skip("TorchFT is not available")
     rows, notes = join.run(TINY)
-    assert all(row.peer for row in rows if "stranger" not in row.case)
+    assert all(row.peer for row in rows if "unrelated" not in row.case)
     assert len(notes) == 2

@@ -1,4 +1,4 @@
-"""The benchmark of kills runs, at a tiny size; that nothing was thrown away is looked at, how fast it was is not."""
+"""The kill benchmark runs at a tiny size; that no work was discarded is checked, the times are not."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_survivors_commit_after_a_kill_and_throw_nothing_away(monkeypatch: pytes
 @pytest.mark.timeout(300)
 def test_it_kills_torchfts_groups_too():
     if torchft_best() is None:
-        pytest.skip("TorchFT cannot be had")
+        pytest.skip("TorchFT is not available")
     rows, notes = kill.run(TINY)
     assert all(row.peer is not None for row in rows)
     assert "TorchFT by default" in notes[0]

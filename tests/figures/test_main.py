@@ -47,4 +47,4 @@ def test_what_was_measured_before_an_end_is_kept(tmp_path: Path):
 def test_all_takes_no_options_of_one(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         command.main(["all", "--size", "5"])
-    assert "`all` has no options of its own: --size 5" in capsys.readouterr().err
+    assert "`all` takes no options: --size 5" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The benchmark of overhead runs, at a tiny size; what it found is not looked at, only that it is there."""
+"""The overhead benchmark runs at a tiny size and fills its rows; the figures are not checked."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_steps_are_measured_beside_plain_ones(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.timeout(300)
 def test_torchfts_loop_is_measured_beside_its_own():
     if torchft_default() is None:
-        pytest.skip("TorchFT cannot be had")
+        pytest.skip("TorchFT is not available")
     rows, notes = overhead.run(TINY)
     assert rows[0].peer
     assert "TorchFT" in notes[0]

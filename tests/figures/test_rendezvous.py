@@ -1,4 +1,4 @@
-"""The benchmark of the rendezvous runs, and says what it is to say."""
+"""The rendezvous benchmark runs, and fills its rows and notes."""
 
 import pytest
 
@@ -32,6 +32,6 @@ def test_decisions_on_disk_are_measured_beside_others(monkeypatch: pytest.Monkey
 @pytest.mark.storm
 def test_the_peer_is_measured_too():
     if _peer.python() is None:
-        pytest.skip("TorchFT cannot be had here")
+        pytest.skip("TorchFT is not available here")
     rows, _ = rendezvous.run(_TINY)
     assert all(row.peer is not None for row in rows if row.limit is not None)

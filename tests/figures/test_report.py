@@ -1,4 +1,4 @@
-"""What the manual says of results."""
+"""Results as pages of the manual."""
 
 import json
 from pathlib import Path

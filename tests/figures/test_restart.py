@@ -1,4 +1,4 @@
-"""The benchmark of restarts runs, at a tiny size; what it found is not looked at, only that it adds up."""
+"""The restart benchmark runs at a tiny size; only the sum of its parts is checked."""
 
 import pytest
 
@@ -19,6 +19,6 @@ def test_the_parts_of_a_restart_are_all_of_it():
 @pytest.mark.timeout(300)
 def test_torchft_restarts_too():
     if torchft_steady() is None:
-        pytest.skip("TorchFT cannot be had")
+        pytest.skip("TorchFT is not available")
     rows, _ = restart.run(TINY)
     assert rows[-1].peer

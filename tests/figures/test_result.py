@@ -1,4 +1,4 @@
-"""What a row of figures says: ratios, spread, and whether a goal was reached."""
+"""A row of figures: ratios, spread, and whether a goal was reached."""
 
 import json
 from pathlib import Path

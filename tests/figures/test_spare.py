@@ -1,4 +1,4 @@
-"""The benchmark of spares runs, at a tiny size; that the spare is in time is looked at."""
+"""The spare benchmark runs at a tiny size; that the spare is in time is checked."""
 
 from benchmarks import spare
 

@@ -1,4 +1,4 @@
-"""A coordinator that says what it is told to, byte for byte."""
+"""A scripted coordinator, which sends given bytes."""
 
 import asyncio
 import contextlib
@@ -21,19 +21,19 @@ ALIVE = wire.coordinator_to_proto(Alive()).SerializeToString()
 
 
 class Coordinator:
-    """Greets each group, and then says `lines` to the first."""
+    """Greets each group, and then sends `lines` to the first."""
 
     def __init__(self) -> None:
         self.port = 0
         self.opened = 0
         self.ended = 0
-        self.silent = False  # it does not even greet
-        self.mute = False  # it answers no heartbeat
+        self.silent = False  # sends nothing, not even a greeting
+        self.mute = False  # answers no heartbeats
         self._lines: asyncio.Queue[bytes] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
 
     def say(self, line: bytes | CoordinatorMessage) -> None:
-        """Say this to the group that is there, or comes next."""
+        """Send this to the connected group, or the next one to connect."""
         data = line if isinstance(line, bytes) else wire.coordinator_to_proto(line).SerializeToString()
 
         async def put() -> None:

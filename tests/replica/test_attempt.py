@@ -1,4 +1,4 @@
-"""What the training thread has computed of a step, and of which state, when an attempt gives way to another."""
+"""What the training thread keeps of its work on a step when one attempt replaces another."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ STEP = Step(5)
 
 
 class Heard:
-    """Stands for the session with the coordinator: keeps what it is told."""
+    """A fake session with the coordinator: records the events that are posted."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -87,7 +87,7 @@ def built(state: Any) -> Programs:
 
 
 class Group:
-    """A group in a job, of one state: its attempts, and the record of its call."""
+    """A group of a job with one state: its attempts, and the record of its call."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Group:
         return self.attempts._work.counted
 
     def summed(self, shard: int) -> list[float]:
-        """What the group contributes for one shard."""
+        """The group's contribution for one shard."""
         partials = self.attempts._work.partials
         assert partials is not None
         (node,) = partials.nodes
@@ -127,14 +127,14 @@ class Group:
 
 
 def test_a_vote_has_its_fingerprint_also_after_the_work_was_dropped(listener: Listener) -> None:
-    """Back from a lost connection: others have been given shards that this group had computed."""
+    """Back from a lost connection: other groups got shards that this group had computed."""
     group = Group(listener, shards=2)
     group.attempt(quorum(1, 2, group_1=(0, 1)))
     group.attempt(quorum(2, 1, group_1=(0,)))
     first, second = group.heard.events
     assert isinstance(first, Exchanged)
     assert isinstance(second, Exchanged)
-    assert group.counted == (0,), "the work was begun afresh"
+    assert group.counted == (0,), "the work was started again"
     assert first.digest is not None
     assert second.digest == first.digest
 
@@ -143,7 +143,7 @@ def test_a_fingerprint_is_of_the_state_that_the_step_is_computed_from(listener: 
     group = Group(listener, shards=1, digest_every=1)
     digests: set[int | None] = set()
     for number, fill in ((1, 0.0), (2, 1.0)):
-        group.held._digest = None  # as when a state is healed to, or applied
+        group.held._digest = None  # as after a heal or an apply
         group.held.leaves = [jnp.full(3, fill)]
         group.attempt(quorum(number, 1, group_1=(0,)))
         digests.add(cast(Exchanged, group.heard.events[-1]).digest)
@@ -188,7 +188,7 @@ def test_a_listener_that_has_ended_is_noticed_in_the_next_step_under_the_same_qu
 
 @pytest.mark.parametrize("policy", ["skip", "allow"])
 def test_a_step_that_is_skipped_keeps_the_state_and_counts(listener: Listener, policy: Policy) -> None:
-    """The work, the digest and the means go with the state that they are of."""
+    """Work, digest and means belong to one state, and are dropped with it."""
     group = Group(listener, shards=1, batch_for=lambda step, shard: jnp.full(3, np.inf), nonfinite=policy)
     before = group.held.leaves
     group.attempt(quorum(1, 1, group_1=(0,)))
@@ -221,7 +221,7 @@ def test_a_call_of_another_step_does_not_replace_the_state(listener: Listener) -
 def test_a_report_is_of_one_call() -> None:
     record = Record()
     record.entered(quorum(1, 2, a=(0,), b=(1,)))
-    assert (record.joined, record.left) == ([], []), "who was there first has not joined"
+    assert (record.joined, record.left) == ([], []), "the first group has not joined"
     record.attempts, record.shards = 2, [0, 1]
     assert record.report(6) == StepReport(6, attempts=2, quorum_id=1, members=("a", "b"), shards=(0, 1))
     record = record.next_call()

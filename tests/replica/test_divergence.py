@@ -1,8 +1,8 @@
-"""An audit of what keeps groups from drifting apart.
+"""An audit of what keeps groups from diverging.
 
-First: whatever way a value of the batch or of the host takes into the new state, other than pmean or psum, the step
-is refused when it is traced. Second: two steps that differ in a constant only, say a group's name that somebody
-made a seed of, have different fingerprints, so that the coordinator refuses the join.
+First: a step is rejected at tracing if a value of the batch or of the host reaches the new state by any way other
+than pmean or psum. Second: two steps that differ only in a constant, such as a seed made from a group's name, have
+different fingerprints, so that the coordinator refuses the join.
 """
 
 import functools
@@ -55,7 +55,7 @@ def digest_on(sizes: tuple[int, int], names: tuple[str, str], spec: P, *, meshes
 
 
 def refused(train_step: Callable[..., Any], **arguments: Any) -> str:
-    """What is said when a step is refused as a leak, with the line to look at."""
+    """The error for a step that is rejected as a leak, which names the line."""
     with pytest.raises(StepError, match="derives from the batch") as caught:
         digest_of(train_step, **arguments)
     assert f"{__file__}:" in str(caught.value)
@@ -77,7 +77,7 @@ def on_one_device(function: Callable[..., Any], *args: jax.Array) -> Any:
 
 
 def whole(x: jax.Array) -> jax.Array:
-    """A number that is taken from the batch."""
+    """A number from the batch."""
     return x[0].astype(jnp.int32)
 
 
@@ -91,14 +91,14 @@ def custom_jvp_of(w: jax.Array, batch: jax.Array) -> jax.Array:
 
 
 def backward_only(w: jax.Array, batch: jax.Array) -> jax.Array:
-    """Nothing of the batch in the values, all of it in the gradient."""
+    """The batch does not affect the values, only the gradient."""
     function = jax.custom_vjp(lambda w, b: w)
     function.defvjp(lambda w, b: (w, b), lambda b, g: (g * b, jnp.zeros_like(b)))
     return jax.grad(lambda w: function(w, batch).sum())(w)
 
 
 def in_place(w: jax.Array, batch: jax.Array) -> jax.Array:
-    """The batch decides how often a Ref is written that lives in a nested jit."""
+    """The batch decides how often a Ref in a nested jit is written."""
 
     @jax.jit
     def count(w: jax.Array, turns: jax.Array) -> jax.Array:
@@ -133,7 +133,7 @@ FROM_BATCH: dict[str, Route] = {
     )[0],
     "a predicate": lambda w, b: lax.cond(b.sum() > 0, lambda x: x, lambda x: x * 2.0, w),
     "a branch's number": lambda w, b: lax.switch(whole(b), [lambda x: x, lambda x: x * 2.0], w),
-    "a predicate that was carried": lambda w, b: lax.scan(
+    "a carried predicate": lambda w, b: lax.scan(
         lambda c, x: ((jnp.where(c[1] > 0, c[0], -c[0]), x), None), (w, jnp.float32(0)), b
     )[0][0],
     "an index": lambda w, b: w[b.astype(jnp.int32)],
@@ -173,7 +173,7 @@ def test_the_batch_cannot_slip_in_by(route: str) -> None:
 
 
 def seen(x: jax.Array) -> jax.Array:
-    """A value that the host gives."""
+    """A value from the host."""
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
     return jax.pure_callback(np.asarray, shape, x, vmap_method="sequential")
 
@@ -254,7 +254,7 @@ INNOCENT: dict[str, Route] = {
     "a print in a linear solve": lambda w, b: lax.custom_linear_solve(
         lambda x: 2.0 * x, w, lambda _, y: printed(y), lambda _, y: y
     ),
-    "a callback that nobody reads": lambda w, b: jax.jit(lambda w, b: (w * 2.0, seen(b)))(w, b)[0],
+    "a callback with unused results": lambda w, b: jax.jit(lambda w, b: (w * 2.0, seen(b)))(w, b)[0],
     "a callback beside, in scan": lambda w, b: lax.scan(
         lambda c, _: ((c[0] * 2.0, seen(c[1])), None), (w, b), length=2
     )[0][0],
@@ -313,7 +313,7 @@ OPTIMIZERS: dict[str, optax.GradientTransformationExtraArgs] = {
 @jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name: str) -> None:
-    """The state of an optimizer follows the averaged gradients; of gradients of one's own it is refused."""
+    """An optimizer's state may depend on averaged gradients, but not on a group's local gradients."""
     optimizer, params = OPTIMIZERS[name], {"w": jnp.ones(3)}
 
     def make(first: Callable[[Any], Any], last: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
@@ -332,7 +332,7 @@ def test_optimizers(name: str) -> None:
 
 
 def test_batch_statistics_are_named() -> None:
-    """The classical leak: BatchNorm's running statistics are each group's own unless they are averaged."""
+    """The classic leak: BatchNorm's running statistics differ between groups unless they are averaged."""
     from flax import linen
 
     norm = linen.BatchNorm(use_running_average=False)
@@ -360,11 +360,11 @@ def test_batch_statistics_are_named() -> None:
     digest_of(functools.partial(train_step, jaxft.pmean), state, ROWS)
 
 
-# Constants: the same program but for what one process calls its own
+# Constants: programs that differ only in a value that is specific to one process
 
 
 def large(number: int) -> np.ndarray:
-    """Too large to be printed: two of them differ in the middle only."""
+    """Too large to be printed in full: two of them differ only in the middle."""
     array = np.zeros(10_001, np.float32)
     array[5000] = number
     return array

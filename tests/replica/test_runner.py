@@ -1,4 +1,4 @@
-"""What the training thread must refuse, whatever order the session's words arrive in."""
+"""Directives that the training thread must refuse, in whatever order they arrive."""
 
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ NOTHING = cast(Any, None)
 
 
 class NoSession:
-    """Whatever is asked of it, or of a donor, would raise."""
+    """Any use of it, or of a donor, raises."""
 
     key = None
 
@@ -30,7 +30,7 @@ def held_at(step: int) -> HeldState:
 
 
 def test_a_step_that_was_replayed_is_not_replayed_again() -> None:
-    # The directive is renewed when the frontier moves, which may be before the last Replayed has been heard.
+    # A moved frontier renews the directive, possibly before the last Replayed has arrived.
     held = held_at(step=3)
     identity = Identity("job", GroupName("group-1"), Incarnation(1), "127.0.0.1:1", "c:1")
     catch_up = CatchUp(CONFIG, identity, NOTHING, cast(Any, NoSession()), held, FiniteCheck("group-1"))
@@ -50,9 +50,9 @@ def test_an_attempt_at_another_step_than_the_one_in_hand_is_a_fault() -> None:
 def test_a_last_state_that_other_code_has_consumed_is_left_out_with_a_word(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # It must not raise: the group would not say that it leaves.
+    # It must not raise: otherwise the group would not announce that it leaves.
     held = held_at(step=3)
     held.newest = [jnp.ones(3)]
     held.newest[0].delete()
     Saving(CONFIG, NOTHING, held).save_last(NOTHING, ("group-1",))
-    assert "was consumed by other code" in caplog.text
+    assert "other code consumed it" in caplog.text

@@ -1,4 +1,4 @@
-"""Whatever ends a part of the session, the training thread hears of it, from whichever call it is in."""
+"""When any part of the session ends, the training thread gets an error from the call that it is in."""
 
 import asyncio
 import contextlib
@@ -23,11 +23,11 @@ from tests.replica.scripted import Coordinator, coordinating
 
 
 class Broken(Exception):
-    """What no code of jaxft expects."""
+    """An error that no code of jaxft expects."""
 
 
 class Pins:
-    """Keeps nothing; `on_release` is called in the session's thread."""
+    """Stores nothing; `on_release` is called in the session's thread."""
 
     def __init__(self, on_release: Callable[[], None] = lambda: None) -> None:
         self._on_release = on_release
@@ -70,7 +70,7 @@ def session_with(
 
 RELEASE = Release(HealId(1))
 
-# How the training thread may wait when the session ends under it.
+# The calls in which the training thread may wait when the session ends.
 WAITS: dict[str, Callable[[Session], object]] = {
     "wait": lambda session: session.wait(-1),
     "wait_until_left": lambda session: session.wait_until_left(time.monotonic() + 3600.0, None),
@@ -99,7 +99,7 @@ def posts_nonsense(session: Session) -> None:
     session.post("nonsense")  # pyright: ignore[reportArgumentType]
 
 
-# What is done to the session, and what the error must say.
+# What breaks the session, and what the error must say.
 FAULTS: dict[str, tuple[Callable[[Session], None], str]] = {
     "the loop is stopped": (stop_loop, "its loop was stopped"),
     "a tick fails": (computed_nonsense, "the event Tick failed with TypeError"),
@@ -134,7 +134,7 @@ def test_an_error_behind_a_message_of_the_coordinator_is_the_cause(
         with pytest.raises(SessionFailed) as caught:
             patience.call(lambda: WAITS[way](session), limit_s=15.0)
         assert caught.value.__cause__ is error
-        assert "Start the group again: it heals from the others" in str(caught.value)
+        assert "Restart the group: it heals from the others" in str(caught.value)
 
 
 def test_each_later_call_says_it_again(coordinator: Coordinator) -> None:
@@ -177,7 +177,7 @@ def test_what_the_coordinator_may_not_say_ends_the_stream_and_another_is_dialled
         assert session._ended is None
     (record,) = [one for one in caplog.records if "ends the stream" in one.message]
     assert record.levelno == logging.WARNING
-    assert "it may not say now: Commit is illegal while the group is present" in record.message
+    assert "that is not allowed now: Commit is illegal while the group is present" in record.message
 
 
 def test_what_the_training_thread_may_not_do_ends_the_session(coordinator: Coordinator) -> None:
@@ -204,7 +204,7 @@ def test_the_coordinator_hears_at_once_that_the_session_is_over(coordinator: Coo
 
 def test_work_under_way_is_told_to_stop_and_none_begins(coordinator: Coordinator) -> None:
     with session_with(coordinator, breaks) as session:
-        directive = session._directive  # that of the welcome: it stands
+        directive = session._directive  # the directive after the welcome: still current
         with session.activity(directive, Abort()) as abort:
             assert not abort.is_set
             coordinator.say(RELEASE)
@@ -225,7 +225,7 @@ def test_a_loop_that_is_stuck_is_found(coordinator: Coordinator, monkeypatch: py
         coordinator.say(RELEASE)
         try:
             with pytest.raises(
-                SessionFailed, match=r"has not turned for .* stands at .*threading.py:\d+ in wait"
+                SessionFailed, match=r"made no progress for .* stands at .*threading.py:\d+ in wait"
             ):
                 patience.call(lambda: session.wait(-1), limit_s=15.0)
         finally:
@@ -254,8 +254,8 @@ def test_a_long_wait_says_for_whom(
 
 
 def test_each_task_of_the_loop_may_be_cancelled_and_none_of_them_in_silence(coordinator: Coordinator) -> None:
-    """Whatever runs in the loop, gRPC's own tasks among it: the stream is dialled again, or the session ends."""
-    coordinator.mute = True  # so that a stream of which gRPC tells nothing any more is noticed
+    """If any task in the loop ends, including gRPC's, the stream is reconnected or the session ends."""
+    coordinator.mute = True  # so that a stream on which gRPC reports nothing any more is noticed
     killed: set[str] = set()
     while True:
         opened = coordinator.opened
@@ -316,9 +316,9 @@ def test_an_error_that_ends_the_block_is_not_replaced(
 def test_a_step_after_the_block_is_an_error_and_does_not_wait(coordinator: Coordinator) -> None:
     with manager(coordinator) as entered:
         session = entered._session
-        raising = pytest.raises(jaxft.ConfigurationError, match="`with` block has been left")
+        raising = pytest.raises(jaxft.ConfigurationError, match="`with` block has ended")
     assert session is not None
     with raising:
         patience.call(lambda: session.wait(-1), limit_s=15.0)
-    with pytest.raises(jaxft.ConfigurationError, match="`with` block has been left"):
+    with pytest.raises(jaxft.ConfigurationError, match="`with` block has ended"):
         session.post(LeaveNow(finished=True))

@@ -32,7 +32,7 @@ class Counted:
 
 
 def train_step(state: Any, batch: Any, scale: float = 1.0, *, train: bool = True) -> Any:
-    """Static arguments that matter before the average only."""
+    """Static arguments that matter only before the average."""
     loss, grads = jax.value_and_grad(step_models.mlp_loss)(state, batch)
     grads, loss = jaxft.pmean((jax.tree.map(lambda g: g * scale, grads), loss if train else loss * 0.0))
     return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), {"loss": loss}
@@ -53,7 +53,7 @@ def test_one_trace_for_each_shape_of_the_batch() -> None:
 
 
 def test_batches_as_under_jit() -> None:
-    """numpy arrays, also of a wider type, and arrays that were placed on purpose or not."""
+    """numpy arrays, also of a wider type, and JAX arrays with and without a chosen placement."""
     model = mlp_adam()
     counted = Counted(model.step(jaxft.pmean))
     step, plain = jaxft.fault_tolerant(counted, None), jax.jit(model.step(step_models.identity))
@@ -244,7 +244,7 @@ def test_several_shards_need_a_batch_function() -> None:
         jaxft.fault_tolerant(train_step, None, shards=0)
 
 
-# What its documentation says
+# What the documentation says
 
 
 @pytest.mark.parametrize("documented", [jaxft.pmean, jaxft.fault_tolerant, jaxft.from_functions])
@@ -303,7 +303,7 @@ def test_from_functions_alone() -> None:
 
 
 class Recorder:
-    """Stands for a manager and its engine: runs the one shard it is told to, twice, as after an aborted attempt."""
+    """A fake manager and engine: runs one given shard twice, as after an aborted attempt."""
 
     step = 5
 

@@ -1,4 +1,4 @@
-"""A real group over real lives of a coordinator without a store, whose clocks are not each other's."""
+"""A real group and successive coordinators without a store, whose clocks differ."""
 
 import asyncio
 import time
@@ -69,12 +69,12 @@ def test_a_clock_that_is_years_behind_keeps_nobody_away(monkeypatch: pytest.Monk
             await asyncio.to_thread(session.close)
 
     asyncio.run(scenario())
-    # Learned at once, also where a clock has not moved; and believed where it is ahead.
+    # Learned at once, even if the clock has not moved; and accepted if the clock is ahead.
     assert terms == [2_000_000_000, 2_000_000_001, 2_000_000_002, 2_000_000_003, 2_100_000_000]
 
 
 class _Clock:
-    """A time of day that is wrong; all else of the module `time` is as it is."""
+    """A wrong time of day; the rest of the module `time` is unchanged."""
 
     def __init__(self, unix_s: float) -> None:
         self._unix_s = unix_s
