@@ -1,4 +1,4 @@
-"""What a coordinator writes down, and how it goes on from that."""
+"""What a coordinator records, and how it continues from that."""
 
 import pytest
 from jaxft_protocol.coordinator import durable
@@ -24,7 +24,7 @@ def records(done: Done) -> list[Record]:
 
 
 class Log:
-    """Steps a desk and remembers its records, as a coordinator does."""
+    """Drives a desk and keeps its records, as a coordinator does."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -176,7 +176,7 @@ def test_after_a_restart_those_who_do_not_come_back_are_not_waited_for_long():
     desk.come("a", step=2, digest="")
     desk.wait(4.8)
     assert desk.job.quorum is None
-    assert "gives those who took part before a moment" in desk.job.waiting
+    assert "waits a moment for earlier members" in desk.job.waiting
     desk.wait(0.4)
     assert members(desk) == ["a"]
 

@@ -1,4 +1,4 @@
-"""Votes that say that the means are not finite: the job halts for all, with nothing of that step committed."""
+"""Votes that report means that are not finite: the job halts for all groups, and the step is not committed."""
 
 import pytest
 from jaxft_protocol.coordinator import durable
@@ -71,7 +71,7 @@ def test_a_group_that_comes_back_goes_on_from_the_frontier():
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_one_whose_stream_broke_hears_of_the_halt_when_it_is_back(steps: int):
-    """Those for whom it would wait have ended; at the first step the job itself is empty by then."""
+    """The groups that it would wait for have ended; at the first step the job is already empty."""
     desk = running("a", "b", "c", min_replicas=3)
     for _ in range(steps):
         desk.commit()
