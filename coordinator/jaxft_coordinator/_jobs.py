@@ -177,7 +177,7 @@ class Jobs:
                 raise
             self._fail(job, event, error)
             return
-        self._jobs[name] = durable.anew(job) if job.empty else job
+        self._jobs[name] = durable.emptied(job) if job.empty else job
         self._tell(name, effects)
 
     # ---- jobs start, fail, and are forgotten ----

@@ -1,1 +1,1 @@
-"""What the coordinator and the groups share: messages, credentials, and both state machines."""
+"""Shared by the coordinator and the groups: messages, credentials, and both state machines."""

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 K = TypeVar("K")
 
-# Twenty lines of a kind show what is going on; a thousand say no more.
+# Twenty similar lines are enough for a diagnosis.
 _LINES = 20
 _PERIOD_S = 60.0
 
 
 class RateLimitFilter(logging.Filter):
-    """Pass at most `_LINES` records per period, and say in the next period how many were dropped."""
+    """Pass at most `_LINES` records per period, and report in the next period how many were dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class RateLimitFilter(logging.Filter):
 def crowded_out(peers: Iterable[tuple[K, str]], room: int) -> list[K]:
     """Choose which unauthenticated peers to evict: repeatedly the oldest of the busiest address.
 
-    So a flood from one machine evicts its own connections, not a group that is about to authenticate.
+    A flood from one machine then evicts its own connections, not a group that is about to authenticate.
 
     Args:
         peers: their keys and addresses, oldest first.

@@ -1,8 +1,8 @@
-"""Who may take part: the coordinator's secret, the key of each job, and the proofs that somebody knows one.
+"""Authentication: the coordinator's secret, the key of each job, and proofs of knowing a key.
 
-A coordinator has one secret. The key of a job is derived from it, so that whoever runs a job's groups can speak for
-that job and for no other. Keys never travel: each side sends a fresh random nonce, and the group answers with a
-proof, which only the holder of the key can make and which is worth nothing in any other connection.
+A coordinator has one secret. The key of a job is derived from it, so a group that holds this key can act for that job
+only. Keys are never sent: each side sends a fresh random nonce, and the group answers with a proof. Only a holder of
+the key can compute this proof, and it is valid for this connection only.
 
     coordinator                                     group
       | -- Challenge(nonce C) ----------------------> |
@@ -10,11 +10,10 @@ proof, which only the holder of the key can make and which is worth nothing in a
       | -- every later message, with a MAC ---------- |
       | <- every later message, with a MAC ---------- |
 
-A proof covers everything that the Hello says: the job, the group, its incarnation and address. From the same
-transcript both sides derive one key for each direction of this stream (`_seals.py`), so the Welcome proves the
-coordinator, and whoever relays the greeting can add nothing to it. Each label is used once, so that no proof can be
-handed back as another. The data plane does the same with a key of its own, and names both ends: see
-`jaxft/_transport/_handshake.py`.
+A proof covers all fields of the Hello: the job, the group, its incarnation and address. From the same transcript both
+sides derive one key for each direction of this stream (`seals.py`), so the Welcome authenticates the coordinator, and
+a relay cannot add messages. Each label is used once, so a proof cannot be reflected as another one. The data plane
+does the same with a separate key, and covers both ends: see `jaxft/_transport/_handshake.py`.
 """
 
 import hashlib
@@ -30,45 +29,46 @@ from jaxft_protocol.messages import Hello
 JobKey = NewType("JobKey", bytes)
 DataKey = NewType("DataKey", bytes)
 
-# As much as a proof has: fewer bits could be guessed, more would add nothing to HMAC-SHA256.
+# The length of an HMAC-SHA256: fewer bits would be easier to guess, more would add nothing.
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 KEY_BYTES = 32
-# Against guessing off line by somebody who has overheard a proof: 128 bits, if they are random.
+# Against offline guessing from a captured proof: 128 bits, if they are random.
 MIN_SECRET_BYTES = 16
-# A secret is no larger; whatever else the path leads to is not read on.
+# No secret is larger. If the path leads to a larger file, the rest is not read.
 _MAX_SECRET_BYTES = 1 << 16
 
 
 class CredentialsError(ValueError):
-    """A secret, a key or a certificate cannot be used. The text says why, and what to do; never the secret."""
+    """A secret, a key or a certificate cannot be used. The text says why and what to do; never the secret."""
 
 
 def read_secret(path: Path) -> bytes:
-    """Read the coordinator's secret: any bytes, less a newline at their end.
+    """Read the coordinator's secret: any bytes, without a trailing newline.
 
     Raises:
-        CredentialsError: the file cannot be read, others than its owner may read it, or it is too short.
+        CredentialsError: the file cannot be read, is accessible to users other than its owner, or is too short.
     """
     secret = _private(path, "token file")
     if len(secret) < MIN_SECRET_BYTES:
         raise CredentialsError(
             f"the token file {str(path)!r} holds {len(secret)} bytes; a secret needs at least {MIN_SECRET_BYTES} "
-            f"random ones: `(umask 077; head -c 32 /dev/urandom | base64 > {path})`"
+            f"random bytes: `(umask 077; head -c 32 /dev/urandom | base64 > {path})`"
         )
     return secret
 
 
 def read_password(path: Path) -> str:
-    """Read a password: text, less a newline at its end.
+    """Read a password: UTF-8 text, without a trailing newline.
 
     Raises:
-        CredentialsError: the file cannot be read, others than its owner may read it, or it holds no text.
+        CredentialsError: the file cannot be read, is accessible to users other than its owner, is not UTF-8 text, or
+            is empty.
     """
     try:
         password = _private(path, "password file").decode()
     except UnicodeDecodeError as error:
-        raise CredentialsError(f"the password file {str(path)!r} holds no text: {error}") from error
+        raise CredentialsError(f"the password file {str(path)!r} is not UTF-8 text: {error}") from error
     if not password:
         raise CredentialsError(f"the password file {str(path)!r} is empty")
     return password
@@ -83,8 +83,8 @@ def _private(path: Path, what: str) -> bytes:
         raise CredentialsError(f"cannot read the {what} {str(path)!r}: {error.strerror}") from error
     if mode & 0o077:
         raise CredentialsError(
-            f"the {what} {str(path)!r} is open to others than its owner (mode {mode:04o}): make it private with "
-            f"`chmod 600 {path}`, and take a new secret if they may have read it"
+            f"the {what} {str(path)!r} is accessible to users other than its owner (mode {mode:04o}): make it "
+            f"private with `chmod 600 {path}`, and replace the secret if another user may have read it"
         )
     return secret.removesuffix(b"\n").removesuffix(b"\r")
 
@@ -110,7 +110,7 @@ def key_from_text(text: str) -> JobKey:
 
 
 def data_key(key: JobKey) -> DataKey:
-    """The key for connections between a job's groups. Whoever learns it learns nothing of the job's key."""
+    """The key for connections between a job's groups. It does not reveal the job's key."""
     return DataKey(hmac.digest(key, b"jaxft data", hashlib.sha256))
 
 
@@ -119,14 +119,14 @@ def new_nonce() -> bytes:
 
 
 def group_proof(key: JobKey, hello: Hello, *, coordinator_nonce: bytes, group_nonce: bytes) -> bytes:
-    """What a group answers the coordinator's challenge with."""
+    """A group's answer to the coordinator's challenge."""
     return _proof(key, "jaxft control", coordinator_nonce, group_nonce, *_said(hello))
 
 
 def stream_keys(
     key: JobKey, hello: Hello, *, coordinator_nonce: bytes, group_nonce: bytes
 ) -> tuple[bytes, bytes]:
-    """The keys of one stream: for what the coordinator says in it, and for what the group says."""
+    """The keys of one stream: for the coordinator's messages, and for the group's messages."""
     said = _said(hello)
     return (
         _proof(key, "jaxft stream to group", coordinator_nonce, group_nonce, *said),
@@ -135,19 +135,19 @@ def stream_keys(
 
 
 def dialler_proof(key: DataKey, hello: bytes, *, listener_nonce: bytes, dialler_nonce: bytes) -> bytes:
-    """What a group that dials another answers its challenge with; `hello` is what it has said."""
+    """The dialler's answer to the listener's challenge; `hello` is the bytes that the dialler has sent."""
     return _proof(key, "jaxft data dial", listener_nonce, dialler_nonce, hello)
 
 
 def listener_proof(key: DataKey, hello: bytes, *, listener_nonce: bytes, dialler_nonce: bytes) -> bytes:
-    """What the group that was dialled accepts with."""
+    """The listener's proof when it accepts a dialler."""
     return _proof(key, "jaxft data accept", listener_nonce, dialler_nonce, hello)
 
 
 def connection_keys(
     key: DataKey, hello: bytes, *, listener_nonce: bytes, dialler_nonce: bytes
 ) -> tuple[bytes, bytes]:
-    """The keys of one connection: for what the listener sends over it, and for what the dialler sends."""
+    """The keys of one connection: for what the listener sends, and for what the dialler sends."""
     return (
         _proof(key, "jaxft data to dialler", listener_nonce, dialler_nonce, hello),
         _proof(key, "jaxft data to listener", listener_nonce, dialler_nonce, hello),
@@ -155,7 +155,7 @@ def connection_keys(
 
 
 def is_proof(given: bytes, wanted: bytes) -> bool:
-    """Compare two proofs, in a time that tells nothing about where they differ."""
+    """Compare two proofs in constant time."""
     return hmac.compare_digest(given, wanted)
 
 
@@ -174,7 +174,7 @@ def _said(hello: Hello) -> tuple[bytes, ...]:
 
 
 def _proof(key: bytes, label: str, *fields: bytes) -> bytes:
-    """Each field goes in with its length: no two lists of fields look alike."""
+    """Each field is prefixed with its length, so different lists of fields never give the same input."""
     mac = hmac.new(key, label.encode() + b"\0", hashlib.sha256)
     for field in fields:
         mac.update(len(field).to_bytes(8, "big"))

@@ -1,8 +1,8 @@
-"""A quorum on the wire: complete, or as what has changed since the last one on the same stream.
+"""A quorum on the wire: complete, or as the changes since the last one on the same stream.
 
-A quorum of a thousand members is 60 KB. When one of them dies, a thousand messages of that size would leave, to say a
-name. A stream is ordered, so both ends know which quorum it carried last, and the next is told as the difference: who
-is gone, who is new, and by which rule the shards are dealt. Both ends deal them by the same pure functions.
+A quorum of a thousand members is 60 KB. If one of them dies, sending a thousand messages of that size to remove one
+name is wasteful. A stream is ordered, so both ends know its last quorum, and the next one is sent as the difference:
+who is gone, who is new, and which rule assigns the shards. Both ends assign them with the same pure functions.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ Deal = Callable[[int, list[str], Shards], Shards]
 
 
 class UnknownBase(ValueError):
-    """A quorum was told as the difference to another one than this stream carried last."""
+    """A quorum was sent as the difference to a base that is not the last quorum on this stream."""
 
 
 def to_proto(quorum: m.NewQuorum, base: m.NewQuorum | None) -> pb.NewQuorum:
-    """Return `quorum` as the difference to `base`, which the stream carried last; complete if that is None."""
+    """Return `quorum` as the difference to `base`, the last quorum on the stream; complete if `base` is None."""
     message = pb.NewQuorum(
         quorum_id=quorum.quorum_id,
         step=quorum.step,
@@ -49,10 +49,10 @@ def to_proto(quorum: m.NewQuorum, base: m.NewQuorum | None) -> pb.NewQuorum:
 
 
 def from_proto(message: pb.NewQuorum, base: m.NewQuorum | None) -> m.NewQuorum:
-    """Return the quorum that a message tells, on a stream that carried `base` last.
+    """Return the quorum that a message describes, on a stream whose last quorum is `base`.
 
     Raises:
-        UnknownBase: it is told as the difference to another quorum.
+        UnknownBase: the message is the difference to another quorum.
     """
     members = tuple(member_from_proto(member) for member in message.members)
     if message.base_quorum_id:
@@ -96,7 +96,7 @@ _RULES: dict[pb.NewQuorum.Dealt, Deal] = {
 
 
 def _rule_of(quorum: m.NewQuorum, base: m.NewQuorum) -> pb.NewQuorum.Dealt | None:
-    """By which rule the shards are dealt; None if by no rule that the other end could follow."""
+    """Return the rule that assigns the shards; None if no rule gives this assignment."""
     names: list[str] = [member.group for member in quorum.members]
     if names != sorted(names, key=natural_key):
         return None
@@ -113,8 +113,8 @@ def _merged(
     if base is None or base.quorum_id != message.base_quorum_id:
         carried = "none" if base is None else f"quorum {base.quorum_id}"
         raise UnknownBase(
-            f"quorum {message.quorum_id} is told as the difference to quorum {message.base_quorum_id}, but the last "
-            f"on this stream was {carried}"
+            f"quorum {message.quorum_id} was sent as the difference to quorum {message.base_quorum_id}, but the last "
+            f"quorum on this stream was {carried}"
         )
     gone = set(message.gone)
     found = {member.group: member for member in base.members if member.group not in gone}
@@ -123,8 +123,8 @@ def _merged(
     deal = _RULES.get(message.dealt)
     if deal is None or not names or message.total_shards > MAX_SHARDS:
         raise UnknownBase(
-            f"quorum {message.quorum_id} deals {message.total_shards} shards to {len(names)} members by rule "
-            f"{message.dealt}: this jaxft knows no such quorum"
+            f"quorum {message.quorum_id} assigns {message.total_shards} shards to {len(names)} members by rule "
+            f"{message.dealt}: this version of jaxft does not support that"
         )
     dealt = deal(message.total_shards, [*names], _held(base))
     return tuple(m.Member(name, found[name].incarnation, found[name].address, dealt[name]) for name in names)
@@ -135,7 +135,7 @@ def _held(quorum: m.NewQuorum) -> Shards:
 
 
 def _is_same(before: m.Member | None, member: m.Member) -> bool:
-    """But for the shards."""
+    """Compare everything except the shards."""
     if before is None:
         return False
     return (before.incarnation, before.address) == (member.incarnation, member.address)

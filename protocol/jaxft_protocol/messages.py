@@ -1,7 +1,7 @@
-"""What groups and the coordinator say to each other, as frozen values.
+"""The messages between groups and the coordinator, as frozen values.
 
-They mirror `proto/coordinator.proto`, which documents every field. The cores of both ends speak in these;
-only the shells know of protobuf. "State s" is the state after s committed steps; step s makes state s + 1.
+They mirror `proto/coordinator.proto`, which documents every field. The cores of both ends use these values; only the
+shells use protobuf. "State s" is the state after s committed steps. Step s turns state s into state s + 1.
 """
 
 import enum
@@ -13,7 +13,7 @@ GroupName = NewType("GroupName", str)
 Incarnation = NewType("Incarnation", int)
 QuorumId = NewType("QuorumId", int)
 HealId = NewType("HealId", int)
-# Whose committed states: the job as it was founded once. 0 for a state that nobody has committed.
+# Identifies the run that a committed state belongs to, since its founding. 0 for a state that was never committed.
 HistoryId = NewType("HistoryId", int)
 Step = NewType("Step", int)
 
@@ -33,7 +33,7 @@ class Hello:
     ranks: int = 1
     protocol_version: int = PROTOCOL_VERSION
     term: int = 0
-    # What it holds, if it has taken part already: it may be busy for long before it joins.
+    # The state that the group holds, if it has taken part before: it may be busy for a long time before it joins.
     step: Step = Step(0)
     history: HistoryId = HistoryId(0)
 
@@ -47,15 +47,15 @@ class Join:
     min_replicas: int = 0
     history: HistoryId = HistoryId(0)
     spare: bool = False
-    # How many members the last quorum had that this group has seen; 0 if it has seen none.
+    # How many members the last quorum that this group has seen had; 0 if it has seen none.
     members: int = 0
-    # Of a step; None: as many as the quorum has members, one each.
+    # Shards per step; None: one for each member of the quorum.
     total_shards: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A donor keeps the state that a heal asked for, and this is its digest; None if it could not be taken."""
+    """A donor keeps the state that a heal asked for. `digest` is its digest; None if it could not be taken."""
 
     heal_id: HealId
     digest: int | None
@@ -80,7 +80,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A sign of life, and of which quorum and step this group has computed its shards (0, 0: of none)."""
+    """The group is alive, and has computed its shards of this quorum and step (0, 0: of none)."""
 
     computed_quorum_id: QuorumId = QuorumId(0)
     computed_step: Step = Step(0)
@@ -200,7 +200,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """The group is out. `aside`: it was only away, did nothing wrong, and comes back with its next call."""
+    """The group is out of the job. `aside`: it was only away; it is not blamed, and comes back with its next call."""
 
     reason: str
     may_return: bool
@@ -217,7 +217,7 @@ class HaltKind(enum.IntEnum):
 
     DIVERGED = 0  # states differ, and no majority says which is right
     NONFINITE = 1  # a step's means are not finite, and the job's policy is to stop then
-    FAILED = 2  # the job cannot go on for another reason, such as an error of the coordinator on this job
+    FAILED = 2  # the job cannot continue for another reason, such as a coordinator error on this job
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class Halted:
 
 @dataclass(frozen=True, slots=True)
 class AllComputed:
-    """All members have computed their shards, or the quorum has ended: from now on time counts in this exchange."""
+    """All members have computed their shards, or the quorum has ended: the exchange's timeouts start now."""
 
     quorum_id: QuorumId
     step: Step
@@ -236,7 +236,7 @@ class AllComputed:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Answers a heartbeat. The shell says it, at once: it tells of no decision, and waits for none."""
+    """The reply to a heartbeat. The shell sends it at once: it depends on no decision."""
 
 
 CoordinatorMessage = (

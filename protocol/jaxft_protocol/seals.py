@@ -1,9 +1,9 @@
-"""A MAC for each message of a stream, where the job has a key.
+"""A MAC for each message of a stream, if the job has a key.
 
-Both ends derive a key for each direction from the greeting (`credentials.stream_keys`). A MAC covers the message's
-bytes and its number in its direction, so a message that is added, changed, repeated, reordered or left out by whoever
-carries the stream is found at the next message at the latest. It is the last field of the message: its bytes are
-appended to those of the message, which may go to a thousand groups, and stay a valid message of the protocol.
+Both ends derive a key for each direction from the handshake (`credentials.stream_keys`). A MAC covers the message's
+bytes and its sequence number in that direction. If a relay adds, changes, repeats, reorders or drops a message, the
+receiver notices at the next message at the latest. The MAC is the last field of the message, so it can be appended to
+bytes that were encoded once for a thousand groups, and the result is still a valid message of the protocol.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from jaxft_protocol.proto import coordinator_pb2 as pb
 
 MAC_BYTES = 16
 _LENGTH_DELIMITED = 2
-# Two bytes of a tag, which is that of both kinds of message, and one of the length.
+# Two bytes of field tag, the same for both message types, and one byte of length.
 _FIELD = (pb.GroupMessage.MAC_FIELD_NUMBER << 3) | _LENGTH_DELIMITED
 _PREFIX = bytes((_FIELD & 0x7F | 0x80, _FIELD >> 7, MAC_BYTES))
 assert pb.GroupMessage.MAC_FIELD_NUMBER == pb.CoordinatorMessage.MAC_FIELD_NUMBER
@@ -22,11 +22,11 @@ _SUFFIX_BYTES = len(_PREFIX) + MAC_BYTES
 
 
 class Broken(ValueError):
-    """A message does not carry the MAC that it must carry."""
+    """A message has no MAC, or a wrong one."""
 
 
 class Said:
-    """A message in bytes. It is digested once, however many streams it goes to."""
+    """An encoded message. It is hashed once, however many streams it goes to."""
 
     def __init__(self, message: pb.GroupMessage | pb.CoordinatorMessage) -> None:
         self.data = message.SerializeToString()
@@ -44,19 +44,23 @@ class Seal:
         self._count = 0
 
     def close(self, message: Said) -> bytes:
-        """The bytes of the next message, with its MAC."""
+        """Return the bytes of the next message, with its MAC."""
         return message.data + _PREFIX + self._next(message.digest)
 
     def open(self, received: bytes) -> bytes:
-        """The bytes of the next message without its MAC. Raises Broken; then nothing more can be opened."""
+        """Return the bytes of the next message without its MAC.
+
+        Raises:
+            Broken: the MAC is missing or wrong. No later message can be opened either.
+        """
         data, suffix = received[:-_SUFFIX_BYTES], received[-_SUFFIX_BYTES:]
         number = self._count
         if not suffix.startswith(_PREFIX) or len(suffix) != _SUFFIX_BYTES:
-            raise Broken(f"message {number} of this stream carries no MAC, and this job has a key")
+            raise Broken(f"message {number} of this stream has no MAC, but this job has a key")
         if not hmac.compare_digest(suffix[len(_PREFIX) :], self._next(_digest(data))):
             raise Broken(
-                f"message {number} of this stream does not carry the MAC that belongs to it: it was changed or "
-                "added on its way, or one before it is missing"
+                f"message {number} of this stream has the wrong MAC: it was changed or added in transit, or an "
+                "earlier message is missing"
             )
         return data
 

@@ -1,4 +1,4 @@
-"""Certificates, read and looked at before anything starts: gRPC itself would only fail at the first connection."""
+"""Certificates, read and checked at startup: gRPC itself would only fail at the first connection."""
 
 import ssl
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from jaxft_protocol.credentials import CredentialsError
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """What files of certificates held; None where there is no such file.
+    """The contents of certificate files; None for a file that was not given.
 
     Attributes:
-        ca: whom to believe.
-        cert: who we are, with the authorities in between.
+        ca: the authorities to trust.
+        cert: our certificate, with any intermediate authorities.
         key: the private key of `cert`.
     """
 
@@ -23,14 +23,14 @@ class Pem:
 
 
 def read_pem(*, ca: Path | None, cert: Path | None, key: Path | None) -> Pem:
-    """Read certificates in PEM, and see that a private key belongs to its certificate.
+    """Read certificates in PEM, and check that the private key belongs to its certificate.
 
     Raises:
-        CredentialsError: a file cannot be read or holds something else, or cert and key do not come together.
+        CredentialsError: a file cannot be read or is not valid, or only one of cert and key is given.
     """
     if (cert is None) != (key is None):
         given, missing = ("certificate", "private key") if key is None else ("private key", "certificate")
-        raise CredentialsError(f"a TLS {given} was given without its {missing}: give both, or neither")
+        raise CredentialsError(f"a TLS {given} was given without its {missing}: give both or neither")
     pem = Pem(
         _read(ca, "the TLS certificate authority"),
         _read(cert, "the TLS certificate"),
@@ -57,16 +57,16 @@ def _check_authority(ca: Path) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca)
     except (ssl.SSLError, OSError) as error:
         raise CredentialsError(
-            f"{str(ca)!r} holds no certificate of an authority in PEM form ({_why(error)}): it must have a part "
-            "that begins with -----BEGIN CERTIFICATE-----"
+            f"{str(ca)!r} holds no certificate of an authority in PEM form ({_why(error)}): it must contain a "
+            "section that begins with -----BEGIN CERTIFICATE-----"
         ) from error
 
 
 def _check_pair(cert: Path, key: Path) -> None:
     def no_password() -> str:
         raise CredentialsError(
-            f"the TLS private key {str(key)!r} is encrypted, and nobody is there to type its password: give a key "
-            "without one, in a file that only its owner can read"
+            f"the TLS private key {str(key)!r} is encrypted, and its password cannot be entered here: use a key "
+            "without a password, in a file that only its owner can read"
         )
 
     try:
@@ -74,7 +74,7 @@ def _check_pair(cert: Path, key: Path) -> None:
     except (ssl.SSLError, OSError) as error:
         raise CredentialsError(
             f"the TLS certificate {str(cert)!r} and the private key {str(key)!r} do not make a pair "
-            f"({_why(error)}): both must be in PEM form, and the key that of the certificate"
+            f"({_why(error)}): both must be in PEM form, and the key must belong to the certificate"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Copies of frozen values: what a turn of either core makes most of."""
+"""Fast copies of frozen values: the most frequent operation in both cores."""
 
 from typing import Any, TypeVar
 
@@ -6,10 +6,9 @@ V = TypeVar("V")
 
 
 def changed(value: V, **changes: Any) -> V:
-    """Return a copy of a frozen dataclass that has no slots and checks nothing as it is made, with `changes`.
+    """Return a copy of `value`, a frozen dataclass without slots and without `__post_init__`, with `changes`.
 
-    As `dataclasses.replace`, which reads and writes one field after the other; this copies the whole dictionary, and
-    takes a tenth of the time.
+    Like `dataclasses.replace`, but ten times faster: it copies the whole dictionary instead of field by field.
     """
     assert changes.keys() <= value.__dict__.keys()
     copy = object.__new__(type(value))

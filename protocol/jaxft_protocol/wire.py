@@ -1,6 +1,6 @@
-"""Between the messages of the cores and their protobuf forms, both ways.
+"""Convert the cores' messages to protobuf and back.
 
-Foreign bytes end here: what a group sent becomes a frozen value, or a `WireError` that says what was wrong.
+Untrusted bytes are checked here: a received message becomes a frozen value, or a `WireError` says what is wrong.
 """
 
 from typing import assert_never
@@ -15,12 +15,12 @@ from jaxft_protocol.proto import coordinator_pb2 as pb
 MAX_SETTINGS = 100
 MAX_TEXT_LENGTH = 10_000
 MAX_ACCUSED = 10_000
-# Steps, terms and ids are counted on from what a group says, and must still fit into 64 bits for ever.
+# The coordinator continues counting steps, terms and ids from a group's values, and must never exceed 64 bits.
 MAX_COUNT = 1 << 62
 
 
 class WireError(ValueError):
-    """A message that is not of the protocol."""
+    """A message that is not part of the protocol."""
 
 
 def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
@@ -86,19 +86,23 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
 
 
 def group_message(data: bytes) -> pb.GroupMessage:
-    """What a group has sent. Raises WireError if these bytes are no message."""
+    """Decode a message from a group. Raises WireError if these bytes are not one."""
     try:
         return pb.GroupMessage.FromString(data)
     except DecodeError as error:
-        raise WireError(f"{len(data)} bytes that begin with {data[:8].hex()} are no message") from error
+        raise WireError(
+            f"{len(data)} bytes that begin with {data[:8].hex()} are not a message of this protocol"
+        ) from error
 
 
 def coordinator_message(data: bytes) -> pb.CoordinatorMessage:
-    """What the coordinator has sent. Raises WireError if these bytes are no message."""
+    """Decode a message from the coordinator. Raises WireError if these bytes are not one."""
     try:
         return pb.CoordinatorMessage.FromString(data)
     except DecodeError as error:
-        raise WireError(f"{len(data)} bytes that begin with {data[:8].hex()} are no message") from error
+        raise WireError(
+            f"{len(data)} bytes that begin with {data[:8].hex()} are not a message of this protocol"
+        ) from error
 
 
 def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
@@ -260,7 +264,7 @@ def _heartbeat(heartbeat: pb.Heartbeat) -> m.Heartbeat:
 
 
 def _halt_kind(number: int) -> m.HaltKind:
-    """A kind that this version does not know stops the job all the same."""
+    """Read a kind of halt. One that this version does not know still stops the job."""
     known = {kind.value for kind in m.HaltKind}
     return m.HaltKind(number) if number in known else m.HaltKind.FAILED
 
@@ -282,7 +286,7 @@ def _hello(hello: pb.Hello) -> m.Hello:
 
 def _join(join: pb.Join) -> m.Join:
     if len(join.settings) > MAX_SETTINGS:
-        raise WireError(f"{len(join.settings)} settings are more than the {MAX_SETTINGS} allowed")
+        raise WireError(f"{len(join.settings)} settings exceed the maximum of {MAX_SETTINGS}")
     settings = {_text("setting", name): _text(name, value) for name, value in join.settings.items()}
     return m.Join(
         m.Step(_count("step", join.step)),
@@ -299,7 +303,7 @@ def _join(join: pb.Join) -> m.Join:
 
 def _vote(vote: pb.Vote) -> m.Vote:
     if len(vote.accused) > MAX_ACCUSED:
-        raise WireError(f"{len(vote.accused)} accused groups are more than the {MAX_ACCUSED} allowed")
+        raise WireError(f"{len(vote.accused)} accused groups exceed the maximum of {MAX_ACCUSED}")
     accused = tuple(m.GroupName(_text("accused", name)) for name in vote.accused)
     return m.Vote(
         m.QuorumId(vote.quorum_id),
@@ -314,11 +318,13 @@ def _vote(vote: pb.Vote) -> m.Vote:
 
 def _text(name: str, value: str) -> str:
     if len(value) > MAX_TEXT_LENGTH:
-        raise WireError(f"{name[:40]!r} has {len(value)} characters; {MAX_TEXT_LENGTH} are allowed")
+        raise WireError(
+            f"{name[:40]!r} has {len(value)} characters, which exceeds the maximum of {MAX_TEXT_LENGTH}"
+        )
     return value
 
 
 def _count(name: str, value: int) -> int:
     if value > MAX_COUNT:
-        raise WireError(f"{name} is {value}; nobody counts so far")
+        raise WireError(f"{name} {value} exceeds the maximum of {MAX_COUNT}")
     return value

@@ -230,11 +230,11 @@ def test_a_silent_group_is_put_out():
         (pb.GroupMessage(hello=pb.Hello(job="x" * 10_001)).SerializeToString(), "'job' has 10001 characters"),
         (
             pb.GroupMessage(join=pb.Join(settings={f"{i}": "" for i in range(101)})).SerializeToString(),
-            "101 settings are more than the 100 allowed",
+            "101 settings exceed the maximum of 100",
         ),
         (
             pb.GroupMessage(vote=pb.Vote(accused=["x"] * 10_001)).SerializeToString(),
-            "10001 accused groups are more than the 10000 allowed",
+            "10001 accused groups exceed the maximum of 10000",
         ),
     ],
 )

@@ -162,6 +162,6 @@ def test_one_that_left_it_to_readers_that_die_reads_it_after_all(tmp_path: Path,
         # Both readers have left their mark, and none of them comes.
         here.until_finished(group)
         assert "reads no checkpoint: others have, and it heals from them" in group.log()
-        assert "reads it after all" in group.log()
+        assert "reads the checkpoint, which it had left to other groups" in group.log()
         assert "restored step 20" in group.log()
         assert group.digest == undisturbed

@@ -102,7 +102,7 @@ def test_below_min_replicas_the_job_waits_says_for_whom_and_goes_on(undisturbed:
         )
         survivor = workers["group-0"]
         here.until_dead(workers["group-1"])
-        text = f"waiting: step {KILLED_AT} needs 2 groups that hold it, and 1 do (group-0); nobody else is present"
+        text = f"waiting: step {KILLED_AT} needs 2 groups that hold it, and 1 do (group-0); no other group is present"
         here.until(lambda: survivor.says(text), "the survivor to say for whom it waits")
         assert survivor.says("lost: group-1 (")
         assert len(survivor.steps()) == KILLED_AT

@@ -1,4 +1,4 @@
-"""A quorum told as the difference to the one before is the same quorum."""
+"""A quorum sent as the difference to the one before decodes to the same quorum."""
 
 import pytest
 from hypothesis import given
@@ -69,9 +69,9 @@ def test_what_arrives_is_what_was_told(
 
 
 def test_one_loss_among_a_thousand_is_told_in_a_few_hundred_bytes():
-    everybody = [f"group-{i}" for i in range(1000)]
-    base = quorum(3, assign.at_boundary(1000, everybody), 1000)
-    others = [name for name in everybody if name != "group-500"]
+    names = [f"group-{i}" for i in range(1000)]
+    base = quorum(3, assign.at_boundary(1000, names), 1000)
+    others = [name for name in names if name != "group-500"]
     for shards in (
         assign.at_boundary(1000, others),
         assign.after_loss(1000, others, {member.group: member.shards for member in base.members}),
@@ -93,9 +93,9 @@ def test_members_that_are_not_in_order_are_all_listed():
 def test_the_difference_to_another_quorum_is_refused():
     base, other = quorum(3, {"a": (0,), "b": (1,)}, 2), quorum(2, {"a": (0,), "b": (1,)}, 2)
     message = pb.CoordinatorMessage(new_quorum=deltas.to_proto(quorum(4, {"a": (0, 1)}, 2), base))
-    with pytest.raises(wire.WireError, match="to quorum 3, but the last on this stream was quorum 2"):
+    with pytest.raises(wire.WireError, match="to quorum 3, but the last quorum on this stream was quorum 2"):
         wire.coordinator_from_proto(message, other)
-    with pytest.raises(wire.WireError, match="the last on this stream was none"):
+    with pytest.raises(wire.WireError, match="the last quorum on this stream was none"):
         wire.coordinator_from_proto(message)
 
 
@@ -104,7 +104,7 @@ def test_what_would_take_memory_or_is_unknown_is_refused(total: int, rule: int):
     base = quorum(3, {"a": (0,), "b": (1,)}, 2)
     message = pb.NewQuorum(quorum_id=4, step=7, total_shards=total, base_quorum_id=3)
     message.dealt = rule  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(deltas.UnknownBase, match="this jaxft knows no such quorum"):
+    with pytest.raises(deltas.UnknownBase, match="this version of jaxft does not support that"):
         deltas.from_proto(message, base)
 
 

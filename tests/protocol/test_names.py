@@ -21,7 +21,7 @@ def test_names_that_count_alike_still_have_one_order():
 
 @pytest.mark.parametrize("name", ["²", "g-²", "٣", "", "1", "0x1f", "-1", "1.5", "Ⅷ", "①"])
 def test_any_name_has_a_key(name: str):
-    # "²".isdigit() holds, but int("²") raises: such a name would have taken its whole job down.
+    # "²".isdigit() holds, but int("²") raises: such a name would have stopped its whole job.
     assert natural_key(name)[-1] == (2, 0, name)
 
 

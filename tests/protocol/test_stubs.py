@@ -1,4 +1,4 @@
-"""The committed gRPC stubs are what the proto file makes, and load with the oldest runtime that we admit."""
+"""The committed gRPC stubs match the proto file, and load with the oldest supported runtime."""
 
 import sys
 from importlib.metadata import version

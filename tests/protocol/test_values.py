@@ -1,4 +1,4 @@
-"""Copies of a job with changes: as `dataclasses.replace` makes them, only sooner."""
+"""Copies of a job with changes: equal to those of `dataclasses.replace`, but faster."""
 
 from dataclasses import FrozenInstanceError, replace
 

@@ -104,7 +104,7 @@ FAULTS: dict[str, tuple[Callable[[Session], None], str]] = {
     "the loop is stopped": (stop_loop, "its loop was stopped"),
     "a tick fails": (computed_nonsense, "the event Tick failed with TypeError"),
     "a message cannot be written": (says_what_cannot_be_written, "its task 'writer' failed with TypeError"),
-    "an event fails": (posts_nonsense, "the event str failed with IllegalEvent: str is no event"),
+    "an event fails": (posts_nonsense, "the event str failed with IllegalEvent: str is not an event"),
 }
 
 

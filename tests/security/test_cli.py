@@ -88,7 +88,7 @@ def test_a_secret_that_others_can_read_is_not_used(
     secret.chmod(0o644)
     status, said = run_here(monkeypatch, capsys, *command, "--token-file", str(secret))
     assert status == 1
-    assert "is open to others than its owner (mode 0644): make it private with `chmod 600" in said
+    assert "is accessible to users other than its owner (mode 0644): make it private with `chmod 600" in said
     assert SECRET.decode() not in said
 
 

@@ -50,9 +50,9 @@ def test_a_secret_that_cannot_be_used_is_an_error_that_tells_what_to_do(tmp_path
 def test_a_password_is_text_that_nobody_else_may_read(tmp_path: Path):
     assert credentials.read_password(secret_file(tmp_path, "paßwort\n".encode())) == "paßwort"
     for content, mode, problem in (
-        (b"secret", 0o644, "is open to others than its owner"),
+        (b"secret", 0o644, "is accessible to users other than its owner"),
         (b"\n", 0o600, "is empty"),
-        (b"\xff\xfe", 0o600, "holds no text"),
+        (b"\xff\xfe", 0o600, "is not UTF-8 text"),
     ):
         with pytest.raises(credentials.CredentialsError, match=f"the password file .* {problem}"):
             credentials.read_password(secret_file(tmp_path, content, mode))

@@ -338,7 +338,7 @@ def test_a_key_with_a_password_is_an_error_and_nobody_is_asked(
         )
     )
     with pytest.raises(
-        jaxft.ConfigurationError, match="is encrypted, and nobody is there to type its password"
+        jaxft.ConfigurationError, match="is encrypted, and its password cannot be entered here"
     ):
         Credentials.read(None, TLS(cert=cert, key=locked))
 

@@ -150,7 +150,7 @@ class Life:
             self.world.truth.check_turn(before, self.job, event)
             self._note_rare(before, event)
             if self.job.empty:
-                self.job = durable.anew(self.job)
+                self.job = durable.emptied(self.job)
         if self.world.setting.harmless and self.job.quorum is None:
             self._check_needed(effects)
         if effects:

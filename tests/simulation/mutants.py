@@ -583,10 +583,10 @@ def _a_founding_is_dropped_at_a_restart(empty: Any) -> Any:
     return property(mutated)
 
 
-@mutant(durable, "anew")
-def _ids_of_a_forgotten_job_begin_anew(anew: Any) -> Any:
+@mutant(durable, "emptied")
+def _ids_of_a_forgotten_job_begin_anew(emptied: Any) -> Any:
     """A job that all have left before a commit forgets which quorum ids it has given out."""
-    return lambda job: replace(anew(job), last_quorum_id=QuorumId(0))
+    return lambda job: replace(emptied(job), last_quorum_id=QuorumId(0))
 
 
 @mutant(progress, "UNMEASURED_PATIENCE", "coordinator", "stuck", "kill")

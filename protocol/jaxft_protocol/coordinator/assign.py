@@ -1,9 +1,9 @@
-"""Who computes which shard: pure arithmetic, on its own so that it can be proved on its own.
+"""Assign shards to members: pure arithmetic, in a separate module so that it can be verified separately.
 
-Two rules. At a step boundary every member gets one contiguous run of shards, runs differing by at most one in
-length: whole subtrees of the summation tree then tend to lie with one member, which sends fewer partial sums.
-When a step is tried again, whoever lives keeps what it has (it has computed it already) and only the missing
-shards are dealt out.
+There are two rules. At a step boundary every member gets one contiguous range of shards, and the lengths differ by at
+most one. Whole subtrees of the summation tree then tend to be with one member, which sends fewer partial sums. When a
+step is retried, living members keep their shards, because they have computed them, and only the missing shards are
+assigned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ Shards = tuple[int, ...]
 
 
 def at_boundary(total_shards: int, members: Sequence[str]) -> dict[str, Shards]:
-    """Deal `total_shards` to `members`, in order, as contiguous runs of nearly equal length."""
+    """Assign `total_shards` to `members`, in order, as contiguous ranges of nearly equal length."""
     base, extra = divmod(total_shards, len(members))
     assigned: dict[str, Shards] = {}
     start = 0
@@ -24,9 +24,9 @@ def at_boundary(total_shards: int, members: Sequence[str]) -> dict[str, Shards]:
 
 
 def after_loss(total_shards: int, members: Sequence[str], held: Mapping[str, Shards]) -> dict[str, Shards]:
-    """Keep what `members` hold of a step and deal the missing shards to those with the fewest.
+    """Keep the shards that `members` hold, and assign the missing ones to the members with the fewest.
 
-    `held` may name members that are gone; their shards are among the missing. Ties go to the earlier member.
+    `held` may name members that are gone; their shards are missing. Ties go to the earlier member.
     """
     assigned = {member: held.get(member, ()) for member in members}
     taken = {shard for shards in assigned.values() for shard in shards}

@@ -1,22 +1,22 @@
-"""What a job may ask a coordinator to remember: how much, and in which numbers.
+"""Limits on a job's durable record: its size and its numbers.
 
-A record that a store refuses would stop its job for good, and one that cannot be written down would stop the process.
-So both are known here, before a record becomes an effect:
+A record that a store refuses would stop its job permanently, and one that cannot be encoded would stop the process.
+So both are checked here, before a record becomes an effect:
 
-* `join_problem` refuses a group whose entry could make the record too long, while a text can still tell it why;
-* `forget` keeps what is remembered of groups that are gone within a budget;
-* `problem` is the last line: a turn whose record it refuses does not happen (`machine.step` raises).
+* `join_problem` refuses a group whose entry could make the record too long, and says why;
+* `forget` keeps the entries of groups that are gone within a budget;
+* `problem` is the last check: a turn whose record it refuses does not happen (`machine.step` raises).
 
-Forgetting keeps the truth. Of a group that is gone we may forget, in this order:
+Forgetting is safe. For a group that is gone we may forget, in this order:
 
-1. that it was *proven*. When it comes back with a state of this history it heals once more, or, if no group holds the
-   frontier, the job resumes from its state by its history, as from a checkpoint: slower, and the same state;
+1. that it was *proven*. When it comes back with a state of this history it heals again; or, if no group holds the
+   frontier, the job resumes from its state by its history, as from a checkpoint: slower, but the same state;
 2. that it is a *holder* of the frontier: the same;
-3. that it is *distrusted*, and then also that it was proven. Of these, incarnations go first in whose place another
-   process of that name has come since. Should one of those that are forgotten come back all the same, it heals like
-   any other; only if no group holds the frontier could the job resume from it.
+3. that it is *distrusted*, and then also that it was proven. Incarnations that have been replaced by another process
+   of the same name are forgotten first. If a forgotten group comes back anyway, it heals like any other. The job
+   could resume from its state only if no group holds the frontier.
 
-Groups that are here, and those that take part in the quorum in force, are never forgotten.
+Connected groups and members of the current quorum are never forgotten.
 """
 
 import functools
@@ -33,25 +33,25 @@ from jaxft_protocol.values import changed
 MAX_NUMBER = (1 << 64) - 1
 # etcd takes 1.5 MiB in one request. A job of 2,048 groups with names of 20 characters and 65,536 shards has 0.9 MiB.
 MAX_RECORD_BYTES = 1_400_000
-# Of that: what groups that are here account for, each in every list; and what is remembered of others.
+# Of that: for connected groups, if each is in every list; and for groups that are gone.
 MAX_LIVE_BYTES = 1 << 20
 MAX_GONE_BYTES = 256 << 10
-# Names and values together. Real ones are a handful of digests and short summaries.
+# Names and values together. Real settings are a few digests and short summaries.
 MAX_SETTINGS_BYTES = 64 << 10
-# A group may stand in so many lists: proven, distrusted, members, held, and the holders of the frontier.
+# A group may be in this many lists: proven, distrusted, members, held, and the holders of the frontier.
 _LISTS = 5
-# An incarnation, quotes, brackets and commas.
+# For an incarnation, quotes, brackets and commas.
 _ENTRY_BYTES = 28
-# A name of 200 characters, each of six bytes: no entry has more.
+# The longest entry: a name of 200 characters of six bytes each.
 _MOST_ENTRY_BYTES = 1230
-# A shard number has five digits at most.
+# A shard number has at most five digits, and a comma.
 _SHARD_BYTES = 6
 # Field names, and numbers of 20 digits.
 _FRAME_BYTES = 1000
 
 
 def text_bytes(text: str) -> int:
-    """Return how many bytes `text` takes in a record. Most texts are plain: these cost nothing to measure."""
+    """Return how many bytes `text` takes in a record. Plain text, the usual case, is fast to measure."""
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
         return len(text) + 2
     return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass"))
@@ -63,17 +63,17 @@ def settings_bytes(settings: Mapping[str, str]) -> int:
 
 @functools.lru_cache(maxsize=65536)
 def entry_bytes(name: GroupName) -> int:
-    """Return what one group takes in one list of a record."""
+    """Return how many bytes one group takes in one list of a record."""
     return text_bytes(name) + _ENTRY_BYTES
 
 
 def join_problem(job: Job, name: GroupName, message: Join) -> str:
-    """Why the job could not be remembered any more with this group in it; "" if it can."""
+    """Return why the job's record would be too long with this group in it; "" if it would not."""
     given = settings_bytes(message.settings)
     if given > MAX_SETTINGS_BYTES:
         return (
-            f"the settings of group {name!r} have {given} bytes, and a job can keep {MAX_SETTINGS_BYTES}: give "
-            "digests in place of long texts"
+            f"the settings of group {name!r} have {given} bytes, which exceeds the maximum of {MAX_SETTINGS_BYTES}: "
+            "use digests instead of long texts"
         )
     names = {name, *job.groups}
     shards = (len(names) if message.total_shards is None else message.total_shards) * _SHARD_BYTES
@@ -81,16 +81,16 @@ def join_problem(job: Job, name: GroupName, message: Join) -> str:
     if here <= MAX_LIVE_BYTES:
         return ""
     return (
-        f"with group {name!r} as number {len(names)}, job {job.name!r} would need {here} bytes to be remembered, and "
-        f"a job can have {MAX_LIVE_BYTES}: use shorter names of groups, or fewer groups"
+        f"with group {name!r} as number {len(names)}, the record of job {job.name!r} would need {here} bytes, which "
+        f"exceeds the maximum of {MAX_LIVE_BYTES}: use shorter group names, or fewer groups"
     )
 
 
-# ---- what of groups that are gone is kept ----
+# ---- what is kept about groups that are gone ----
 
 
 def forget(job: Job) -> Job:
-    """Return `job` with what it remembers of groups that are gone within `MAX_GONE_BYTES`."""
+    """Return `job` with its entries of groups that are gone limited to `MAX_GONE_BYTES`."""
     holders = job.frontier.holders if job.frontier is not None else frozenset[Holder]()
     if _MOST_ENTRY_BYTES * (len(job.proven) + len(holders) + len(job.distrusted)) <= MAX_GONE_BYTES:
         return job
@@ -102,7 +102,8 @@ def forget(job: Job) -> Job:
         return job
     distrusted, room = _newest(_by_age(job, gone[2]), MAX_GONE_BYTES)
     held, left = _newest(_by_age(job, gone[1]), room // 2)
-    unknown = (gone[0] & job.distrusted) - distrusted  # who is distrusted no more must not be believed either
+    # A group whose distrust is forgotten must not be trusted either.
+    unknown = (gone[0] & job.distrusted) - distrusted
     in_order = [holder for holder in job.proven.items() if holder in gone[0] and holder not in unknown]
     proven, _ = _newest(in_order, room - room // 2 + left)
     frontier, kept = job.frontier, here | proven
@@ -115,7 +116,7 @@ def forget(job: Job) -> Job:
 
 
 def _by_age(job: Job, holders: AbstractSet[Holder]) -> list[Holder]:
-    """In the order in which they may be forgotten: first those in whose place another process has come."""
+    """In the order in which they may be forgotten: first those that another process has replaced."""
     return sorted(holders, key=lambda holder: (not _is_replaced(job, holder), holder))
 
 
@@ -127,7 +128,7 @@ def _is_replaced(job: Job, holder: Holder) -> bool:
 
 
 def _newest(holders: Sequence[Holder], room: int) -> tuple[frozenset[Holder], int]:
-    """Return those that are kept, the last of `holders` first, and how much room is left for others."""
+    """Return the holders to keep, from the last one backwards, and how much room is left."""
     kept: set[Holder] = set()
     for holder in reversed(holders):
         size = entry_bytes(holder[0])
@@ -137,11 +138,11 @@ def _newest(holders: Sequence[Holder], room: int) -> tuple[frozenset[Holder], in
     return frozenset(kept), room
 
 
-# ---- the last line ----
+# ---- the last check ----
 
 
 def problem(record: Record) -> str:
-    """Why `record` cannot be written down; "" if it can."""
+    """Return why `record` cannot be encoded; "" if it can."""
     match record:
         case Saved():
             return _wrong_number(_numbers(record)) or _wrong_text(_texts(record)) or _too_long(record)
@@ -192,7 +193,7 @@ def _holders(saved: Saved) -> Iterable[tuple[GroupName, Incarnation]]:
 
 def _wrong_number(numbers: Iterable[tuple[str, int | None]]) -> str:
     for name, number in numbers:
-        # bool is an int to Python, and not to us.
+        # bool is a subclass of int, but not valid here.
         if number is not None and (type(number) is not int or not 0 <= number <= MAX_NUMBER):
             return f"{name} would be {number!r}, not a whole number of at most 64 bits"
     return ""
@@ -201,7 +202,7 @@ def _wrong_number(numbers: Iterable[tuple[str, int | None]]) -> str:
 def _wrong_text(texts: Iterable[str]) -> str:
     for text in texts:
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-            return f"{text!r:.80} is not text that UTF-8 can hold"
+            return f"{text!r:.80} cannot be encoded as UTF-8"
     return ""
 
 
@@ -209,11 +210,11 @@ def _too_long(saved: Saved) -> str:
     size = saved_bytes(saved)
     if size <= MAX_RECORD_BYTES:
         return ""
-    return f"the record of the job would have {size} bytes, and a store takes {MAX_RECORD_BYTES}"
+    return f"the record of the job would have {size} bytes, which exceeds the maximum of {MAX_RECORD_BYTES}"
 
 
 def saved_bytes(saved: Saved) -> int:
-    """Return how many bytes a record takes, or a few more."""
+    """Return an upper bound on the bytes that a record takes."""
     texts = text_bytes(saved.job) + settings_bytes(saved.settings or {})
     entries = sum(entry_bytes(name) for name, _ in _holders(saved)) + sum(map(entry_bytes, saved.held))
     shards = (len(str(shard)) + 1 for numbers in saved.held.values() for shard in numbers)

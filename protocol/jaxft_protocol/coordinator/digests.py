@@ -1,4 +1,4 @@
-"""Whose state differs: the rule by which fingerprints that came with the votes are compared."""
+"""Compare digests of states, and find the groups that differ from the majority."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -10,8 +10,8 @@ from jaxft_protocol.names import natural_key
 def odd_ones(digests: Mapping[GroupName, Hashable]) -> tuple[GroupName, ...] | None:
     """Return the groups whose digest is not the majority's, in order; None if no digest has a majority.
 
-    A majority is more than half of those who gave one. So of two that differ nobody is right, and of four that
-    stand two against two: nothing here tells the truth from the error.
+    A majority is more than half of the groups that sent a digest. With two different digests of two groups, or two
+    against two of four, there is no majority, and no way to tell which state is right.
     """
     if len(set(digests.values())) <= 1:
         return ()
@@ -22,7 +22,7 @@ def odd_ones(digests: Mapping[GroupName, Hashable]) -> tuple[GroupName, ...] | N
 
 
 def listed(digests: Mapping[GroupName, int] | Mapping[GroupName, int | None]) -> str:
-    """Who has which digest, for people: `group-0, group-2: 9e30145e19d32ac3; group-1: ...`, the commonest first."""
+    """List the groups by digest, the largest set first: `group-0, group-2: 9e30145e19d32ac3; group-1: ...`."""
     by_digest: dict[int | None, list[GroupName]] = {}
     for name in sorted(digests, key=natural_key):
         by_digest.setdefault(digests[name], []).append(name)

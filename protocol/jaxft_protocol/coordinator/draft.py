@@ -1,7 +1,7 @@
-"""One turn of the machine: a draft of the job's next state and the effects so far.
+"""A draft of the job's next state and the effects so far, while an event is being handled.
 
-Local mutation, pure result: `machine.step` makes a Turn, moves it, and takes job and effects out of it. If
-anything raises on the way, the job that came in is untouched.
+Mutation is local and the result is pure: `machine.step` makes a Turn, changes it, and takes the job and the effects
+from it. If anything raises, the original job is unchanged.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ from jaxft_protocol.messages import (
 from jaxft_protocol.names import natural_key
 from jaxft_protocol.values import changed
 
-# Texts go to every group: a job of a thousand must not send a thousand names, or reasons, to each of a thousand.
+# Texts go to every group: a job of a thousand groups must not send a thousand names or reasons to each of them.
 MAX_LISTED = 10
 
 
@@ -60,14 +60,14 @@ class Turn:
             groups={name: other for name, other in job.groups.items() if name != group.name},
             sessions={session: name for session, name in job.sessions.items() if session != group.session},
         )
-        # Pins do not outlive a session: if this donor comes back, it will not tell the digest that it was asked for.
+        # Pins end with the session: if this donor comes back, it will not send the digest that it was asked for.
         for joiner in [one for one in self.job.groups.values() if one.pinned_step is not None]:
             self.put(joiner, donors=tuple(holder for holder in joiner.donors if holder != group.holder))
 
     def expel(self, group: Group, reason: str, *, may_return: bool, aside: bool = False) -> None:
-        """Tell `group` that it is out and end its session. The quorum is the caller's to mend.
+        """Evict `group` and end its session. The caller must update the quorum.
 
-        `aside`: it was only away, and comes back when it likes.
+        `aside`: it was only away, and may come back at any time.
         """
         self.report(f"{'goes on without' if aside else 'evicts'} {group.name}: {reason}")
         self.send(group, Evicted(reason, may_return, aside))
@@ -75,14 +75,14 @@ class Turn:
         self.forget(group, reason)
 
     def refuse(self, group: Group, reason: str, differences: tuple[Difference, ...] = ()) -> None:
-        """Tell `group` why it cannot take part, and end its session. The quorum is the caller's to mend."""
+        """Tell `group` why it cannot take part, and end its session. The caller must update the quorum."""
         self.report(f"refuses {group.name}: {reason}")
         self.send(group, Refused(reason, differences))
         self.effects.append(Close(group.session))
         self.forget(group, "refused")
 
     def forget(self, group: Group, reason: str) -> None:
-        """Take `group` out of the job: whatever it held or was given goes back."""
+        """Remove `group` from the job, and release its heal."""
         self.remove(self.release_heal(group))
         if group.phase is Phase.MEMBER:
             self.note_left(group.name, reason)
@@ -94,14 +94,14 @@ class Turn:
         self.effects.append(Report(f"[{self.job.name}] {text}"))
 
     def select(self, condition: Callable[[Group], bool]) -> list[Group]:
-        """Groups that meet `condition`, in the order in which people count them."""
+        """Return the groups that meet `condition`, in natural order of their names."""
         found = [group for group in self.job.groups.values() if condition(group)]
         if len(found) > 1:
             found.sort(key=lambda group: natural_key(group.name))
         return found
 
     def holders(self) -> list[Group]:
-        """Live groups that hold the frontier for certain."""
+        """Return the connected groups that are known to hold the frontier."""
         frontier = self.job.frontier
         if frontier is None:
             return []
@@ -109,7 +109,7 @@ class Turn:
         return self.select(lambda group: group.holder in frontier.holders and group.phase in holding)
 
     def note_state(self, group: Group) -> None:
-        """`group` has shown that it holds state `group.step` of this job."""
+        """Note that `group` has shown that it holds state `group.step` of this job."""
         frontier = self.job.frontier
         assert frontier is not None
         distrusted = self.job.distrusted - {group.holder}
@@ -118,7 +118,7 @@ class Turn:
             self.update(frontier=replace(frontier, holders=frontier.holders | {group.holder}))
 
     def distrust(self, name: GroupName, incarnation: Incarnation) -> None:
-        """What that group holds is not the job's state, whatever its step says; nor is what it gave to joiners."""
+        """Note that this group's state, whatever its step, is not the job's, nor is the state of joiners it fed."""
         self._disown((name, incarnation))
         donor = (name, incarnation)
         fed_by_it = self.select(
@@ -139,12 +139,12 @@ class Turn:
         )
 
     def note_left(self, name: GroupName, reason: str) -> None:
-        """Remember for the next quorum why `name` is missing; of a group that goes twice, the last reason."""
+        """Remember for the next quorum why `name` is missing; if it left twice, the last reason."""
         others = (change for change in self.job.left if change.group != name)
         self.update(left=(*others, Change(name, reason)))
 
     def release_heal(self, group: Group) -> Group:
-        """Let the donors of `group` free what they keep for it."""
+        """Let the donors of `group` release what they keep for it."""
         if group.heal_id is None:
             return group
         for name, incarnation in group.donors:
@@ -154,7 +154,7 @@ class Turn:
         return self.put(group, heal_id=None, donors=(), pinned_step=None, pinned={})
 
     def wait_for(self, reason: str) -> None:
-        """Tell everyone, once, why the job stands still; "" when it moves."""
+        """Tell all groups, once, why the job is waiting; "" when it continues."""
         if reason == self.job.waiting:
             return
         self.update(waiting=reason)
@@ -168,14 +168,14 @@ class Turn:
 
 
 def listed(items: Sequence[str], separator: str = ", ") -> str:
-    """Of many items the first few, and how many more there are."""
+    """Join the first few of many items, and say how many more there are."""
     more = len(items) - MAX_LISTED
     shown = [*items[:MAX_LISTED], f"{more} more"] if more > 0 else items
     return separator.join(shown)
 
 
 def names_text(groups: Sequence[Group]) -> str:
-    return listed([group.name for group in groups]) or "nobody"
+    return listed([group.name for group in groups]) or "none"
 
 
 def as_member(group: Group, shards: tuple[int, ...] = ()) -> Member:

@@ -1,9 +1,8 @@
-"""What of a job must survive the coordinator, as records: each says what has changed, and is durable before anybody
-hears of it.
+"""The part of a job that must survive the coordinator, as records. A change is durable before it is announced.
 
-Groups remember what they hold; what the coordinator must not forget is who holds the truth: the frontier and its
-holders, which incarnations are proven, which quorum ids were given out. Sessions, phases, heals and votes are not
-remembered: after a restart the groups dial anew and say where they stand.
+Groups remember the states they hold. The coordinator must remember who holds the frontier, which incarnations are
+proven, and which quorum ids were used. Sessions, phases, heals and votes are not recorded: after a restart the groups
+reconnect and report where they are.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,17 +21,17 @@ from jaxft_protocol.coordinator.job import (
 from jaxft_protocol.messages import NewQuorum
 from jaxft_protocol.values import changed
 
-# Heal ids of one life of the coordinator are never those of another: a joiner tells its heals apart by them.
+# Heal ids are never reused in another life of the coordinator: a joiner identifies its heals by them.
 HEALS_PER_LIFE_BITS = 32
 
 
 def record_of(before: Job, after: Job) -> Record | None:
-    """Return what must be written down of a turn, or None if nothing that must be remembered has changed."""
+    """Return the record of a turn, or None if nothing durable has changed."""
     if after.empty:
         if not after.last_quorum_id:
             return None if before.empty else Forgotten(after.name)
-        ids = saved(anew(after))
-        return None if before.empty and ids == saved(anew(before)) else ids
+        ids = saved(emptied(after))
+        return None if before.empty and ids == saved(emptied(before)) else ids
     now = saved(after)
     then = saved(before)
     if now == then:
@@ -45,7 +44,7 @@ def record_of(before: Job, after: Job) -> Record | None:
 
 
 def saved(job: Job) -> Saved:
-    """Return all that must be remembered of `job`."""
+    """Return everything durable about `job`."""
     return Saved(
         job.name,
         job.last_quorum_id,
@@ -64,11 +63,11 @@ def saved(job: Job) -> Saved:
     )
 
 
-def anew(job: Job) -> Job:
-    """Return the job that takes the place of an empty one: whoever comes founds it, with other settings if need be.
+def emptied(job: Job) -> Job:
+    """Return the job that replaces an empty one: the next groups found it again, maybe with other settings.
 
-    Ids go on growing. A group that lost its connection may still hold its vote in a quorum of the first founding, and
-    must not take the commit of a later one for its own. Nor must it wait for others if the job has halted.
+    Ids keep growing. A group that lost its connection may still hold its vote in a quorum of the first founding, and
+    must not mistake the commit of a later quorum for its own. It must also learn that the job has halted.
     """
     return Job(
         job.name,
@@ -82,31 +81,31 @@ def anew(job: Job) -> Job:
 
 
 def new(name: str, options: Options) -> Job:
-    """Return a job of which nothing is known."""
+    """Return a job about which nothing is known."""
     return Job(name, options, last_heal_id=options.heals_from)
 
 
 def begun_again(job: Job, now_s: float) -> Job:
-    """Return the job as a coordinator would begin with it now that has just started: no group is there.
+    """Return the job as after a restart of the coordinator: no group is connected.
 
-    This one still knows which ids it has given out.
+    This coordinator still knows which ids it has used.
     """
     known = restored(saved(job), job.options, now_s)
     return changed(known, last_heal_id=job.last_heal_id, term=job.term)
 
 
 def may_forget(job: Job, unix_s: int, after_s: float) -> bool:
-    """Whether a job need not be remembered any longer: it has finished, or nothing was committed, a while ago."""
+    """Return whether a job can be forgotten: it is idle, and has finished or never committed anything."""
     if job.groups or job.idle_since is None or unix_s - job.idle_since < after_s:
         return False
     return job.finished is not None or _holds_nothing(job)
 
 
 def first_to_forget(jobs: Iterable[Job]) -> Job | None:
-    """Return the job that is missed least, if a coordinator has to forget one; None if all are in use.
+    """Return the job to forget first, if a coordinator has to forget one; None if all are in use.
 
-    One on which nothing was committed rather than a finished one, and that rather than one that was given up; of each
-    kind the one that was left first.
+    A job that never committed anything goes before a finished one, and a finished one before an abandoned one; among
+    equals, the one that has been idle longest.
     """
     idle = [job for job in jobs if not job.groups and (job.idle_since is not None or job.empty)]
     return min(
@@ -121,7 +120,7 @@ def _holds_nothing(job: Job) -> bool:
 
 
 def fold(known: Mapping[str, Saved], record: Record) -> dict[str, Saved]:
-    """Return what is remembered after one more record.
+    """Return what is known after one more record.
 
     Raises:
         ValueError: a record moves the frontier of a job that has none.
@@ -140,7 +139,7 @@ def fold(known: Mapping[str, Saved], record: Record) -> dict[str, Saved]:
 
 
 def restored(record: Saved, options: Options, now_s: float) -> Job:
-    """Return the job as a coordinator begins with it that remembers `record`. Nobody is there yet."""
+    """Return the job as a coordinator restores it from `record`. No group is connected yet."""
     return Job(
         record.job,
         options,

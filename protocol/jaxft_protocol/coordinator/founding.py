@@ -1,26 +1,26 @@
-"""Choosing the state from which a job goes on: its first, or the best that is left when all who held it are gone.
+"""Choose the state from which a job starts, or resumes after all groups that held its frontier are gone.
 
-*Which state.* The highest step; a state that was committed before a fresh one of the same step. Those who bring a
-committed state of that step must agree on its digest, or a majority of them must: "the lowest name" is not the
-truth. Without a majority the job halts. Fresh states may differ, since each group draws its own: there the
-commonest one is taken, then the lowest name. All who hold the chosen state are founders.
+*Which state.* The one with the highest step; at equal steps, a committed state before a fresh one. Groups with a
+committed state of that step must agree on its digest, or a majority of them must: the lowest name proves nothing.
+Without a majority the job halts. Fresh states may differ, because each group initializes its own: the most common one
+is chosen, then the lowest name. All groups that hold the chosen state are founders.
 
-*When.* Not at once: those who hold a newer state may be on their way, and a coordinator that has lost its memory
-cannot know of them. The best state that is here must have been here for `heartbeat_timeout_s`, or, of a committed
-one, as many groups that took part in its history must have come as its last quorum had members. Groups that
-compile are waited for up to `join_timeout_s`. Where all states are fresh, one that holds a committed state, and is
-busy still, is waited for as long as it lives.
+*When.* Not at once: groups with a newer state may be about to connect, and a coordinator that has lost its store does
+not know about them. The best state must have been present for `heartbeat_timeout_s`; or, if it is committed, as many
+groups that took part in its history must have joined as its last quorum had members. The job waits for compiling
+groups, for up to `join_timeout_s`. If all states are fresh, it waits for a busy group that holds a committed state as
+long as that group lives.
 
-*Resuming.* Of a job that has committed something, a fresh state never becomes the truth. But when no group is left
-that holds the frontier, groups that bring a state of the same history (from a checkpoint, or because they took
-part once) may go on from the newest of these. That is the only way in which a frontier goes back. It waits for
-`heartbeat_timeout_s`, so that a holder that has only lost its connection comes first.
+*Resuming.* In a job that has committed something, a fresh state never becomes the frontier. But when no group is left
+that holds the frontier, groups with a state of the same history (from a checkpoint, or because they took part before)
+may continue from the newest of these. This is the only way in which a frontier goes back. The job first waits for
+`heartbeat_timeout_s`, so that a holder that has only lost its connection can return.
 
-*Giving way.* A group may still come later with what no group here knew of. A history is named after the
-incarnation that founded it. Where the coordinator has lost its memory and a fresh group was quicker than those
-with a history, the fresh founding gives way as long as nothing has been committed on it. A group that brings a
-higher step of the job's own history is newer than the job: all others are sent to say what they hold, and the job
-resumes from the newest state.
+*Replacing a founding.* A group with a state that was unknown here may still come later. A history is named after the
+incarnation that founded it. If the coordinator has lost its store and a fresh group was quicker than the groups with
+a history, the fresh founding is undone, as long as nothing has been committed on it. If a group brings a higher step
+of the job's own history, it is newer than the job: all other groups report their states again, and the job resumes
+from the newest one.
 """
 
 from collections import Counter
@@ -33,13 +33,13 @@ from jaxft_protocol.coordinator.job import Ballot, Frontier, Group, Holder, Job,
 from jaxft_protocol.messages import HistoryId, Join, QuorumId
 from jaxft_protocol.names import done_again, natural_key
 
-# After its own start the coordinator waits so many times as long: those who hold the frontier may not know yet that
+# After a restart the coordinator waits this many times as long: holders of the frontier may not have noticed yet that
 # their old connection is dead.
 AFTER_RESTART = 4
 
 
 def found(turn: Turn) -> None:
-    """Found the job, or let it resume, if the time has come."""
+    """Found or resume the job if it is time."""
     _note_orphaned(turn)
     job = turn.job
     if job.frontier is not None and not _founders_are_gone(turn):
@@ -51,7 +51,7 @@ def found(turn: Turn) -> None:
         return
     joined = turn.select(has_joined)
     if not joined:
-        # Whoever had joined is gone: what it asked for binds nobody.
+        # All groups that had joined are gone: their settings no longer apply.
         turn.update(settings=None, total_shards=None, min_replicas=0, first_join_s=None)
         return
     timed_out = turn.now_s - job.first_join_s >= job.options.join_timeout_s
@@ -66,60 +66,60 @@ def found(turn: Turn) -> None:
 
 
 def newer_may_come(turn: Turn, candidates: Sequence[Group]) -> bool:
-    """Whether it is too early to begin with the best of these states: its peers, or a newer one, may be coming."""
+    """Return whether to wait before starting: more groups with the best of these states, or a newer one, may come."""
     best = _best(candidates)
     since_s = min(group.came_s for group in best)
     if not best[0].history and turn.job.committed_seen_s is not None:
-        # It is busy, or has lost its connection and may dial again. Later it would be refused.
+        # Its holder is busy, or lost its connection and may redial. After a fresh founding it would be refused.
         since_s = max(since_s, turn.job.committed_seen_s)
     if turn.now_s - since_s >= turn.job.options.newer_may_come_s:
         return False
     if not best[0].history:
-        # None of them knows what came of its quorum: another may have committed a step and gone on.
+        # None of them knows how its quorum ended: another member may have committed a step and continued.
         return True
-    # Those that have healed to this state and never took part say nothing of how many did.
+    # Groups that healed to this state but never took part do not count as earlier members.
     took_part = [g for g in candidates if g.history == best[0].history and g.members]
-    # One that was alone may be a laggard that the others have left behind.
+    # A quorum of one proves nothing: the others may have continued without a slow group.
     return not 1 < max(group.members for group in best) <= len(took_part)
 
 
 def hold_committed(turn: Turn) -> list[Group]:
-    """Groups that are busy with something else, and hold a committed state of this job while the job has none."""
+    """Return the groups that are busy and hold a committed state of this job, while the job has none."""
     return turn.select(lambda group: compiles(group) and bool(group.history))
 
 
 def foreign_state(job: Job, group: Group) -> str:
-    """Why the state with which a group joins cannot be of this job; "" if it can."""
+    """Return why a group's state cannot belong to this job; "" if it can."""
     if job.frontier is None or group.history == job.history:
         return ""
     if group.history:
         return (
             f"group {group.name!r} brings step {group.step} of another history of job {job.name!r} (history "
-            f"{group.history:016x}; this one is {job.history:016x}): the job was started anew since that state was "
-            "saved. Use the other run's checkpoints under a job name of its own, or start without them"
+            f"{group.history:016x}; this one is {job.history:016x}): the job has been started again since that "
+            "state was saved. Use that run's checkpoints under another job name, or start without them"
         )
     if group.step > job.frontier.step:
         return (
             f"group {group.name!r} holds step {group.step}, but job {job.name!r} is only at step "
-            f"{job.frontier.step}: this looks like another run; give it a job name of its own"
+            f"{job.frontier.step}: this looks like another run; give it another job name"
         )
     return ""
 
 
 def is_newer(job: Job, message: Join) -> bool:
-    """Whether a group brings a later state of this job than the job itself knows of."""
+    """Return whether a group brings a newer state of this job than its frontier."""
     if job.frontier is None or job.finished is not None or not job.frontier.holders:
         return False
     return message.history == job.history != 0 and message.step > job.frontier.step
 
 
 def go_back_for_newer(turn: Turn, comer: Group, message: Join) -> None:
-    """Send all who take part to say again what they hold, so that the job resumes from the newest state."""
+    """Make all groups reconnect and report their states, so that the job resumes from the newest one."""
     frontier = turn.job.frontier
     assert frontier is not None
     text = (
-        f"{comer.name} brings step {message.step} of this very run, and the coordinator knew only of step "
-        f"{frontier.step}: all say again what they hold, and the job goes on from the newest"
+        f"{comer.name} brings step {message.step} of this run, but the coordinator only knew step {frontier.step}: "
+        "all groups report their states again, and the job resumes from the newest one"
     )
     turn.report(text)
     for group in turn.select(lambda group: group.phase in (Phase.MEMBER, Phase.READY, Phase.HEALING)):
@@ -130,26 +130,26 @@ def go_back_for_newer(turn: Turn, comer: Group, message: Join) -> None:
 
 
 def gives_way_to(turn: Turn, message: Join) -> bool:
-    """Whether a fresh founding, on which nothing is committed, gives way to a group that has a history."""
+    """Return whether a group with a history replaces a fresh founding on which nothing is committed."""
     frontier = turn.job.frontier
-    # One of this very history has healed to the founding state.
+    # A group of the job's own history has healed to the founding state.
     brings = message.history not in (0, turn.job.history)
     return frontier is not None and frontier.founding and frontier.fresh and brings
 
 
 def give_way(turn: Turn) -> None:
     """Undo a founding on which nothing has been committed."""
-    turn.report("a group brings a committed state: the fresh founding gives way to it")
+    turn.report("undoes the fresh founding: a group brings a committed state")
     for group in turn.select(lambda group: group.phase in (Phase.MEMBER, Phase.READY, Phase.HEALING)):
         turn.put(turn.release_heal(group), phase=Phase.STALE)
     turn.update(frontier=None, quorum=None, ballot=Ballot(), history=HistoryId(0), proven={})
 
 
 def reunites(turn: Turn) -> bool:
-    """Whether a coordinator that has just started still waits for those who took part before it went.
+    """Return whether a coordinator that has just restarted still waits for earlier members.
 
-    They have computed their shards already, and would else find that one of them has gone on alone. Those that have
-    not dialled yet are given `heartbeat_timeout_s`; those that have, and are still busy, `join_timeout_s`.
+    They have computed their shards already, and without this wait one of them might continue alone. A member that has
+    not reconnected has `heartbeat_timeout_s`; one that has, but is still busy, has `join_timeout_s`.
     """
     job = turn.job
     if job.restored_s is None or job.frontier is None:
@@ -163,7 +163,7 @@ def reunites(turn: Turn) -> bool:
 
 
 def end_reunion(turn: Turn) -> None:
-    """After a restart nobody has come back to this job for long enough: it need not be kept for them."""
+    """Stop keeping a restored job for its earlier members if none has come back for long enough."""
     job = turn.job
     if job.restored_s is None or job.groups:
         return
@@ -180,7 +180,7 @@ def compiles(group: Group) -> bool:
 
 
 def _note_orphaned(turn: Turn) -> None:
-    """Remember since when nobody has held the frontier."""
+    """Note since when no group has held the frontier."""
     job = turn.job
     orphaned = job.frontier is not None and job.quorum is None and job.finished is None and not turn.holders()
     if orphaned != (job.orphaned_s is not None):
@@ -195,9 +195,9 @@ def _resume(turn: Turn, frontier: Frontier) -> None:
     patience_s = max(job.options.join_timeout_s, progress.patience_s(job) or 0.0)
     coming = (g for g in job.groups.values() if g.holder in frontier.holders)
     if any(turn.now_s - group.came_s < patience_s for group in coming):
-        return  # it is back, and says so as soon as it has applied what it missed
+        return  # it is back, and joins once it has applied the commit that it missed
     if following := turn.select(lambda group: group.phase in (Phase.HEALING, Phase.READY)):
-        _ask_anew(turn, following)
+        _ask_again(turn, following)
         return
     of_history = turn.select(lambda group: has_joined(group) and group.history == job.history != 0)
     if not of_history or len(turn.select(has_joined)) < job.min_replicas:
@@ -212,23 +212,23 @@ def _resume(turn: Turn, frontier: Frontier) -> None:
         return
     again = frontier.step - founders[0].step
     turn.report(
-        f"resumes at step {founders[0].step} with the state of {names_text(founders)}: nobody is left who held step "
-        f"{frontier.step}" + (f"; {done_again(again)}" if again >= 0 else "")
+        f"resumes at step {founders[0].step} with the state of {names_text(founders)}: no group is left that held "
+        f"step {frontier.step}" + (f"; {done_again(again)}" if again >= 0 else "")
     )
 
 
-def _ask_anew(turn: Turn, following: Sequence[Group]) -> None:
-    """Let those who still follow one that is gone come again, and say what they hold: it may be the newest state.
+def _ask_again(turn: Turn, following: Sequence[Group]) -> None:
+    """Make groups that still follow a lost group reconnect and report their states: one may be the newest.
 
-    Their donor may live on, out of our reach, and give them sums of steps that the job is about to do again.
+    Their donor may still be alive but unreachable, and send them sums of steps that the job is about to repeat.
     """
     for group in following:
-        turn.expel(group, "those from whom it heals have lost their place", may_return=True)
-    turn.update(orphaned_s=turn.now_s)  # they are given as long to come as all were
+        turn.expel(group, "its donors are no longer in the job", may_return=True)
+    turn.update(orphaned_s=turn.now_s)  # they have as much time to come back as the others had
 
 
 def _go_on_from(turn: Turn, joined: Sequence[Group]) -> list[Group]:
-    """Make the best of these states the job's frontier; return all who hold it, or none if the job had to halt."""
+    """Make the best of these states the frontier; return the groups that hold it, or none if the job had to halt."""
     best = _best(joined)
     truth = _truth(best)
     if truth is None:
@@ -237,8 +237,8 @@ def _go_on_from(turn: Turn, joined: Sequence[Group]) -> list[Group]:
     founders = [group for group in joined if group is truth or _is_alike(group, truth)]
     held = frozenset(group.holder for group in founders)
     history = truth.history or HistoryId(truth.incarnation)
-    # Where nothing was ever committed, a state that is known to be of this very founding is as fresh as any. So is a
-    # first state to a coordinator that knows of no founding: it comes with the history of one that was forgotten.
+    # If nothing was ever committed, a state of this founding counts as fresh. If the coordinator knows no founding,
+    # so does a state of step 0: it has the history of a founding that was forgotten.
     before = turn.job.frontier
     of_it = truth.step == 0 if before is None else before.fresh and history == turn.job.history
     fresh = not truth.history or of_it
@@ -256,16 +256,16 @@ def _go_on_from(turn: Turn, joined: Sequence[Group]) -> list[Group]:
 
 
 def _best(candidates: Sequence[Group]) -> list[Group]:
-    """Those of the highest step; of them, those whose state was committed, if there is any."""
+    """Return the groups at the highest step; of these, only those with a committed state, if there are any."""
     step = max(group.step for group in candidates)
     highest = [group for group in candidates if group.step == step]
     return [group for group in highest if group.history] or highest
 
 
 def _truth(best: Sequence[Group]) -> Group | None:
-    """Whose state it is to be: that of the majority. None if committed states differ without one.
+    """Return a group whose state is chosen, by majority. None if committed states differ without a majority.
 
-    A group whose digest is unknown has no say, and is not a founder: unless no other is there.
+    A group whose digest is unknown has no vote and is not a founder, unless all digests are unknown.
     """
     in_order = sorted(best, key=lambda group: natural_key(group.name))
     known = [group for group in in_order if group.digest is not None]
@@ -273,7 +273,7 @@ def _truth(best: Sequence[Group]) -> Group | None:
         return in_order[0]
     if not known[0].history:
         votes = Counter(group.digest for group in known)
-        return max(known, key=lambda group: votes[group.digest])  # the first in order, of equally many
+        return max(known, key=lambda group: votes[group.digest])  # at equal counts, the first in order
     odd = digests.odd_ones({group.name: (group.digest, group.history) for group in known})
     if odd is None:
         return None
@@ -281,19 +281,19 @@ def _truth(best: Sequence[Group]) -> Group | None:
 
 
 def _is_alike(group: Group, truth: Group) -> bool:
-    """Whether a group holds the chosen state; one whose digest is unknown shares its state with no other."""
+    """Return whether a group holds the chosen state. A state with an unknown digest is not equal to any other."""
     return truth.digest is not None and (group.step, group.digest) == (truth.step, truth.digest)
 
 
 def _refuse_other_histories(turn: Turn) -> None:
-    """Those who brought another run's state are told so; healing them would overwrite it without a word."""
+    """Refuse groups that bring another run's state: a heal would silently overwrite it."""
     for group in turn.select(has_joined):
         if problem := foreign_state(turn.job, group):
             turn.refuse(group, problem)
 
 
 def _founders_are_gone(turn: Turn) -> bool:
-    """Nothing was ever committed, no group holds the founding state any more, and another stands at its step."""
+    """Return whether the founders are gone before any commit, while another group holds a state of the same step."""
     frontier = turn.job.frontier
     if frontier is None or not (frontier.founding and frontier.fresh):
         return False

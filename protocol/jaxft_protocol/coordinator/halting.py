@@ -1,4 +1,4 @@
-"""Stopping a job for all its groups, where going on would make a false state."""
+"""Stop a job for all its groups, if continuing would give a wrong state."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from jaxft_protocol.messages import Halted, HaltKind
 
 
 def halt(turn: Turn, kind: HaltKind, reason: str) -> None:
-    """Stop the job for all its groups. It can resume from a checkpoint, as after the loss of all of them."""
+    """Stop the job for all its groups. It can resume from a checkpoint, as after the loss of all groups."""
     turn.report(f"halts: {reason}")
     frontier = turn.job.frontier
     held = frozenset[Holder]() if frontier is None else frontier.holders
@@ -20,12 +20,12 @@ def halt(turn: Turn, kind: HaltKind, reason: str) -> None:
 
 
 def diverge(turn: Turn, differing: str) -> None:
-    """Halt because no majority says whose state is right: what the groups hold counts for nothing from here on."""
+    """Halt because there is no majority for one state. From now on the groups' states are not trusted."""
     frontier = turn.job.frontier
     assert frontier is not None
     halt(turn, HaltKind.DIVERGED, f"{_differ_text(turn)} ({differing})")
-    # One whose stream broke just now has not heard of it, and may come back with what it holds; nor has anybody, if
-    # this coordinator dies before it tells them. See `stop_late`.
+    # A group whose stream has just ended does not get Halted, and may come back with its state. No group gets it if
+    # this coordinator dies before it has sent it. See `stop_late`.
     distrusted = turn.job.distrusted | frontier.holders
     none: frozenset[Holder] = frozenset()
     turn.update(
@@ -36,25 +36,25 @@ def diverge(turn: Turn, differing: str) -> None:
 
 
 def stop_late(turn: Turn, group: Group) -> bool:
-    """Stop a group that took part in a job that has halted, and has not heard of it; return whether it is one.
+    """Stop a group that took part in the job but missed its halt; return whether it is such a group.
 
-    Else it would wait for others, who have ended, or for somebody who holds the job's state, and all who could bring
-    a checkpoint as well.
+    Otherwise it would wait for groups that have ended, or for a holder of the job's state, and so would groups that
+    could bring a checkpoint.
     """
     job = turn.job
     if job.halted is not None and group.holder in job.halted.holders:
         kind, reason = job.halted.kind, job.halted.reason
     elif job.frontier is not None and job.frontier.disputed and group.holder in job.distrusted:
-        kind, reason = HaltKind.DIVERGED, _differ_text(turn)  # which a coordinator before this one has found
+        kind, reason = HaltKind.DIVERGED, _differ_text(turn)  # an earlier coordinator has found this
     else:
         return False
-    turn.report(f"{group.name} is told that the job has halted")
+    turn.report(f"notifies {group.name} that the job has halted")
     _stop(turn, group, kind, f"{reason} (found while {group.name!r} was not connected)")
     return True
 
 
 def no_majority(turn: Turn, candidates: list[Group]) -> None:
-    """Halt because the states from which the job could begin or resume differ, and no majority is for one of them."""
+    """Halt because the job could start or resume from different states, and none has a majority."""
     step = candidates[0].step
     given = {group.name: group.digest for group in candidates}
     halt(

@@ -1,6 +1,6 @@
-"""What the coordinator knows of one job, as frozen values, and what can happen to it.
+"""The coordinator's state for one job, as frozen values, with its events and effects.
 
-`machine.py` moves a `Job` from state to state; nothing else does.
+Only `machine.py` advances a `Job`.
 """
 
 import enum
@@ -28,27 +28,26 @@ Holder = tuple[GroupName, Incarnation]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings of the coordinator that hold for all its jobs."""
+    """Settings of the coordinator, for all its jobs."""
 
     min_replicas: int = 1
     join_timeout_s: float = 60.0
     heartbeat_timeout_s: float = 5.0
-    # Which life of the coordinator this is: more than in every life before, where a store remembers those.
+    # The number of this coordinator's life: higher than all earlier ones, if a store keeps those.
     term: int = 0
-    # Decisions are kept in a store, which also fences a coordinator that was replaced.
+    # Decisions are kept in a store, which also fences off a replaced coordinator.
     durable: bool = False
-    # Heal ids of this life begin behind this one: no other life has any of them.
+    # Heal ids of this life start after this one: no other life uses them.
     heals_from: HealId = HealId(0)
-    # How long a job that begins or resumes waits for groups that may bring a newer state; None: as long as for a
-    # heartbeat.
+    # How long a job that starts or resumes waits for a newer state; None: the heartbeat timeout.
     founding_wait_s: float | None = None
 
-    # How long losses are gathered before a step is tried again, for each member of the quorum. To tell a thousand
-    # members of a new quorum takes about as long, so gathering costs no time; a small job does not wait.
+    # How long losses are collected before a step is retried, for each member of the quorum. Announcing a quorum to a
+    # thousand members takes about as long, so collecting costs little; a small job does not wait.
     gather_s_per_member: float = 5e-5
 
     def gather_s(self, members: int) -> float:
-        """How long to wait for further losses after the first, in a quorum of so many members."""
+        """How long to wait for further losses after the first, in a quorum of `members` members."""
         wait_s = min(0.05, members * self.gather_s_per_member)
         return wait_s if wait_s >= 0.005 else 0.0
 
@@ -63,19 +62,19 @@ class Options:
 
     @property
     def vote_grace_s(self) -> float:
-        """How long the others may take to vote once somebody has failed: they notice within milliseconds."""
+        """How long the others may take to vote once a member has failed: they notice within milliseconds."""
         return min(1.0, self.heartbeat_timeout_s / 5)
 
 
 class Phase(enum.Enum):
-    """Where a group stands with its job."""
+    """A group's phase, as its job sees it."""
 
-    PRESENT = "present"  # said Hello; may still be compiling
+    PRESENT = "present"  # sent Hello; may still be compiling
     STALE = "stale"  # joined, but does not hold the frontier and has no donors yet
     HEALING = "healing"  # fetches the frontier from donors
-    READY = "ready"  # has caught up; enters at the next boundary
+    READY = "ready"  # has caught up; becomes a member at the next boundary
     MEMBER = "member"  # holds the frontier and takes part
-    LEAVING = "leaving"  # takes no part any more; still serves its heals
+    LEAVING = "leaving"  # no longer takes part; still serves its heals
 
 
 @dataclass(frozen=True)  # without slots: see `values.changed`
@@ -90,24 +89,24 @@ class Group:
     digest: int | None = None
     heal_id: HealId | None = None
     donors: tuple[Holder, ...] = ()
-    # Of a heal whose donors take the digest of the state first: which state, and what they have said so far. None
-    # once the joiner has been told whom to ask.
+    # While donors take the digest of the state for this group's heal: which state, and their digests so far. None
+    # once the joiner has its list of donors.
     pinned_step: Step | None = None
     pinned: Mapping[Holder, int] = field(default_factory=dict[Holder, int])
-    pinned_s: float = 0.0  # since when they have been asked
-    # Of the state with which it joined; 0: fresh.
+    pinned_s: float = 0.0  # when the donors were asked
+    # The history of the state with which it joined; 0: a fresh state.
     history: HistoryId = HistoryId(0)
     came_s: float = 0.0
     joined_s: float = 0.0
     ready_s: float = 0.0
-    # Heals that failed in a row, and when it is given donors again.
+    # How many heals have failed in a row, and when it gets donors again.
     heals_failed: int = 0
     heals_again_s: float = 0.0
     spare: bool = False
-    # By its heartbeats: its training thread is not in a step; and when it has last got on with one.
+    # From its heartbeats: its training thread is not in a step; and when it last made progress on one.
     away: bool = False
     moved_s: float = 0.0
-    # Of the last quorum that it had seen when it joined; 0: of none.
+    # How many members the last quorum that it had seen when it joined had; 0: it had seen none.
     members: int = 0
 
     @property
@@ -117,14 +116,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """State `step`, the quorum whose commit made it (0: the founding state), and who is known to hold it."""
+    """State `step`, the quorum that committed it (0: the founding state), and the groups known to hold it."""
 
     step: Step
     quorum_id: QuorumId
     digest: int | None  # of a founding state
     holders: frozenset[Holder]
-    fresh: bool = False  # founded on a state that nobody had committed
-    disputed: bool = False  # those who held it differ, and no majority says whose state is right
+    fresh: bool = False  # founded on a state that was never committed
+    disputed: bool = False  # its holders differ, and no majority says which state is right
 
     @property
     def founding(self) -> bool:
@@ -134,7 +133,7 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Why a job was stopped, and who took part then: one whose stream broke at that moment has not heard of it."""
+    """Why a job was halted, and the groups that took part then: one that was disconnected did not get Halted."""
 
     kind: HaltKind
     reason: str
@@ -150,26 +149,25 @@ class Failure:
 
 @dataclass(frozen=True)  # without slots: see `values.changed`
 class Ballot:
-    """The votes on one attempt. Bit i of a mask stands for member i of the quorum in force."""
+    """The votes on one attempt. Bit i of a mask stands for member i of the current quorum."""
 
     ok: int = 0
     failed: int = 0
     lost: int = 0
     failures: tuple[Failure, ...] = ()
     digests: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
-    nonfinite: str = ""  # which of the means is not finite, as the first to find it says
+    nonfinite: str = ""  # which of the means is not finite, according to the first vote that says so
     deadline_s: float | None = None
-    # Until when further losses are waited for.
+    # Until when further losses are collected.
     gather_until_s: float | None = None
     retries: int = 0
     began_s: float = 0.0
     computed: int = 0
-    # Since when the first member has waited: with its shards computed; with its vote cast. And when the last one
-    # that holds the sum said so.
+    # When the first member had computed its shards; when the first one voted ok; and when the last one voted ok.
     ahead_s: float | None = None
     voted_s: float | None = None
     last_voted_s: float = 0.0
-    # When a member was last known to be away; and whether the members were told that all have computed.
+    # When a member was last known to be away; and whether AllComputed was sent.
     away_s: float = 0.0
     told: bool = False
 
@@ -179,74 +177,74 @@ class Job:
     name: str
     options: Options
     settings: Mapping[str, str] | None = None
-    # Of a step; None where every member brings one shard of its own (TorchFT's meaning).
+    # Shards per step; None: one for each member of the quorum, as in TorchFT.
     total_shards: int | None = None
     min_replicas: int = 0
     groups: Mapping[GroupName, Group] = field(default_factory=dict[GroupName, Group])
     sessions: Mapping[SessionId, GroupName] = field(default_factory=dict[SessionId, GroupName])
     history: HistoryId = HistoryId(0)
     frontier: Frontier | None = None
-    # Since when nobody has held the frontier.
+    # Since when no group has held the frontier.
     orphaned_s: float | None = None
-    # Incarnations that have held a state of this job. What they say of their step proves what they hold, for they
-    # apply nothing but what was committed. Of anybody else an equal step number proves nothing.
+    # Incarnations that have held a state of this job. Their step number proves which state they hold, because they
+    # apply only committed steps. For any other group, an equal step number proves nothing.
     proven: Mapping[GroupName, Incarnation] = field(default_factory=dict[GroupName, Incarnation])
-    # Incarnations whose state was found to be corrupt; until they have healed their history counts for nothing.
+    # Incarnations whose state was found to be corrupt; until they have healed, their history is ignored.
     distrusted: frozenset[Holder] = frozenset()
     quorum: NewQuorum | None = None
-    # Places and shards in the last quorum, also while there is none: its members may have computed them.
+    # Positions and shards in the last quorum, kept while there is none: its members may have computed their shards.
     seats: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     held: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict[GroupName, tuple[int, ...]])
     ballot: Ballot = Ballot()
-    # How many groups took part at most, spares not counted: so many places are to be filled.
+    # The highest number of members so far, not counting spares: spares fill up to this many places.
     places: int = 0
     last_quorum_id: QuorumId = QuorumId(0)
     last_heal_id: HealId = HealId(0)
     first_join_s: float | None = None
-    # When a group was here last that holds a committed state, while the job has none.
+    # When a group with a committed state was last connected, while the job has none.
     committed_seen_s: float | None = None
     left: tuple[Change, ...] = ()
     waiting: str = ""
     finished: Step | None = None
-    # At which step a regular group, having taken part, has ended its loop last.
+    # The step at which a regular member last ended its loop.
     ended: Step | None = None
     last_tick_s: float | None = None
-    # How long the last steps took, each from the begin of its last attempt to its commit: see progress.py.
+    # How long the last steps took, each from the start of its last attempt to its commit: see progress.py.
     recent_s: tuple[float, ...] = ()
-    # Since when all that hold the frontier by the last commit have voted: at the earliest when its ballot began.
+    # All holders of the committed frontier have voted since this time: the start of the committed ballot.
     voted_s: float = 0.0
-    # How often since the last commit members were put out because others waited for them.
+    # How often since the last commit members were evicted because others waited for them.
     hung: int = 0
-    # Groups that were put out because they disturbed others: how often, and when last.
+    # Groups that were evicted because they disturbed others: how often, and when last.
     blamed: Mapping[GroupName, tuple[int, float]] = field(default_factory=dict[GroupName, tuple[int, float]])
-    # When a coordinator that remembers this job began with it; None once a quorum has been formed since.
+    # When the coordinator restored this job from its record; None once a quorum has been formed since.
     restored_s: float | None = None
-    # Under which term its groups are welcomed; 0 before the first (`terms.py`).
+    # The term under which its groups are welcomed; 0 before the first (`terms.py`).
     term: int = 0
-    # Since when groups of a higher term have come in a row, and when the last one came.
+    # Since when groups with a higher term keep coming, and when the last one came.
     outdone_s: tuple[float, float] | None = None
-    # Until a quorum is formed again.
+    # Set until a quorum is formed again.
     halted: Halt | None = None
-    # Since when no group has been here, in seconds of Unix time, so that it outlives the coordinator.
+    # Since when no group has been connected, in Unix seconds, so that it stays valid across restarts.
     idle_since: int | None = None
 
     @property
     def empty(self) -> bool:
-        """Nothing but its ids would be lost if this job were forgotten; `durable.anew` is to take its place.
+        """Whether only its ids would be lost if this job were forgotten. `durable.py` makes its replacement.
 
-        Not yet after a restart: those who took part are about to dial again. Nor where the state from which it began,
-        or resumed, is of a history on which something was committed: that one must not give way to a fresh state.
+        Not after a restart: earlier members are about to reconnect. Not if the job started or resumed from a state of
+        a history on which something was committed: a fresh state must not replace that one.
         """
         fresh = self.frontier is None or self.frontier.fresh
         return not self.groups and fresh and self.restored_s is None
 
 
-# ---- what must survive the coordinator ----
+# ---- records: what must survive the coordinator ----
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """All that must be remembered of a job. `members` are those of the quorum in force."""
+    """Everything durable about a job. `members` are those of the current quorum."""
 
     job: str
     last_quorum_id: QuorumId
@@ -268,7 +266,7 @@ class Saved:
 class Moved:
     """The frontier is now state `step`: quorum `quorum_id` has committed it, and all its members hold it.
 
-    They are the `members` of the last `Saved`; so the record of a step is as short as the decision.
+    They are the `members` of the last `Saved`, so the record of a step is short.
     """
 
     job: str
@@ -278,7 +276,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """Nothing of this job needs to be remembered any more."""
+    """This job no longer needs a record."""
 
     job: str
 
@@ -303,7 +301,7 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. `unix_s` is the time of day: it decides nothing but when a job was left."""
+    """Time has passed. `unix_s` is the time of day, used only to note since when a job is idle."""
 
     unix_s: int = 0
 
@@ -322,21 +320,21 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Make this durable before any effect that follows it, of this turn or a later one of the job, is done."""
+    """Make this durable before executing any later effect of the job, in this turn or a later one."""
 
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End this session once what was sent to it has left."""
+    """End this session once all messages to it have been sent."""
 
     session: SessionId
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One line for the log: a transition that people should see."""
+    """A log line: a transition that users should see."""
 
     text: str
 

@@ -5,34 +5,34 @@ Theory of operation
 
 A group's life, as its job sees it (`Phase`):
 
-    Hello -> PRESENT -> Join -> MEMBER                      if it holds the frontier and no quorum is in force
+    Hello -> PRESENT -> Join -> MEMBER                      if it holds the frontier and there is no quorum
                              -> READY                       if it holds the frontier: a spare for this step
                              -> STALE -> HEALING -> READY   if it does not
                                                  -> MEMBER  at the next boundary
-    MEMBER -> LEAVING -> (Goodbye)                          of its own accord
+    MEMBER -> LEAVING -> (Goodbye)                          leaves on purpose
     any    -> (gone)                                        stream closed, no heartbeat, evicted
 
-The job moves by three things only: it is *founded* (its first state is chosen; or, when all who held the frontier
-are gone, one from which it resumes: `founding.py`), a *quorum* is formed, and a quorum's step is *committed*
+A job advances in three ways only: it is *founded* (`founding.py` chooses its first state, or the state from which it
+resumes after all holders of the frontier are gone), a *quorum* is formed, and a quorum's step is *committed*
 (`quorums.py`, with the rule for counting votes).
 
 What holds after every event:
 
-1. `last_quorum_id` never goes back, and no two quorums share an id.
-2. The frontier goes up by one at a time, and only by the votes of a quorum formed at it: each living member
-   said that it holds the complete sum, and no two said that they computed from different states. One decision is
-   made for all of them in one event. The frontier goes back only when nobody is left who holds it, to a state that
-   was committed in the same history.
+1. `last_quorum_id` never decreases, and no two quorums share an id.
+2. The frontier advances by one step at a time, and only by the votes of a quorum formed at it: each living member
+   holds the complete sum, and no two members reported different states. One event makes one decision for all of them.
+   The frontier goes back only when no group is left that holds it, and only to a committed state of the same history.
 3. Only groups in `frontier.holders` donate: they were sent the commit that made the frontier, or founded it, or
-   have healed to exactly that state, or come back with it. An equal step number alone proves nothing.
+   healed to exactly that state, or came back with it. An equal step number alone proves nothing.
 4. A quorum has at least `min_replicas` members when it is formed.
-5. In a quorum each shard has exactly one owner; when a step is tried again, owners that live keep theirs.
-6. What must survive the coordinator stands before the effects that tell of it, as a `Persist` (`durable.py`).
-7. A record that becomes an effect can be written down and read again (`bounds.py`).
+5. In a quorum each shard has exactly one owner; when a step is retried, living owners keep theirs.
+6. A change that must survive the coordinator is emitted as a `Persist`, before the effects that announce it
+   (`durable.py`).
+7. A record that becomes an effect can be encoded and decoded again (`bounds.py`).
 8. The stream to each group is ordered. So a Pin of state s, sent while the frontier is s, arrives before the
    Commit that would overwrite state s; nothing waits for a joiner.
 
-Deliberately not here: sockets, clocks (time comes as an argument), files, groups of several ranks.
+Deliberately not here: sockets, clocks (time is an argument), files, groups of several ranks.
 """
 
 from typing import assert_never
@@ -65,29 +65,29 @@ from jaxft_protocol.messages import (
 
 
 class IllegalEvent(Exception):
-    """A group broke the protocol. The job is untouched; the shell ends that group's session."""
+    """A group broke the protocol. The job is unchanged; the shell ends that group's session."""
 
 
 class Unwritable(IllegalEvent):
-    """What would follow from this event could not be written down. The job is untouched."""
+    """The record that this event requires cannot be encoded. The job is unchanged."""
 
 
 def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]:
     """Return the job after `event` at time `now_s` (monotonic seconds), and what must be done.
 
     Raises:
-        IllegalEvent: if the event's sender may not send it now; or, as `Unwritable`, if what would follow from it
-            could not be written down.
+        IllegalEvent: if the event's sender may not send it now; or, as `Unwritable`, if the record that it requires
+            cannot be encoded.
     """
     turn = Turn(job, now_s)
     match event:
         case GroupSaid(session, Hello() as message):
             if session in job.sessions:
-                raise IllegalEvent("a session has one Hello")
+                raise IllegalEvent("a session sends Hello only once")
             sessions.hello(turn, session, message)
         case GroupSaid(session, message):
             if not _said(turn, _speaker(job, session), message):
-                return turn.job, tuple(turn.effects)  # nothing of it must survive the coordinator
+                return turn.job, tuple(turn.effects)  # nothing durable has changed
         case SessionClosed(session, reason):
             group = _group_of(job, session)
             if group is None:
@@ -100,7 +100,7 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
             assert_never(event)
     _advance(turn)
     if isinstance(event, Tick):
-        # Not at each event: a thousand groups that come would change the text a thousand times.
+        # Not at each event: a thousand new groups would change the text a thousand times.
         quorums.explain(turn)
     if _remembers_more(job, turn.job):
         turn.job = bounds.forget(turn.job)
@@ -108,12 +108,12 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
     if record is None:
         return turn.job, tuple(turn.effects)
     if problem := bounds.problem(record):
-        raise Unwritable(f"what job {job.name!r} would have to remember cannot be written down: {problem}")
+        raise Unwritable(f"the record of job {job.name!r} cannot be encoded: {problem}")
     return turn.job, (Persist(record), *turn.effects)
 
 
 def _remembers_more(before: Job, after: Job) -> bool:
-    """Whether a group was added to those that are remembered; a commit, at every step, adds none."""
+    """Return whether the record has a new group; a commit, at every step, adds none."""
     if after.proven is not before.proven or after.distrusted is not before.distrusted:
         return True
     old, new = before.frontier, after.frontier
@@ -121,7 +121,7 @@ def _remembers_more(before: Job, after: Job) -> bool:
 
 
 def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
-    """Handle `message`; return whether anything else may follow from it at once."""
+    """Handle `message`; return whether anything else may follow from it immediately."""
     match message:
         case Heartbeat():
             progress.heard(turn, group, message)
@@ -133,7 +133,7 @@ def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
             quorums.vote(turn, group, message)
             return turn.job.frontier is not frontier or turn.job.quorum is not quorum
         case Hello():
-            raise IllegalEvent("a session has one Hello")
+            raise IllegalEvent("a session sends Hello only once")
         case Join() if group.phase is not Phase.PRESENT:
             raise IllegalEvent(f"group {group.name!r} joined twice")
         case _:
@@ -158,7 +158,7 @@ def _said_rarely(turn: Turn, group: Group, message: Join | Pinned | Ready | Heal
 
 
 def _advance(turn: Turn) -> None:
-    """Whatever can happen now without a further event."""
+    """Do everything that can happen now without another event."""
     founding.found(turn)
     sessions.plan_heals(turn)
     quorums.form(turn)
@@ -167,7 +167,7 @@ def _advance(turn: Turn) -> None:
 
 
 def _last_heard_s(job: Job, group: Group) -> float:
-    """When a group was last known to live. Votes count too: they are noted for all members at once, by the commit."""
+    """Return when a group was last known to be alive. The commit notes the votes, for all members at once."""
     voted = job.frontier is not None and group.holder in job.frontier.holders
     return max(group.last_heard_s, job.voted_s) if voted else group.last_heard_s
 
@@ -175,7 +175,7 @@ def _last_heard_s(job: Job, group: Group) -> float:
 def _tick(turn: Turn) -> None:
     job, now_s = turn.job, turn.now_s
     timeout_s = job.options.heartbeat_timeout_s
-    # If the coordinator itself stood still, the silence was its own: nobody is judged by it.
+    # If the coordinator itself was suspended, no group is to blame for the silence.
     last_tick_s = now_s if job.last_tick_s is None else job.last_tick_s
     turn.update(last_tick_s=now_s)
     if now_s - last_tick_s > timeout_s / 2:

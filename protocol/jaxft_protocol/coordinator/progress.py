@@ -1,42 +1,42 @@
-"""Telling who hangs from who waits: a heartbeat shows that a process lives, not that its training moves.
+"""Detect members that hang: a heartbeat shows that a process is alive, not that its training makes progress.
 
-A heartbeat says three things of the training thread: whether it has computed its shards of the attempt, and so
-waits for its peers; whether it has got on with the step since the last one (it computed a shard, or bytes of an
-exchange moved); and whether it is *away*: between two calls of the step, or compiling, or saving a checkpoint.
+A heartbeat reports three things about the training thread: whether it has computed its shards of the attempt, so that
+it now waits for its peers; whether it has made progress since the last heartbeat (it computed a shard, or bytes of an
+exchange moved); and whether it is *away*: between two calls of the step, compiling, or saving a checkpoint.
 
-The job waits for members that are behind: that have not computed while others have, or have not voted while others
-hold the whole sum. How long is its *patience*:
+The job waits for members that are behind: members that have not computed while others have, or have not voted while
+others hold the sum. *Patience* is how long it waits:
 
-* A member that is in the step and does not get on for that long hangs. It is evicted, and blamed. In its first step
-  it is given `join_timeout_s` at least.
-* A member that is away is waited for at least `join_timeout_s`, counted from when the first of the others waits. Then
-  the job goes on without it. It is stood aside and not blamed: it comes back with its next call, as a joiner.
-* If the job cannot go on without those that are away, because fewer than `min_replicas` would be left, it waits for
-  them as long as it takes, and says for whom.
+* A member that is in the step and makes no progress for that long hangs. It is evicted and blamed. In its first step
+  it has at least `join_timeout_s`.
+* A member that is away has at least `join_timeout_s`, from the moment when the first other member waits. Then the job
+  continues without it. It is set aside, not blamed, and comes back with its next call, as a joiner.
+* If the job cannot continue without the members that are away, because fewer than `min_replicas` would be left, it
+  waits for them without a limit, and names them.
 
-If no member is ahead, nobody is late: all of them may be in a long step, or evaluate at once. But a group that stands
-ready to take part counts as one that waits, for it could go on alone.
+If no member is ahead, no member is late: all may be in a long step, or evaluating. But a group that is ready to take
+part counts as waiting, because it could continue alone.
 
-Patience derives from what was measured: several times what steps took of late, and never less than two heartbeat
-timeouts. Time during which a member was away is not part of a step. The longest step of many is left out, so one
-stall does not make the job patient for long; two are taken for what steps are like. Until this coordinator has
-measured a step, patience is very long.
+Patience is derived from measurements: several times the duration of recent steps, and at least two heartbeat
+timeouts. Time during which a member was away is not part of a step. The longest of many steps is ignored, so a single
+stall does not increase patience for long; two long steps are considered normal. Until this coordinator has measured a
+step, patience is very long.
 
-Where steps suddenly take many times longer than ever before, those who are put out did not hang, nor will those who
-take their places be quicker. So each time that somebody is put out without a commit since the last, patience doubles:
-in the end a step is waited for, counts, and is measured.
+If steps suddenly become many times longer, the evicted members did not hang, and their replacements are not faster.
+So patience doubles with each eviction since the last commit, until a step is committed and measured.
 
-Every attempt ends. Either a living member has not computed: then somebody is ahead, and the rule above ends the wait;
-or nobody is ahead, and nobody waits. Or all living members have computed: then all are told so (`AllComputed`), and
-from that moment each of them counts the time in which no byte moves in its exchange (`jaxft/_exchange/_patience.py`).
-So each gets the sum and votes, or votes that it failed, or hangs before its vote; then others hold the sum and wait,
-or have accused it and it is silent, and it goes. Before that moment no exchange has a deadline: whoever waits there
-may be waiting for one that computes. A death shows all the while: its stream ends, or its heartbeats stop. Members
-of a quorum that ends without another are told the same (`tell_over`): there is nobody to wait for.
+Every attempt ends. First case: a living member has not computed. Then another member is ahead, and the rule above
+ends the wait; or no member is ahead, and none waits. Second case: all living members have computed. Then all of them
+get `AllComputed`, and from that moment each counts the time in which its exchange moves no byte
+(`jaxft/_exchange/_patience.py`). So each member gets the sum and votes, or votes that it failed, or hangs before its
+vote. In the last case other members hold the sum and wait, or have accused it while it is silent, and it is evicted.
+Before that moment no exchange has a deadline, because a waiting member may be waiting for one that computes. A death
+is always noticed: the stream ends, or the heartbeats stop. When a quorum ends without a successor, its members also
+get `AllComputed` (`tell_over`), because there is no member to wait for.
 
-A group that was put out again and again, because its peers accused it or because it hung, is let in again later each
-time, so that one bad link costs the job little of its speed. While nothing is committed that is several times the
-patience, so that two that hang cannot take each other's place for ever.
+A group that is evicted repeatedly, because its peers accused it or because it hung, is readmitted later each time, so
+that one bad link does not slow the job down much. While nothing is committed, this delay is several times the
+patience, so that two groups that hang cannot replace each other forever.
 """
 
 from dataclasses import dataclass
@@ -47,20 +47,20 @@ from jaxft_protocol.messages import AllComputed, GroupName, Heartbeat, NewQuorum
 from jaxft_protocol.values import changed
 
 STEPS_OF_PATIENCE = 8
-# Of the heartbeat timeout: no step is so fast that a hiccup of this length is a fault.
+# In units of the heartbeat timeout: a stall of this length is never a fault, however fast the steps are.
 LEAST_PATIENCE = 2
-# How often patience doubles at most: 1024 times eight steps are longer than anybody can wait.
+# Patience doubles at most this often: 1024 times eight steps is long enough for any job.
 MOST_DOUBLINGS = 10
-# Of `join_timeout_s`, while no step has been measured: a first step may load, compile and tune what later ones have.
+# In units of `join_timeout_s`, until a step has been measured: the first step may load, compile and tune.
 UNMEASURED_PATIENCE = 10
-# So many steps are remembered. A step that is slow now and then, say when a file ends, comes twice in as many.
+# How many step times are kept. An occasional slow step, say at the end of a file, occurs twice among this many.
 REMEMBERED_STEPS = 128
-# With so many of them the longest is left out: one stall says nothing.
+# From this many steps on, the longest one is ignored: it may be a single stall.
 ENOUGH_STEPS = 8
-# In units of the heartbeat timeout: the longest time that a group is held back, and the quiet that clears its name.
+# In units of the heartbeat timeout: the longest readmission delay, and the time without blame that resets it.
 MOST_HELD_BACK = 12
 CLEARED_AFTER = 24
-# In units of patience, likewise, while nothing is committed: else groups that hang could take turns for ever.
+# The same in units of patience, while nothing is committed: otherwise groups that hang could take turns forever.
 HELD_BACK_WHILE_STANDING = 4
 CLEARED_WHILE_STANDING = 16
 
@@ -76,7 +76,7 @@ class Late:
 
 
 def patience_s(job: Job) -> float | None:
-    """How long one may wait for others, or None while no step has been measured."""
+    """Return how long members wait for others, or None if no step has been measured."""
     slow_s = slow_step_s(job)
     if slow_s is None:
         return None
@@ -84,7 +84,7 @@ def patience_s(job: Job) -> float | None:
 
 
 def slow_step_s(job: Job) -> float | None:
-    """What a slow step takes, by the last ones. None if none was measured."""
+    """Return the duration of a slow step, from recent steps. None if none was measured."""
     if not job.recent_s:
         return None
     ordered = sorted(job.recent_s)
@@ -92,9 +92,9 @@ def slow_step_s(job: Job) -> float | None:
 
 
 def measure(turn: Turn) -> None:
-    """A step counts: note how long its last attempt took those who hold its sum, with all members in it.
+    """Note how long the last attempt of a committed step took, up to the last ok vote, while no member was away.
 
-    That it counted no earlier may be due to one that hung before its vote: this is no part of what steps take.
+    The commit may have come later, because of a member that hung before its vote: this is not part of a step.
     """
     ballot = turn.job.ballot
     took_s = max(0.0, ballot.last_voted_s - max(ballot.began_s, ballot.away_s))
@@ -102,7 +102,7 @@ def measure(turn: Turn) -> None:
 
 
 def heard(turn: Turn, group: Group, message: Heartbeat) -> None:
-    """Note what a heartbeat says of a group's training thread."""
+    """Note what a heartbeat says about a group's training thread."""
     returned = group.away and not message.away
     moved_s = turn.now_s if message.moves or returned else group.moved_s
     stored = turn.put(group, last_heard_s=turn.now_s, away=message.away, moved_s=moved_s)
@@ -112,7 +112,7 @@ def heard(turn: Turn, group: Group, message: Heartbeat) -> None:
 
 
 def _computed(turn: Turn, group: Group, message: Heartbeat) -> None:
-    """Note that a member waits for the others."""
+    """Note that a member has computed and waits for the others."""
     job = turn.job
     place = job.seats.get(group.name)
     if job.quorum is None or job.frontier is None or place is None:
@@ -127,9 +127,9 @@ def _computed(turn: Turn, group: Group, message: Heartbeat) -> None:
 
 
 def _tell_if_all_have(turn: Turn, quorum: NewQuorum) -> None:
-    """The last member has computed: all hear of it, at once and at the same time, so that they fail together.
+    """Send AllComputed once the last member has computed, to all members at once, so that their timeouts agree.
 
-    A step that is quicker than a heartbeat is over before it comes to this.
+    A step that is shorter than a heartbeat is over before this.
     """
     ballot = turn.job.ballot
     if ballot.told or _living(quorum, ballot) & ~(ballot.computed | ballot.ok | ballot.failed):
@@ -141,9 +141,9 @@ def _tell_if_all_have(turn: Turn, quorum: NewQuorum) -> None:
 
 
 def tell_over(turn: Turn, quorum: NewQuorum) -> None:
-    """A quorum has ended, and there is no other: let its members wait no longer for those who will not come.
+    """Tell the members of a quorum that ended without a successor not to wait for each other any longer.
 
-    Their training threads are then free for what else is asked of them.
+    Their training threads are then free for other directives.
     """
     assert turn.job.frontier is not None
     told = AllComputed(quorum.quorum_id, turn.job.frontier.step)
@@ -163,15 +163,15 @@ def late(turn: Turn) -> list[Late]:
     voted = ballot.ok | ballot.failed
     joiner_s = _waiting_joiner_s(turn)
     computing = living & ~(ballot.computed | voted)
-    nobody_ahead_s = None if ballot.computed else joiner_s
-    # Who has computed waits for the exchange, which has deadlines of its own; one that is alone waits for nobody.
-    # Several that are all behind are in a long step, rather than that all of them hang.
+    none_ahead_s = None if ballot.computed else joiner_s
+    # Members that have computed wait for the exchange, which has its own deadlines; a single member has no peers to
+    # wait for. If several members are all behind, they are probably in a long step and do not hang.
     alone = living.bit_count() == 1
     for_joiner = patience if alone else max(patience, longest)
     waits = (
         (computing, ballot.ahead_s, patience, "computed its shards"),
         (living & ~voted, ballot.voted_s, patience, "voted"),
-        (computing, nobody_ahead_s, for_joiner, "computed its shards"),
+        (computing, none_ahead_s, for_joiner, "computed its shards"),
         (0 if computing else living & ~voted, joiner_s, for_joiner, "voted"),
     )
     for behind, since_s, most_s, lacks in waits:
@@ -187,18 +187,19 @@ def late(turn: Turn) -> list[Late]:
 
 
 def waits_for(turn: Turn, late: list[Late]) -> str:
-    """For people: who is away though the job cannot go on without; "" if nobody is."""
+    """Say which members are away although the job cannot continue without them; "" if none is."""
     needed = [each.group for each in late if each.needed]
     if not needed or turn.job.frontier is None:
         return ""
     return (
         f"step {turn.job.frontier.step} waits for {names_text(needed)}, away from training: outside the step, "
-        f"compiling, or saving. The job needs {max(1, turn.job.min_replicas)} groups, and cannot go on without"
+        f"compiling, or saving. The job needs {max(1, turn.job.min_replicas)} groups, and cannot continue without "
+        "them"
     )
 
 
 def blame(turn: Turn, name: GroupName) -> None:
-    """Remember that a group was put out because it disturbed the others."""
+    """Remember that a group was evicted because it disturbed the others."""
     job = turn.job
     count, last_s = job.blamed.get(name, (0, 0.0))
     cleared_s = max(CLEARED_AFTER * job.options.heartbeat_timeout_s, _standing_s(job, CLEARED_WHILE_STANDING))
@@ -207,7 +208,7 @@ def blame(turn: Turn, name: GroupName) -> None:
 
 
 def held_back(turn: Turn, group: Group) -> bool:
-    """Whether it is too early to let a group in again that was put out several times."""
+    """Return whether it is too early to readmit a group that was evicted several times."""
     count, last_s = turn.job.blamed.get(group.name, (0, 0.0))
     if count < 2 or group.phase is Phase.MEMBER:
         return False
@@ -216,12 +217,12 @@ def held_back(turn: Turn, group: Group) -> bool:
 
 
 def fresh_ballot(turn: Turn, retries: int = 0) -> Ballot:
-    """The ballot of an attempt that begins now."""
+    """Return the ballot of an attempt that begins now."""
     return Ballot(retries=retries, began_s=turn.now_s)
 
 
 def _judged(turn: Turn, group: Group, since_s: float, most_s: float, lacks: str) -> Late | None:
-    """Whether a member that is behind, and waited for since `since_s`, is late; None if it has time left."""
+    """Judge a member for which others have waited since `since_s`; return None if it has time left."""
     job, waited_s = turn.job, turn.now_s - since_s
     assert job.frontier is not None
     if group.away:
@@ -236,7 +237,7 @@ def _judged(turn: Turn, group: Group, since_s: float, most_s: float, lacks: str)
     if turn.now_s - max(since_s, group.moved_s) <= most_s:
         return None
     slow_s = slow_step_s(job)
-    slow = "" if slow_s is None else f" (of late a slow step took {slow_s:.2f} s)"
+    slow = "" if slow_s is None else f" (recently a slow step took {slow_s:.2f} s)"
     text = (
         f"it hangs: it has not {lacks} of step {job.frontier.step}, and others have waited for it for "
         f"{waited_s:.1f} s{slow}"
@@ -245,7 +246,7 @@ def _judged(turn: Turn, group: Group, since_s: float, most_s: float, lacks: str)
 
 
 def _is_new(job: Job, group: Group) -> bool:
-    """Whether it is in its first step here, which may load and tune what later ones have."""
+    """Return whether this is its first step in the quorum, which may load, compile and tune."""
     quorum, frontier = job.quorum, job.frontier
     if quorum is None or frontier is None or quorum.step != frontier.step:
         return False
@@ -253,7 +254,7 @@ def _is_new(job: Job, group: Group) -> bool:
 
 
 def _spared(turn: Turn, found: list[Late], living: int) -> list[Late]:
-    """Those that are away stay where the job cannot go on without them: it would only stand still for longer."""
+    """Keep members that are away if the job needs them to continue: evicting them would only prolong the wait."""
     away = [each for each in found if each.away]
     if living - len(found) + len(_ready(turn)) >= max(1, turn.job.min_replicas):
         return found
@@ -262,7 +263,7 @@ def _spared(turn: Turn, found: list[Late], living: int) -> list[Late]:
 
 
 def _standing_s(job: Job, patiences: int) -> float:
-    """So many times the patience of a job in which somebody was put out since the last commit; else 0."""
+    """Return `patiences` times the job's patience if a member was evicted since the last commit; otherwise 0."""
     return patiences * (patience_s(job) or _unmeasured_s(job)) if job.hung else 0.0
 
 
@@ -275,7 +276,7 @@ def _growth(job: Job) -> float:
 
 
 def _waiting_joiner_s(turn: Turn) -> float | None:
-    """Since when somebody who could go on without them has waited for members none of whom has voted."""
+    """Return since when a group that could continue alone has waited for members, if none of them has voted ok."""
     if turn.job.frontier is None or turn.job.ballot.ok:
         return None
     ready = [group for group in _ready(turn) if not group.spare]
@@ -283,7 +284,7 @@ def _waiting_joiner_s(turn: Turn) -> float | None:
 
 
 def _ready(turn: Turn) -> list[Group]:
-    """Those that stand at the frontier and could take part at once."""
+    """Return the groups at the frontier that could take part at once."""
     frontier = turn.job.frontier
     step = None if frontier is None else frontier.step
     return turn.select(lambda group: group.phase is Phase.READY and group.step == step)

@@ -1,25 +1,27 @@
-"""Forming quorums, counting votes.
+"""Form quorums and count votes.
 
-The rule for counting (`settle`), with "living" = members of the quorum not lost since it was formed:
+The rule for counting (`settle`), where "living" members are those not lost since the quorum was formed:
 
-* every living member voted ok  -> COMMIT. Each of them holds the complete sum, so it does not matter that a
-  member died after its contribution had reached everyone.
-* ... but their states differ   -> the odd ones are evicted and the step is tried again without what they gave, so
-  their error reaches nobody. If no majority says who is odd, the job halts: nobody knows the truth.
+* all living members voted ok -> COMMIT. Each of them holds the complete sum, so it does not matter if a member died
+  after sending its contribution to all others.
+* ... but their states differ -> the members that differ from the majority are evicted, and the step is retried
+  without their contributions, so their error does not spread. Without a majority the job halts, because there is no
+  way to tell which state is right.
 * ... but the means are not finite, and the job's policy is to stop then -> the job halts with nothing applied. All
-  members compute this from the same bits, so one that says so speaks for all, also for those that were lost.
-* a member is lost and nobody has voted ok yet -> the step is tried again at once under a new quorum; in a job of a
-  hundred groups or more, after some milliseconds in which losses that belong together are gathered.
-* a member is lost after somebody voted ok, or a vote failed -> the exchange is in its last milliseconds: wait for
-  the other votes, at most `vote_grace_s`. They may still make a COMMIT, or say who is to blame.
-* all living members have voted -> the step is tried again.
-* the grace is over -> those who have computed, are accused and are silent are evicted, and the step is tried again.
-* the same members have failed the same step once already -> the most accused goes (of two that accuse each other:
-  the later by name), so that a dead link between two healthy groups costs one of them its place and not the job
-  its progress.
+  members compute this from the same bits, so one such vote is enough, also from a member that was lost.
+* a member is lost, and no vote is ok yet -> the step is retried at once under a new quorum. In a job of a hundred
+  groups or more, it is retried after some milliseconds, in which related losses are collected.
+* a member is lost after an ok vote, or a vote failed -> the exchange is almost done: wait for the other votes, for at
+  most `vote_grace_s`. They may still allow a COMMIT, or identify the faulty member.
+* all living members have voted -> the step is retried.
+* the grace period is over -> members that have computed, are accused, and have not voted are evicted, and the step is
+  retried.
+* the same members have already failed the same step once -> the most accused member is evicted (if two accuse each
+  other, the one whose name sorts last). So a dead link between two healthy groups evicts one of them and does not
+  stop the job.
 
-Only a tick ends the grace, and only one whose predecessor found it over as well: if the coordinator itself stood
-still, the votes that arrived meanwhile are counted first.
+Only a tick ends the grace period, and only if the tick before it also found it over: if the coordinator itself was
+suspended, the votes that arrived meanwhile are counted first.
 """
 
 from collections import Counter
@@ -42,14 +44,14 @@ from jaxft_protocol.messages import (
 from jaxft_protocol.names import natural_key
 from jaxft_protocol.values import changed
 
-# How often the same members may fail the same step before one of them must go.
+# How often the same members may retry the same step before one of them is evicted.
 RETRIES_WITH_SAME_MEMBERS = 1
 
 MAX_REASON_LENGTH = 300
 
 
 def form(turn: Turn) -> None:
-    """Form a quorum where there is none and enough groups stand at the frontier."""
+    """Form a quorum if there is none and enough groups are at the frontier."""
     job = turn.job
     if job.frontier is None or job.quorum is not None or job.finished is not None:
         return
@@ -61,7 +63,7 @@ def form(turn: Turn) -> None:
 
 
 def explain(turn: Turn) -> None:
-    """Tell everyone why the job stands still, if it does."""
+    """Tell all groups why the job is waiting, if it is."""
     job = turn.job
     if not job.groups or job.quorum is not None or job.finished is not None:
         return
@@ -80,10 +82,10 @@ def vote(turn: Turn, group: Group, vote: Vote) -> None:
         return
     if (vote.quorum_id, vote.step) != (job.quorum.quorum_id, job.frontier.step):
         return  # a vote on an attempt that is over
-    # (`computed` plays no part in counting: see progress.py.)
+    # `computed` does not matter for counting: see progress.py.
     bit = _bit(turn, group.name)
     if not bit or bit & (job.ballot.lost | job.ballot.ok | job.ballot.failed):
-        return  # not a member, or it has voted: a vote is given once
+        return  # not a member, or it has already voted
     if vote.ok:
         known = job.ballot.digests
         given = known if vote.digest is None else {**known, group.name: vote.digest}
@@ -109,13 +111,13 @@ def vote(turn: Turn, group: Group, vote: Vote) -> None:
 
 
 def lose(turn: Turn, *names: GroupName) -> None:
-    """Those of `names` that are members are gone from the quorum in force."""
+    """Mark the members among `names` as lost from the current quorum, and act on it."""
     mark_lost(turn, *names)
     settle(turn)
 
 
 def mark_lost(turn: Turn, *names: GroupName) -> None:
-    """As `lose`, but what follows from it waits for the next vote, loss or tick."""
+    """Like `lose`, but act on it only at the next vote, loss or tick."""
     if turn.job.quorum is None:
         return
     lost = turn.job.ballot.lost
@@ -125,7 +127,7 @@ def mark_lost(turn: Turn, *names: GroupName) -> None:
 
 
 def settle(turn: Turn) -> None:
-    """Draw the conclusion from the votes and losses so far."""
+    """Act on the votes and losses so far."""
     quorum, ballot = turn.job.quorum, turn.job.ballot
     if quorum is None:
         return
@@ -144,7 +146,7 @@ def settle(turn: Turn) -> None:
 
 
 def _has_gathered(turn: Turn, quorum: NewQuorum) -> bool:
-    """Whether the losses that belong together are known: a rack that loses power is a hundred losses in a row."""
+    """Return whether related losses have been collected: a rack that loses power is a hundred losses in a row."""
     ballot = turn.job.ballot
     wait_s = turn.job.options.gather_s(len(quorum.members))
     if not wait_s:
@@ -156,14 +158,14 @@ def _has_gathered(turn: Turn, quorum: NewQuorum) -> bool:
 
 
 def end_gathering(turn: Turn) -> None:
-    """Try the step again if losses have been gathered for long enough."""
+    """Retry the step if losses have been collected for long enough."""
     until_s = turn.job.ballot.gather_until_s
     if until_s is not None and turn.now_s >= until_s:
         settle(turn)
 
 
 def _compare(turn: Turn, quorum: NewQuorum) -> None:
-    """All living members hold the sum: it counts if all who gave to it, and said so, computed from one state."""
+    """All living members hold the sum: commit it if all contributions with a known digest are from the same state."""
     given = turn.job.ballot.digests
     odd = digests.odd_ones(given)
     unknown = _without_fingerprint(turn, quorum)
@@ -178,7 +180,7 @@ def _compare(turn: Turn, quorum: NewQuorum) -> None:
 
 
 def _without_fingerprint(turn: Turn, quorum: NewQuorum) -> tuple[GroupName, ...]:
-    """Who does not say from which state it computed, in the first step of a quorum, where the others do."""
+    """Return the voters that sent no digest in the first step of a quorum, if others did."""
     ballot, frontier = turn.job.ballot, turn.job.frontier
     if not ballot.digests or frontier is None or quorum.step != frontier.step:
         return ()
@@ -187,7 +189,7 @@ def _without_fingerprint(turn: Turn, quorum: NewQuorum) -> tuple[GroupName, ...]
 
 
 def _stop_at_nonfinite(turn: Turn) -> None:
-    """The step is not committed, and its members go on holding the frontier, from which the job may resume."""
+    """Halt without committing the step. Its members still hold the frontier, from which the job may resume."""
     job = turn.job
     assert job.frontier is not None
     reason = (
@@ -197,14 +199,14 @@ def _stop_at_nonfinite(turn: Turn) -> None:
 
 
 def end_grace(turn: Turn, last_tick_s: float) -> None:
-    """Wait no longer for votes that are overdue since `last_tick_s`."""
+    """Stop waiting for votes that were already overdue at `last_tick_s`."""
     quorum, ballot = turn.job.quorum, turn.job.ballot
     if quorum is not None and ballot.deadline_s is not None and last_tick_s >= ballot.deadline_s:
         retry(turn, quorum, silent=_silent(quorum, ballot))
 
 
 def commit(turn: Turn, quorum: NewQuorum) -> None:
-    """The step counts: move the frontier, tell the members, let those in who are ready."""
+    """Commit the step: advance the frontier, tell the members, and admit groups that are ready."""
     frontier = turn.job.frontier
     assert frontier is not None
     ballot = turn.job.ballot
@@ -214,17 +216,17 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
     progress.measure(turn)
     turn.update(frontier=frontier, ballot=progress.fresh_ballot(turn), voted_s=ballot.began_s)
     for group in living:
-        turn.release_heal(group)  # it has come in with this commit: nobody needs to keep anything for it
+        turn.release_heal(group)  # a member since this step: donors no longer need to keep anything for it
     for group in turn.job.groups.values():
         if group.phase in (Phase.HEALING, Phase.READY, Phase.STALE):
             turn.send(group, FrontierMoved(frontier.step))
-    # One that stands by without a donor cannot fetch the sum of this step either.
+    # A ready group without a donor cannot fetch the sum of this step.
     alone = turn.select(lambda group: group.phase is Phase.READY and group.heal_id is None)
     turn.put_all(alone, phase=Phase.STALE)
     members = _candidates(turn)
     staying = {group.name for group in members}
     following = ended = None
-    # One that was lost and is back in time makes the same members; but it must hear that it is one of them.
+    # If a lost member is already back, the members are the same, but it must learn that it is one of them.
     if len(members) >= turn.job.min_replicas and (ballot.lost or _differs(turn, quorum, members)):
         following = _install(turn, members, again=False, announce=False)
     elif len(members) < turn.job.min_replicas:
@@ -245,14 +247,15 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
 
 
 def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...] = ()) -> None:
-    """Try the step again under a new quorum, without those who must go.
+    """Retry the step under a new quorum, without the members that must be evicted.
 
-    Bit i of `silent` is set for a living member that has not voted; `odd` hold another state than the majority.
+    Bit i of `silent` is set for a living member that has not voted. The `odd` members hold another state than the
+    majority.
     """
     ballot = turn.job.ballot
     failures = ballot.failures
     accused = Counter(name for failure in failures for name in set(failure.accused))
-    # One that still computes has no exchange to speak of; whether it hangs is for progress.py to say.
+    # A member that still computes has not started its exchange; progress.py decides whether it hangs.
     mute = silent & ballot.computed
     out = [m.group for i, m in enumerate(quorum.members) if mute >> i & 1 and accused[m.group]]
     retries = 0 if out or odd or ballot.lost else ballot.retries + 1
@@ -262,7 +265,7 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
     turn.update(quorum=None)
     for name in out:
         group = turn.job.groups.get(name)
-        if group is not None:  # it may have died meanwhile
+        if group is not None:  # it may be gone already
             turn.expel(group, _why(name, failures), may_return=True)
             progress.blame(turn, name)
     for member in quorum.members:
@@ -272,26 +275,24 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
     members = _candidates(turn)
     if len(members) < max(1, turn.job.min_replicas):
         progress.tell_over(turn, quorum)
-        return  # `form` goes on when there are enough
+        return  # `form` continues when there are enough
     turn.update(ballot=progress.fresh_ballot(turn, retries))
     _install(turn, members, again=True, announce=True)
 
 
 def put_out_odd(turn: Turn, holder: Holder, given: Mapping[GroupName, int]) -> None:
-    """A group's state is not the majority's: what it holds, and what it gave to joiners, counts for nothing."""
+    """Evict a group whose state is not the majority's, and distrust its state and that of joiners it fed."""
     turn.distrust(*holder)
     group = turn.job.groups.get(holder[0])
-    if group is not None and group.holder == holder:  # it may have gone since it told its digest
+    if group is not None and group.holder == holder:  # it may have left since it sent its digest
         reason = f"its state is not the majority's: {digests.listed(given)}"
         if group.name not in given:
-            reason = (
-                "it gave no fingerprint of its state in the first step of a quorum, where all are compared"
-            )
+            reason = "it sent no digest of its state in the first step of a quorum, where all are compared"
         turn.expel(group, reason, may_return=True)
 
 
 def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -> NewQuorum:
-    """Put a quorum of `members` in force; `again` if its first step may have been tried before."""
+    """Make a quorum of `members` the current one; `again` if its first step may have been tried before."""
     job = turn.job
     assert job.frontier is not None
     total = job.total_shards
@@ -337,14 +338,14 @@ def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -
 
 
 def _relieve(turn: Turn, quorum: NewQuorum) -> None:
-    """Spares whose place is taken again stand by; `sessions.plan_following` lets them follow."""
+    """Make spares that are no longer needed stand by; `sessions.plan_following` lets them follow."""
     frontier = turn.job.frontier
     assert frontier is not None
     staying = {member.group for member in quorum.members}
     for group in turn.select(lambda group: is_member(group) and group.name not in staying):
         group = turn.release_heal(group)
         if group.holder in frontier.holders:
-            # What it holds is the job's, also if it came with a fresh state: should all others die, it can resume.
+            # It holds the job's state, even if it joined with a fresh one: if all others die, the job can resume.
             turn.put(group, phase=Phase.READY, step=frontier.step, history=turn.job.history)
         else:
             turn.put(group, phase=Phase.STALE)
@@ -355,19 +356,19 @@ def is_member(group: Group) -> bool:
 
 
 def _candidates(turn: Turn) -> list[Group]:
-    """Who makes the next quorum: members, joiners that have caught up, and spares in the place of those missing.
+    """Return the next quorum: members, joiners that have caught up, and spares in place of missing groups.
 
-    A joiner that lacks only the sum of the last step counts too, for it has that as soon as its donors have it.
+    A joiner that lacks only the sum of the last step counts too, because it can fetch that once its donors have it.
     """
     frontier = turn.job.frontier
     assert frontier is not None
     if all(group.phase is Phase.MEMBER and not group.spare for group in turn.job.groups.values()):
-        return turn.select(is_member)  # what follows comes to the same, and this is how a step ends as a rule
+        return turn.select(is_member)  # fast path: same result without joiners or spares
     standing = turn.select(
         lambda group: is_member(group) or (group.phase is Phase.READY and group.step >= frontier.step)
     )
     if not standing:
-        return []  # without a donor nobody gets that sum
+        return []  # without a donor, no group can fetch that sum
     nearly = turn.select(
         lambda group: (
             group.phase is Phase.READY and group.heal_id is not None and group.step == frontier.step - 1
@@ -379,14 +380,14 @@ def _candidates(turn: Turn) -> list[Group]:
         able = admitted
     regular = [group for group in able if not group.spare]
     wanted = max(1, turn.job.places, turn.job.min_replicas)
-    # One that takes part already stays before another is called up.
+    # A spare that is a member already goes before the others.
     spares = sorted((group for group in able if group.spare), key=lambda group: not is_member(group))
     chosen = [*regular, *spares[: max(0, wanted - len(regular))]]
     return sorted(chosen, key=lambda group: natural_key(group.name))
 
 
 def _differs(turn: Turn, quorum: NewQuorum, members: list[Group]) -> bool:
-    """Whether the next quorum must be another: other members, or shards not dealt as at a boundary."""
+    """Return whether the quorum must change: other members, or shards not assigned as at a boundary."""
     if [(m.group, m.incarnation) for m in quorum.members] != [group.holder for group in members]:
         return True
     total = turn.job.total_shards
@@ -401,7 +402,7 @@ def _living(quorum: NewQuorum, ballot: Ballot) -> int:
 
 
 def _silent(quorum: NewQuorum, ballot: Ballot) -> int:
-    """The living members that have not voted."""
+    """Return the living members that have not voted."""
     return _living(quorum, ballot) & ~(ballot.ok | ballot.failed)
 
 
@@ -411,7 +412,7 @@ def _bit(turn: Turn, name: GroupName) -> int:
 
 
 def _most_accused(quorum: NewQuorum, failures: tuple[Failure, ...], accused: Counter[GroupName]) -> GroupName:
-    """Who goes when the same members keep failing; without any accusation, a failed voter."""
+    """Return the member to evict when the same members keep failing; without any accusation, a failed voter."""
     names = [member.group for member in quorum.members]
     blamed = [name for name in names if accused[name]] or [failure.voter for failure in failures]
     return max(blamed, key=lambda name: (accused[name], natural_key(name)))
@@ -436,7 +437,7 @@ def _founding_text(
     joined: list[Group], compiling: list[Group], holding: list[Group], min_replicas: int, *, newer: bool
 ) -> str:
     still = f"; present but not ready yet: {names_text(compiling)}" if compiling else ""
-    others = "; groups that may bring a newer state are given a moment to come" if newer else ""
+    others = "; waiting a moment for groups that may bring a newer state" if newer else ""
     held = "; ".join(
         f"{group.name} holds step {group.step} of a run that must not be lost" for group in holding
     )
@@ -451,7 +452,9 @@ def _quorum_text(turn: Turn, members: list[Group]) -> str:
     assert job.frontier is not None
     held = {group.name for group in members}
     others = turn.select(lambda group: group.name not in held and group.phase is not Phase.LEAVING)
-    coming = listed([f"{group.name} ({group.phase.value})" for group in others]) or "nobody else is present"
+    coming = (
+        listed([f"{group.name} ({group.phase.value})" for group in others]) or "no other group is present"
+    )
     wanted = max(1, job.min_replicas)
     lost = listed([f"{change.group} ({change.reason})" for change in job.left])
     gone = f"; lost: {lost}" if lost else ""
@@ -464,10 +467,10 @@ def _quorum_text(turn: Turn, members: list[Group]) -> str:
 def _reunion_text(turn: Turn) -> str:
     if not founding.reunites(turn):
         return ""
-    return "; the coordinator has just started, and gives those who took part before a moment to come back"
+    return "; the coordinator has just restarted, and waits a moment for earlier members to come back"
 
 
 def _orphaned_text(turn: Turn) -> str:
     if turn.job.orphaned_s is None:
         return ""
-    return "; nobody is left who holds the job's state: a group that brings a checkpoint of it goes on from there"
+    return "; no group is left that holds the job's state: the job resumes when a group brings a checkpoint of it"

@@ -1,4 +1,4 @@
-"""Groups come, join, heal, and go."""
+"""Groups connect, join, heal, and leave."""
 
 from dataclasses import replace
 
@@ -35,11 +35,11 @@ from jaxft_protocol.names import shards_text
 from jaxft_protocol.values import changed
 
 MAX_NAME_LENGTH = 200
-# A quorum lists every shard: this many are 200 KB.
+# A quorum lists every shard: this many take 200 KB.
 MAX_SHARDS = 65536
 
 _DONATES = (Phase.MEMBER, Phase.READY, Phase.LEAVING)
-# Phases of groups that need the frontier, or may need it as soon as they have joined.
+# Phases of groups that need the frontier, or may need it once they have joined.
 _WITHOUT_FRONTIER = (Phase.PRESENT, Phase.STALE, Phase.HEALING, Phase.READY)
 
 
@@ -54,7 +54,7 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
         turn.update(idle_since=None)
     known = turn.job.groups.get(message.group)
     if known is not None and known.incarnation == message.incarnation:
-        turn.effects.append(Close(known.session))  # its other end is gone, though nobody has told this one
+        turn.effects.append(Close(known.session))  # its other end is gone, which was not noticed here
         remove(turn, known, "it lost its connection")
     elif known is not None:
         dismiss(turn, known, f"another process has joined as {message.group!r}", may_return=False)
@@ -84,7 +84,7 @@ def join(turn: Turn, group: Group, message: Join) -> None:
         refuse(turn, group, f"group {group.name!r} differs from job {job.name!r} in: {names}", differences)
         return
     if message.step == 0 and job.frontier is not None and message.history != job.history:
-        # It healed to the first state of a founding on which nothing was committed, and which is undone.
+        # It healed to the first state of a founding that was undone before any commit.
         message = replace(message, history=HistoryId(0))
     if founding.gives_way_to(turn, message):
         founding.give_way(turn)
@@ -97,7 +97,7 @@ def join(turn: Turn, group: Group, message: Join) -> None:
     if halting.stop_late(turn, group):
         return
     if group.holder in job.distrusted:
-        # A state that was found to be corrupt is of no history until it has been healed.
+        # A corrupt state has no history until the group has healed.
         message = replace(message, history=HistoryId(0))
     if founding.is_newer(job, message):
         founding.go_back_for_newer(turn, group, message)
@@ -121,7 +121,7 @@ def join(turn: Turn, group: Group, message: Join) -> None:
     )
     if _holds_frontier(turn, joined):
         turn.note_state(joined)
-        # A quorum in force may commit the step without it: then it would be a member that lacks a step.
+        # The current quorum may commit the step without it: as a member it would then lack a step.
         spare = job.quorum is not None or job.finished is not None
         turn.put(joined, phase=Phase.READY if spare else Phase.MEMBER)
     if job.waiting:
@@ -130,14 +130,14 @@ def join(turn: Turn, group: Group, message: Join) -> None:
 
 def ready(turn: Turn, group: Group, message: Ready) -> None:
     if message.heal_id != group.heal_id:
-        return  # of a heal that was given up meanwhile
-    # One that has been let in already says so again when it has the sum that it still lacked.
+        return  # of a heal that has been abandoned
+    # A joiner that is already a member sends Ready again once it has the sum that it lacked.
     phase = Phase.MEMBER if group.phase is Phase.MEMBER else Phase.READY
     caught_up = turn.put(
         group,
         phase=phase,
         step=message.step,
-        digest=None,  # that of its own state, which it has not any more
+        digest=None,  # the known one is that of a state which it no longer holds
         history=turn.job.history,
         ready_s=turn.now_s,
         heals_failed=0,
@@ -156,7 +156,7 @@ def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:
 
 
 def _give_up_heal(turn: Turn, group: Group) -> Group:
-    """Its donors may have died, and others serve at once. But where it reaches none, it asks less often."""
+    """End a heal. Its donors may have died, and others can serve at once. After repeated failures, pause first."""
     pause_s = turn.job.options.vote_grace_s if group.heals_failed else 0.0
     return turn.put(
         turn.release_heal(group),
@@ -167,10 +167,10 @@ def _give_up_heal(turn: Turn, group: Group) -> Group:
 
 
 def leave(turn: Turn, group: Group, message: Leave) -> None:
-    """Take `group` out of the quorum; it stays as a donor for those who need it."""
+    """Remove `group` from the quorum; it stays as a donor while it is needed."""
     turn.report(f"{group.name} leaves")
     if group.phase in (Phase.STALE, Phase.HEALING):
-        # It has said that it holds something else than the frontier, whatever it held once: nobody needs it.
+        # It does not hold the frontier (any more), so no group needs it.
         turn.send(group, Goodbye())
         turn.effects.append(Close(group.session))
         turn.remove(turn.release_heal(group))
@@ -184,15 +184,15 @@ def leave(turn: Turn, group: Group, message: Leave) -> None:
     if last and message.finished and left in turn.holders() and not _nothing_was_done(turn):
         _finish_here(turn)
     quorums.mark_lost(turn, left.name)
-    # Those who finish come in a crowd: the next tick makes one quorum without them all.
+    # Many groups finish at the same time: the next tick forms one quorum without all of them.
     if not message.finished:
         quorums.settle(turn)
 
 
 def _give_up_place(turn: Turn, group: Group) -> None:
-    """No spare needs to take the place of a group that has finished; once each, and only where it had one.
+    """Remove the place of a group that has finished, so that no spare replaces it; once, and only if it had one.
 
-    A founder that leaves before the first quorum has taken none.
+    A founder that leaves before the first quorum has no place.
     """
     assert turn.job.frontier is not None
     turn.update(ended=turn.job.frontier.step)
@@ -208,13 +208,13 @@ def closed(turn: Turn, group: Group, reason: str) -> None:
 
 
 def remove(turn: Turn, group: Group, reason: str) -> None:
-    """The group's session is over."""
+    """Remove a group whose session is over."""
     turn.forget(group, reason)
     quorums.lose(turn, group.name)
 
 
 def dismiss(turn: Turn, group: Group, reason: str, *, may_return: bool) -> None:
-    """Evict `group`: tell it, end its session, go on without it."""
+    """Evict `group`: tell it, end its session, continue without it."""
     turn.expel(group, reason, may_return=may_return)
     quorums.lose(turn, group.name)
 
@@ -225,10 +225,10 @@ def refuse(turn: Turn, group: Group, reason: str, differences: tuple[Difference,
 
 
 def pinned(turn: Turn, donor: Group, message: Pinned) -> None:
-    """A donor has told the digest of the state that it keeps for a heal."""
+    """Note the digest of the state that a donor keeps for a heal."""
     joiner = next((one for one in turn.job.groups.values() if one.heal_id == message.heal_id), None)
     if joiner is None or joiner.pinned_step is None or donor.holder not in joiner.donors:
-        return  # of a heal that was given up, or that runs already
+        return  # of a heal that has been abandoned, or has started
     if message.digest is None:
         turn.send(donor, Release(message.heal_id))
         turn.put(joiner, donors=tuple(holder for holder in joiner.donors if holder != donor.holder))
@@ -237,10 +237,10 @@ def pinned(turn: Turn, donor: Group, message: Pinned) -> None:
 
 
 def plan_heals(turn: Turn) -> None:
-    """Give donors to every group that needs the frontier, and send home those who need nothing any more."""
+    """Give donors to every group that needs the frontier; if the job has finished without a donor, tell them that."""
     for joiner in turn.select(lambda group: group.pinned_step is not None):
         _tell_donors(turn, joiner)
-    # Only now: what donors have told may put out the one whose vote was waited for, and so the step counts.
+    # Read it only now: the digests may have evicted the member whose vote was missing, and so committed the step.
     frontier = turn.job.frontier
     if frontier is None:
         return
@@ -256,7 +256,7 @@ def plan_heals(turn: Turn) -> None:
 
 
 def _pin(turn: Turn, joiner: Group, step: Step, donors: list[Group]) -> None:
-    """Let donors keep state `step`, and ask for its digest: whose is odd must not feed a joiner."""
+    """Let donors keep state `step`, and ask for its digest: a donor with a corrupt state must not feed a joiner."""
     heal_id = _ask_donors(turn, step, donors, log_only=False)
     holders = tuple(donor.holder for donor in donors)
     joiner = turn.put(
@@ -269,15 +269,15 @@ def _pin(turn: Turn, joiner: Group, step: Step, donors: list[Group]) -> None:
 
 
 def _tell_donors(turn: Turn, joiner: Group) -> None:
-    """Tell a joiner whom to ask, once its donors that live have told their digests, and a majority agrees.
+    """Send a joiner its donors, once all living donors have sent their digests and a majority agrees.
 
-    Donors whose training threads are away tell nothing until these come back. After a heartbeat timeout those that
-    have told serve alone; if none has, there is nothing to compare, and all serve. Where most are away, they are
-    given `join_timeout_s`: one that is corrupt, and the joiner that it has fed, could outvote them.
+    A donor sends no digest while its training thread is away. After a heartbeat timeout only the donors that have
+    sent one serve; if none has, there is nothing to compare, and all serve. If half of them or more are away, they
+    have `join_timeout_s`: otherwise a corrupt donor, together with the joiner that it feeds, could outvote them.
     """
     joiner = turn.job.groups.get(joiner.name, joiner)
     if joiner.pinned_step is None or joiner.name not in turn.job.groups:
-        return  # what another's donors have told has ended this heal, or the job
+        return  # the digests for another joiner have ended this heal, or the job
     donors = [donor for donor in _present(turn, joiner.donors) if donor.phase in _DONATES]
     if not donors:
         _give_up_heal(turn, joiner)
@@ -325,10 +325,10 @@ def _is_here(group: Group | None, incarnation: Incarnation) -> bool:
 
 
 def plan_following(turn: Turn) -> None:
-    """Let every group that stands by, at the frontier, follow the job: donors log the sums for it from here on.
+    """Let every ready group at the frontier follow the job: donors log the sums for it from now on.
 
-    A spare that follows already gets new donors when others have become able to be: it stands by for long, and
-    would be cut off by the death of the last of those that it began with, just when it is needed.
+    A spare that already follows gets additional donors when there are new ones. It stands by for a long time, and
+    otherwise the death of its last original donor would cut it off just when it is needed.
     """
     frontier = turn.job.frontier
     if frontier is None or turn.job.quorum is None:
@@ -347,7 +347,7 @@ def plan_following(turn: Turn) -> None:
 
 
 def _begin_following(turn: Turn, group: Group, step: Step, donors: list[Group]) -> None:
-    """Tell donors what to log for `group`, and then `group` whom to ask."""
+    """Tell donors what to log for `group`, then send `group` its donors."""
     heal_id = _ask_donors(turn, step, donors, log_only=True)
     turn.put(group, heal_id=heal_id, donors=tuple(donor.holder for donor in donors))
     turn.send(group, Heal(heal_id, step, _as_members(donors), True, turn.job.history))
@@ -366,7 +366,7 @@ def _as_members(donors: list[Group]) -> tuple[Member, ...]:
 
 
 def _held_now(turn: Turn, group: Group, message: HealFailed) -> dict[str, object]:
-    """What a group holds after a heal that failed half-way: maybe a committed state, newer than its own was."""
+    """Return what a group holds after a heal that failed half-way: maybe a newer, committed state."""
     history = message.history if message.history == turn.job.history else HistoryId(0)
     if (message.step, history) == (group.step, group.history) or group.holder in turn.job.distrusted:
         return {}
@@ -374,7 +374,7 @@ def _held_now(turn: Turn, group: Group, message: HealFailed) -> dict[str, object
 
 
 def _donors(turn: Turn) -> list[Group]:
-    """Members; spares if there is none; those who are leaving only if nobody stays."""
+    """Return the donors: members; else groups that are ready; else groups that are leaving."""
     holders = turn.holders()
     for phase in (Phase.MEMBER, Phase.READY):
         if staying := [holder for holder in holders if holder.phase is phase]:
@@ -383,7 +383,7 @@ def _donors(turn: Turn) -> list[Group]:
 
 
 def finish(turn: Turn) -> None:
-    """After the end: tell joiners that have caught up, and let leavers go whom nobody needs."""
+    """Finish the job, tell groups that have caught up, and release leaving groups that are no longer needed."""
     if _spares_are_left(turn):
         _finish_here(turn)
     job = turn.job
@@ -406,9 +406,9 @@ def _finish_here(turn: Turn) -> None:
 
 
 def _spares_are_left(turn: Turn) -> bool:
-    """All regular groups have ended their loops, at this very step, and spares are left that may not go on alone.
+    """Return whether all regular groups have finished at this step, and only spares are left, too few to continue.
 
-    Not if one of them has died, for it may come back: then its place is to be filled still.
+    Not if a regular group has died: it may come back, and its place must still be filled.
     """
     job = turn.job
     if job.frontier is None or job.ended != job.frontier.step or job.places > 0:
@@ -420,19 +420,19 @@ def _spares_are_left(turn: Turn) -> bool:
 
 
 def _nothing_was_done(turn: Turn) -> bool:
-    """Who leaves such a job has not ended it: others, which may be about to dial again, have yet to begin."""
+    """Return whether the job has only a fresh founding. Leaving it does not finish it: others may reconnect."""
     frontier = turn.job.frontier
     return frontier is not None and frontier.founding and frontier.fresh
 
 
 def _stands_at(turn: Turn, group: Group, step: Step | None) -> bool:
-    if group.phase is Phase.MEMBER:  # of a quorum that is no more: a spare, or nothing had been finished
+    if group.phase is Phase.MEMBER:  # of a quorum that has ended; only a holder of the frontier counts
         return group in turn.holders()
     return group.phase is Phase.READY and group.step == step
 
 
 def _needed_names(turn: Turn) -> set[GroupName]:
-    """Who must stay: donors of the heals that run, and, if nobody else holds it, the keepers of the frontier."""
+    """Return who must stay: donors of running heals, and holders of the frontier if all of them are leaving."""
     groups = turn.job.groups.values()
     needed = {name for group in groups for name, _ in group.donors}
     holders = turn.holders()
@@ -483,7 +483,7 @@ def _differences(turn: Turn, message: Join) -> tuple[Difference, ...]:
 
 
 def _said_of(min_replicas: int, total_shards: int | None) -> dict[str, str]:
-    """What has a type of its own, as settings are compared and shown."""
+    """Return typed values as text, to compare and show them like settings."""
     return {"min_replicas": str(min_replicas), "shards": shards_text(total_shards)}
 
 

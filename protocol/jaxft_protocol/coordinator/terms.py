@@ -1,34 +1,34 @@
-"""Which coordinator speaks last: terms, and what one does that meets a higher one than its own.
+"""Terms: which coordinator is current, and what a coordinator does when a group has met a higher term.
 
-Groups follow no coordinator of a lower term than the highest that they have met, and say that one in their Hello.
+A group ignores coordinators with a lower term than the highest it has met, and sends that term in its Hello.
 
-*With a store* terms grow in the store. A coordinator that meets a higher one has been replaced and has not noticed
-yet: it answers with its own term, the group hangs up and finds the other one.
+*With a store*, the store counts the terms. A coordinator that learns of a higher term has been replaced without
+noticing. It answers with its own term, so the group closes the stream and finds the other coordinator.
 
-*Without a store* a term begins with the clock, which may be behind that of the coordinator before. So terms are
-learned, for each job by itself: the first group that comes in this life of the coordinator raises the job's term
-above all that it has met. A later group may bring a higher one:
+*Without a store*, a term is taken from the clock, which may be behind the previous coordinator's. So terms are
+learned, separately for each job: the first group in this life of the coordinator raises the job's term above the
+highest it has met. A later group may bring a higher one:
 
-* nothing has been founded yet: the term is raised, and those who are there already are sent away for a moment, so
-  that all are welcomed under it;
-* the job has been founded here: then either the groups come late to a coordinator that has just started, or this one
-  was replaced while it stood still, and the other one leads. It turns them away at first, so that they find the other
-  one. Where they keep coming for `heartbeat_timeout_s`, there is none: the job begins again under a higher term with
-  what its groups bring, as after any restart without a memory.
+* nothing has been founded yet: the term is raised, and connected groups are sent away for a moment, so that all are
+  welcomed under the new term;
+* the job has been founded here: either the groups come late to a coordinator that has just started, or this one was
+  replaced while it was suspended, and the other one leads. It turns them away at first, so that they find the other
+  one. If they keep coming for `heartbeat_timeout_s`, there is none. The job then begins again under a higher term
+  with the states of its groups, as after any restart without a store.
 
-A job never takes over the term of another job: what a group says of its own term concerns that job only.
+A job never takes over the term of another job: the term that a group reports concerns its own job only.
 """
 
 from jaxft_protocol.coordinator.draft import Turn
 from jaxft_protocol.coordinator.job import Close, Job, Send, SessionId
 from jaxft_protocol.messages import Evicted, Hello, Welcome
 
-# A group dials its coordinators in turn, one a second: so it comes back to each of ten at the latest after this.
+# A group dials its coordinators in turn, one per second, so with ten it comes back to each one within this time.
 LONGEST_ROUND_S = 10.0
 
 
 def turns_away(turn: Turn, session: SessionId, message: Hello) -> bool:
-    """Settle the term under which a group is welcomed; return True if it has been sent to another coordinator."""
+    """Choose the term under which a group is welcomed; return True if it was sent to another coordinator."""
     job = turn.job
     if not job.term:
         learns = not job.options.durable and message.term and message.term >= job.options.term
@@ -43,13 +43,13 @@ def turns_away(turn: Turn, session: SessionId, message: Hello) -> bool:
 
 
 def _is_outdone(turn: Turn) -> bool:
-    """Whether groups of a higher term have kept coming for long enough: no coordinator leads them."""
+    """Return whether groups of a higher term have kept coming for so long that no other coordinator leads them."""
     since_s = _outdone_since_s(turn)
     return turn.now_s - since_s >= turn.job.options.heartbeat_timeout_s
 
 
 def _outdone_since_s(turn: Turn) -> float:
-    """Since when they have come. After a pause they had found another one."""
+    """Return since when they keep coming. A longer pause means that they found another coordinator."""
     first_s, last_s = turn.job.outdone_s or (turn.now_s, turn.now_s)
     pause_s = max(turn.job.options.heartbeat_timeout_s, LONGEST_ROUND_S)
     return turn.now_s if turn.now_s - last_s > pause_s else first_s
@@ -60,7 +60,7 @@ def _turn_away(turn: Turn, session: SessionId, message: Hello) -> None:
     if since_s == turn.now_s:
         turn.report(
             f"turns {message.group} away: it has met a coordinator of term {message.term}, and this one has term "
-            f"{job.term} and remembers another course of the job"
+            f"{job.term} and other decisions for the job"
         )
     turn.update(outdone_s=(since_s, turn.now_s))
     welcome = Welcome(job.options.heartbeat_interval_ms, term=job.term)
@@ -68,7 +68,7 @@ def _turn_away(turn: Turn, session: SessionId, message: Hello) -> None:
 
 
 def _begin_again(turn: Turn, message: Hello) -> None:
-    """Forget all but the ids that were given out, and let all come again under a higher term."""
+    """Forget everything but the ids that were used, and let all groups reconnect under a higher term."""
     job = turn.job
     reason = f"group {message.group!r} has met a coordinator of term {message.term}, above term {job.term}"
     turn.report(f"begins again under term {message.term + 1}: {reason}")

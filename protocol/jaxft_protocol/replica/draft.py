@@ -1,4 +1,4 @@
-"""One turn of the replica: what it becomes, and what must be done, while an event is being handled."""
+"""A draft of the replica's next state and effects, while an event is being handled."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from jaxft_protocol.messages import GroupMessage
 from jaxft_protocol.replica.state import Effect, Failure, FailureKind, Note, Phase, Replica, Say
 from jaxft_protocol.values import changed
 
-# Phases in which the session is over, or its end is no loss.
+# Phases in which the session is over, or may end at any time.
 DONE = (Phase.FINISHED, Phase.LEAVING, Phase.LEFT, Phase.FAILED)
 
 

@@ -1,4 +1,4 @@
-"""Healing from other groups, and serving those that heal from this one."""
+"""Heals, on both ends: as joiner and as donor."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +19,7 @@ def heal(turn: Turn, message: Heal) -> None:
     if not message.log_only:
         turn.enter(Phase.HEALING, heal=message, quorum=None, frontier_step=message.step)
     elif turn.replica.phase is Phase.APPLYING:
-        turn.update(heal=message, quorum=None, frontier_step=message.step)  # follows once it holds that state
+        turn.update(heal=message, quorum=None, frontier_step=message.step)  # follows once it has applied
     else:
         turn.enter(Phase.FOLLOWING, heal=message, quorum=None, frontier_step=message.step)
 
@@ -33,7 +33,7 @@ def caught_up_to(turn: Turn, heal_id: HealId, number: Step) -> None:
     sessions.no_longer_busy(turn)
     replica = turn.replica
     if replica.heal is None or replica.heal.heal_id != heal_id or replica.phase not in _CATCHES_UP:
-        return  # that heal was given up meanwhile; the state is good all the same
+        return  # that heal has been abandoned; the state is still valid
     if replica.phase is Phase.HEALING:
         turn.enter(Phase.FOLLOWING)
     if replica.quorum is not None and replica.quorum.step == number:
@@ -49,7 +49,7 @@ def heal_broke(turn: Turn, heal_id: HealId, reason: str) -> None:
 
 
 def digested(turn: Turn, number: Step, digest: int | None) -> None:
-    """The training thread knows the digest of state `number`, or knows that it cannot be taken."""
+    """The training thread has taken the digest of state `number`, or found that it cannot be taken."""
     replica = turn.replica
     if number == replica.step:
         turn.update(digest=digest, digest_taken=True)
@@ -62,7 +62,7 @@ def digested(turn: Turn, number: Step, digest: int | None) -> None:
 
 
 def _answer_pins(turn: Turn) -> None:
-    """Say at once what is known already."""
+    """Answer at once if the digest is already known."""
     replica = turn.replica
     if replica.digest_taken and replica.step in replica.digests_due.values():
         digested(turn, replica.step, replica.digest)

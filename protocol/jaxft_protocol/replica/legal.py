@@ -3,20 +3,19 @@
 There are three answers:
 
 * *legal*: the event is handled;
-* *late*: the event was overtaken by another one, which had to be expected. It is dropped for the reason in the table;
-  what it says of the state that the training thread holds is kept (`machine.step`);
-* *illegal*: anything else. A coordinator that says it is not of this protocol, and a training thread that says it no
-  longer does what `directive` told it. `IllegalEvent` is raised, and the replica is untouched.
+* *late*: the event was overtaken by another one, as expected. It is dropped for the reason in the table, except for
+  what it says about the state that the training thread holds (`machine.step`);
+* *illegal*: anything else. The coordinator violates the protocol, or the training thread does not follow `directive`.
+  `IllegalEvent` is raised, and the replica is unchanged.
 
 Events arrive late for four reasons:
 
-* the training thread reads `directive` when it gets to it: what it tells may be of an attempt, a heal or a stream
-  that is over;
-* the coordinator speaks until it has heard that a group leaves;
-* a stream stays open for a moment after the session on it is over;
+* the training thread reads `directive` at its own pace: it may report on an attempt, a heal or a stream that is over;
+* the coordinator sends messages until it learns that a group leaves;
+* a stream stays open for a moment after its session is over;
 * a stream may open after the group has left.
 
-There is no other reason for a message of the coordinator to be late: a stream is ordered, and a session ends with it.
+A message from the coordinator is never late for another reason: a stream is ordered, and a session ends with it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -62,12 +61,12 @@ from jaxft_protocol.replica.state import (
 
 
 class IllegalEvent(Exception):
-    """An event that cannot happen in the replica's phase. The replica is untouched."""
+    """An event that cannot happen in the replica's phase. The replica is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The phases in which an event is handled, and those in which it may come late, with the reason."""
+    """The phases in which an event is handled, and those in which it may arrive late, with the reason."""
 
     legal: frozenset[Phase]
     late: Mapping[Phase, str]
@@ -86,10 +85,10 @@ _IN_QUORUM = frozenset({Phase.WORKING, Phase.VOTED, Phase.APPLYING})
 _JOINED = frozenset({Phase.JOINING}) | _CATCHES_UP | _IN_QUORUM
 
 _LEFT_MEANWHILE = "the group left while the stream was being opened"
-_LEAVES = "sent before the coordinator heard that this group leaves"
-_SESSION_OVER = "the session is over, and its stream has yet to end"
+_LEAVES = "sent before the coordinator knew that this group leaves"
+_SESSION_OVER = "the session is over, but its stream has not ended yet"
 _JOB_OVER = "the job is over for this group"
-_ATTEMPT_OVER = "the attempt ended with its stream, or others took this group's place in the quorum"
+_ATTEMPT_OVER = "the attempt ended with its stream, or other groups replaced this one in the quorum"
 _HEAL_OVER = "the heal ended with its stream"
 
 
@@ -98,13 +97,13 @@ def _rule(legal: Iterable[Phase], *late: tuple[Iterable[Phase], str]) -> Rule:
 
 
 _CROSSES_LEAVE = ((_LEAVING, _LEAVES), (_OVER, _SESSION_OVER))
-# The outcome of an attempt. In APPLYING there is none under way: that phase follows from the attempt's own vote.
+# The outcome of an attempt. In APPLYING no attempt is under way: that phase follows the attempt's own vote.
 _OUTCOME = _rule(
     {Phase.WORKING, Phase.VOTED},
     (_UNWELCOME | _PRESENT | {Phase.JOINING} | _CATCHES_UP, _ATTEMPT_OVER),
     (_FINISHED | _LEAVING | _OVER, _JOB_OVER),
 )
-# A state that was healed or replayed. Whatever has become of the heal, the training thread holds that state now.
+# A state that was healed or replayed. The training thread holds it now, even if the heal has been abandoned.
 _CAUGHT_UP = _rule(_ALL - _IN_QUORUM)
 
 RULES: Mapping[type[Any], Rule] = {
@@ -114,11 +113,11 @@ RULES: Mapping[type[Any], Rule] = {
     Idle: _rule(_ALL),
     Tick: _rule(_ALL),
     # ---- from the training thread ----
-    # Another state than the one it came with is a checkpoint's, which it read after all: maybe overtaken by a heal.
+    # A second Prepared has the state of a checkpoint, which the group then read itself; a heal may have overtaken it.
     Prepared: _rule(_ALL - _IN_QUORUM),
     Exchanged: _OUTCOME,
     ExchangeBroke: _OUTCOME,
-    # A commit that was heard is applied before the group joins again, so there is no Applied from PRESENT to VOTED.
+    # A received commit is applied before the group joins again, so there is no Applied from PRESENT to VOTED.
     Applied: _rule(_UNWELCOME | {Phase.APPLYING} | _FINISHED | _LEAVING | _OVER),
     Digested: _rule(_ALL),
     Healed: _CAUGHT_UP,
@@ -134,16 +133,16 @@ RULES: Mapping[type[Any], Rule] = {
     Welcome: _rule(_GREETING, (_OVER, _SESSION_OVER)),
     Refused: _rule(_GREETING | _PRESENT | _JOINED, *_CROSSES_LEAVE),
     Waiting: _rule(_PRESENT | _JOINED, (_FINISHED, _JOB_OVER), *_CROSSES_LEAVE),
-    # JOINING: founders; and one whose HealFailed crosses the quorum that lets it in.
+    # JOINING: founders, and a joiner whose HealFailed crosses the quorum that admits it.
     NewQuorum: _rule(_JOINED - {Phase.HEALING}, *_CROSSES_LEAVE),
     AllComputed: _rule(_JOINED - {Phase.HEALING}, *_CROSSES_LEAVE),
-    # A group that has left its phase VOTED by another quorum, a heal or a new stream is no longer waited for.
+    # The coordinator commits without a group that has left VOTED for another quorum, a heal or a new stream.
     Commit: _rule({Phase.VOTED}, *_CROSSES_LEAVE),
     Heal: _rule(_JOINED, *_CROSSES_LEAVE),
     FrontierMoved: _rule({Phase.JOINING, Phase.APPLYING} | _CATCHES_UP, *_CROSSES_LEAVE),
-    # Who holds the frontier may be asked, until the coordinator says Goodbye.
+    # A holder of the frontier can be a donor until the coordinator sends Goodbye.
     Pin: _rule(_JOINED - {Phase.HEALING} | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
-    # PRESENT: a donor that came back is still listed as one for a joiner that is gone.
+    # PRESENT: the coordinator may still list a donor that came back, for a joiner that is gone.
     Release: _rule(_PRESENT | _JOINED | _FINISHED | _LEAVING | _OVER),
     Finished: _rule(_JOINED, *_CROSSES_LEAVE),
     Evicted: _rule(_PRESENT | _JOINED | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
@@ -153,15 +152,15 @@ RULES: Mapping[type[Any], Rule] = {
 
 
 def late(replica: Replica, event: Event) -> str:
-    """Return why `event` is dropped as overtaken; "" if it is to be handled.
+    """Return why `event` is late and must be dropped; "" if it must be handled.
 
     Raises:
-        IllegalEvent: it can neither happen now nor have been overtaken.
+        IllegalEvent: the event is neither legal now nor late.
     """
     said = event.message if isinstance(event, Heard) else event
     rule = RULES.get(type(said))
     if rule is None:
-        raise IllegalEvent(f"{type(said).__name__} is no event of this protocol")
+        raise IllegalEvent(f"{type(said).__name__} is not an event of this protocol")
     if replica.phase in rule.legal:
         return _late_in_phase(replica, event)
     if reason := rule.late.get(replica.phase):
@@ -170,18 +169,18 @@ def late(replica: Replica, event: Event) -> str:
 
 
 def _late_in_phase(replica: Replica, event: Event) -> str:
-    """As `late`, for what depends on more than the phase."""
+    """Like `late`, for rules that depend on more than the phase."""
     match event:
         case Exchanged(quorum_id, number) | ExchangeBroke(quorum_id, number):
             return _late_outcome(replica, (quorum_id, number))
         case HealBroke(heal_id) if replica.heal is None or replica.heal.heal_id != heal_id:
-            return f"heal {heal_id} was given up"
+            return f"heal {heal_id} was abandoned"
         case Heard(NewQuorum() as quorum):
             _check_newer(replica, quorum)
         case Heard(Commit() as commit):
             _check_commit(replica, commit)
         case Heard(Heal(log_only=False)) if replica.phase is Phase.APPLYING:
-            raise IllegalEvent("Heal is illegal while the group is applying, unless it holds that state then")
+            raise IllegalEvent("Heal is illegal while the group is applying, unless it is for the log only")
         case _:
             pass
     return ""
@@ -192,12 +191,12 @@ def _late_outcome(replica: Replica, attempt: tuple[int, int]) -> str:
     assert quorum is not None
     quorum_id, number = attempt
     if quorum_id < quorum.quorum_id:
-        return f"quorum {quorum_id} has given way to quorum {quorum.quorum_id}"
+        return f"quorum {quorum_id} has been replaced by quorum {quorum.quorum_id}"
     if replica.phase is Phase.WORKING and attempt == (quorum.quorum_id, replica.step):
         return ""
     raise IllegalEvent(
-        f"the outcome of step {number} in quorum {quorum_id}, while the group is {replica.phase.value} at step "
-        f"{replica.step} in quorum {quorum.quorum_id}"
+        f"the outcome of step {number} in quorum {quorum_id} is illegal while the group is {replica.phase.value} at "
+        f"step {replica.step} in quorum {quorum.quorum_id}"
     )
 
 
@@ -210,8 +209,8 @@ def _check_commit(replica: Replica, commit: Commit) -> None:
     vote = replica.vote
     if vote is None or not vote.ok or (commit.quorum_id, commit.step) != (vote.quorum_id, vote.step):
         raise IllegalEvent(
-            f"a commit of step {commit.step} in quorum {commit.quorum_id}, for which this group has not voted "
-            f"(its last vote: {vote})"
+            f"the commit of step {commit.step} in quorum {commit.quorum_id} is illegal, because this group has not "
+            f"voted ok for it (its last vote: {vote})"
         )
     if commit.next is not None:
         _check_newer(replica, commit.next)

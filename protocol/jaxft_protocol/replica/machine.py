@@ -4,30 +4,29 @@ Theory of operation
 ===================
 
 One group of a job. Events come from its session with the coordinator and from its training thread; effects go to
-the session. What the training thread should be doing is not an effect but a function of the state, `directive`:
-it may be read late, or twice, and is right all the same.
+the session. What the training thread should do is not an effect but a function of the state, `directive`. It is
+correct even if it is read late or twice.
 
     OFFLINE -> GREETING -> PRESENT -> JOINING -> WORKING -> VOTED -> APPLYING -> WORKING -> ...
                                       JOINING -> HEALING -> FOLLOWING -> WORKING
 
 What holds after every event:
 
-1. `quorum` only ever changes to one with a higher id. A vote carries the id of the quorum in force and the step
-   that the group stands at, so a late one is told apart.
-2. APPLYING is entered only by a COMMIT that names the vote this group cast, or, after a lost connection, by a
-   Welcome whose frontier was made by that very vote's quorum. A group never infers a commit from its own
-   exchange.
-3. The step goes up by one with Applied or Replayed, and is set by Healed. Nothing else moves it.
-4. A lost stream ends the attempt, not the step: what was computed stays with the training thread, and the group
-   comes back with the step it holds. A commit that it has heard is applied first: what Join says stays true.
-   Heals do not outlive a stream, at either end: nobody could say any more when a pin may go.
-5. A stay in OFFLINE ends after `failure_timeout_s`, and so does a wait for a state that nobody holds.
-6. An event is handled only in the phases that `legal.py` names. One that was overtaken is dropped; any other raises.
+1. `quorum` only changes to one with a higher id. A vote carries the id of the current quorum and the group's step, so
+   a late vote is recognized.
+2. Only a COMMIT that matches this group's vote enters APPLYING; or, after a lost connection, a Welcome whose frontier
+   was committed by that vote's quorum. A group never infers a commit from its own exchange.
+3. Applied and Replayed increase the step by one, and Healed sets it. Nothing else changes it.
+4. A lost stream ends the attempt, not the step: the training thread keeps its contributions, and the group comes back
+   with the step it holds. It first applies a commit that it has received, so that its Join stays correct. A heal ends
+   with the stream at either end, because after that no message could release its pins.
+5. A group stays OFFLINE, or waits for a state that no group holds, for at most `failure_timeout_s`.
+6. An event is handled only in the phases that `legal.py` lists. A late event is dropped; any other raises.
 
 The handlers are in `sessions.py` (streams, joining, leaving), `quorums.py` (attempts, votes, commits), `healing.py`
 (as joiner and as donor) and `deadlines.py` (time).
 
-Deliberately not here: sockets, clocks (time comes as an argument), threads, arrays.
+Deliberately not here: sockets, clocks (time is an argument), threads, arrays.
 """
 
 from typing import assert_never
@@ -102,7 +101,7 @@ def step(replica: Replica, event: Event, now_s: float) -> tuple[Replica, tuple[E
 
 
 def directive(replica: Replica) -> Directive:
-    """What the training thread should be doing."""
+    """Return what the training thread should do now."""
     if replica.failure is not None:
         return Fail(replica.failure)
     match replica.phase:
@@ -127,7 +126,7 @@ def directive(replica: Replica) -> Directive:
 
 
 def _needs_digest(replica: Replica) -> bool:
-    """Whether the coordinator waits for the digest of the state that this group holds: as a donor, or to join."""
+    """Return whether the digest of this group's state is needed: as a donor, or to join."""
     if replica.step in replica.digests_due.values():
         return True
     ready = replica.phase is Phase.PRESENT and not replica.busy
@@ -135,7 +134,7 @@ def _needs_digest(replica: Replica) -> bool:
 
 
 def _keep_what_holds(turn: Turn, event: Event) -> None:
-    """Of an event that was overtaken: what it says of the state that the training thread holds, and that it waits."""
+    """Keep what a late event says about the training thread: the digest of its state, and that it is idle."""
     match event:
         case Exchanged(_, number, digest) if digest is not None:
             healing.digested(turn, number, digest)
@@ -216,7 +215,7 @@ def _heard(turn: Turn, message: CoordinatorMessage) -> None:
 
 
 def _whom(replica: Replica) -> str:
-    """Whom a waiting group waits for, for people."""
+    """Say what this group is waiting for."""
     me = replica.identity
     if replica.waiting:
         return replica.waiting
@@ -225,7 +224,7 @@ def _whom(replica: Replica) -> str:
             return f"the coordinator {me.coordinator} ({replica.offline_reason or 'connecting'})"
         case Phase.VOTED if replica.quorum is not None:
             others = ", ".join(member.group for member in replica.quorum.members if member.group != me.group)
-            return f"the decision on step {replica.step}: the votes of {others or 'nobody else'}"
+            return f"the decision on step {replica.step}" + (f": the votes of {others}" if others else "")
         case Phase.FOLLOWING if replica.prepared is not None and replica.prepared.spare:
             return f"the commit of step {replica.step}, as a spare"
         case Phase.FOLLOWING:
@@ -233,4 +232,4 @@ def _whom(replica: Replica) -> str:
         case Phase.LEAVING:
             return "joiners that still fetch this group's state"
         case _:
-            return "the coordinator's next word"
+            return "the coordinator's next message"

@@ -21,7 +21,7 @@ def new_quorum(turn: Turn, quorum: NewQuorum) -> None:
     )
     turn.note(_quorum_line(before, quorum, retried=replica.phase in (Phase.WORKING, Phase.VOTED)))
     if replica.phase is Phase.APPLYING or quorum.step > replica.step:
-        return  # it takes part as soon as it holds the state
+        return  # it takes part once it holds the state
     turn.enter(Phase.WORKING, vote=None)
 
 
@@ -42,7 +42,7 @@ def applied(turn: Turn, number: Step) -> None:
     turn.update(step=number, digest=None, digest_taken=False, vote=None, commit_heard=False, history=history)
     if replica.phase is not Phase.APPLYING:
         return
-    # Relieved by others with this step; if it has been called up again since, that may be for a later one.
+    # Other groups have replaced this spare with this step. If it is a member again, that may be from a later step on.
     lacks_more = replica.quorum is None or replica.quorum.step > number
     if replica.joined and lacks_more and replica.heal is not None:
         turn.enter(Phase.FOLLOWING)
@@ -64,5 +64,5 @@ def _quorum_line(before: QuorumId, quorum: NewQuorum, *, retried: bool) -> str:
     joined = ", ".join(change.group for change in quorum.joined)
     what = "; ".join(text for text in (left, f"joined {joined}" if joined else "") if text)
     names = ", ".join(member.group for member in quorum.members)
-    then = f"step {quorum.step} is tried again" if retried else f"from step {quorum.step}"
-    return f"quorum {before} -> {quorum.quorum_id}: {what or 'shards dealt anew'}; now {names}; {then}"
+    then = f"retries step {quorum.step}" if retried else f"from step {quorum.step}"
+    return f"quorum {before} -> {quorum.quorum_id}: {what or 'shards reassigned'}; now {names}; {then}"

@@ -1,4 +1,4 @@
-"""The session with a coordinator: to come, to join, to be put out, to lose the stream, to leave."""
+"""The session with a coordinator: connect, join, get evicted, lose the stream, leave."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ from jaxft_protocol.replica.state import (
 FIRST_REDIAL_S = 0.05
 LAST_REDIAL_S = 1.0
 
-# What a halt of each kind means to people: the failure, and what to do.
+# The failure for each kind of halt, and advice to the user.
 _HALTS = {
     HaltKind.DIVERGED: (
         FailureKind.DIVERGED,
@@ -25,7 +25,7 @@ _HALTS = {
     ),
     HaltKind.NONFINITE: (
         FailureKind.NONFINITE,
-        "Nothing of that step has been applied. Look at the learning rate and the data of that step; then go on from "
+        "That step has not been applied. Check the learning rate and the data of that step; then continue from "
         'a checkpoint under another job name, with other settings or with nonfinite="skip" (docs/guarantees.md).',
     ),
     HaltKind.FAILED: (
@@ -107,7 +107,7 @@ def join_or_wait(turn: Turn) -> None:
 
 
 def no_longer_busy(turn: Turn) -> None:
-    """The training thread has ended what was under way when the stream ended: it can take part, and says where."""
+    """Join: the training thread has finished what it was doing when the stream ended, so its state is known."""
     if not turn.replica.busy:
         return
     turn.update(busy=False)
@@ -121,7 +121,7 @@ def prepared(turn: Turn, event: Prepared) -> None:
     if turn.replica.phase is Phase.PRESENT:
         join_or_wait(turn)
     elif turn.replica.phase is Phase.JOINING and event.heals_only:
-        turn.enter(Phase.JOINING)  # others have read it meanwhile, and are given as long again
+        turn.enter(Phase.JOINING)  # other groups have read it by now: restart their timeout
     elif turn.replica.phase is Phase.JOINING:
         turn.update(joined=False)
         turn.effects.append(HangUp("joins again, with the state of a checkpoint"))
@@ -130,12 +130,12 @@ def prepared(turn: Turn, event: Prepared) -> None:
 def read_after_all(turn: Turn, why: str) -> None:
     if not turn.replica.reads:
         turn.update(reads=True)
-        turn.note(f"had left the checkpoint to other groups, and reads it after all: {why}", warning=True)
+        turn.note(f"reads the checkpoint, which it had left to other groups: {why}", warning=True)
 
 
 def waiting(turn: Turn, reason: str, *, held: bool) -> None:
     if turn.replica.frontier_held and not held:
-        turn.update(since_s=turn.now_s)  # only now is there nobody to heal from
+        turn.update(since_s=turn.now_s)  # from now on there is no donor
     turn.update(waiting=reason, frontier_held=held)
     turn.note(f"waiting: {reason}")
 
@@ -156,7 +156,7 @@ def disconnected(turn: Turn, reason: str, *, busy: bool) -> None:
                 f"lost the coordinator {replica.identity.coordinator} ({reason}); dials again", warning=True
             )
     addresses = replica.identity.coordinators
-    # One that had welcomed this group may be back at once; else the next one is tried.
+    # A coordinator that had welcomed this group may be back at once; otherwise try the next one.
     welcome = replica.phase not in (Phase.OFFLINE, Phase.GREETING)
     place = replica.place if welcome else (replica.place + 1) % len(addresses)
     delay_s = _redial_delay_s(replica.identity.incarnation, replica.dials, len(addresses))
@@ -175,7 +175,7 @@ def disconnected(turn: Turn, reason: str, *, busy: bool) -> None:
 
 
 def _redial_delay_s(incarnation: int, dials: int, addresses: int) -> float:
-    """Doubles with each round over the addresses; less by up to a half, so that not all groups dial at one moment."""
+    """Double with each round over the addresses, minus up to half as jitter, so that groups do not dial at once."""
     longest_s = min(FIRST_REDIAL_S * 2.0 ** min(dials // addresses, 10), LAST_REDIAL_S)  # 2.0**1024 overflows
     seed = f"{incarnation} {dials}".encode()
     part = int.from_bytes(hashlib.blake2b(seed, digest_size=4).digest(), "big") / (1 << 32)
@@ -211,16 +211,16 @@ def evicted(turn: Turn, reason: str, *, may_return: bool, aside: bool) -> None:
         return
     if aside:
         turn.note(f"the job goes on without this group: {reason}")
-        turn.update(joined=False)  # the stream ends next, as it should
+        turn.update(joined=False)  # the stream ends next, as expected
         return
     if may_return:
         turn.note(f"evicted: {reason}; comes back as a joiner", warning=True)
-        return  # the stream ends next, and `_disconnected` dials again
+        return  # the stream ends next, and `disconnected` dials again
     me = turn.replica.identity
     turn.fail(
         FailureKind.EVICTED,
-        f"group {me.group!r} of job {me.job!r} was put out by the coordinator {me.coordinator}: {reason}. "
-        "Each group of a job needs a name of its own; is an older process of this group still running?",
+        f"group {me.group!r} of job {me.job!r} was evicted by the coordinator {me.coordinator}: {reason}. "
+        "Each group of a job needs a unique name; is an older process of this group still running?",
     )
 
 

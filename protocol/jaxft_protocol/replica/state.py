@@ -1,4 +1,4 @@
-"""What can happen to a replica, what it must then do, and what it tells the training thread."""
+"""The replica's state, events and effects, and the directives for the training thread."""
 
 import enum
 from collections.abc import Mapping
@@ -20,19 +20,19 @@ from jaxft_protocol.messages import (
 
 
 class Phase(enum.Enum):
-    """Where this group stands. docs/protocol.md draws the moves between them."""
+    """The group's phase. docs/protocol.md shows the transitions."""
 
-    OFFLINE = "offline"  # no stream to the coordinator; tries again
-    GREETING = "greeting"  # said Hello, awaits Welcome
-    PRESENT = "present"  # welcome; the training thread still compiles
-    JOINING = "joining"  # said Join; awaits a quorum or a heal
+    OFFLINE = "offline"  # no stream to the coordinator; redials
+    GREETING = "greeting"  # sent Hello, waits for Welcome
+    PRESENT = "present"  # received Welcome; the training thread still compiles
+    JOINING = "joining"  # sent Join, waits for a quorum or a heal
     HEALING = "healing"  # fetches a snapshot
     FOLLOWING = "following"  # holds a snapshot, replays the log up to the frontier
     WORKING = "working"  # in a quorum: computes and exchanges
-    VOTED = "voted"  # awaits the decision
-    APPLYING = "applying"  # heard COMMIT; the training thread applies
+    VOTED = "voted"  # waits for the decision
+    APPLYING = "applying"  # received COMMIT; the training thread applies
     FINISHED = "finished"  # the job is over
-    LEAVING = "leaving"  # goes on purpose; serves its heals until Goodbye
+    LEAVING = "leaving"  # leaves on purpose; serves its heals until Goodbye
     LEFT = "left"
     FAILED = "failed"
 
@@ -43,7 +43,7 @@ class Identity:
     group: GroupName
     incarnation: Incarnation
     address: str
-    coordinator: str  # host:port, or several with commas between them
+    coordinator: str  # host:port, or several, separated by commas
 
     @property
     def coordinators(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class Identity:
 
 
 class FailureKind(enum.Enum):
-    """Why a group cannot go on. The session has an error class for each."""
+    """Why a group cannot continue. The session has an error class for each."""
 
     COORDINATOR_UNREACHABLE = "coordinator unreachable"
     JOIN_REFUSED = "join refused"
@@ -64,7 +64,7 @@ class FailureKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why this group cannot go on, and the text that the user reads."""
+    """Why this group cannot continue, and the text for the user."""
 
     kind: FailureKind
     text: str
@@ -77,8 +77,8 @@ class Failure:
 class Prepared:
     """Both programs are compiled; the group holds state `step` and wants to take part.
 
-    `history` is that of the checkpoint that the state came from, 0 for a fresh one. `heals_only`: it is a fresh one,
-    for others have read the job's checkpoint; nothing may begin with it.
+    `history` is that of the checkpoint that the state came from, 0 for a fresh state. `heals_only`: the state is
+    fresh because other groups have read the job's checkpoint; the job must not start from it.
     """
 
     step: Step
@@ -93,9 +93,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """This group holds the sum of `step`, and computed from the state with that fingerprint, if it was due.
+    """This group holds the sum of `step`. `digest` is that of the state it computed from, if a digest was due.
 
-    `nonfinite` says which of the means is not finite, where the job is to stop then.
+    `nonfinite` says which of the means is not finite, if the job's policy is to stop then.
     """
 
     quorum_id: QuorumId
@@ -114,7 +114,7 @@ class ExchangeBroke:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The training thread holds state `step` now."""
+    """The training thread now holds state `step`."""
 
     step: Step
 
@@ -162,10 +162,10 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The stream has ended. `busy`: the training thread is at work, here or elsewhere; `Idle` says when it waits.
+    """The stream has ended. `busy`: the training thread is at work; `Idle` follows when it waits.
 
-    A group joins only when its training thread waits to be told what to do: so one that hangs stays outside, and
-    what Join says of its state is so.
+    A group joins only when its training thread waits for a directive. So a group that hangs stays out, and Join
+    describes its state correctly.
     """
 
     reason: str
@@ -179,17 +179,17 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The training thread, which was busy when the stream ended, waits for what it is to do."""
+    """The training thread was busy when the stream ended, and now waits for a directive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes, and this is what the training thread does.
+    """Time has passed; what the training thread is doing.
 
     Attributes:
-        computed: of which quorum and step it has computed its shards last.
-        away: it is not in a step: between two calls, or it compiles, or saves a checkpoint.
-        progress: grows whenever it gets on with its step.
+        computed: the last quorum and step whose shards it has computed.
+        away: it is not in a step: between two calls, compiling, or saving a checkpoint.
+        progress: a counter that grows whenever it makes progress on its step.
     """
 
     computed: tuple[QuorumId, Step] = (QuorumId(0), Step(0))
@@ -233,7 +233,7 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """End the stream: who is at its other end is not to be followed."""
+    """End the stream, to reconnect or to find another coordinator."""
 
     reason: str
 
@@ -252,7 +252,7 @@ class ReleasePin:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One line for the log: a transition that people should see."""
+    """A log line: a transition that users should see."""
 
     text: str
     warning: bool = False
@@ -261,12 +261,12 @@ class Note:
 Effect = Say | Dial | HangUp | PinState | ReleasePin | Note
 
 
-# ---- directives: what the training thread should be doing, as a function of the state ----
+# ---- directives: what the training thread should do, as a function of the state ----
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do until this changes; `reason` says for whom."""
+    """Nothing to do until the directive changes; `reason` says what the group waits for."""
 
     reason: str
 
@@ -278,7 +278,7 @@ class HealFrom:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Fetch and apply the means of step `step`; the job stands at state `until`."""
+    """Fetch and apply the means of step `step`; the job is at state `until`."""
 
     heal: Heal
     step: Step
@@ -303,14 +303,14 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class TakeDigest:
-    """Take the digest of state `step`: the coordinator compares states before it lets one be the job's."""
+    """Take the digest of state `step`: the coordinator compares digests before it accepts a state as the job's."""
 
     step: Step
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCheckpoint:
-    """Those to whom this group had left the checkpoint are gone: read it here, and say so with `Prepared`."""
+    """The groups that were to read the checkpoint are gone: read it here, and report it with `Prepared`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +330,7 @@ Directive = Wait | TakeDigest | ReadCheckpoint | HealFrom | Replay | Attempt | A
 
 @dataclass(frozen=True)  # without slots: see `values.changed`
 class Replica:
-    """All that a group knows of its job."""
+    """Everything that a group knows about its job."""
 
     identity: Identity
     failure_timeout_s: float
@@ -338,35 +338,35 @@ class Replica:
     step: Step = Step(0)
     prepared: Prepared | None = None
     joined: bool = False
-    reads: bool = False  # the checkpoint, which it had left to others
-    busy: bool = False  # the training thread was at work when the stream ended, and has not come to wait yet
+    reads: bool = False  # must read the checkpoint, which it had left to other groups
+    busy: bool = False  # the training thread was at work when the stream ended, and is not idle yet
     history: HistoryId = HistoryId(0)  # of the state that this group holds
     job_history: HistoryId = HistoryId(0)
     quorum: NewQuorum | None = None
     vote: Vote | None = None
-    commit_heard: bool = False  # the step of `vote` counts, and is not applied yet
+    commit_heard: bool = False  # the step of `vote` is committed, but not applied yet
     heal: Heal | None = None
     pins: frozenset[HealId] = frozenset()
-    # Of which state the coordinator awaits the digest, for which heals.
+    # For each heal, the state whose digest the coordinator waits for.
     digests_due: Mapping[HealId, Step] = field(default_factory=dict[HealId, Step])
-    # Of the state that this group holds, once it has been taken; None if it cannot be.
+    # The digest of this group's state, once it has been taken; None if it cannot be taken.
     digest: int | None = None
     digest_taken: bool = False
     frontier_step: Step | None = None
     frontier_held: bool = False  # a live group held the frontier when this one was welcomed
     last_quorum_id: QuorumId = QuorumId(0)
-    # Of which attempt this group was told that all members have computed their shards.
+    # The attempt of the last AllComputed.
     all_computed: tuple[QuorumId, Step] = (QuorumId(0), Step(0))
-    progress: int = 0  # of the training thread, when the last heartbeat was sent
-    last_members: int = 0  # of that quorum
+    progress: int = 0  # `Tick.progress` when the last heartbeat was sent
+    last_members: int = 0  # how many members the last quorum had
     heartbeat_interval_s: float = 1.0
     next_heartbeat_s: float = 0.0
-    heard_s: float = 0.0  # when the coordinator last said something
+    heard_s: float = 0.0  # when the last message from the coordinator arrived
     last_tick_s: float = 0.0
-    since_s: float = 0.0  # when the present phase began
-    dials: int = 0  # in vain, since the last Welcome
-    place: int = 0  # of the coordinator that is dialled, among the addresses
-    term: int = 0  # of the coordinator, the highest that was met
+    since_s: float = 0.0  # when the current phase began
+    dials: int = 0  # without success, since the last Welcome
+    place: int = 0  # index of the current address in `Identity.coordinators`
+    term: int = 0  # the highest term of any coordinator so far
     offline_since_s: float | None = None
     offline_reason: str = ""
     waiting: str = ""

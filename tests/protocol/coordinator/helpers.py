@@ -1,4 +1,4 @@
-"""A job of the pure machine, driven by group name: `desk.vote("a")` returns what the machine did about it."""
+"""Drive a job of the pure machine by group name: `desk.vote("a")` returns what the machine did."""
 
 import zlib
 from dataclasses import dataclass, field
@@ -46,13 +46,13 @@ M = TypeVar("M")
 
 
 def digest_of(state: str) -> int | None:
-    """The digest of a state that goes by a word; None for "", of which none could be taken."""
+    """The digest of a state with this name; None for "", whose digest could not be taken."""
     return zlib.crc32(state.encode()) if state else None
 
 
 @dataclass(frozen=True)
 class Done:
-    """What one event led to. Groups go by name here, also those that are gone by now."""
+    """What one event led to, by group name, also for groups that are gone."""
 
     effects: tuple[Effect, ...]
     names: dict[SessionId, str]
@@ -87,7 +87,7 @@ class Desk:
     now_s: float = 0.0
     sessions: dict[str, SessionId] = field(default_factory=dict)
     names: dict[SessionId, str] = field(default_factory=dict)
-    # Donors tell the digest of a pinned state as soon as they are asked for it.
+    # Donors send the digest of a pinned state as soon as they are asked for it.
     tells_digests: bool = True
 
     @classmethod
@@ -113,7 +113,7 @@ class Desk:
         return self.do(GroupSaid(self.sessions[name], message))
 
     def hello(self, name: str, incarnation: int = 1, **fields: object) -> Done:
-        """Open a session and say Hello in it. An earlier session of that name stays as it is."""
+        """Open a session and send Hello. An earlier session of that name stays as it is."""
         session = SessionId(len(self.names) + 1)
         if name in self.sessions:
             self.names[self.sessions[name]] = f"old {name}"
@@ -131,7 +131,7 @@ class Desk:
     def come(
         self, name: str, step: int = 0, digest: str = "d", incarnation: int = 1, **fields: object
     ) -> Done:
-        """Say Hello and Join; return what followed from the Join."""
+        """Send Hello and Join; return what followed from the Join."""
         self.hello(name, incarnation)
         return self.join(name, step, digest, **fields)
 
@@ -160,12 +160,12 @@ class Desk:
         return [self.vote(member.group) for member in self.quorum.members][-1]
 
     def computed(self, *names: str, moves: bool = False) -> Done:
-        """Let each of these say with a heartbeat that it has computed; return what the last one led to."""
+        """Let each of these report with a heartbeat that it has computed; return what the last one led to."""
         heartbeat = Heartbeat(self.quorum.quorum_id, self.step, moves=moves)
         return [self.say(name, heartbeat) for name in names][-1]
 
     def pinned(self, donor: str, joiner: str, digest: int | None = 7) -> Done:
-        """Let a donor tell the digest of the state that it keeps for `joiner`."""
+        """Let a donor send the digest of the state that it keeps for `joiner`."""
         heal_id = self.group(joiner).heal_id
         assert heal_id is not None
         return self.say(donor, Pinned(heal_id, digest))
@@ -254,7 +254,7 @@ def orphaned(*names: str, steps: int = 3, shards: int | None = 6, **options: flo
 
 
 def healing(desk: Desk, name: str, incarnation: int = 1) -> HealId:
-    """Let a group without the frontier come; return the heal it was given."""
+    """Let a group without the frontier come; return its heal."""
     heals = desk.come(name, digest="fresh", incarnation=incarnation).only(Heal)
     return heals[name].heal_id
 
@@ -268,7 +268,7 @@ def shards(quorum: NewQuorum) -> dict[str, tuple[int, ...]]:
 
 
 def tried_again(done: Done) -> NewQuorum | None:
-    """The quorum under which the step is tried again, if it is; all its members must have heard of it."""
+    """Return the quorum under which the step is retried, if it is; all its members must have received it."""
     quorums = done.only(NewQuorum)
     assert not done.only(Commit)
     if not quorums:
@@ -279,5 +279,5 @@ def tried_again(done: Done) -> NewQuorum | None:
 
 
 def committed(done: Done) -> list[str]:
-    """Who heard that the step counts."""
+    """Return the groups that received the commit."""
     return sorted(done.only(Commit))

@@ -1,4 +1,4 @@
-"""Whose state differs: the rule alone."""
+"""The rule for comparing digests."""
 
 import pytest
 from jaxft_protocol.coordinator.digests import listed, odd_ones

@@ -1,4 +1,4 @@
-"""What a job may ask to have remembered: every record can be written down, and none grows without an end."""
+"""Limits on a job's record: every record can be encoded, and none grows without a limit."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.stores import examples
 
 
 def written(desk: Desk) -> int:
-    """How many bytes it takes to remember the job, which must come back as it was."""
+    """Return the size of the job's record, after checking that it decodes to the same job."""
     saved = durable.saved(desk.job)
     data = records.encode(saved)
     assert records.decode(data) == saved
@@ -63,12 +63,12 @@ def test_a_place_is_given_up_once():
     written(desk)
 
 
-# ---- a turn that cannot be written down ----
+# ---- a record that cannot be encoded ----
 
 
 def test_a_turn_that_cannot_be_written_down_does_not_happen():
     desk = running("a", "b")
-    desk.job = changed(desk.job, places=0)  # as a fault would leave it
+    desk.job = changed(desk.job, places=0)  # as after a bug
     before = desk.job
     with pytest.raises(machine.Unwritable, match="places would be -1, not a whole number"):
         desk.leave("a", finished=True)
@@ -92,9 +92,9 @@ def test_what_the_core_lets_pass_can_be_written_and_read(record: Any):
         ({"history": 1.0}, "history would be 1.0"),
         ({"held": {"a": (0, -1)}}, "a would be -1"),
         ({"members": (("a", -2),)}, "a would be -2"),
-        ({"settings": {"x": "\ud800"}}, "not text that UTF-8 can hold"),
-        ({"settings": {"x": "y" * bounds.MAX_RECORD_BYTES}}, "bytes, and a store takes 1400000"),
-        ({"job": "\udfff"}, "not text that UTF-8 can hold"),
+        ({"settings": {"x": "\ud800"}}, "cannot be encoded as UTF-8"),
+        ({"settings": {"x": "y" * bounds.MAX_RECORD_BYTES}}, "bytes, which exceeds the maximum of 1400000"),
+        ({"job": "\udfff"}, "cannot be encoded as UTF-8"),
     ],
 )
 def test_the_core_refuses_what_could_not_be_read_again(changes: dict[str, Any], says: str):
@@ -110,7 +110,7 @@ def test_a_group_with_too_much_to_remember_is_refused_with_what_to_do():
     desk = Desk.open()
     desk.hello("a")
     refused = desk.join("a", settings={"program": "x" * 70_000}).only(Refused)["a"]
-    assert "the settings of group 'a' have 70013 bytes, and a job can keep 65536" in refused.reason
+    assert "the settings of group 'a' have 70013 bytes, which exceeds the maximum of 65536" in refused.reason
     assert desk.job.groups == {}
     assert desk.job.settings is None
 
@@ -133,12 +133,12 @@ def test_one_group_too_many_is_refused_while_the_others_go_on():
     desk.hello(name)
     refused = desk.join(name, step=1, shards=65536).only(Refused)[name]
     assert "would need" in refused.reason
-    assert "use shorter names of groups, or fewer groups" in refused.reason
+    assert "use shorter group names, or fewer groups" in refused.reason
     assert len(desk.job.groups) == 700
 
 
 def crowd(number: int, name: str) -> Job:
-    """A job whose every group stands in every list that is remembered."""
+    """A job with every group in every list of its record."""
     job = Job("job", Options(), {}, 65536, 1)
     names = [GroupName(name.format(index)) for index in range(number)]
     groups = {
@@ -166,7 +166,7 @@ def crowd(number: int, name: str) -> Job:
 
 
 def test_what_is_remembered_of_groups_that_are_gone_has_a_bound():
-    """One name after the other comes, shows that it holds the state, and goes."""
+    """One group after the other comes, shows that it holds the state, and leaves."""
     desk = Desk.open(min_replicas=2)
     desk.come("a", digest="d")
     desk.come("b", digest="other")
@@ -197,7 +197,7 @@ def test_those_who_are_here_and_those_who_take_part_are_never_forgotten(monkeypa
 
 
 def test_a_group_that_was_forgotten_heals_and_its_history_still_counts(monkeypatch: pytest.MonkeyPatch):
-    """To forget costs a heal. It never makes a fresh state out of a committed one."""
+    """Forgetting costs a heal. It never lets a fresh state replace a committed one."""
     desk = running("a", "b")
     desk.commit()
     desk.job = changed(desk.job, proven={"a": Incarnation(1)})  # as `forget` leaves it
@@ -247,7 +247,7 @@ def test_a_distrusted_one_is_forgotten_last_and_with_its_proof(monkeypatch: pyte
     st.integers(1, 3),
 )
 def test_any_course_of_a_job_can_be_written_down(course: list[tuple[str, str]], least: int):
-    """Groups that keep to the protocol never meet a turn that could not be written down."""
+    """Groups that follow the protocol never cause a record that cannot be encoded."""
     desk = Desk.open(min_replicas=least)
     incarnation = 0
     for name, what in course:

@@ -1,4 +1,4 @@
-"""Fingerprints that come with the votes: the odd one goes before its error reaches the run, or the job halts."""
+"""Digests in votes: a member that differs is evicted before its error spreads, or the job halts."""
 
 import pytest
 from jaxft_protocol.coordinator.job import Phase
@@ -6,7 +6,7 @@ from jaxft_protocol.messages import Evicted, Halted, Heal, NewQuorum, Pin, Waiti
 
 from .helpers import Desk, committed, healing, members, running, shards, tried_again
 
-# ---- nobody is odd ----
+# ---- all agree ----
 
 
 def test_equal_states_are_committed():
@@ -24,11 +24,11 @@ def test_one_digest_alone_has_nothing_to_differ_from():
 
 
 def test_in_the_first_step_of_a_quorum_one_without_a_fingerprint_is_taken_for_odd():
-    """There all are compared: nothing is known of its state."""
+    """All are compared in this step, and nothing is known about its state."""
     desk = running("a", "b", "c")
     evicted = desk.votes(a=1, b=None, c=1).only(Evicted)
     assert evicted.keys() == {"b"}
-    assert "it gave no fingerprint of its state in the first step of a quorum" in evicted["b"].reason
+    assert "it sent no digest of its state in the first step of a quorum" in evicted["b"].reason
     assert members(desk) == ["a", "c"]
     assert committed(desk.votes(a=1, c=1)) == ["a", "c"]
 
@@ -48,7 +48,7 @@ def test_digests_of_an_attempt_that_failed_count_for_nothing():
 
 
 def test_what_a_lost_member_gave_from_another_state_does_not_count():
-    # It voted, so its contribution is in the sum of those who live.
+    # It voted, so its contribution is in the sum of the living members.
     desk = running("a", "b", "c")
     desk.vote("b", digest=2)
     desk.close("b")
@@ -56,7 +56,7 @@ def test_what_a_lost_member_gave_from_another_state_does_not_count():
     again = tried_again(desk.vote("c", digest=1))
     assert again is not None
     assert [member.group for member in again.members] == ["a", "c"]
-    # Its history is worth nothing, though the step that it brings is the frontier's.
+    # Its history is ignored, although it brings the frontier's step.
     desk.hello("b")
     heals = desk.join("b", step=0, digest="", history=desk.job.history).only(Heal)
     assert not heals["b"].log_only
@@ -69,7 +69,7 @@ def test_of_two_a_lost_one_that_differs_stops_the_job_too():
     assert desk.vote("a", digest=1).only(Halted).keys() == {"a"}
 
 
-# ---- one is odd ----
+# ---- one differs ----
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_joiners_that_heal_from_an_odd_donor_start_over():
 
 @pytest.mark.parametrize("caught_up", [True, False])
 def test_what_an_odd_donor_gave_to_a_joiner_is_no_state_of_the_job(caught_up: bool):
-    """The joiner was told to start over, and lost its stream before it could."""
+    """The coordinator has asked the joiner to start over, but its stream ended first."""
     desk = running("a", "b", "c")
     desk.commit()
     desk.come("late", step=0)
@@ -164,7 +164,7 @@ def test_what_an_odd_donor_gave_to_a_joiner_is_no_state_of_the_job(caught_up: bo
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_nor_does_the_joiners_history_count_before_it_has_healed_from_others(step: int):
-    """It brought a checkpoint of step 1, and fetched state 2 from the odd one among others."""
+    """It brought a checkpoint of step 1, and fetched state 2, also from the donor that differs."""
     desk = running("a", "b", "c")
     desk.commit()
     desk.commit()
@@ -234,7 +234,7 @@ def test_its_history_counts_again_once_it_has_healed():
     assert (members(desk), desk.step) == (["b"], 1)
 
 
-# ---- nobody knows who is right ----
+# ---- no majority ----
 
 
 @pytest.mark.parametrize("digests", [{"a": 1, "b": 2}, {"a": 1, "b": 1, "c": 2, "d": 2}])
@@ -244,9 +244,9 @@ def test_without_a_majority_everybody_is_stopped(digests: dict[str, int]):
     desk.hello("compiles")
     healing(desk, "heals")
     done = desk.votes(**digests)
-    everybody = sorted([*digests, "compiles", "heals"])
+    all_groups = sorted([*digests, "compiles", "heals"])
     halted = done.only(Halted)
-    assert sorted(halted) == sorted(done.closed) == everybody
+    assert sorted(halted) == sorted(done.closed) == all_groups
     (reason,) = {message.reason for message in halted.values()}
     assert "the groups of job 'job' hold different states 1, and no majority says which is right" in reason
     assert f"b: {digests['b']:016x}" in reason
@@ -257,14 +257,14 @@ def test_without_a_majority_everybody_is_stopped(digests: dict[str, int]):
 
 
 def test_one_that_has_not_heard_of_a_halt_is_told_when_it_comes_back():
-    # Its stream broke just then, or the coordinator died before it told anybody.
+    # Its stream has just ended, or the coordinator died before it sent Halted.
     desk = halted()
     done = desk.come("b", step=3, digest="", history=desk.job.history)
     (reason,) = [message.reason for message in done.to("b") if isinstance(message, Halted)]
     assert "hold different states 3, and no majority says which is right" in reason
     assert done.closed == ["b"]
     assert (desk.job.groups, desk.job.quorum) == ({}, None)
-    # Started again, it brings what it has saved.
+    # After a restart, it brings what it has saved.
     desk.come("b", step=2, history=desk.job.history, incarnation=2)
     desk.wait(6.0)
     assert (members(desk), desk.step) == (["b"], 2)
@@ -296,7 +296,7 @@ def test_after_a_halt_the_job_resumes_from_a_checkpoint():
 
 
 def with_odd_b(steps: int = 1) -> Desk:
-    """a, b and c after some steps; b's state was found to be another, and it is out."""
+    """a, b and c after some steps; b was evicted because its state differs."""
     desk = running("a", "b", "c")
     for _ in range(steps):
         desk.commit()

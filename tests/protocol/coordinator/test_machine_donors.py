@@ -1,4 +1,4 @@
-"""Donors tell the digest of the state that they keep before a joiner is told whom to ask."""
+"""Donors send the digest of the state that they keep before a joiner gets its list of donors."""
 
 from jaxft_protocol.coordinator.job import Phase
 from jaxft_protocol.messages import (
@@ -19,7 +19,7 @@ from .helpers import Desk, committed, healing, members, running
 
 
 def joined_by(*joiners: str, donors: tuple[str, ...] = ("a", "b", "c"), **options: float) -> Desk:
-    """A job at step 1 whose donors have been asked for the digest of their state, and have not told it yet."""
+    """A job at step 1 whose donors were asked for the digest of their state, and have not sent it yet."""
     desk = running(*donors, **options)
     desk.commit()
     desk.tells_digests = False
@@ -66,7 +66,7 @@ def test_a_donor_whose_training_thread_is_away_does_not_hold_up_a_joiner():
 
 
 def test_one_donor_of_two_that_is_corrupt_does_not_feed_a_joiner_while_the_other_is_away():
-    """Else the two of them would outvote the healthy one in the next step."""
+    """Otherwise the two of them would outvote the healthy one in the next step."""
     desk = joined_by("new", donors=("a", "c"))
     desk.pinned("c", "new", digest=2)
     assert not [done for done in desk.wait(20.0) if done.only(Heal)]
@@ -127,7 +127,7 @@ def test_one_that_heals_again_because_a_commit_followed_is_given_the_new_state()
     desk.votes(a=None, b=None)
     done = desk.pinned(
         "c", "new-2", digest=8
-    )  # it is put out, all others have voted, and new-1 was fed by it
+    )  # it is evicted, all others have voted, and new-1 healed from it
     assert committed(done) == ["a", "b"]
     assert desk.step == 2
     for donor in ("a", "b"):

@@ -1,4 +1,4 @@
-"""What a coordinator writes down, and how it goes on from that."""
+"""What a coordinator records, and how it continues from that."""
 
 import pytest
 from jaxft_protocol.coordinator import durable
@@ -24,7 +24,7 @@ def records(done: Done) -> list[Record]:
 
 
 class Log:
-    """Steps a desk and remembers its records, as a coordinator does."""
+    """Drives a desk and keeps its records, as a coordinator does."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -115,10 +115,10 @@ def test_of_a_job_that_all_have_left_before_a_commit_the_ids_are_remembered():
     desk = running("a")
     (record,) = records(desk.close("a"))
     assert desk.job.empty
-    assert record == durable.saved(durable.anew(desk.job))
+    assert record == durable.saved(durable.emptied(desk.job))
     assert isinstance(record, Saved)
     assert (record.last_quorum_id, record.settings, record.frontier) == (1, None, None)
-    assert durable.anew(desk.job).last_quorum_id == 1
+    assert durable.emptied(desk.job).last_quorum_id == 1
 
 
 def test_after_a_restart_a_job_without_a_commit_waits_for_its_groups_before_it_is_forgotten():
@@ -176,7 +176,7 @@ def test_after_a_restart_those_who_do_not_come_back_are_not_waited_for_long():
     desk.come("a", step=2, digest="")
     desk.wait(4.8)
     assert desk.job.quorum is None
-    assert "gives those who took part before a moment" in desk.job.waiting
+    assert "waits a moment for earlier members" in desk.job.waiting
     desk.wait(0.4)
     assert members(desk) == ["a"]
 

@@ -1,4 +1,4 @@
-"""How a job begins: presence, the first state, settings, min_replicas, the join timeout."""
+"""How a job starts: presence, the first state, settings, min_replicas, the join timeout."""
 
 import pytest
 from jaxft_protocol.coordinator.job import Close, GroupSaid, Options, Phase, SessionClosed, SessionId
@@ -79,7 +79,7 @@ def test_the_first_message_must_be_hello():
 def test_a_session_has_one_hello_and_one_join():
     desk = running("a")
     before = desk.job
-    with pytest.raises(IllegalEvent, match="a session has one Hello"):
+    with pytest.raises(IllegalEvent, match="a session sends Hello only once"):
         desk.say("a", Hello("job", desk.group("a").name, desk.group("a").incarnation, "a:1"))
     with pytest.raises(IllegalEvent, match="group 'a' joined twice"):
         desk.join("a")
@@ -186,11 +186,11 @@ def test_one_that_holds_the_frontier_follows_the_log_and_enters_at_the_boundary(
     assert members(desk) == ["a", "b", "late"]
 
 
-# ---- waiting for those who may bring a newer state ----
+# ---- waiting for groups that may bring a newer state ----
 
 
 def unsettled(**options: float) -> Desk:
-    """A job that its coordinator hears of for the first time."""
+    """A job that is new to its coordinator."""
     return Desk.open(**{"founding_wait_s": 5.0, **options})
 
 
@@ -216,7 +216,7 @@ def test_it_says_for_what_it_waits():
     desk = unsettled()
     desk.come("a")
     reason = desk.tick().only(Waiting)["a"].reason
-    assert reason.endswith("(a); groups that may bring a newer state are given a moment to come")
+    assert reason.endswith("(a); waiting a moment for groups that may bring a newer state")
 
 
 def test_by_default_it_waits_for_a_heartbeat_timeout():
@@ -224,7 +224,7 @@ def test_by_default_it_waits_for_a_heartbeat_timeout():
 
 
 def test_a_laggard_that_comes_first_does_not_take_the_job_back():
-    # The coordinator has lost its memory. The laggard's last quorum had three members, as that of the others.
+    # The coordinator has lost its store. The slow group's last quorum had three members, like the others'.
     desk = unsettled()
     desk.come("laggard", step=40, digest="40", history=HISTORY, members=3)
     desk.come("b", step=5000, digest="5000", history=HISTORY, members=3)
@@ -260,7 +260,7 @@ def test_one_that_has_healed_to_the_state_says_nothing_of_those_who_took_part():
 
 
 def test_members_of_a_first_quorum_wait_for_those_who_may_have_gone_on_without_them():
-    # The coordinator has lost its memory. Of a, b and c, which had begun together, c has committed alone since.
+    # The coordinator has lost its store. Of a, b and c, which had started together, c has committed alone since.
     desk = unsettled()
     desk.come("a", members=3)
     desk.come("b", members=3)
@@ -470,7 +470,7 @@ def test_a_higher_step_than_the_jobs_looks_like_another_run():
     (refused,) = desk.come("b", step=7).to("b")
     assert isinstance(refused, Refused)
     assert "group 'b' holds step 7, but job 'job' is only at step 0" in refused.reason
-    assert "give it a job name of its own" in refused.reason
+    assert "give it another job name" in refused.reason
 
 
 @pytest.mark.parametrize("wrong", [0, 65537, 10**12, 2**64 - 1])
@@ -513,7 +513,7 @@ def test_jobs_with_the_same_group_names_do_not_touch():
     assert (members(first), members(second)) == (["a"], ["a"])
 
 
-# ---- a founding that comes to nothing ----
+# ---- a founding that fails ----
 
 
 def test_a_job_without_groups_and_without_a_commit_may_be_forgotten():

@@ -1,4 +1,4 @@
-"""Joiners, donors and spares; and who comes back under which name."""
+"""Joiners, donors and spares, and groups that come back."""
 
 from jaxft_protocol.coordinator.job import Close, Phase
 from jaxft_protocol.messages import (
@@ -123,7 +123,7 @@ def test_a_just_admitted_group_that_is_left_alone_without_the_last_sum_is_no_don
     assert desk.come("c", digest="x").only(Heal) == {}
     desk.heal_failed("b")
     assert desk.job.quorum is None
-    assert "step 1 needs 1 groups that hold it, and 0 do (nobody)" in desk.tick().only(Waiting)["b"].reason
+    assert "step 1 needs 1 groups that hold it, and 0 do (none)" in desk.tick().only(Waiting)["b"].reason
 
 
 def test_when_no_member_lives_spares_that_healed_to_the_very_frontier_donate():
@@ -140,7 +140,7 @@ def test_when_no_member_lives_spares_that_healed_to_the_very_frontier_donate():
 
 
 def test_a_just_admitted_group_says_that_it_has_the_last_sum_and_then_donates():
-    # Else a job whose last founder dies here would have its state in a live group and not know it.
+    # Otherwise, if the last founder dies now, the job would not know that a live group holds its state.
     desk = running("a", "b", min_replicas=2)
     healing(desk, "c")
     desk.ready("c")
@@ -298,7 +298,7 @@ def test_a_member_that_cannot_get_the_last_sum_goes_back_to_healing_and_the_step
     assert done.only(Heal)["c"].step == 1
 
 
-# ---- letting go ----
+# ---- releasing pins ----
 
 
 def test_donors_are_released_with_the_joiners_first_commit_and_not_before():
@@ -332,7 +332,7 @@ def test_a_dead_donor_is_not_written_to():
     assert desk.close("c").only(Release) == {"a": Release(heal_id)}
 
 
-# ---- who comes back ----
+# ---- groups that come back ----
 
 
 def test_the_same_incarnation_at_the_frontier_needs_no_heal():
@@ -394,7 +394,7 @@ def test_another_incarnation_at_the_frontiers_number_heals():
 
 
 def test_who_voted_ok_and_lost_its_stream_holds_the_frontier_once_that_counts():
-    # It hears from Welcome that its sum counts and applies it; so if all others die, the state lives on in it.
+    # It learns from Welcome that its step is committed, and applies it; if all others die, it still holds the state.
     desk = running("a", "b")
     desk.vote("b")
     desk.close("b")
@@ -405,7 +405,7 @@ def test_who_voted_ok_and_lost_its_stream_holds_the_frontier_once_that_counts():
 
 
 def test_who_voted_ok_and_left_does_not_hold_it():
-    # A group that leaves applies nothing any more.
+    # A group that leaves no longer applies anything.
     desk = running("a", "b")
     desk.vote("b")
     desk.leave("b")
@@ -460,7 +460,7 @@ def test_a_job_that_lost_everybody_goes_on_with_the_one_who_comes_back():
     desk.close("a")
     desk.close("b")
     desk.come("b", step=1, digest="")
-    assert "step 1 needs 2 groups that hold it, and 1 do (b); nobody else is present" in (
+    assert "step 1 needs 2 groups that hold it, and 1 do (b); no other group is present" in (
         desk.tick().only(Waiting)["b"].reason
     )
     assert desk.come("a", digest="d", incarnation=2).only(Heal)["a"].step == 1

@@ -287,7 +287,7 @@ def test_a_joiner_behind_the_end_catches_up_first():
 
 
 def test_a_group_with_the_very_final_state_is_told_too():
-    # A rerun of a finished job: everybody restores the last checkpoint and has nothing to do.
+    # A rerun of a finished job: all groups restore the last checkpoint and have nothing to do.
     desk = Desk.open()
     desk.come("a", step=9, history=7)
     desk.hello("b")

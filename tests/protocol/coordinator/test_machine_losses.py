@@ -1,4 +1,4 @@
-"""Many that die at once: their losses are gathered, and make one quorum."""
+"""Many members die at once: their losses are collected, and lead to one new quorum."""
 
 from jaxft_protocol.coordinator.job import Tick
 from jaxft_protocol.messages import Heartbeat, NewQuorum
@@ -13,7 +13,7 @@ def crowd() -> Desk:
 
 
 def after(desk: Desk, seconds: float) -> Done:
-    """What a tick does so much later, of which no heartbeat has told before."""
+    """Let time pass without heartbeats, and return what the next tick does."""
     desk.now_s += seconds
     return desk.do(Tick())
 
@@ -70,9 +70,9 @@ def test_losses_after_the_retry_are_gathered_anew():
 
 
 def test_a_hundred_of_a_thousand_that_die_at_once():
-    everybody = [f"group-{i}" for i in range(1000)]
-    desk = running(*everybody, shards=1000)
-    sent = [message for name in everybody[:100] for message in desk.close(name).sent]
+    names = [f"group-{i}" for i in range(1000)]
+    desk = running(*names, shards=1000)
+    sent = [message for name in names[:100] for message in desk.close(name).sent]
     done = after(desk, 0.1)
     assert sent == []
     assert len(done.sent) == 900

@@ -1,4 +1,4 @@
-"""Votes that say that the means are not finite: the job halts for all, with nothing of that step committed."""
+"""Votes that report means that are not finite: the job halts for all groups, and the step is not committed."""
 
 import pytest
 from jaxft_protocol.coordinator import durable
@@ -71,7 +71,7 @@ def test_a_group_that_comes_back_goes_on_from_the_frontier():
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_one_whose_stream_broke_hears_of_the_halt_when_it_is_back(steps: int):
-    """Those for whom it would wait have ended; at the first step the job itself is empty by then."""
+    """The groups that it would wait for have ended; at the first step the job is already empty."""
     desk = running("a", "b", "c", min_replicas=3)
     for _ in range(steps):
         desk.commit()
@@ -80,7 +80,7 @@ def test_one_whose_stream_broke_hears_of_the_halt_when_it_is_back(steps: int):
     desk.vote("a", nonfinite=SAYS)
     desk.vote("b", nonfinite=SAYS)
     if desk.job.empty:
-        desk.job = durable.anew(desk.job)  # as the shell does
+        desk.job = durable.emptied(desk.job)  # as the shell does
     (halted,) = desk.come("c", step=steps, digest="x").to("c")
     assert isinstance(halted, Halted)
     assert halted.kind is HaltKind.NONFINITE
@@ -95,7 +95,7 @@ def test_one_whose_stream_broke_hears_of_the_halt_when_it_is_back(steps: int):
 def test_one_that_differs_without_a_majority_hears_of_it_again():
     desk = running("a", "b")
     desk.votes(a=1, b=2)
-    desk.job = durable.anew(desk.job)
+    desk.job = durable.emptied(desk.job)
     (halted,) = desk.come("b").to("b")
     assert isinstance(halted, Halted)
     assert halted.kind is HaltKind.DIVERGED

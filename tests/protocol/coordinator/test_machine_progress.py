@@ -1,4 +1,4 @@
-"""A group that hangs is told from those that wait for it, though its heartbeats go on."""
+"""A group that hangs is distinguished from those that wait for it, although its heartbeats continue."""
 
 import pytest
 from jaxft_protocol.coordinator import progress
@@ -6,9 +6,9 @@ from jaxft_protocol.messages import AllComputed, Evicted, Heartbeat, QuorumId, S
 
 from tests.protocol.coordinator.helpers import Desk, healing, members, running, shards
 
-# Of a heartbeat timeout of 5 s: patience with fast steps.
+# Patience with fast steps, at a heartbeat timeout of 5 s.
 PATIENCE_S = 10.0
-# `join_timeout_s`, the least that one is waited for that is away.
+# `join_timeout_s`: the job waits at least this long for a member that is away.
 AWAY_S = 60.0
 
 
@@ -71,7 +71,7 @@ def test_one_that_does_not_vote_while_others_hold_the_sum_is_put_out():
     computed(desk, "b")
     desk.vote("a")
     desk.wait(PATIENCE_S + 0.3)
-    # The vote of a counts: it holds the whole sum.
+    # The vote of a is enough: it holds the complete sum.
     assert (members(desk), desk.step) == (["a"], 4)
 
 
@@ -85,7 +85,7 @@ def test_slow_steps_earn_more_patience():
 
 
 def after_stalls(stalls: int) -> Desk:
-    """A job whose steps take 0.1 s, but for so many of 20 s."""
+    """A job whose steps take 0.1 s, except for some of 20 s."""
     desk = measured("a", "b")
     for _ in range(10):
         desk.wait(20.0 if stalls else 0.1)
@@ -135,7 +135,7 @@ def test_the_first_steps_count_as_they_are():
 
 
 def test_one_that_gets_on_does_not_hang_however_long_it_takes():
-    """Many shards after an uneven deal, or a slow link: whatever moves extends the time."""
+    """Many shards after an uneven assignment, or a slow link: any progress extends the time."""
     desk = measured("a", "b", "c")
     desk.computed("a", "c")
     desk.wait(10 * PATIENCE_S, moving=("b",))
@@ -257,7 +257,7 @@ def test_one_that_the_job_cannot_go_on_without_is_waited_for_and_named():
     told = [each.only(Waiting)["a"] for each in done if each.only(Waiting)]
     (waiting,) = told
     assert "step 3 waits for b, away from training" in waiting.reason
-    assert "needs 2 groups, and cannot go on without" in waiting.reason
+    assert "needs 2 groups, and cannot continue without" in waiting.reason
     assert members(desk) == ["a", "b"]
     desk.tick()
     assert desk.job.waiting == ""
@@ -394,7 +394,7 @@ def test_one_that_is_put_out_again_and_again_is_let_in_later_each_time():
             if "c" in desk.job.groups and desk.group("c").step < desk.step:
                 desk.ready("c")
         waited_s.append(desk.now_s - began_s)
-        desk.commit()  # in its first step it would be given more time
+        desk.commit()  # in its first step it would have more time
     assert waited_s[0] < 0.5
     assert waited_s == sorted(waited_s)
     assert waited_s[-1] > 10.0
@@ -418,7 +418,7 @@ def test_one_that_is_held_back_is_let_in_where_too_few_are_left():
 
 
 def test_each_time_somebody_is_put_out_without_a_commit_patience_doubles():
-    """So where all steps have become slow, the groups do not put each other out in turn for ever."""
+    """So if all steps have become slow, the groups do not evict each other in turn forever."""
     desk = measured("a", "b", "c", "d")
     for times, behind in enumerate(("d", "c", "b")):
         patience_s = PATIENCE_S * 2**times
@@ -435,7 +435,7 @@ def test_each_time_somebody_is_put_out_without_a_commit_patience_doubles():
 
 
 def test_when_a_quorum_ends_without_another_its_members_wait_for_nobody():
-    """Those who are put out may keep their links open: nothing else would end the wait."""
+    """Evicted members may keep their connections open: nothing else would end the wait."""
     desk = measured("a", "b", min_replicas=2)
     desk.computed("a")
     told = desk.close("b").only(AllComputed)

@@ -1,6 +1,6 @@
-"""Any message, at any time, from anybody, the honest and the mad: what `machine.py` promises holds after each.
+"""Any message, at any time, from correct and faulty groups: the invariants of `machine.py` hold after each.
 
-A failure prints the shortest run of rules that leads to it.
+A failure prints the shortest sequence of rules that leads to it.
 """
 
 import contextlib
@@ -51,9 +51,9 @@ class AnyJob(RuleBasedStateMachine):
         self.incarnation = dict.fromkeys(NAMES, 1)
         self.said_ok: set[tuple[str, QuorumId, Step]] = set()
         self.quorums: dict[QuorumId, NewQuorum] = {}
-        self.told: dict[SessionId, Step] = {}  # the last step whose commit each session was sent
+        self.told: dict[SessionId, Step] = {}  # for each session, the last commit that was sent on it
         self.closed: set[SessionId] = set()
-        self.known: dict[str, Saved] = {}  # what the coordinator has written down
+        self.known: dict[str, Saved] = {}  # the coordinator's durable records
         self.term = 0
 
     @initialize(names=st.sets(names))
@@ -162,7 +162,7 @@ class AnyJob(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: "job" in self.known)
     def the_coordinator_dies(self) -> None:
-        """It begins anew with what it has written down: no session is left, and nothing that counts is forgotten."""
+        """It restarts from its records: no session is left, and no decision is forgotten."""
         before = self.desk.job
         self.term += 1
         options = replace(before.options, term=self.term)
@@ -175,17 +175,17 @@ class AnyJob(RuleBasedStateMachine):
     def _do(self, act) -> None:
         before = self.desk.job
         self.done = Done((), {})
-        with contextlib.suppress(IllegalEvent, KeyError):  # KeyError: it never said Hello
+        with contextlib.suppress(IllegalEvent, KeyError):  # KeyError: it never sent Hello
             self.done = act()
         told = False
         for effect in self.done.effects:
             if isinstance(effect, Persist):
-                assert not told, "a decision was told before it was written down"
+                assert not told, "a decision was sent before it was persisted"
                 self.known = durable.fold(self.known, effect.record)
             told |= isinstance(effect, Send)
         self._check(before, self.desk.job)
         if self.desk.job.empty:
-            self.desk.job = durable.anew(self.desk.job)  # as the shell does
+            self.desk.job = durable.emptied(self.desk.job)  # as the shell does
 
     # ---- what holds after each event ----
 
@@ -261,7 +261,7 @@ class AnyJob(RuleBasedStateMachine):
         if "job" not in self.known or job.empty:
             assert job.empty or durable.saved(job) == durable.saved(Job(job.name, job.options))
         elif job.quorum is None:
-            # Of whom the last quorum was made says only the record, after a restart.
+            # After a restart, only the record knows the members of the last quorum.
             assert replace(self.known["job"], members=()) == replace(durable.saved(job), members=())
         else:
             assert self.known["job"] == durable.saved(job)
@@ -288,7 +288,7 @@ class AnyJob(RuleBasedStateMachine):
         job = self.desk.job
         able = [group for group in job.groups.values() if group.phase is Phase.MEMBER]
         enough = len(able) >= max(1, job.min_replicas)
-        # (After a restart the others are given a moment to come back.)
+        # (After a restart the others have a moment to come back.)
         if job.frontier is not None and job.finished is None and enough and job.restored_s is None:
             assert job.quorum is not None
 

@@ -1,4 +1,4 @@
-"""All who held the job's state are gone: it goes on from the best checkpoint, and never from a fresh state."""
+"""All holders of the job's state are gone: it resumes from the best checkpoint, and never from a fresh state."""
 
 from jaxft_protocol.coordinator.job import Phase
 from jaxft_protocol.messages import (
@@ -47,7 +47,9 @@ def test_a_group_of_the_jobs_history_resumes_it_after_the_heartbeat_timeout():
     assert desk.job.quorum is None
     reports = [text for done in desk.wait(0.4) for text in done.reports]
     assert (members(desk), desk.step) == (["c"], 2)
-    text = "[job] resumes at step 2 with the state of c: nobody is left who held step 3; 1 step is done again"
+    text = (
+        "[job] resumes at step 2 with the state of c: no group is left that held step 3; 1 step is done again"
+    )
     assert text in reports
     assert committed(desk.commit()) == ["c"]
 
@@ -94,7 +96,7 @@ def test_a_holder_that_reconnects_first_prevents_it():
 
 
 def test_a_holder_that_is_present_prevents_it_before_it_joins():
-    # It applies the last commit first, however long that takes.
+    # It first applies the last commit, for as long as that takes.
     desk = orphaned("a", "b", join_timeout_s=10.0)
     bring(desk, "c", step=2)
     desk.hello("a")
@@ -146,9 +148,9 @@ def test_everybody_is_told_what_would_help():
     desk = orphaned("a")
     desk.come("fresh")
     reason = desk.tick().only(Waiting)["fresh"].reason
-    assert "step 3 needs 1 groups that hold it, and 0 do (nobody); fresh (stale)" in reason
+    assert "step 3 needs 1 groups that hold it, and 0 do (none); fresh (stale)" in reason
     assert reason.endswith(
-        "nobody is left who holds the job's state: a group that brings a checkpoint of it goes on from there"
+        "no group is left that holds the job's state: the job resumes when a group brings a checkpoint of it"
     )
 
 
@@ -200,7 +202,7 @@ def test_without_a_majority_the_job_says_so_and_stops():
     assert "the groups of job 'job' bring different states 2, and no majority says which is right" in text
     assert f"(group-2: {digest_of('y'):016x}; group-10: {digest_of('x'):016x}). Start only the groups" in text
     assert (desk.job.groups, desk.job.quorum) == ({}, None)
-    # Started with the state that is trusted alone, it goes on.
+    # Started only with the trusted state, it continues.
     bring(desk, "group-2", step=2, digest="y", incarnation=77)
     desk.wait(6.0)
     assert members(desk) == ["group-2"]
@@ -238,7 +240,7 @@ def test_what_a_joiner_was_ready_with_counts_though_it_could_not_follow_any_furt
 
 
 def test_what_a_joiner_had_healed_to_counts_though_the_heal_failed():
-    # It came fresh, and holds state 5 since: newer than any checkpoint.
+    # It came with a fresh state, and now holds state 5: newer than any checkpoint.
     desk = running("a")
     healing(desk, "late")
     for _ in range(6):
@@ -308,7 +310,7 @@ def test_it_may_resume_more_than_once():
         desk.close("c")
 
 
-# ---- who comes afterwards ----
+# ---- groups that come later ----
 
 
 def test_a_state_of_another_history_is_refused():
@@ -320,7 +322,7 @@ def test_a_state_of_another_history_is_refused():
     assert isinstance(refused, Refused)
     assert refused.reason.startswith(
         f"group 'old' brings step 1 of another history of job 'job' (history {OTHER:016x}; this one is {1:016x}): "
-        "the job was started anew since that state was saved"
+        "the job has been started again since that state was saved"
     )
     assert done.closed == ["old"]
 
@@ -346,7 +348,7 @@ def test_a_step_beyond_the_jobs_is_refused_without_its_history():
     assert "holds step 3, but job 'job' is only at step 1" in refused.reason
 
 
-# ---- a newer state of this very run comes later ----
+# ---- a newer state of this run comes later ----
 
 
 def test_the_job_goes_on_from_a_newer_state_that_comes_late():
@@ -355,16 +357,16 @@ def test_the_job_goes_on_from_a_newer_state_that_comes_late():
     done = desk.come("a", step=3, history=desk.job.history)
     evicted = done.only(Evicted)["c"]
     assert evicted.may_return
-    assert "a brings step 3 of this very run, and the coordinator knew only of step 2" in evicted.reason
+    assert "a brings step 3 of this run, but the coordinator only knew step 2" in evicted.reason
     bring(desk, "c", step=2, digest="c's")
     reports = [text for done in desk.wait(6.0) for text in done.reports]
     assert (members(desk), desk.step) == (["a"], 3)
-    assert "[job] resumes at step 3 with the state of a: nobody is left who held step 2" in reports
+    assert "[job] resumes at step 3 with the state of a: no group is left that held step 2" in reports
     assert desk.group("c").phase is Phase.HEALING
 
 
 def test_while_it_goes_back_for_a_newer_state_a_corrupt_group_heals():
-    """That nobody holds the job's state then is no sign of a halt."""
+    """No group holds the job's state then, but this does not mean that the job has halted."""
     desk = running("a", "b", "c")
     desk.votes(a=1, b=1, c=2)
     desk.come("new", step=3, history=desk.job.history)
@@ -440,7 +442,7 @@ def test_shards_are_dealt_anew():
 
 
 def test_those_who_follow_one_that_is_out_of_reach_say_anew_what_they_hold():
-    """It lives, and they hear of no failure; the newest state may be one of theirs."""
+    """It is alive, so they notice no failure; one of them may hold the newest state."""
     desk = running("a")
     desk.come("s", digest="fresh", spare=True)
     desk.ready("s")
@@ -457,7 +459,7 @@ def test_those_who_follow_one_that_is_out_of_reach_say_anew_what_they_hold():
     assert (members(desk), desk.step) == (["s"], 2)
 
 
-# ---- a coordinator that has lost its memory ----
+# ---- a coordinator that has lost its store ----
 
 
 def test_a_history_counts_more_than_a_fresh_state_of_the_same_step():
@@ -488,7 +490,7 @@ def test_it_gives_way_no_more_once_a_step_is_committed():
 
 
 def test_the_first_state_of_a_forgotten_founding_is_as_fresh_as_any():
-    """Else nobody could found the job once its holder is gone: there is no checkpoint of what was never committed."""
+    """Otherwise no group could found the job once its holder is gone: an uncommitted state has no checkpoint."""
     desk = Desk.open()
     desk.come("a", step=0, digest="", history=OTHER)
     assert (members(desk), desk.job.history) == (["a"], OTHER)
@@ -532,7 +534,7 @@ def resumed_at(step: int) -> Desk:
 
 
 def test_it_resumes_only_with_as_many_groups_as_a_step_needs():
-    # Else the frontier would be back at an old state, and whoever brings a newer one would have to give it up.
+    # Otherwise the frontier would go back to an old state, and a group with a newer one would have to discard it.
     desk = orphaned("a", "b", min_replicas=2)
     bring(desk, "c", step=1)
     desk.wait(60.0)
@@ -547,7 +549,7 @@ def test_it_resumes_only_with_as_many_groups_as_a_step_needs():
 
 
 def test_one_that_has_healed_to_the_first_state_resumes_from_it():
-    """Step 0, as it came with; but it is the founders' state now, and no longer one of its own."""
+    """Its step is still 0, but its state is now the founders' and not its own."""
     desk = running("a")
     healing(desk, "b")
     desk.commit()

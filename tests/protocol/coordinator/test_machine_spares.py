@@ -205,7 +205,7 @@ def test_it_follows_those_too_that_came_later():
     heal = done.only(Heal)["s"]
     assert (heal.step, heal.log_only, [donor.group for donor in heal.donors]) == (desk.step, True, ["a", "b"])
     assert done.only(Pin) == {name: Pin(heal.heal_id, desk.step, log_only=True) for name in ("a", "b")}
-    # So it gets the last sum even if the one dies that it began with.
+    # So it gets the last sum even if its first donor dies.
     desk.commit()
     desk.close("b")
     assert members(desk) == ["a", "s"]
@@ -418,6 +418,6 @@ def test_a_relieved_spare_that_holds_the_last_state_resumes_the_job_from_it():
     assert members(desk) == ["a"]
     desk.commit()
     desk.close("a")
-    desk.heal_failed("s", step=1)  # it was told of step 2, whose sum nobody can give it any more
+    desk.heal_failed("s", step=1)  # it was to reach step 2, but no group can send that sum any more
     desk.wait(5.5)
     assert (members(desk), desk.step) == (["s"], 1)

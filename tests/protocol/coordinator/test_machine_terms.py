@@ -57,7 +57,7 @@ def test_of_several_terms_the_highest_is_topped_and_all_come_under_one():
 
 
 def test_one_that_has_founded_the_job_turns_a_later_term_away_at_first():
-    """It may be the one that was replaced: then the other leads, and the group finds it."""
+    """This coordinator may have been replaced: then the other one leads, and the group finds it."""
     desk = fresh()
     desk.come("a")
     desk.commit()
@@ -120,7 +120,7 @@ def test_a_heal_id_is_not_given_out_twice_when_a_job_begins_again():
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 400), st.floats(0.0, 8.0)), max_size=20))
 def test_nobody_is_welcomed_under_a_lower_term_than_it_has_met(course: list[tuple[str, int, float]]):
-    """And in no session that is open does a group hear from a term below its own."""
+    """In no open session does a group get messages of a term below its own."""
     desk = fresh()
     met: dict[str, int] = {}
     for incarnation, (name, term, pause_s) in enumerate(course):

@@ -1,4 +1,4 @@
-"""One step: counting votes, commits, trying again, and who must go."""
+"""One step: counting votes, commits, retries, and evictions."""
 
 import pytest
 from jaxft_protocol.coordinator.job import Phase
@@ -81,7 +81,7 @@ def test_the_last_member_commits_alone():
     assert committed(desk.vote("a")) == ["a"]
 
 
-# ---- try again at once ----
+# ---- immediate retries ----
 
 
 def test_a_loss_before_any_vote_tries_the_step_again_at_once():
@@ -94,7 +94,7 @@ def test_a_loss_before_any_vote_tries_the_step_again_at_once():
 
 
 def test_a_loss_tries_again_at_once_although_another_has_failed_already():
-    # It accuses the dead, as a rule; and with nobody ok there is nothing that waiting could still save.
+    # It usually accuses the dead member; and without an ok vote, waiting cannot lead to a commit.
     desk = running("a", "b", "c")
     assert desk.fail("a", "b").sent == []
     assert tried_again(desk.close("b")) is not None
@@ -299,8 +299,8 @@ def test_if_nobody_is_accused_the_last_of_those_who_failed_goes():
 def test_an_accusation_of_a_stranger_means_nothing():
     desk = running("a", "b")
     for _ in range(2):
-        desk.fail("a", "nobody", "b")
-        desk.fail("b", "nobody", "a")
+        desk.fail("a", "unknown", "b")
+        desk.fail("b", "unknown", "a")
     assert members(desk) == ["a"]
 
 
@@ -401,7 +401,7 @@ def test_a_vote_is_given_once(first: bool):
         assert tried_again(desk.vote("b")) is not None
 
 
-# ---- a member that comes back while its seat is still warm ----
+# ---- a member that comes back before the commit ----
 
 
 def test_a_member_that_reconnects_before_the_commit_is_not_taken_for_one_that_has_the_sum():
@@ -453,7 +453,7 @@ def _all_fail(desk: Desk, **accusations: list[str]) -> None:
 
 
 def test_one_that_has_left_and_is_back_before_the_commit_is_told_that_it_takes_part():
-    # The same members, the same incarnations: yet another quorum, for it waits to hear of one.
+    # Same members and incarnations, but a new quorum, because the returned member waits for one.
     desk = running("a", "b")
     desk.vote("a")
     desk.leave("b", finished=True)

@@ -1,4 +1,4 @@
-"""The table of legal events: it knows every event and message, and what is in neither list raises."""
+"""The table of legal events: it lists every event and message, and an event that is neither legal nor late raises."""
 
 from typing import get_args
 
@@ -67,7 +67,7 @@ def test_what_is_late_is_not_legal_and_has_a_reason(kind: type):
 
 @pytest.mark.parametrize("phase", Phase)
 def test_each_phase_can_be_left_for_good(phase: Phase):
-    """By the stream's end, by time, and by a user who leaves."""
+    """When the stream ends, by timeout, and when the user leaves."""
     for kind in (Disconnected, LeaveNow):
         assert phase in RULES[kind].legal or phase is Phase.LEAVING
 
@@ -100,12 +100,16 @@ ILLEGAL: dict[str, tuple[Group, Event, str]] = {
         Heard(commit(1, 0)),
         "Commit is illegal while the group is working",
     ),
-    "a commit of another step": (voted(), Heard(commit(1, 1)), "commit of step 1 in quorum 1, for which"),
-    "a commit of another quorum": (voted(), Heard(commit(2, 0)), "commit of step 0 in quorum 2, for which"),
+    "a commit of another step": (
+        voted(),
+        Heard(commit(1, 1)),
+        "commit of step 1 in quorum 1 is illegal, because",
+    ),
+    "a commit of another quorum": (voted(), Heard(commit(2, 0)), "commit of step 0 in quorum 2 is illegal"),
     "a commit of a failed vote": (
         working().on(ExchangeBroke(QuorumId(1), Step(0), (), "b is gone")),
         Heard(commit(1, 0)),
-        "for which this group has not voted",
+        "because this group has not voted ok",
     ),
     "a commit with an old quorum": (
         voted(),
@@ -143,11 +147,15 @@ ILLEGAL: dict[str, tuple[Group, Event, str]] = {
         "Welcome is illegal while the group is offline",
     ),
     "a second stream": (working(), Connected(), "Connected is illegal while the group is working"),
-    "a second vote": (voted(), OUTCOME, "outcome of step 0 in quorum 1, while the group is voted at step 0"),
+    "a second vote": (
+        voted(),
+        OUTCOME,
+        "outcome of step 0 in quorum 1 is illegal while the group is voted at step 0",
+    ),
     "a vote on a quorum that it does not know": (
         working(),
         Exchanged(QuorumId(2), Step(0)),
-        "outcome of step 0 in quorum 2, while the group is working at step 0 in quorum 1",
+        "outcome of step 0 in quorum 2 is illegal while the group is working at step 0 in quorum 1",
     ),
     "a vote on another step": (working(), Exchanged(QuorumId(1), Step(1)), "outcome of step 1 in quorum 1"),
     "an exchange while it applies": (applying(), OUTCOME, "Exchanged is illegal while the group is applying"),
@@ -161,7 +169,7 @@ ILLEGAL: dict[str, tuple[Group, Event, str]] = {
     "a heal that was not under way": (voted(), HealBroke(HealId(5), ""), "HealBroke is illegal while"),
     "another state in a step": (working(), Prepared(Step(9), 0xD1), "Prepared is illegal while"),
     "to leave twice": (LEAVING, LeaveNow(finished=False), "LeaveNow is illegal while the group is leaving"),
-    "what is no event": (working(), "nonsense", "str is no event"),  # pyright: ignore[reportAssignmentType]
+    "what is no event": (working(), "nonsense", "str is not an event"),  # pyright: ignore[reportAssignmentType]
 }
 
 
@@ -179,23 +187,23 @@ LATE: dict[str, tuple[Group, Event, str]] = {
     "an attempt from which it was relieved": (
         working().hear(heal(5, 3)),
         OUTCOME,
-        "others took this group's place",
+        "other groups replaced this one",
     ),
-    "an attempt of an older quorum": (working(2), OUTCOME, "quorum 1 has given way to quorum 2"),
+    "an attempt of an older quorum": (working(2), OUTCOME, "quorum 1 has been replaced by quorum 2"),
     "an attempt of a job that is over": (finished(), OUTCOME, "the job is over"),
     "a heal whose stream was lost": (
         healing().on(Disconnected("")),
         HealBroke(HealId(5), ""),
         "ended with its stream",
     ),
-    "a heal that was given up": (healing(), HealBroke(HealId(4), ""), "heal 4 was given up"),
+    "a heal that was abandoned": (healing(), HealBroke(HealId(4), ""), "heal 4 was abandoned"),
     "a commit that crosses Leave": (
         LEAVING,
         Heard(Commit(QuorumId(1), Step(0))),
-        "heard that this group leaves",
+        "knew that this group leaves",
     ),
-    "a heal after the end": (failed(), Heard(heal(6, 3)), "has yet to end"),
-    "a heal after Goodbye": (finished().hear(Goodbye()), Heard(heal(6, 3)), "has yet to end"),
+    "a heal after the end": (failed(), Heard(heal(6, 3)), "stream has not ended yet"),
+    "a heal after Goodbye": (finished().hear(Goodbye()), Heard(heal(6, 3)), "stream has not ended yet"),
     "a stream for one that has left": (
         Group().on(LeaveNow(finished=False)),
         Connected(),
@@ -204,7 +212,7 @@ LATE: dict[str, tuple[Group, Event, str]] = {
     "a welcome to one that has left": (
         connected().on(LeaveNow(finished=False)),
         Heard(Welcome(1000)),
-        "yet to end",
+        "stream has not ended yet",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The replica's half of the protocol, alone: every phase, every event."""
+"""The replica's half of the protocol: every phase, every event."""
 
 import itertools
 from dataclasses import dataclass, field, replace
@@ -180,7 +180,7 @@ def failed() -> Group:
     return joining().hear(Refused("no"))
 
 
-# ---- coming ----
+# ---- connecting and joining ----
 
 
 def test_it_says_hello_as_soon_as_the_stream_is_there():
@@ -241,7 +241,7 @@ def test_a_quorum_at_its_step_is_an_attempt():
     group = working()
     assert group.phase is Phase.WORKING
     assert group.directive == Attempt(quorum(1, 0), Step(0))
-    assert group.notes == ["quorum 0 -> 1: shards dealt anew; now a, b; from step 0"]
+    assert group.notes == ["quorum 0 -> 1: shards reassigned; now a, b; from step 0"]
 
 
 def test_a_finished_exchange_is_a_vote_and_no_commit():
@@ -310,7 +310,7 @@ def test_a_new_quorum_for_the_step_is_another_attempt():
         group.hear(quorum(2, 0, "a", left=[lost]))
         assert group.directive == Attempt(quorum(2, 0, "a", left=[lost]), Step(0))
         assert group.replica.vote is None
-        assert group.notes == ["quorum 1 -> 2: lost b (its connection closed); now a; step 0 is tried again"]
+        assert group.notes == ["quorum 1 -> 2: lost b (its connection closed); now a; retries step 0"]
 
 
 def test_its_step_moves_by_one_with_each_application():
@@ -486,8 +486,8 @@ def test_a_failed_vote_is_not_committed_by_welcome():
 
 @pytest.mark.parametrize("frontier", [welcome(1, 1), welcome(2, 2), welcome()])
 def test_a_commit_that_it_heard_is_applied_before_it_joins_again(frontier: Welcome):
-    # Else Join would name a step that the training thread is just leaving, and a coordinator that has lost its
-    # memory would found the job on it.
+    # Otherwise Join would name a step that the training thread is just leaving, and a coordinator that has lost its
+    # store would found the job on it.
     group = applying().on(Disconnected("")).on(Connected()).hear(frontier)
     assert group.directive == Apply(QuorumId(1), Step(0))
     assert group.said == []
@@ -524,7 +524,7 @@ def test_an_eviction_for_good_is_an_error():
     assert isinstance(group.directive, Fail)
     assert group.directive.failure.kind is FailureKind.EVICTED
     assert (
-        "group 'a' of job 'job' was put out by the coordinator coordinator:29510"
+        "group 'a' of job 'job' was evicted by the coordinator coordinator:29510"
         in group.directive.failure.text
     )
     assert "is an older process of this group still running?" in group.directive.failure.text
@@ -609,7 +609,7 @@ def test_the_time_without_a_coordinator_counts_from_the_loss():
 
 def test_a_state_that_nobody_holds_is_an_error_in_the_end():
     group = connected().hear(welcome(9, 4)).on(Prepared(Step(2), 0xD1, SETTINGS))
-    group.hear(Waiting("step 9 needs 1 groups that hold it, and 0 do (nobody)"))
+    group.hear(Waiting("step 9 needs 1 groups that hold it, and 0 do (none)"))
     group.now_s = 60.1
     group.on(Tick())
     assert isinstance(group.directive, Fail)
@@ -714,6 +714,6 @@ def test_a_failure_stays_what_it_is(message: CoordinatorMessage):
 
 
 def test_words_for_whom_it_waits():
-    assert joining().directive == Wait("the coordinator's next word")
+    assert joining().directive == Wait("the coordinator's next message")
     alone = joining().hear(quorum(1, 0, "a")).on(Exchanged(QuorumId(1), Step(0)))
-    assert alone.directive == Wait("the decision on step 0: the votes of nobody else")
+    assert alone.directive == Wait("the decision on step 0")

@@ -1,4 +1,4 @@
-"""Digests of the state that a group holds: what it says of it to come back, and for those who heal from it."""
+"""Digests of the state that a group holds: for its Join, and for groups that heal from it."""
 
 import pytest
 from jaxft_protocol.messages import (
@@ -43,7 +43,7 @@ def told(group: Group) -> list[Pinned]:
 
 
 def slow(group: Group) -> Group:
-    """Its training thread takes digests when the test says so."""
+    """Its training thread takes digests only when the test asks for it."""
     group.takes_digests = False
     return group
 
@@ -168,7 +168,7 @@ def test_a_joiner_whose_donors_are_there_waits_for_as_long_as_it_takes():
     group.hear(Waiting("the digest of state 9 at b, c", held=True))
     group.now_s = 10_000.0
     assert isinstance(group.on(Tick()).directive, Wait)
-    group.hear(Waiting("step 9 needs 1 groups that hold it, and 0 do (nobody)"))
+    group.hear(Waiting("step 9 needs 1 groups that hold it, and 0 do (none)"))
     group.now_s += 59.0
     assert isinstance(group.on(Tick()).directive, Wait)
     group.now_s += 2.0

@@ -90,9 +90,9 @@ def test_a_greeting_without_an_answer_is_given_up():
     assert group.on(Tick()).effects == ()
     group.now_s = 5.1
     (hang_up,) = group.on(Tick()).effects
-    assert hang_up == HangUp("no answer to our greeting for 5.1 s")
+    assert hang_up == HangUp("no reply to our Hello for 5.1 s")
     group.now_s = 5.2
-    assert group.on(Tick()).effects == ()  # it is said once; the stream ends next
+    assert group.on(Tick()).effects == ()  # once only; the stream ends next
 
 
 def test_a_heartbeat_says_what_was_computed():
@@ -135,7 +135,7 @@ def test_idle_means_nothing_to_one_that_was_not_busy():
 
 
 def ticked(group: Group, until_s: float, every_s: float = 0.5) -> list[HangUp]:
-    """Let time pass; return the times that the group hung up."""
+    """Let time pass; return when the group closed its stream."""
     found: list[HangUp] = []
     while group.now_s < until_s:
         group.now_s += every_s
@@ -146,22 +146,22 @@ def ticked(group: Group, until_s: float, every_s: float = 0.5) -> list[HangUp]:
 def test_a_coordinator_that_says_nothing_more_is_given_up():
     group = working()
     assert ticked(group, 5.0) == []
-    assert ticked(group, 6.0) == [HangUp("no word from it for 5.5 s")]
-    assert ticked(group, 9.0) == []  # it is said once: the stream ends next
+    assert ticked(group, 6.0) == [HangUp("no message from the coordinator for 5.5 s")]
+    assert ticked(group, 9.0) == []  # once only: the stream ends next
 
 
 def test_one_that_leaves_does_not_come_back_because_the_coordinator_says_nothing_more():
     group = working().on(LeaveNow(finished=True))
-    assert ticked(group, 6.0) == [HangUp("no word from it for 5.5 s")]
+    assert ticked(group, 6.0) == [HangUp("no message from the coordinator for 5.5 s")]
     assert group.phase is Phase.LEAVING
-    group.on(Disconnected("no word from it for 5.5 s"))
+    group.on(Disconnected("no message from the coordinator for 5.5 s"))
     assert (group.phase, group.effects) == (Phase.LEFT, ())
 
 
 def test_of_several_coordinators_one_that_says_nothing_more_is_not_dialled_again_first():
     group = of_three().hear(welcome(0))
     (_,) = ticked(group, 6.0)
-    assert dialled(group.on(Disconnected("no word from it for 5.5 s"))).address == "two:2"
+    assert dialled(group.on(Disconnected("no message from the coordinator for 5.5 s"))).address == "two:2"
 
 
 def test_a_coordinator_that_answers_heartbeats_is_not():

@@ -1,8 +1,8 @@
-"""Any message, at any time: what `machine.py` promises holds after each.
+"""Any message, at any time: the invariants of `machine.py` hold after each.
 
-The coordinator here is mad: it says whatever it likes, in any order; what is illegal ends its stream. The training
-thread is honest: it does what the directive says, early or late, and reports what it did, and that is never illegal.
-A failure prints the shortest run of rules that leads to it.
+The coordinator here is faulty: it sends any message, in any order, and an illegal one ends its stream. The training
+thread is correct: it follows the directive, early or late, and reports what it did, which is never illegal.
+A failure prints the shortest sequence of rules that leads to it.
 """
 
 from hypothesis import settings
@@ -109,7 +109,7 @@ class AnyReplica(RuleBasedStateMachine):
         self.step = 0  # the state that the training thread holds
         self.sums: set[tuple[int, int]] = set()  # the quorums and steps whose sum it holds
         self.votes: set[tuple[int, int]] = set()
-        self.committed: set[tuple[int, int]] = set()  # what a coordinator has said that it counts
+        self.committed: set[tuple[int, int]] = set()  # what a coordinator has committed
         self.pins: set[int] = set()
         self.events = 0
         self.followed = 0  # the highest term of a Welcome that was taken
@@ -198,7 +198,7 @@ class AnyReplica(RuleBasedStateMachine):
     @rule(works=st.booleans())
     @precondition(lambda self: self.prepared)
     def obey(self, works: bool) -> None:
-        """The training thread reads what it is to do, and does it."""
+        """The training thread reads its directive and follows it."""
         match machine.directive(self.replica):
             case Attempt(quorum, step):
                 assert step == self.step, "asked for a step of a state that it does not hold"
@@ -259,7 +259,7 @@ class AnyReplica(RuleBasedStateMachine):
                         assert (quorum_id, step) in self.sums
                         self.votes.add((quorum_id, step))
                 case Say(message) if before.phase is Phase.OFFLINE:
-                    assert isinstance(event, Connected), f"{message} is said to nobody"
+                    assert isinstance(event, Connected), f"{message} is sent without a stream"
                 case PinState(heal_id):
                     self.pins.add(heal_id)
                 case ReleasePin(heal_id):
@@ -281,7 +281,7 @@ class AnyReplica(RuleBasedStateMachine):
             attempt = (directive.quorum_id, directive.step)
             assert attempt in self.sums, "told to apply a sum that it does not hold"
             assert attempt in self.votes, "told to apply what it did not vote for"
-            assert attempt in self.committed, "told to apply what nobody has committed"
+            assert attempt in self.committed, "told to apply what is not committed"
         if after.phase is Phase.OFFLINE:
             assert after.offline_since_s is not None
 

@@ -71,7 +71,7 @@ def standing_by(heal_id: int, step: int) -> Heal:
 
 
 def returning(group: Group, frontier_step: int = 0) -> Join:
-    """Let `group` lose its stream and come back; return what it says."""
+    """Let `group` lose its stream and come back; return what it sends."""
     group.on(Disconnected("reset")).on(Connected()).hear(welcome(frontier_step))
     (join,) = group.said
     assert isinstance(join, Join)
@@ -131,7 +131,7 @@ def test_one_that_is_called_again_a_step_later_replays_first_what_it_lacks():
 
 
 def test_a_member_that_was_a_joiner_once_works_on_after_a_commit():
-    # Its heal of then is no word that it stands by.
+    # Its earlier heal does not mean that it stands by.
     group = following().hear(quorum(2, 3)).on(Exchanged(QuorumId(2), Step(3))).hear(commit(2, 3))
     assert group.on(Applied(Step(4))).phase is Phase.WORKING
 
@@ -350,7 +350,7 @@ def test_it_reads_the_checkpoint_itself_when_those_who_had_read_it_are_gone():
     group.now_s += TIMEOUT_S + 1
     group.on(Tick())
     assert group.directive == ReadCheckpoint()
-    assert "after all" in group.notes[0]
+    assert "reads the checkpoint, which it had left" in group.notes[0]
     group.on(Prepared(Step(20), 0xD2, SETTINGS, 2, history=HISTORY))
     assert any(isinstance(effect, HangUp) for effect in group.effects)
     assert isinstance(group.directive, Wait)
