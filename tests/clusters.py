@@ -61,7 +61,7 @@ class Cluster:
     workers: list[Worker] = field(default_factory=list)
     coordinator: subprocess.Popen[bytes] | None = None
     coordinator_log: Path = Path()
-    # The coordinator's host, and the words that run a command on a host, for tests with a network of their own.
+    # The coordinator's host, and the words that run a command on a host, for tests in separate networks.
     host: str = "localhost"
     within: Callable[[str], tuple[str, ...]] = lambda name: ()
 
@@ -170,8 +170,8 @@ def started_fresh(command: tuple[str, ...], log_path: Path) -> subprocess.Popen[
 def digest_alone(steps: int, *flags: str) -> str:
     """The digest of the same training after so many steps, alone and without a failure.
 
-    One run serves all tests that are content with `ALONE_STEPS`. It has an interpreter of its own and compiles
-    everything itself: that groups agree with it says that sharing what is compiled changes no bit.
+    One run serves all tests that are content with `ALONE_STEPS`. It runs in a fresh interpreter and compiles
+    everything itself: if groups agree with it, sharing compiled programs changes no bit.
     """
     length = max(steps, ALONE_STEPS)
     folder = shared("alone") / hashlib.sha256(repr((length, flags)).encode()).hexdigest()

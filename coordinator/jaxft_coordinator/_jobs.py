@@ -6,8 +6,8 @@ coordinator always leads, and forgets everything when it dies: its groups then f
 that they hold.
 
 Jobs are isolated from each other. A failure while one of them handles an event (an error in the machine, a record
-that the store refuses, a message that cannot be encoded) stops that job: its groups are told, and it resumes from its
-last record when they come back. A failure caused by one session ends that session.
+that the store refuses, a message that cannot be encoded) stops that job: its groups get a message, and it resumes
+from its last record when they come back. A failure caused by one session ends that session.
 """
 
 import asyncio

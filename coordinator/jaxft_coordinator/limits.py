@@ -8,7 +8,7 @@ MAX_UNAUTHENTICATED = 256
 # Streams of groups, over all jobs; and jobs that are remembered. When full, a job without groups is forgotten.
 MAX_SESSIONS = 2048
 MAX_JOBS = 1000
-# A finished job is remembered for a day after its last group has left: a late group is told that it finished.
+# A finished job is remembered for a day after its last group has left: a late group learns that it finished.
 FORGET_AFTER_S = 86_400.0
 MAX_GROUPS_PER_JOB = 2048
 MAX_NAME_LENGTH = 200

@@ -22,7 +22,7 @@ from typing import Literal
 
 from jaxft._errors import ConfigurationError
 
-# Every leaf starts at a multiple of this many elements: 64 bytes or a multiple thereof for any item size.
+# Every leaf starts at a multiple of this many elements: a multiple of 64 bytes for any item size.
 ALIGN_ELEMENTS = 64
 
 # The result for a leaf: the sum over all shards, or that divided by their number.

@@ -124,7 +124,7 @@ def _on_host(leaf: "np.ndarray | jax.Array") -> np.ndarray:
     if not leaf.is_fully_addressable:
         raise ConfigurationError(
             f"A leaf of shape {leaf.shape} is spread over several processes, but each process can only contribute "
-            "arrays on its own devices. Keep a group's arrays on the devices of its own process."
+            "arrays on its own devices. Keep a group's arrays on the devices of its process."
         )
     if len(leaf.sharding.device_set) == 1:
         return np.ascontiguousarray(leaf).reshape(-1)

@@ -23,7 +23,7 @@ _log = logging.getLogger("jaxft")
 IDLE_TIMEOUT_S = 300.0
 # For a request, or for a chunk.
 TRANSFER_TIMEOUT_S = 30.0
-# How long a request waits for a state or means to come; then the joiner is told to ask again.
+# How long a request waits for a state or means to come; then the joiner has to ask again.
 LONG_POLL_S = 1.0
 
 

@@ -30,7 +30,7 @@ LOG_LIMIT_STATES = 2
 LOG_LIMIT_MIN_BYTES = 64 << 20
 LOG_LIMIT_MIN_STEPS = 8
 
-# How many ended heals are remembered, so that their joiners are told at once.
+# How many ended heals are remembered, so that their joiners get an answer at once.
 _REMEMBERED_HEALS = 256
 
 

@@ -1,7 +1,7 @@
 """The handshake of a data-plane connection: a hello, and the answer to it. See `_listener.py`.
 
 A hello names both ends, the dialler and the listener. A process refuses a hello that is for another group, or for
-another incarnation of its own group. If the job has a key, the first answer is a challenge, and each side proves to
+another incarnation of this group. If the job has a key, the first answer is a challenge, and each side proves to
 the other that it knows the key. The proofs, and one key per direction, are derived from the hello and from a nonce of
 each side (`jaxft_protocol.credentials`). So a proof is useless between any other two ends, and an attacker who relays
 the handshake does not get the keys for the frames that follow.

@@ -1,7 +1,7 @@
 """An etcd client with TLS. Imported only if needed: a coordinator without etcd has no aetcd.
 
 aetcd 1.0 does not accept a secure channel, so this repeats its `connect` with another channel. It relies on private
-names of aetcd: hence the bound on its version, and a test with a real etcd over TLS.
+names of aetcd, so its version is bounded and a test uses a real etcd over TLS.
 """
 
 from typing import Any
