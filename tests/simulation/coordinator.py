@@ -263,6 +263,10 @@ class Life:
         runs = {process.replica.history for process in living if process.replica.history}
         if self.world.setting.brings and len(runs) > 1:
             told = True  # one has brought the checkpoint of another run, of the same step as this one's state
+        if self.world.disk.is_new and not self.world.truth.same_bits:
+            told = (
+                True  # a step that was decided before the memory was lost, and again after it, in other bits
+            )
         if not told and not any(process.is_flipped for process in living):
             raise Violation("no halt without a flipped bit", self.world.standing())
         self.world.sometimes.note("halt")

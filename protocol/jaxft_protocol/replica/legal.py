@@ -97,10 +97,10 @@ def _rule(legal: Iterable[Phase], *late: tuple[Iterable[Phase], str]) -> Rule:
 
 
 _CROSSES_LEAVE = ((_LEAVING, _LEAVES), (_OVER, _SESSION_OVER))
-# The outcome of an attempt. In APPLYING no attempt is under way: that phase follows the attempt's own vote.
+# The outcome of an attempt. In APPLYING no attempt is under way, so it is of an earlier one.
 _OUTCOME = _rule(
     {Phase.WORKING, Phase.VOTED},
-    (_UNWELCOME | _PRESENT | {Phase.JOINING} | _CATCHES_UP, _ATTEMPT_OVER),
+    (_UNWELCOME | _PRESENT | {Phase.JOINING, Phase.APPLYING} | _CATCHES_UP, _ATTEMPT_OVER),
     (_FINISHED | _LEAVING | _OVER, _JOB_OVER),
 )
 # A state that was healed or replayed. The training thread holds it now, even if the heal has been abandoned.

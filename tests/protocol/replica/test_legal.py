@@ -158,7 +158,6 @@ ILLEGAL: dict[str, tuple[Group, Event, str]] = {
         "outcome of step 0 in quorum 2 is illegal while the group is working at step 0 in quorum 1",
     ),
     "a vote on another step": (working(), Exchanged(QuorumId(1), Step(1)), "outcome of step 1 in quorum 1"),
-    "an exchange while it applies": (applying(), OUTCOME, "Exchanged is illegal while the group is applying"),
     "what was not committed is applied": (
         voted(),
         Applied(Step(1)),

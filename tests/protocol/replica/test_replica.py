@@ -268,6 +268,13 @@ def test_the_end_of_an_older_attempt_is_no_vote(group: Group):
     assert group.phase is before
 
 
+def test_the_end_of_an_older_attempt_changes_nothing_while_a_commit_is_applied():
+    group = voted().hear(commit(1, 0))
+    assert group.phase is Phase.APPLYING
+    assert group.on(ExchangeBroke(QuorumId(1), Step(0), (GroupName("b"),), "b went away")).said == []
+    assert group.phase is Phase.APPLYING
+
+
 @pytest.mark.parametrize("group", [joining(), healing(), following(), failed()])
 def test_nobody_votes_outside_an_attempt(group: Group):
     assert group.on(Exchanged(QuorumId(1), Step(0))).said == []
