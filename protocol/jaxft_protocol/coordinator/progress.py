@@ -35,8 +35,8 @@ is always noticed: the stream ends, or the heartbeats stop. When a quorum ends w
 get `AllComputed` (`tell_over`), because there is no member to wait for.
 
 A group that is evicted repeatedly, because its peers accused it or because it hung, is readmitted later each time, so
-that one bad link does not slow the job down much. While nothing is committed, this delay is several times the
-patience, so that two groups that hang cannot replace each other forever.
+that one bad link does not slow the job down much. While nothing is committed, the delay applies from the first
+eviction on and is several times the patience, so that groups that hang cannot replace each other forever.
 """
 
 from dataclasses import dataclass
@@ -208,9 +208,9 @@ def blame(turn: Turn, name: GroupName) -> None:
 
 
 def held_back(turn: Turn, group: Group) -> bool:
-    """Return whether it is too early to readmit a group that was evicted several times."""
+    """Return whether it is too early to readmit a group that was evicted several times, or since the last commit."""
     count, last_s = turn.job.blamed.get(group.name, (0, 0.0))
-    if count < 2 or group.phase is Phase.MEMBER:
+    if not count or group.phase is Phase.MEMBER or (count == 1 and not turn.job.hung):
         return False
     held_s = turn.job.options.heartbeat_timeout_s * min(2.0 ** (count - 2), MOST_HELD_BACK)
     return turn.now_s - last_s < max(held_s, _standing_s(turn.job, HELD_BACK_WHILE_STANDING))

@@ -434,6 +434,21 @@ def test_each_time_somebody_is_put_out_without_a_commit_patience_doubles():
     assert progress.patience_s(desk.job) == PATIENCE_S
 
 
+def test_one_that_hung_takes_no_others_place_before_the_next_commit():
+    desk = measured("a", "b", "c")
+    computed(desk, "a")
+    computed(desk, "b")
+    desk.wait(PATIENCE_S + 0.5)
+    assert members(desk) == ["a", "b"]
+    healing(desk, "c")
+    desk.ready("c")
+    computed(desk, "a")
+    desk.wait(2 * PATIENCE_S + 0.5)
+    assert members(desk) == ["a"], "c has just hung, and would be waited for as long once more"
+    desk.commit()
+    assert members(desk) == ["a", "c"]
+
+
 def test_when_a_quorum_ends_without_another_its_members_wait_for_nobody():
     """Evicted members may keep their connections open: nothing else would end the wait."""
     desk = measured("a", "b", min_replicas=2)
