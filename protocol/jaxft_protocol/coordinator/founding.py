@@ -141,7 +141,7 @@ def give_way(turn: Turn) -> None:
     """Undo a founding on which nothing has been committed."""
     turn.report("undoes the fresh founding: a group brings a committed state")
     for group in turn.select(lambda group: group.phase in (Phase.MEMBER, Phase.READY, Phase.HEALING)):
-        turn.put(turn.release_heal(group), phase=Phase.STALE)
+        turn.put(turn.release_heal(group), phase=Phase.STALE, history=HistoryId(0))
     turn.update(frontier=None, quorum=None, ballot=Ballot(), history=HistoryId(0), proven={})
 
 

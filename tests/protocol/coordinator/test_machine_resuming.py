@@ -482,6 +482,21 @@ def test_a_fresh_founding_gives_way_to_a_history():
     assert committed(desk.commit()) == ["old"]
 
 
+def test_one_that_has_healed_to_a_founding_that_gives_way_heals_to_the_history():
+    desk = Desk.open(min_replicas=3)
+    desk.hello("c")
+    desk.come("a", digest="a's")
+    desk.come("b", digest="b's")
+    desk.join("c", digest="a's")
+    desk.ready("b")
+    assert members(desk) == ["a", "b", "c"]
+    desk.close("c")
+    done = desk.come("old", step=3, history=OTHER)
+    assert done.only(Refused) == {}
+    assert {desk.group(name).history for name in ("a", "b")} == {0}
+    assert done.only(Heal).keys() == {"a", "b"}
+
+
 def test_it_gives_way_no_more_once_a_step_is_committed():
     desk = running("a")
     desk.commit()
