@@ -69,6 +69,27 @@ def test_the_same_seed_gives_the_same_trace():
     assert trace_of(7) != trace_of(8)
 
 
+def test_a_seed_gives_the_same_run_in_every_process():
+    """Cores that iterate over a set of names decide by the hash seed of their process."""
+    program = (
+        "from tests.simulation.world import World\n"
+        "from tests.simulation.campaign import attempt\n"
+        "for seed in (61, 152, 156, *range(20)):\n"
+        "    world = World(seed)\n"
+        "    print(seed, attempt(world), world.events, world.now_s)\n"
+    )
+    runs = {
+        patience.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "3")
+    }
+    assert len(runs) == 1
+
+
 def test_another_process_gives_the_same_trace():
     """Sets have another order there, which nothing may depend on."""
     seeds = (3, 5)

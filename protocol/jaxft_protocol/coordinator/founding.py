@@ -245,7 +245,7 @@ def _go_on_from(turn: Turn, joined: Sequence[Group]) -> list[Group]:
     turn.update(
         frontier=Frontier(truth.step, QuorumId(0), truth.digest, held, fresh=fresh),
         history=history,
-        proven=dict(held),
+        proven=dict(sorted(held)),  # a set's order differs between processes
         held={},
         places=0,
         orphaned_s=None,

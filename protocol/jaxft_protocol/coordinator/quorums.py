@@ -254,7 +254,7 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
     """
     ballot = turn.job.ballot
     failures = ballot.failures
-    accused = Counter(name for failure in failures for name in set(failure.accused))
+    accused = Counter(name for failure in failures for name in dict.fromkeys(failure.accused))
     # A member that still computes has not started its exchange; progress.py decides whether it hangs.
     mute = silent & ballot.computed
     out = [m.group for i, m in enumerate(quorum.members) if mute >> i & 1 and accused[m.group]]
