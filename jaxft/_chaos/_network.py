@@ -2,8 +2,8 @@
 
 Theory of operation. Each group has two ports at this proxy: one on which the other groups dial it, and one on which
 it dials the coordinator. The proxy knows both ends of every connection, because a dialler sends its name in the
-hello, before anything else. Bytes from `a` to `b` travel on the link (a, b), those back on (b, a), and each link has
-its own rules:
+request, before anything else. Bytes from `a` to `b` travel on the link (a, b), those back on (b, a), and each link
+has its own rules:
 
     cut        nothing arrives, neither bytes nor the end of a connection, and neither end is notified, as with a cut
                cable. Data that was sent meanwhile arrives after the repair, as if resent by TCP.
@@ -28,13 +28,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from jaxft._chaos._faults import COORDINATOR
-from jaxft._transport._handshake import BadHello, decode, missing_bytes
+from jaxft._transport._handshake import BadRequest, decode, missing_bytes
 
 HOST = "127.0.0.1"
 PIECE_BYTES = 1 << 18
-# A piece of this size is payload; hellos, headers and manifests are smaller.
+# A piece of this size is payload; requests, headers and manifests are smaller.
 LEAST_DAMAGED_BYTES = 4096
-# A group sends its hello as soon as it is connected.
+# A group sends its request as soon as it is connected.
 HELLO_TIMEOUT_S = 30.0
 # A call of the loop takes microseconds; this long only if the machine stalls.
 CALL_TIMEOUT_S = 60.0
@@ -225,7 +225,7 @@ class Network:
             kind, said = "control", b""
             if listener != COORDINATOR:
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    dialler, kind, said = await _read_hello(reader)
+                    dialler, kind, said = await _read_request(reader)
             await self._link((dialler, listener)).clear.wait()
             port = self._where(listener)
             if (
@@ -243,7 +243,7 @@ class Network:
             for end in ends:
                 end.close()  # both ends have closed it, and the last data is still being sent
             ends.clear()
-        except* (OSError, BadHello, asyncio.IncompleteReadError):
+        except* (OSError, BadRequest, asyncio.IncompleteReadError):
             pass  # the other end is closed below
         finally:
             if connection is not None:
@@ -274,13 +274,13 @@ class Network:
         writer.write_eof()
 
 
-async def _read_hello(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
-    """Return the dialler's group, the kind of connection, and the bytes of its hello."""
+async def _read_request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
+    """Return the dialler's group, the kind of connection, and the bytes of its request."""
     said = b""
     while missing := missing_bytes(said):
         said += await reader.readexactly(missing)
-    hello = decode(said)
-    return hello.group, hello.kind, said
+    request = decode(said)
+    return request.group, request.kind, said
 
 
 def _with_a_flipped_burst(piece: bytes) -> bytes:

@@ -1,10 +1,10 @@
-"""The handshake of a data-plane connection: a hello, and the answer to it. See `_listener.py`.
+"""The handshake of a data-plane connection: a connection request, and the answer to it. See `_listener.py`.
 
-A hello names both ends, the dialler and the listener. A process refuses a hello that is for another group, or for
-another incarnation of this group. If the job has a key, the first answer is a challenge, and each side proves to
-the other that it knows the key. The proofs, and one key per direction, are derived from the hello and from a nonce of
-each side (`jaxft_protocol.credentials`). So a proof is useless between any other two ends, and an attacker who relays
-the handshake does not get the keys for the frames that follow.
+A connection request names both ends, the dialler and the listener. A process refuses a request that is for another
+group, or for another incarnation of this group. If the job has a key, the first answer is a challenge, and each side
+proves to the other that it knows the key. The proofs, and one key per direction, are derived from the request and
+from a nonce of each side (`jaxft_protocol.credentials`). So a proof is useless between any other two ends, and an
+attacker who relays the handshake does not get the keys for the frames that follow.
 """
 
 import os
@@ -45,11 +45,11 @@ _MAX_REDIALS = 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
-class BadHello(Exception):
-    """The bytes received are not a hello, or not one that this process understands.
+class BadRequest(Exception):
+    """The bytes received are not a connection request, or not one that this process understands.
 
     Attributes:
-        answerable: the bytes began like a hello of jaxft, so the sender understands a refusal.
+        answerable: the bytes began like a connection request of jaxft, so the sender understands a refusal.
     """
 
     def __init__(self, message: str, *, answerable: bool = True) -> None:
@@ -58,7 +58,7 @@ class BadHello(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class ConnectionRequest:
     """Who dials whom, and for what.
 
     Args:
@@ -81,18 +81,18 @@ class Hello:
 
 
 class Dialling:
-    """A connection during the handshake: connect, send the hello, be accepted. Never blocks; for one thread.
+    """A connection during the handshake: connect, send the request, be accepted. Never blocks; for one thread.
 
     Poll `sock` for `events`, then call `advance`, until it returns a connection. Each call may change both.
     """
 
-    def __init__(self, address: str, hello: Hello, key: DataKey | None = None) -> None:
+    def __init__(self, address: str, request: ConnectionRequest, key: DataKey | None = None) -> None:
         """Start to connect. Raises ConnectionError. Only resolving a host name blocks.
 
         With a key, the listener must prove that it knows the key too.
         """
         self._address = address
-        self._hello = hello
+        self._request = request
         self._key = key
         self._nonces: dict[str, bytes] = {}  # set once the listener has challenged us
         self._all_targets = _resolve(address)
@@ -110,7 +110,7 @@ class Dialling:
         """
         try:
             if self.events == select.POLLOUT:
-                self._say_hello()
+                self._say_request()
                 return None
             return self._read_answer()
         except BlockingIOError:
@@ -122,7 +122,7 @@ class Dialling:
             self.sock.close()
             if self._redials == _MAX_REDIALS:
                 raise ConnectionError(
-                    f"{self._address} closed the connection {1 + self._redials} times before it answered our hello: "
+                    f"{self._address} closed the connection {1 + self._redials} times before it answered: "
                     f"{error.strerror or error}. Another program may be listening there, or too many processes "
                     "connect to it at once: check the address, or try again."
                 ) from error
@@ -154,14 +154,14 @@ class Dialling:
         why = last.strerror if last is not None else "the name resolves to no address"
         raise _Unanswered(f"Cannot connect to {self._address}: {why}.") from last
 
-    def _say_hello(self) -> None:
+    def _say_request(self) -> None:
         code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code != 0:
             self.sock.close()
             self.sock = self._connect(OSError(code, os.strerror(code)))
             return
         tune(self.sock)
-        self.sock.send(encode(self._hello), SEND_FLAGS)  # fits into a fresh socket's buffer as a whole
+        self.sock.send(encode(self._request), SEND_FLAGS)  # fits into a fresh socket's buffer as a whole
         self.events = select.POLLIN
 
     def _read_answer(self) -> Connection | None:
@@ -178,20 +178,20 @@ class Dialling:
             return None
         if status != _ACCEPTED:
             reason = said.decode(errors="replace")
-            kind, group = self._hello.kind, self._hello.group
+            kind, group = self._request.kind, self._request.group
             text = f"{self._address} refused the {kind} connection of group {group!r}. {reason}"
             raise Busy(text) if status == _BUSY else _Unanswered(text)
         self._check_listener(said)
         self.sock.setblocking(True)
         if self._key is None:
             return Connection.plain(self.sock)
-        incoming, outgoing = credentials.connection_keys(self._key, encode(self._hello), **self._nonces)
+        incoming, outgoing = credentials.connection_keys(self._key, encode(self._request), **self._nonces)
         return Connection.sealed(self.sock, outgoing=outgoing, incoming=incoming)
 
     def _respond(self, nonce: bytes) -> None:
         if self._key is None:
             raise _Unanswered(
-                f"{self._address} asks for a proof of the job's key, but group {self._hello.group!r} has no key: "
+                f"{self._address} asks for a proof of the job's key, but group {self._request.group!r} has no key: "
                 "start all groups of a job with the same token."
             )
         if self._nonces or len(nonce) != NONCE_BYTES:
@@ -200,18 +200,18 @@ class Dialling:
                 "version in all groups."
             )
         self._nonces = {"listener_nonce": nonce, "dialler_nonce": credentials.new_nonce()}
-        ours = credentials.dialler_proof(self._key, encode(self._hello), **self._nonces)
+        ours = credentials.dialler_proof(self._key, encode(self._request), **self._nonces)
         self.sock.send(self._nonces["dialler_nonce"] + ours, SEND_FLAGS)
 
     def _check_listener(self, proof: bytes) -> None:
         if self._key is None:
             return
         if self._nonces:
-            wanted = credentials.listener_proof(self._key, encode(self._hello), **self._nonces)
+            wanted = credentials.listener_proof(self._key, encode(self._request), **self._nonces)
             if credentials.is_proof(proof, wanted):
                 return
         raise _Unanswered(
-            f"{self._address} did not prove that it knows the key of job {self._hello.job!r}: it is not a group of "
+            f"{self._address} did not prove that it knows the key of job {self._request.job!r}: it is not a group of "
             "this job, or was started without the job's token. Start all groups of a job with the same token."
         )
 
@@ -226,7 +226,7 @@ class Busy(_Unanswered):
 
 def dial(
     address: str,
-    hello: Hello,
+    request: ConnectionRequest,
     *,
     deadline_s: float,
     abort: Abort | None = None,
@@ -236,7 +236,7 @@ def dial(
 
     Args:
         address: "host:port" or "[v6 address]:port".
-        hello: who we are, whom we dial, and for what.
+        request: who we are, whom we dial, and for what.
         deadline_s: when to give up, on the clock of `time.monotonic()`. Resolving a name is not covered.
         abort: a flag that ends the wait.
         key: the key of the job's data plane, if it has one; the listener must know it too.
@@ -248,7 +248,7 @@ def dial(
     """
     for pause_s in backoff_s(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
         try:
-            return _dial(address, hello, deadline_s=deadline_s, abort=abort, key=key)
+            return _dial(address, request, deadline_s=deadline_s, abort=abort, key=key)
         except Busy:
             if time.monotonic() + pause_s >= deadline_s:
                 raise
@@ -257,10 +257,10 @@ def dial(
 
 
 def _dial(
-    address: str, hello: Hello, *, deadline_s: float, abort: Abort | None, key: DataKey | None
+    address: str, request: ConnectionRequest, *, deadline_s: float, abort: Abort | None, key: DataKey | None
 ) -> Connection:
-    dialling = Dialling(address, hello, key)
-    what = f"{address} to accept a connection for {hello.kind}"
+    dialling = Dialling(address, request, key)
+    what = f"{address} to accept a connection for {request.kind}"
     try:
         while True:
             wait(dialling.sock, dialling.events, deadline_s=deadline_s, what=what, abort=abort)
@@ -272,21 +272,23 @@ def _dial(
 
 
 def missing_bytes(received: bytes | bytearray) -> int:
-    """How many bytes the hello still lacks, as far as is known yet; 0 if it is complete. Raises BadHello."""
+    """How many bytes the request still lacks, as far as is known yet; 0 if it is complete. Raises BadRequest."""
     if received[:8] != _HELLO_MAGIC[: len(received)]:
-        raise BadHello(f"it begins with {bytes(received[:8])!r}, not with a hello", answerable=False)
+        raise BadRequest(
+            f"it begins with {bytes(received[:8])!r}, not with a connection request", answerable=False
+        )
     if len(received) > len(_HELLO_MAGIC) and (version := received[len(_HELLO_MAGIC)]) != _VERSION:
-        raise BadHello(f"it has version {version} of the data plane; this process has version {_VERSION}")
+        raise BadRequest(f"it has version {version} of the data plane; this process has version {_VERSION}")
     if len(received) < _HELLO.size:
         return _HELLO.size - len(received)
     _, _, kind, _, _, _, _, *lengths = _HELLO.unpack_from(received)
     if kind >= len(_KINDS):
-        raise BadHello(f"it asks for a connection of unknown kind {kind}")
+        raise BadRequest(f"it asks for a connection of unknown kind {kind}")
     return _HELLO.size + sum(lengths) - len(received)
 
 
-def decode(received: bytes | bytearray) -> Hello:
-    """Decode a complete hello. Raises BadHello."""
+def decode(received: bytes | bytearray) -> ConnectionRequest:
+    """Decode a complete request. Raises BadRequest."""
     assert missing_bytes(received) == 0
     _, _, kind, _, number, incarnation, to_incarnation, *lengths = _HELLO.unpack_from(received)
     names = bytes(received[_HELLO.size :])
@@ -298,8 +300,8 @@ def decode(received: bytes | bytearray) -> Hello:
             names[to_at:].decode(),
         )
     except UnicodeDecodeError as error:
-        raise BadHello(f"a name in it is not UTF-8: {names!r}") from error
-    return Hello(_KINDS[kind], job, group, incarnation, to_group, to_incarnation, number)
+        raise BadRequest(f"a name in it is not UTF-8: {names!r}") from error
+    return ConnectionRequest(_KINDS[kind], job, group, incarnation, to_group, to_incarnation, number)
 
 
 def accepted(proof: bytes = b"") -> bytes:
@@ -327,7 +329,7 @@ def _answer(status: int, content: bytes) -> bytes:
 
 
 def check_name(name: str, *, what: str) -> bytes:
-    """Encode a job's or group's name. Raises ConfigurationError if it is empty or too long for a hello."""
+    """Encode a job's or group's name. Raises ConfigurationError if it is empty or too long."""
     encoded = name.encode()
     if not 0 < len(encoded) <= MAX_NAME_BYTES:
         raise ConfigurationError(
@@ -336,18 +338,18 @@ def check_name(name: str, *, what: str) -> bytes:
     return encoded
 
 
-def encode(hello: Hello) -> bytes:
-    """Encode a hello. Each name goes with its length, so no two hellos encode alike."""
-    job, group = check_name(hello.job, what="job"), check_name(hello.group, what="group")
-    to_group = check_name(hello.to_group, what="group")
+def encode(request: ConnectionRequest) -> bytes:
+    """Encode a connection request. Each name goes with its length, so no two requests encode alike."""
+    job, group = check_name(request.job, what="job"), check_name(request.group, what="group")
+    to_group = check_name(request.to_group, what="group")
     head = _HELLO.pack(
         _HELLO_MAGIC,
         _VERSION,
-        _KINDS.index(hello.kind),
+        _KINDS.index(request.kind),
         0,
-        hello.number,
-        hello.incarnation,
-        hello.to_incarnation,
+        request.number,
+        request.incarnation,
+        request.to_incarnation,
         *(len(name) for name in (job, group, to_group)),
     )
     return head + job + group + to_group
@@ -370,7 +372,7 @@ def _missing_answer_bytes(received: bytearray, address: str) -> int:
     magic, version, _, reason_bytes = _ANSWER.unpack_from(received)
     if magic != _ANSWER_MAGIC or version != _VERSION or reason_bytes > MAX_REASON_BYTES:
         raise _Unanswered(
-            f"{address} answered our hello with {bytes(received[: _ANSWER.size])!r}. Another program, or another "
+            f"{address} answered our request with {bytes(received[: _ANSWER.size])!r}. Another program, or another "
             "version of jaxft, listens there: check the address and the versions."
         )
     return _ANSWER.size + reason_bytes - len(received)

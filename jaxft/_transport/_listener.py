@@ -1,26 +1,26 @@
 """The data plane's listener: one listening socket per process, with admission control.
 
 Theory of operation. Bulk data between processes (exchanges of contributions, healing) goes over plain TCP
-connections. The dialler first sends a `Hello`: who it is, whom it wants to reach, and for what. Only once the
-listener has answered does the connection count. So a stopped process is never taken for a live one: the kernel
-completes its TCP handshakes, but does not answer hellos.
+connections. The dialler first sends a `ConnectionRequest`: who it is, whom it wants to reach, and for what. Only once
+the listener has answered does the connection count. So a stopped process is never taken for a live one: the kernel
+completes its TCP handshakes, but does not answer requests.
 
     dialler                         listener
-      | -- hello (version, kind, job, both ends, quorum or heal) ----> |  unauthenticated, for 2 s at most
+      | -- request (version, kind, job, both ends, quorum or heal) -> |  unauthenticated, for 2 s at most
       | <-- challenge (nonce) --------------------------------------- |  only if the job has a key,
       | -- nonce, proof --------------------------------------------> |  within the same 2 s
       | <-- accepted (with a proof), refused with the reason, or busy  |
       |                                            exchange: pending until `take` asks for it
       |                                            heal:     passed to `on_heal`, on its own thread
 
-One thread accepts connections and reads hellos, for all connections at once, and never blocks on one.
+One thread accepts connections and reads requests, for all connections at once, and never blocks on one.
 
-Limits. Connections without a hello for this process (`_MAX_UNKNOWN`) and those with one that still owe a proof
+Limits. Connections without a request for this process (`_MAX_UNKNOWN`) and those with one that still owe a proof
 (`_MAX_CHALLENGED`) are counted separately from those that were accepted. Each kind evicts its own: the oldest of the
-busiest address. A hello for this process names its incarnation, 63 random bits that only the coordinator and the
+busiest address. A request for this process names its incarnation, 63 random bits that only the coordinator and the
 job's groups know. So a program that just connects, or speaks another protocol, cannot take what peers need, and a
 peer that is evicted dials again at once (`_handshake.py`). When the process runs out of file descriptors, connections
-without a hello go first. The limit on accepted connections leaves room for a job of thousands of groups.
+without a request go first. The limit on accepted connections leaves room for a job of thousands of groups.
 
 A quorum's connections are kept under (quorum, group, incarnation), because a peer may learn of a quorum before this
 process does. `forget` drops those of quorums that are over, and refuses later ones.
@@ -49,8 +49,8 @@ from jaxft_protocol.credentials import NONCE_BYTES, DataKey
 from jaxft._errors import JaxftError
 from jaxft._transport._half_open import HalfOpen, bind
 from jaxft._transport._handshake import (
-    BadHello,
-    Hello,
+    BadRequest,
+    ConnectionRequest,
     accepted,
     busy,
     challenge,
@@ -63,16 +63,16 @@ from jaxft._transport._pending import PendingConnections
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import SEND_FLAGS, Abort, recv_exactly, send_all, tune
 
-__all__ = ["Abort", "Connection", "Hello", "Listener", "dial", "recv_exactly", "send_all"]
+__all__ = ["Abort", "Connection", "ConnectionRequest", "Listener", "dial", "recv_exactly", "send_all"]
 
 _log = logging.getLogger("jaxft")
 # What unauthenticated peers cause is logged at a limited rate, so that they cannot fill the disk.
 _unauthenticated_log = logging.getLogger("jaxft.unauthenticated")
 _unauthenticated_log.addFilter(RateLimitFilter())
 
-# A hello has 39 bytes and three names; a peer that takes longer than this to send it is not jaxft.
+# A connection request has 39 bytes and three names; a peer that takes longer than this to send it is not jaxft.
 _HELLO_TIMEOUT_S = 2.0
-# A peer's hello arrives within a round trip of its connection.
+# A peer's request arrives within a round trip of its connection.
 _MAX_UNKNOWN = 256
 # All members of a quorum may dial at once, and each owes its proof for one round trip.
 _MAX_CHALLENGED = 2048
@@ -99,7 +99,7 @@ class Listener:
         job: str,
         group: str,
         incarnation: int,
-        on_heal: Callable[[Connection, Hello], None] | None,
+        on_heal: Callable[[Connection, ConnectionRequest], None] | None,
         key: DataKey | None = None,
     ) -> None:
         """Listen, and start the thread that accepts. Raises the limit on file descriptors to the hard limit.
@@ -209,7 +209,7 @@ class Listener:
         ready = [
             fd for fd, _ in self._poller.poll(1000 * max(0.0, min(until_s) - now_s) if until_s else None)
         ]
-        # Read first: a connection whose hello is here no longer counts as unknown.
+        # Read first: a connection whose request is here no longer counts as unknown.
         for fd in ready:
             if (half := self._half_open.get(fd)) is not None:
                 self._read(half)
@@ -234,7 +234,7 @@ class Listener:
             self._take_in(sock, str(address[0]))
 
     def _make_room(self, error: OSError) -> None:
-        """Out of descriptors: drop the connections without a hello, or else stop accepting for a moment."""
+        """Out of descriptors: drop the connections without a request, or else stop accepting for a moment."""
         _unauthenticated_log.warning("Cannot accept connections on port %d: %s.", self.port, error.strerror)
         unknown = [half for half in self._half_open.values() if not half.owes_proof]
         for half in unknown:
@@ -247,7 +247,7 @@ class Listener:
         half = HalfOpen(sock, name=name, deadline_s=time.monotonic() + _HELLO_TIMEOUT_S)
         self._half_open[sock.fileno()] = half
         self._poller.register(sock, select.POLLIN)
-        self._read(half)  # a peer's hello came with the connection, or is about to
+        self._read(half)  # a peer's request came with the connection, or is about to
         self._crowd_out(owes_proof=False, most=_MAX_UNKNOWN)
 
     def _crowd_out(self, *, owes_proof: bool, most: int) -> None:
@@ -275,9 +275,9 @@ class Listener:
             return
         except OSError as error:
             self._drop(half, str(error))
-        except BadHello as error:
+        except BadRequest as error:
             if error.answerable:
-                self._refuse(half, f"The hello cannot be read: {error}.")
+                self._refuse(half, f"The request cannot be read: {error}.")
             else:
                 self._drop(half, str(error))
         except Exception:  # an error caused by a connection ends only that connection
@@ -286,66 +286,72 @@ class Listener:
                 self._drop(half, "an unexpected error")
 
     def _answer(self, half: HalfOpen) -> None:
-        if half.hello is not None:
-            self._check_response(half, half.hello)
+        if half.request is not None:
+            self._check_response(half, half.request)
         elif self.key is not None:
             self._challenge(half)
         else:
             self._admit(half, decode(half.received), b"", Connection.plain(half.sock))
 
     def _challenge(self, half: HalfOpen) -> None:
-        half.hello = decode(half.received)
-        half.hello_bytes = bytes(half.received)
+        half.request = decode(half.received)
+        half.request_bytes = bytes(half.received)
         half.nonce = credentials.new_nonce()
         half.received.clear()
         half.sock.send(challenge(half.nonce), SEND_FLAGS)
-        half.owes_proof = not self._wrong_end(half.hello)
+        half.owes_proof = not self._wrong_end(half.request)
         self._crowd_out(owes_proof=True, most=min(_MAX_CHALLENGED, self._descriptors // _CHALLENGED_PART))
 
-    def _check_response(self, half: HalfOpen, hello: Hello) -> None:
+    def _check_response(self, half: HalfOpen, request: ConnectionRequest) -> None:
         assert self.key is not None
         nonce, given = bytes(half.received[:NONCE_BYTES]), bytes(half.received[NONCE_BYTES:])
         nonces = {"listener_nonce": half.nonce, "dialler_nonce": nonce}
-        if not credentials.is_proof(given, credentials.dialler_proof(self.key, half.hello_bytes, **nonces)):
+        if not credentials.is_proof(given, credentials.dialler_proof(self.key, half.request_bytes, **nonces)):
             self._refuse(
                 half,
-                f"The dialler did not prove that it knows the key of job {hello.job!r}: start all groups of a job "
+                f"The dialler did not prove that it knows the key of job {request.job!r}: start all groups of a job "
                 "with the same token.",
             )
             return
-        proof = credentials.listener_proof(self.key, half.hello_bytes, **nonces)
-        outgoing, incoming = credentials.connection_keys(self.key, half.hello_bytes, **nonces)
-        self._admit(half, hello, proof, Connection.sealed(half.sock, outgoing=outgoing, incoming=incoming))
+        proof = credentials.listener_proof(self.key, half.request_bytes, **nonces)
+        outgoing, incoming = credentials.connection_keys(self.key, half.request_bytes, **nonces)
+        self._admit(half, request, proof, Connection.sealed(half.sock, outgoing=outgoing, incoming=incoming))
 
-    def _admit(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
-        if wrong := self._wrong_end(hello):
+    def _admit(
+        self, half: HalfOpen, request: ConnectionRequest, proof: bytes, connection: Connection
+    ) -> None:
+        if wrong := self._wrong_end(request):
             self._refuse(half, wrong)
-        elif hello.kind == "exchange":
-            self._admit_exchange(half, hello, proof, connection)
+        elif request.kind == "exchange":
+            self._admit_exchange(half, request, proof, connection)
         else:
-            self._admit_heal(half, hello, proof, connection)
+            self._admit_heal(half, request, proof, connection)
 
-    def _wrong_end(self, hello: Hello) -> str:
-        """Why a hello is not for this process; "" if it is for it."""
-        if hello.job != self._job:
-            return f"The hello is for job {hello.job!r}; this process belongs to job {self._job!r}."
-        if (hello.to_group, hello.to_incarnation) != self._me:
+    def _wrong_end(self, request: ConnectionRequest) -> str:
+        """Why a connection request is not for this process; "" if it is for it."""
+        if request.job != self._job:
+            return f"The request is for job {request.job!r}; this process belongs to job {self._job!r}."
+        if (request.to_group, request.to_incarnation) != self._me:
             return (
-                f"The hello is for incarnation {hello.to_incarnation} of group {hello.to_group!r}; this process is "
-                f"incarnation {self._me[1]} of group {self._me[0]!r}."
+                f"The request is for incarnation {request.to_incarnation} of group {request.to_group!r}; this "
+                f"process is incarnation {self._me[1]} of group {self._me[0]!r}."
             )
         return ""
 
-    def _admit_exchange(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
-        refusal = self._pending.refusal(hello.number)
+    def _admit_exchange(
+        self, half: HalfOpen, request: ConnectionRequest, proof: bytes, connection: Connection
+    ) -> None:
+        refusal = self._pending.refusal(request.number)
         if refusal is not None:
             self._refuse(half, refusal)
             return
         # Answer first: once it is pending, another thread may take it and send frames.
-        self._accept_hello(half, proof)
-        self._pending.add((hello.number, hello.group, hello.incarnation), connection)
+        self._accept_request(half, proof)
+        self._pending.add((request.number, request.group, request.incarnation), connection)
 
-    def _admit_heal(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
+    def _admit_heal(
+        self, half: HalfOpen, request: ConnectionRequest, proof: bytes, connection: Connection
+    ) -> None:
         if self._on_heal is None:
             self._refuse(half, "This process does not heal other groups.")
             return
@@ -357,21 +363,21 @@ class Listener:
                     busy(f"This process is already healing {most} groups, its limit: ask another donor."),
                 )
                 return
-            self._accept_hello(half, proof)
+            self._accept_request(half, proof)
             self._healing.add(half.sock)
-        name = f"jaxft-heal-{hello.group}"
+        name = f"jaxft-heal-{request.group}"
         try:
-            threading.Thread(target=self._heal, args=(connection, hello), name=name, daemon=True).start()
+            threading.Thread(target=self._heal, args=(connection, request), name=name, daemon=True).start()
         except RuntimeError:  # cannot start a thread: the joiner must not wait for one
             self._end_healing(connection)
             raise
 
-    def _heal(self, connection: Connection, hello: Hello) -> None:
+    def _heal(self, connection: Connection, request: ConnectionRequest) -> None:
         assert self._on_heal is not None
         try:
-            self._on_heal(connection, hello)
+            self._on_heal(connection, request)
         except Exception:  # a failed heal ends that connection, not the donor's training
-            _log.exception("Healing group %r failed.", hello.group)
+            _log.exception("Healing group %r failed.", request.group)
         finally:
             self._end_healing(connection)
 
@@ -380,7 +386,7 @@ class Listener:
             self._healing.discard(connection.sock)
         connection.close()
 
-    def _accept_hello(self, half: HalfOpen, proof: bytes) -> None:
+    def _accept_request(self, half: HalfOpen, proof: bytes) -> None:
         half.sock.send(accepted(proof), SEND_FLAGS)
         tune(half.sock)
         self._release(half)

@@ -39,9 +39,9 @@ def announce(fields: dict[str, Any]) -> None:
 
 def follow(flags: argparse.Namespace, events: IO[str]) -> None:
     host, _, port = flags.coordinator.partition(":")
-    hello = {"job": flags.job, "group": flags.group, "steps": flags.steps}
+    request = {"job": flags.job, "group": flags.group, "steps": flags.steps}
     with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(json.dumps(hello).encode() + b"\n")
+        connection.sendall(json.dumps(request).encode() + b"\n")
         for line in connection.makefile():
             fields = json.loads(line)
             announce(fields)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from tests import patience
 
 
-def raw_hello(
+def raw_request(
     version: int = 2,
     kind: int = 0,
     job: bytes = b"job",
@@ -18,7 +18,7 @@ def raw_hello(
     to: bytes = b"me",
     to_incarnation: int = 9,
 ) -> bytes:
-    """A hello of the data plane, of incarnation 3."""
+    """A connection request of the data plane, of incarnation 3."""
     numbers = (quorum_id, 3, to_incarnation)
     lengths = (len(job), len(group), len(to))
     return struct.pack("<8sBBHQQQBBB", b"jaxft-hi", version, kind, 0, *numbers, *lengths) + job + group + to

@@ -16,10 +16,10 @@ from jaxft_protocol.credentials import DataKey, JobKey
 from jaxft._exchange import Peer
 from jaxft._transport import _listener
 from jaxft._transport._handshake import Dialling
-from jaxft._transport._listener import Connection, Hello, Listener
+from jaxft._transport._listener import Connection, ConnectionRequest, Listener
 from tests import patience
 from tests.security.meeting import meet
-from tests.security.strangers import crowd, raw_hello
+from tests.security.strangers import crowd, raw_request
 
 KEY = credentials.data_key(JobKey(b"k" * 32))
 PATIENCE_S = 60.0
@@ -48,8 +48,8 @@ def as_many_as_allowed(wanted: int, ends: int = 2) -> int:
 
 def dial_at_once(listener: Listener, count: int, key: DataKey | None) -> list[Connection]:
     """Begin all dials, then serve whichever is ready, as a program with so many threads would."""
-    hellos = (Hello("exchange", "job", f"group-{i}", 1, "me", 9, 5) for i in range(count))
-    dialling = {i: Dialling(f"127.0.0.1:{listener.port}", hello, key) for i, hello in enumerate(hellos)}
+    requests = (ConnectionRequest("exchange", "job", f"group-{i}", 1, "me", 9, 5) for i in range(count))
+    dialling = {i: Dialling(f"127.0.0.1:{listener.port}", request, key) for i, request in enumerate(requests)}
     made: list[Connection] = []
     deadline_s = patience.machine_s() + PATIENCE_S
     while dialling:
@@ -86,11 +86,17 @@ def test_of_many_peers_that_dial_at_once_none_is_lost(key: DataKey | None) -> No
 @pytest.mark.parametrize("key", [None, KEY], ids=["no token", "token"])
 @pytest.mark.parametrize(
     "said",
-    [b"", b"jaxft-hi", raw_hello(), raw_hello(to=b"group-0", to_incarnation=8), b"GET / HTTP/1.1\r\n\r\n"],
+    [
+        b"",
+        b"jaxft-hi",
+        raw_request(),
+        raw_request(to=b"group-0", to_incarnation=8),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
     ids=[
         "nothing",
-        "half a hello",
-        "a hello for another",
+        "half a connection request",
+        "a connection request for another",
         "for an incarnation that is none",
         "another protocol",
     ],

@@ -24,7 +24,7 @@ from tests import patience
 from tests.clusters import Cluster, cluster
 from tests.security.groups import KEY, PATIENCE_S, SECRET, Group, commit, pair, run, until
 from tests.security.meeting import meet
-from tests.security.strangers import crowd, raw_hello, streams
+from tests.security.strangers import crowd, raw_request, streams
 
 pytestmark = [pytest.mark.storm, pytest.mark.timeout(240)]
 
@@ -152,7 +152,7 @@ def test_a_flood_at_a_data_port_does_not_keep_groups_apart(monkeypatch: pytest.M
     members = [Peer(f"g{i}", i, f"127.0.0.1:{listener.port}", (i,)) for i, listener in enumerate(listeners)]
     try:
         with contextlib.ExitStack() as stack:
-            for said in (b"", b"jaxft-hi", raw_hello(), random.Random(7).randbytes(1000)):
+            for said in (b"", b"jaxft-hi", raw_request(), random.Random(7).randbytes(1000)):
                 for listener in listeners:
                     stack.enter_context(crowd(listener.port, 250, said))
             assert all(len(listener._half_open) <= _listener._MAX_UNKNOWN for listener in listeners)

@@ -19,8 +19,8 @@ from jaxft_coordinator.stores import records
 from jaxft_protocol import credentials, wire
 from jaxft_protocol import messages as m
 from jaxft_protocol.coordinator import machine
-from jaxft_protocol.coordinator.job import GroupSaid as Said
 from jaxft_protocol.coordinator.job import Job, Options, Persist, Send, SessionClosed, SessionId, Tick
+from jaxft_protocol.coordinator.job import Received as Said
 from jaxft_protocol.credentials import CredentialsError, JobKey
 from jaxft_protocol.proto import coordinator_pb2 as pb
 
@@ -29,10 +29,10 @@ from jaxft._checkpoints._manifest import Damaged, Manifest, _checksum
 from jaxft._exchange import _frames
 from jaxft._heal._frames import REPLY_BYTES, REQUEST_BYTES, BadFrame, Reply, Request, manifest, read_manifest
 from jaxft._transport import _handshake
-from jaxft._transport._handshake import BadHello
-from jaxft._transport._listener import Hello, Listener, dial
+from jaxft._transport._handshake import BadRequest
+from jaxft._transport._listener import ConnectionRequest, Listener, dial
 from tests import patience
-from tests.security.strangers import raw_hello, read_all
+from tests.security.strangers import raw_request, read_all
 
 many = settings(max_examples=300, deadline=None)
 some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -220,8 +220,8 @@ def test_any_text_for_a_token(text: str) -> None:
 
 # ---- the data plane ----
 
-hellos = st.builds(
-    raw_hello,
+requests = st.builds(
+    raw_request,
     version=st.sampled_from([0, 1, 2, 2, 2, 3, 255]),
     kind=st.sampled_from([0, 1, 2, 255]),
     job=st.just(b"job") | st.binary(max_size=255),
@@ -233,9 +233,9 @@ hellos = st.builds(
 
 
 @many
-@given(st.binary(max_size=200) | hellos | st.binary(max_size=100).map(lambda rest: b"jaxft-hi" + rest))
-def test_any_bytes_for_a_hello(data: bytes) -> None:
-    """It asks for no more than a hello has, and decodes only a whole one."""
+@given(st.binary(max_size=200) | requests | st.binary(max_size=100).map(lambda rest: b"jaxft-hi" + rest))
+def test_any_bytes_for_a_request(data: bytes) -> None:
+    """It asks for no more than a request has, and decodes only a whole one."""
     received = b""
     try:
         while (missing := _handshake.missing_bytes(received)) > 0:
@@ -243,8 +243,8 @@ def test_any_bytes_for_a_hello(data: bytes) -> None:
             if len(received) == len(data):
                 return
             received = data[: len(received) + missing]
-        assert isinstance(_handshake.decode(received), Hello)
-    except BadHello:
+        assert isinstance(_handshake.decode(received), ConnectionRequest)
+    except BadRequest:
         return
 
 
@@ -262,7 +262,7 @@ def listeners() -> Iterator[list[Listener]]:
 
 @some
 @given(
-    said=st.binary(max_size=300) | st.tuples(hellos, st.binary(max_size=100)).map(b"".join),
+    said=st.binary(max_size=300) | st.tuples(requests, st.binary(max_size=100)).map(b"".join),
     locked=st.booleans(),
 )
 def test_any_bytes_at_a_data_port(listeners: list[Listener], said: bytes, locked: bool) -> None:
@@ -283,7 +283,7 @@ def end(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_WR)
 
 
-HELLO = Hello("exchange", "job", "g", 1, "me", 9, 1)
+REQUEST = ConnectionRequest("exchange", "job", "g", 1, "me", 9, 1)
 answers = st.binary(max_size=100) | st.builds(
     lambda magic, version, status, length, rest: struct.pack("<8sBBH", magic, version, status, length) + rest,
     st.sampled_from([b"jaxft-re", b"jaxft-hi"]),
@@ -323,7 +323,7 @@ def test_any_answer_to_a_dialler_with_a_key(said: bytes) -> None:
     key = credentials.data_key(JobKey(bytes(32)))
     # One that says that it is busy is dialled again until the deadline.
     with answering(said) as address, pytest.raises((ConnectionError, TimeoutError)):
-        dial(address, HELLO, deadline_s=time.monotonic() + 1.0, key=key)
+        dial(address, REQUEST, deadline_s=time.monotonic() + 1.0, key=key)
 
 
 @some
@@ -331,7 +331,7 @@ def test_any_answer_to_a_dialler_with_a_key(said: bytes) -> None:
 def test_any_answer_to_a_dialler(said: bytes) -> None:
     with answering(said) as address:
         try:
-            dial(address, HELLO, deadline_s=time.monotonic() + 1.0).close()
+            dial(address, REQUEST, deadline_s=time.monotonic() + 1.0).close()
         except (ConnectionError, TimeoutError):
             return
 

@@ -11,7 +11,7 @@ from jaxft_protocol import credentials
 from jaxft._heal._frames import Kind, Request
 from tests import patience
 from tests.clusters import Cluster, Worker, cluster, digest_alone
-from tests.security.strangers import raw_hello, read_all
+from tests.security.strangers import raw_request, read_all
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -57,10 +57,10 @@ def data_port(worker: Worker) -> int:
     return int(found[1])
 
 
-def what_a_stranger_gets(port: int, hello: bytes, then: bytes = b"") -> bytes:
+def what_a_stranger_gets(port: int, request: bytes, then: bytes = b"") -> bytes:
     """All that a listener says to somebody who knows the protocol, and not the key."""
     with socket.create_connection(("127.0.0.1", port), timeout=patience.FAR_S) as sock:
-        sock.sendall(hello + bytes(64) + then)
+        sock.sendall(request + bytes(64) + then)
         return read_all(sock)
 
 
@@ -95,11 +95,11 @@ def strangers_at_the_data_port(group: Worker) -> None:
     """They are challenged, and refused: nobody is healed, and nobody waits in a member's place."""
     port = data_port(group)
     manifest = Request(Kind.MANIFEST, 1, 3).encode()
-    for hello in (
-        raw_hello(kind=1, job=b"toy", group=b"joiner", quorum_id=0),
-        raw_hello(kind=0, job=b"toy", group=b"group-1", quorum_id=1),
+    for request in (
+        raw_request(kind=1, job=b"toy", group=b"joiner", quorum_id=0),
+        raw_request(kind=0, job=b"toy", group=b"group-1", quorum_id=1),
     ):
-        got = what_a_stranger_gets(port, hello, manifest)
+        got = what_a_stranger_gets(port, request, manifest)
         assert got.startswith(b"jaxft-re\x02\x02"), "a challenge"
         rest = got[12 + 32 :]
         assert rest == b"" or (rest.startswith(b"jaxft-re\x02\x01") and b"the same token" in rest)

@@ -147,7 +147,7 @@ def test_a_joiner_takes_no_state_at_the_address_of_a_group_that_is_gone() -> Non
     """The handshake is relayed to another incarnation of the group, which knows the token and tells the truth."""
     with donor(2) as honest, man_in_the_middle(honest.port, forge_state) as address:
         with pytest.raises(
-            HealFailed, match="The hello is for incarnation 1 of group 'group-0'; this process is inc"
+            HealFailed, match="The request is for incarnation 1 of group 'group-0'; this process is inc"
         ):
             healed(address)
 
@@ -231,7 +231,7 @@ def test_a_member_adds_nothing_of_who_has_the_address_of_a_member_that_is_gone()
         with man_in_the_middle(honest.port, forge_sum) as address:
             of = members([f"127.0.0.1:{ours.port}", address])
             with pytest.raises(
-                ExchangeFailed, match="The hello is for incarnation 8 of group 'group-1'"
+                ExchangeFailed, match="The request is for incarnation 8 of group 'group-1'"
             ) as caught:
                 exchanged(ours, of, 0)
         assert caught.value.peers == ("group-1",)

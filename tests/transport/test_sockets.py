@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxft._transport import _sockets
-from jaxft._transport._handshake import BadHello, Hello, decode, missing_bytes
+from jaxft._transport._handshake import BadRequest, ConnectionRequest, decode, missing_bytes
 from jaxft._transport._sockets import Abort, Aborted, recv_exactly, send_all, split_address, wait
 from tests import patience
 
@@ -138,14 +138,14 @@ def test_addresses() -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=400) | st.binary(max_size=60).map(lambda rest: b"jaxft-hi\x01" + rest))
-def test_a_hello_of_any_bytes_is_read_or_refused(received: bytes) -> None:
-    for _ in range(4):  # bounded: a hello has a header and two names
+def test_a_request_of_any_bytes_is_read_or_refused(received: bytes) -> None:
+    for _ in range(4):  # bounded: a connection request has a header and two names
         try:
             missing = missing_bytes(received)
             if missing <= 0:
-                assert isinstance(decode(received[: len(received) + missing]), Hello)
+                assert isinstance(decode(received[: len(received) + missing]), ConnectionRequest)
                 return
-        except BadHello:
+        except BadRequest:
             return
         assert missing <= 512
         received += b"\x01" * missing
