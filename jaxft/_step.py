@@ -61,7 +61,7 @@ def fault_tolerant(
         shards: into how many equal slices the job divides the batch of a step. The members of a quorum share
             them out, and the mean is over all of them, whichever groups are there. Needs a batch function. None:
             one for each group that takes part, so that a lost group's batch is lost. A batch function is then asked
-            for shard i by the group at place i of the quorum, so that each of the batches 0 to n-1 counts once.
+            for shard i by the group at position i of the quorum, so that each of the batches 0 to n-1 counts once.
         nonfinite: what the job does with a step whose means (or sums) are not finite. "raise" ends it for all groups
             with `NonFinite`, and nothing of that step is applied. "skip" leaves the state as it was and goes on with
             the next step: metrics are blank, and `report.nonfinite` says why. "allow" applies it: for steps that

@@ -161,7 +161,7 @@ def _piece_sums(piece: jax.Array, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
 def _leaf_sums(piece: jax.Array, offsets: Sequence[jax.Array]) -> _Sums:
     """The two sums over a piece of a leaf that starts at these offsets; missing offsets are zero."""
     words = _words(piece)
-    first, second = _places(words.shape, offsets, 1), _places(words.shape, offsets, 2)
+    first, second = _position_words(words.shape, offsets, 1), _position_words(words.shape, offsets, 2)
     mixed = _mix(words ^ first)
     zero = jnp.uint32(0)
     # One reduction of two operands: XLA's CPU backend runs that ten times as fast as two of one, or even as one. The
@@ -187,15 +187,15 @@ def _words(leaf: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(leaf, f"uint{bits}").astype(jnp.uint32)
 
 
-def _places(shape: Sequence[int], offsets: Sequence[jax.Array], lane: int) -> jax.Array:
+def _position_words(shape: Sequence[int], offsets: Sequence[jax.Array], lane: int) -> jax.Array:
     """A number for each position: a sum over dimensions, so that no leaf is reshaped or overflows 32 bits."""
-    places = lax.full(shape, _scramble(lane), jnp.uint32)
+    position_words = lax.full(shape, _scramble(lane), jnp.uint32)
     for dimension in range(len(shape)):
         index = lax.broadcasted_iota(jnp.uint32, shape, dimension)
         if dimension < len(offsets):
             index = index + offsets[dimension]
-        places = places + index * jnp.uint32(_scramble(lane + 2 * dimension + 2) | 1)
-    return places
+        position_words = position_words + index * jnp.uint32(_scramble(lane + 2 * dimension + 2) | 1)
+    return position_words
 
 
 def _mix(x: jax.Array) -> jax.Array:
@@ -216,11 +216,11 @@ def _scramble(number: int) -> int:
 
 
 def _join(table: np.ndarray) -> np.ndarray:
-    """The digest, [2], from the sums of each leaf, [leaves, 2], with the arithmetic of `_mix` and `_places`."""
+    """The digest, [2], from the sums of each leaf, [leaves, 2], with the arithmetic of `_mix`, `_position_words`."""
     rows, columns = np.indices(table.shape, np.uint32)
     row, column = (np.uint32(_scramble(3 + 2 * dimension + 2) | 1) for dimension in (0, 1))
-    places = np.uint32(_scramble(3)) + rows * row + columns * column
-    return np.asarray(np.sum(_mix_host(_mix_host(table) ^ places), axis=0, dtype=np.uint32))
+    position_words = np.uint32(_scramble(3)) + rows * row + columns * column
+    return np.asarray(np.sum(_mix_host(_mix_host(table) ^ position_words), axis=0, dtype=np.uint32))
 
 
 def _mix_host(x: np.ndarray) -> np.ndarray:

@@ -111,8 +111,8 @@ class Attempts:
         began_s = time.perf_counter()
         shards = _shards_of(quorum, self._me)
         work, partials = self._work_for(call, quorum, shards)
-        # If each member has one shard, its number is the member's place, which may change. A batch that the group
-        # brings is valid at any place; one that is made for a place is valid only there.
+        # If each member has one shard, its number is the member's position, which may change. A batch that the group
+        # brings is valid at any position; one that is made for a position is valid only there.
         own = call.shards is None and isinstance(call.batch_for, OwnBatch)
         work.counted = ()
         for shard in shards:

@@ -19,13 +19,13 @@ SPECS = st.lists(st.builds(LeafSpec, st.text(max_size=4), SHAPES, DTYPES, OPERAT
 def test_every_element_has_one_place(specs: list[LeafSpec]) -> None:
     layout = Layout.of(specs)
     taken: list[set[int]] = [set() for _ in layout.regions]
-    for spec, place in zip(specs, layout.places, strict=True):
-        assert layout.regions[place.region].dtype == spec.dtype
-        assert layout.regions[place.region].operation == spec.operation
-        assert place.offset % ALIGN_ELEMENTS == 0
-        assert place.size == spec.size
-        assert taken[place.region].isdisjoint(range(place.offset, place.stop))
-        taken[place.region].update(range(place.offset, place.stop))
+    for spec, extent in zip(specs, layout.extents, strict=True):
+        assert layout.regions[extent.region].dtype == spec.dtype
+        assert layout.regions[extent.region].operation == spec.operation
+        assert extent.offset % ALIGN_ELEMENTS == 0
+        assert extent.size == spec.size
+        assert taken[extent.region].isdisjoint(range(extent.offset, extent.stop))
+        taken[extent.region].update(range(extent.offset, extent.stop))
     for gap in layout.gaps():
         assert taken[gap.region].isdisjoint(range(gap.offset, gap.stop))
         taken[gap.region].update(range(gap.offset, gap.stop))
@@ -37,7 +37,7 @@ def test_every_element_has_one_place(specs: list[LeafSpec]) -> None:
 def test_leaves_of_a_dtype_keep_their_order(specs: list[LeafSpec]) -> None:
     layout = Layout.of(specs)
     for region in range(len(layout.regions)):
-        offsets = [place.offset for place in layout.places if place.region == region and place.size]
+        offsets = [extent.offset for extent in layout.extents if extent.region == region and extent.size]
         assert offsets == sorted(set(offsets))
 
 

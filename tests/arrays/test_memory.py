@@ -121,9 +121,9 @@ def test_leaves_are_views_of_regions() -> None:
     layout = Layout.of(MIXED)
     regions = empty_regions(layout, [region.dtype for region in layout.regions])
     leaves = leaves_of(layout, regions)
-    for leaf, spec, place in zip(leaves, MIXED, layout.places, strict=True):
+    for leaf, spec, extent in zip(leaves, MIXED, layout.extents, strict=True):
         assert leaf.shape == spec.shape
         assert leaf.dtype.name == spec.dtype
         assert leaf.flags.c_contiguous
         assert address(leaf) % 64 == 0
-        assert np.shares_memory(leaf, regions[place.region]) == (leaf.size > 0)
+        assert np.shares_memory(leaf, regions[extent.region]) == (leaf.size > 0)

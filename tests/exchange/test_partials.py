@@ -63,8 +63,8 @@ def test_arrays_of_jax_are_read_where_they_lie() -> None:
     leaves = [jax.numpy.asarray(leaf) for leaf in contribution(layout.specs, 0)]
     partials = Partials(layout, 2)
     partials.add(0, leaves)
-    for leaf, place in zip(leaves, layout.places, strict=True):
-        part = partials.part(Node(0, 1), place.region, place.offset + 1, place.stop)
+    for leaf, extent in zip(leaves, layout.extents, strict=True):
+        part = partials.part(Node(0, 1), extent.region, extent.offset + 1, extent.stop)
         assert np.shares_memory(part, np.asarray(leaf))
 
 
@@ -77,8 +77,8 @@ def test_any_part_is_what_the_layout_says(sizes: list[int], data: st.DataObject)
     layout = Layout.of([LeafSpec(f"{number}", (size,), "float32") for number, size in enumerate(sizes)])
     leaves = contribution(layout.specs, 0)
     whole = np.zeros(layout.regions[0].size, np.float32)
-    for leaf, place in zip(leaves, layout.places, strict=True):
-        whole[place.offset : place.stop] = leaf
+    for leaf, extent in zip(leaves, layout.extents, strict=True):
+        whole[extent.offset : extent.stop] = leaf
     partials = partials_of(layout, 2, [0])
     start = data.draw(st.integers(0, whole.size))
     stop = data.draw(st.integers(start, whole.size))

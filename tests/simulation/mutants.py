@@ -170,11 +170,11 @@ def _votes_outlive_a_quorum(fresh: Any) -> Any:
 
 
 @mutant(quorums, "_bit")
-def _seats_in_string_order(bit: Any) -> Any:
-    """Votes are counted by places in the order of strings, where group-10 comes before group-9 (TorchFT)."""
+def _positions_in_string_order(bit: Any) -> Any:
+    """Votes are counted by positions in the order of strings, where group-10 comes before group-9 (TorchFT)."""
 
     def mutated(draft: Any, name: str) -> int:
-        return 1 << sorted(draft.job.seats).index(name) if name in draft.job.seats else 0
+        return 1 << sorted(draft.job.positions).index(name) if name in draft.job.positions else 0
 
     return mutated
 

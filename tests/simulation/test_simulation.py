@@ -147,7 +147,7 @@ def test_a_failing_seed_is_told_as_a_short_story():
 
 
 def test_an_exception_of_a_core_is_a_finding():
-    finding = failing("seats in string order", range(600))
+    finding = failing("positions in string order", range(600))
     assert finding.invariant == "the cores raise nothing"
     assert ": " in finding.text
 

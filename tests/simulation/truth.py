@@ -203,9 +203,9 @@ class Truth:
         least = max(1, after.min_replicas, self._world.setting.min_replicas)
         if len(quorum.members) < least:
             raise Violation("no quorum below min_replicas", f"{len(quorum.members)} of {least}")
-        places = [int(member.group.rpartition("-")[2]) for member in quorum.members]
-        if places != sorted(places):
-            raise Violation("members in the order in which people count", str(places))
+        numbers = [int(member.group.rpartition("-")[2]) for member in quorum.members]
+        if numbers != sorted(numbers):
+            raise Violation("members in the order in which people count", str(numbers))
         given = sorted(shard for member in quorum.members for shard in member.shards)
         if given != list(range(quorum.total_shards)):
             raise Violation("each shard counted once", f"{given} of {quorum.total_shards}")

@@ -193,7 +193,7 @@ class Job:
     distrusted: frozenset[Holder] = frozenset()
     quorum: NewQuorum | None = None
     # Positions and shards in the last quorum, kept while there is none: its members may have computed their shards.
-    seats: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
+    positions: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     held: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict[GroupName, tuple[int, ...]])
     ballot: Ballot = Ballot()
     # The highest number of members so far, not counting spares: spares fill up to this many places.

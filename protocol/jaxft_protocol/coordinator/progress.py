@@ -114,12 +114,12 @@ def heard(draft: Draft, group: Group, message: Heartbeat) -> None:
 def _computed(draft: Draft, group: Group, message: Heartbeat) -> None:
     """Note that a member has computed and waits for the others."""
     job = draft.job
-    place = job.seats.get(group.name)
-    if job.quorum is None or job.frontier is None or place is None:
+    position = job.positions.get(group.name)
+    if job.quorum is None or job.frontier is None or position is None:
         return
     if (message.computed_quorum_id, message.computed_step) != (job.quorum.quorum_id, job.frontier.step):
         return
-    ballot, bit = job.ballot, 1 << place
+    ballot, bit = job.ballot, 1 << position
     if not ballot.computed & bit:
         ahead_s = draft.now_s if ballot.ahead_s is None else ballot.ahead_s
         draft.update(ballot=changed(ballot, computed=ballot.computed | bit, ahead_s=ahead_s))
@@ -297,5 +297,5 @@ def _living(quorum: NewQuorum, ballot: Ballot) -> int:
 
 
 def _seated(draft: Draft, quorum: NewQuorum, mask: int) -> list[Group]:
-    members = [member for place, member in enumerate(quorum.members) if mask >> place & 1]
+    members = [member for position, member in enumerate(quorum.members) if mask >> position & 1]
     return [draft.job.groups[member.group] for member in members if member.group in draft.job.groups]

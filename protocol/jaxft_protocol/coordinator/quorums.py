@@ -184,7 +184,7 @@ def _without_fingerprint(draft: Draft, quorum: NewQuorum) -> tuple[GroupName, ..
     ballot, frontier = draft.job.ballot, draft.job.frontier
     if not ballot.digests or frontier is None or quorum.step != frontier.step:
         return ()
-    voted = (member.group for place, member in enumerate(quorum.members) if ballot.ok >> place & 1)
+    voted = (member.group for position, member in enumerate(quorum.members) if ballot.ok >> position & 1)
     return tuple(name for name in voted if name not in ballot.digests)
 
 
@@ -297,7 +297,7 @@ def _install(draft: Draft, members: list[Group], *, again: bool, announce: bool)
     assert job.frontier is not None
     total = job.total_shards
     names = [group.name for group in members]
-    left = {change.group: change for change in job.left if change.group in job.seats}
+    left = {change.group: change for change in job.left if change.group in job.positions}
     if total is None:
         shards = {name: (position,) for position, name in enumerate(names)}
         total = len(names)
@@ -310,18 +310,18 @@ def _install(draft: Draft, members: list[Group], *, again: bool, announce: bool)
         job.frontier.step,
         total,
         tuple(as_member(group, shards[group.name]) for group in members),
-        joined=tuple(Change(name) for name in names if name not in job.seats or name in left),
+        joined=tuple(Change(name) for name in names if name not in job.positions or name in left),
         left=tuple(left.values()),
         history=job.history,
     )
     _relieve(draft, quorum)
     draft.put_all(members, phase=GroupPhase.MEMBER)
-    seats = {name: position for position, name in enumerate(names)}
+    positions = {name: position for position, name in enumerate(names)}
     held = {member.group: member.shards for member in quorum.members}
     places = max(job.places, sum(not group.spare for group in members))
     draft.update(
         quorum=quorum,
-        seats=seats,
+        positions=positions,
         held=held,
         places=places,
         last_quorum_id=quorum.quorum_id,
@@ -407,7 +407,7 @@ def _silent(quorum: NewQuorum, ballot: Ballot) -> int:
 
 
 def _bit(draft: Draft, name: GroupName) -> int:
-    position = draft.job.seats.get(name)
+    position = draft.job.positions.get(name)
     return 0 if position is None else 1 << position
 
 

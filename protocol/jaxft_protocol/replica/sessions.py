@@ -158,7 +158,7 @@ def disconnected(draft: Draft, reason: str, *, busy: bool) -> None:
     addresses = replica.identity.coordinators
     # A coordinator that had welcomed this group may be back at once; otherwise try the next one.
     welcome = replica.phase not in (Phase.OFFLINE, Phase.GREETING)
-    place = replica.place if welcome else (replica.place + 1) % len(addresses)
+    address_index = replica.address_index if welcome else (replica.address_index + 1) % len(addresses)
     delay_s = _redial_delay_s(replica.identity.incarnation, replica.dials, len(addresses))
     draft.enter(
         Phase.OFFLINE,
@@ -169,9 +169,9 @@ def disconnected(draft: Draft, reason: str, *, busy: bool) -> None:
         offline_since_s=since_s,
         offline_reason=reason,
         dials=replica.dials + 1,
-        place=place,
+        address_index=address_index,
     )
-    draft.effects.append(Dial(delay_s, addresses[place]))
+    draft.effects.append(Dial(delay_s, addresses[address_index]))
 
 
 def _redial_delay_s(incarnation: int, dials: int, addresses: int) -> float:
