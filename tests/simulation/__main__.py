@@ -49,8 +49,6 @@ def say(text: str) -> None:
 
 def _run(first: int, end: int, jobs: int) -> Tally:
     chunks = [range(start, min(start + CHUNK, end)) for start in range(first, end, CHUNK)]
-    if jobs == 1:
-        return run_seeds(range(first, end))
     total = Tally()
     began_s = mentioned_s = time.perf_counter()
     with concurrent.futures.ProcessPoolExecutor(
