@@ -2,27 +2,24 @@
 
 import logging
 import os
-import secrets
 from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from jaxft_protocol.messages import GroupName, Incarnation, NewQuorum
-from jaxft_protocol.replica.state import Identity, LeaveNow
+from jaxft_protocol.messages import NewQuorum
+from jaxft_protocol.replica.state import LeaveNow
 
 from jaxft._chaos._agent import Agent
 from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._settings import check_changed
 from jaxft._errors import ConfigurationError, SessionFailed
-from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._credentials import TLS, Credentials
+from jaxft._replica._credentials import TLS
 from jaxft._replica._engine import Engine
+from jaxft._replica._membership import Membership, assemble
 from jaxft._replica._runner import Runner
-from jaxft._replica._session import Session
 from jaxft._report import StepReport
-from jaxft._transport._listener import Listener
 
 _log = logging.getLogger("jaxft")
 
@@ -125,8 +122,7 @@ class Manager:
             token=token,
             tls=tls,
         )
-        self._listener: Listener | None = None
-        self._session: Session | None = None
+        self._member: Membership | None = None
         self._runner: Runner | None = None
         self._agent: Agent | None = None
 
@@ -148,7 +144,7 @@ class Manager:
     @property
     def quorum(self) -> NewQuorum | None:
         """The quorum in force, with `quorum_id`, the `members` in order and their shards; None outside one."""
-        return None if self._session is None else self._session.quorum
+        return None if self._member is None else self._member.session.quorum
 
     @property
     def participating(self) -> bool:
@@ -162,37 +158,27 @@ class Manager:
         return StepReport(step=self._config.step) if self._runner is None else self._runner.report
 
     def __enter__(self) -> Self:
-        if self._session is not None:
+        if self._member is not None:
             raise ConfigurationError("a Manager is entered once; make another for another run")
         config = self._config
-        self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
-        credentials = Credentials.read(config.token, config.tls)
         store = StateStore()
-        incarnation = Incarnation(secrets.randbits(63))
-        listener = Listener(
-            job=config.job,
-            group=config.group,
-            incarnation=incarnation,
-            on_heal=HealServer(store).serve,
-            key=credentials.data_key,
+        member = self._member = assemble(config, store)
+        self._agent = Agent.of_environment(
+            coordinator=config.coordinator, group=config.group, rank=member.ranks.rank
         )
-        address = config.address(listener.port)
-        identity = Identity(config.job, GroupName(config.group), incarnation, address, config.coordinator)
-        _log.info(
-            "[jaxft %s] listens on port %d; the others reach it at %s",
-            *(config.group, listener.port, address),
-        )
-        timeout_s = config.failure_timeout_s
-        session = Session(identity, store, failure_timeout_s=timeout_s, credentials=credentials)
-        self._listener, self._session = listener, session
         if self._agent is not None:
-            self._agent.entered(listener.port)
+            self._agent.entered(member.listener.port)
         try:
-            session.start()
-        except BaseException:
-            self._close()
+            if config.checkpoints is not None and member.ranks.size > 1:
+                raise ConfigurationError(
+                    f"group {config.group!r} has {member.ranks.size} processes, and `checkpoints=` does not work yet "
+                    "for groups of several processes: leave it out, and save from the loop with Orbax."
+                )
+            member.start()
+        except BaseException as error:
+            self._close(repr(error))
             raise
-        self._runner = Runner(config, identity, session, store, listener)
+        self._runner = Runner(config, member.identity, member.session, member.ranks, store, member.listener)
         return self
 
     def restore(self, state: Any, *, changed: Collection[str] = ()) -> Any:
@@ -227,22 +213,24 @@ class Manager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._session is not None
+        assert self._member is not None
         try:
             if kind is None and self._agent is not None:
                 self._agent.finished()
             if kind is None and self._runner is not None and self._config.checkpoints is not None:
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
                 self._runner.save_last()
-            self._leave(self._session, finished=kind is None)
+            self._leave(self._member, finished=kind is None)
         finally:
             if self._config.checkpoints is not None:
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
-            self._close()
+            self._close("" if error is None else repr(error))
 
-    def _leave(self, session: Session, *, finished: bool) -> None:
+    def _leave(self, member: Membership, *, finished: bool) -> None:
+        if not finished and member.ranks.size > 1:
+            return  # the ranks cannot serve joiners together any more
         try:
-            session.post(LeaveNow(finished))
+            member.session.post(LeaveNow(finished))
             # After an exception there is no wait for joiners: they find other donors.
             patience_s = self._config.failure_timeout_s if finished else 1.0
             if self._runner is not None:
@@ -263,13 +251,11 @@ class Manager:
             )
         return self._runner if self._agent is None else self._agent.watching(self._runner)
 
-    def _close(self) -> None:
+    def _close(self, error: str = "") -> None:
         if self._runner is not None:
             self._runner.close()
-        if self._session is not None:
-            self._session.close()
-        if self._listener is not None:
-            self._listener.close()
+        if self._member is not None:
+            self._member.close(error)
 
 
 def _given(name: str, value: str | None) -> str:

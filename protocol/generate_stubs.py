@@ -11,11 +11,17 @@ from pathlib import Path
 from grpc_tools import protoc
 
 HERE = Path(__file__).parent
-PROTO = "jaxft_protocol/proto/coordinator.proto"
+PROTOS = ("jaxft_protocol/proto/coordinator.proto", "jaxft_protocol/proto/ranks.proto")
 
 
 def generate(into: Path) -> None:
-    arguments = [f"-I{HERE}", f"--python_out={into}", f"--pyi_out={into}", f"--grpc_python_out={into}", PROTO]
+    arguments = [
+        f"-I{HERE}",
+        f"--python_out={into}",
+        f"--pyi_out={into}",
+        f"--grpc_python_out={into}",
+        *PROTOS,
+    ]
     if protoc.main(["protoc", *arguments]) != 0:
         sys.exit("protoc failed")
 

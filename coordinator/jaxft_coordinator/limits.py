@@ -13,7 +13,7 @@ FORGET_AFTER_S = 86_400.0
 MAX_GROUPS_PER_JOB = 2048
 MAX_NAME_LENGTH = 200
 # A host name has 253 characters at most.
-MAX_ADDRESS_LENGTH = 300
+MAX_ADDRESS_LENGTH = 16_384
 # A group needs one stream; a diagnostic tool, a few.
 MAX_STREAMS_PER_CONNECTION = 8
 # The largest message of a group is a Join with all its settings, a few KB in all.

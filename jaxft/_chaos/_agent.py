@@ -33,7 +33,7 @@ class Agent:
         obey(events)
 
     @classmethod
-    def of_environment(cls, *, coordinator: str, group: str) -> "Agent | None":
+    def of_environment(cls, *, coordinator: str, group: str, rank: int = 0) -> "Agent | None":
         """Return the agent of this process, or None if it is not a program of `jaxft chaos`.
 
         Raises:
@@ -49,7 +49,8 @@ class Agent:
                 f"joins {coordinator} as {group!r}. Leave both arguments out of jaxft.Manager(...), or pass them to "
                 "the program as {coordinator} and {group} in its command."
             )
-        return cls(Path(events))
+        # Every rank takes the digests, since they are programs of the whole group; rank 0 writes for all.
+        return cls(Path(events if rank == 0 else f"{events}.rank{rank}"))
 
     def entered(self, port: int) -> None:
         """Report the port on which this group listens."""

@@ -75,7 +75,9 @@ class Links:
         listener.check(len(members))
         number = [peer.group for peer in members].index(me)
         # `_mesh.py` fills in the group and incarnation to dial.
-        request = ConnectionRequest("exchange", job, me, members[number].incarnation, "", 0, quorum_id)
+        request = ConnectionRequest(
+            "exchange", job, me, members[number].incarnation, "", 0, quorum_id, listener.rank
+        )
         listener.forget(quorum_id - 1)
         try:
             connections = connect_mesh(

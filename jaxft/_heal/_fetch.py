@@ -73,6 +73,7 @@ class Fetcher:
         donors: the groups to fetch from.
         timeout_s: how long a donor may take for an answer or for a chunk.
         key: the key of the job's data plane, if it has one.
+        rank: this process's rank, and that of the donors' processes.
     """
 
     def __init__(
@@ -85,12 +86,13 @@ class Fetcher:
         donors: Sequence[DonorAt],
         timeout_s: float,
         key: DataKey | None = None,
+        rank: int = 0,
     ) -> None:
         self.transferred_bytes = 0
         self._heal_id = heal_id
         self._timeout_s = timeout_s
         self._key = key
-        request = ConnectionRequest("heal", job, group, incarnation, "", 0, heal_id)
+        request = ConnectionRequest("heal", job, group, incarnation, "", 0, heal_id, rank)
         self._donors = [_Donor(donor, request) for donor in donors]
 
     def state(self, step: int, like: Sequence[Any], *, cancel: Abort) -> list[jax.Array]:

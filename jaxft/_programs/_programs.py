@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxft._arrays._layout import Layout, LeafSpec
+from jaxft._arrays._pieces import Pieces, Spread
 from jaxft._errors import ConfigurationError
 from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._compile import Executables, Program
@@ -58,8 +59,26 @@ class Programs:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Where the elements of the contribution lie in an exchange."""
+        """Where the elements of the contribution lie in an exchange between groups of one process."""
         return Layout.of(self.contribution)
+
+    @functools.cached_property
+    def contribution_pieces(self) -> Pieces:
+        """How the leaves of a contribution are split in this process."""
+        made = self.executables.compute.output_shardings[: len(self.contribution)]
+        return Pieces(
+            [Spread.of(spec.shape, sharding) for spec, sharding in zip(self.contribution, made, strict=True)]
+        )
+
+    @functools.cached_property
+    def piece_specs(self) -> tuple[LeafSpec, ...]:
+        """The types of these pieces: what this process exchanges with the same rank of other groups."""
+        return self.contribution_pieces.specs(self.contribution)
+
+    @functools.cached_property
+    def piece_layout(self) -> Layout:
+        """Where the elements of these pieces lie in an exchange."""
+        return self.layout if self.contribution_pieces.whole else Layout.of(self.piece_specs)
 
     def state_leaves(self, state: Any) -> list[jax.Array]:
         """The leaves of a state, as `compute` and `apply` take them. Numbers and numpy arrays are copied to a device.

@@ -5,6 +5,7 @@ Each phase is announced on the logger at DEBUG ("compute step 3 shard 1", "excha
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -18,11 +19,11 @@ from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._programs._programs import Local
-from jaxft._replica._config import GroupConfig
+from jaxft._ranks._ranks import Directing, Ranks, Verdict
+from jaxft._replica._config import GroupConfig, address_of_rank
 from jaxft._replica._engine import Call, OwnBatch
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
-from jaxft._replica._session import Session
 from jaxft._report import Record
 from jaxft._transport._listener import Abort, Listener
 
@@ -34,7 +35,7 @@ class _Work:
     """What this group has computed of one step. It outlives attempts, so nothing is computed twice."""
 
     step: int
-    contributions: dict[int, list[jax.Array]] = field(default_factory=dict[int, list[jax.Array]])
+    contributions: dict[int, Sequence[jax.Array]] = field(default_factory=dict[int, Sequence[jax.Array]])
     locals: dict[int, Local] = field(default_factory=dict[int, Local])
     counted: tuple[int, ...] = ()  # which of them belong to the last attempt
     partials: Partials | None = None
@@ -48,7 +49,8 @@ class Attempts:
     def __init__(
         self,
         config: GroupConfig,
-        session: Session,
+        session: Directing,
+        ranks: Ranks,
         listener: Listener,
         held: HeldState,
         finite: FiniteCheck,
@@ -56,6 +58,7 @@ class Attempts:
         self._config = config
         self._me = GroupName(config.group)
         self._session = session
+        self._ranks = ranks
         self._listener = listener
         self._held = held
         self._finite = finite
@@ -116,13 +119,14 @@ class Attempts:
         own = call.shards is None and isinstance(call.batch_for, OwnBatch)
         work.counted = ()
         for shard in shards:
-            if abort.is_set:
+            if not self._ranks.decide("go on", not abort.is_set):
                 return False
             key = 0 if own else shard
             if key not in work.locals:
                 _log.debug("compute step %d shard %d", work.step, shard)
                 batch = call.batch_for(work.step, shard)
-                contribution, work.locals[key] = call.programs.compute(self._held.leaves, batch)
+                leaves, work.locals[key] = call.programs.compute(self._held.leaves, batch)
+                contribution = call.programs.contribution_pieces.split(leaves)
                 record.shards.append(shard)
                 if call.shards is None:
                     work.contributions[key] = contribution
@@ -133,7 +137,7 @@ class Attempts:
             work.counted = (*work.counted, key)
             self._session.got_on()
         record.compute_s += time.perf_counter() - began_s
-        return not abort.is_set
+        return self._ranks.decide("exchange", not abort.is_set)
 
     def _work_for(self, call: Call, quorum: NewQuorum, shards: tuple[int, ...]) -> tuple[_Work, Partials]:
         """What is already computed and usable in this quorum."""
@@ -143,7 +147,7 @@ class Attempts:
             self.forget()
         work = self._work
         if work.partials is None or call.shards is None:
-            work.partials = Partials(call.programs.layout, quorum.total_shards)
+            work.partials = Partials(call.programs.piece_layout, quorum.total_shards)
         return work, work.partials
 
     def _exchanged(self, call: Call, quorum: NewQuorum, abort: Abort, record: Record) -> bool:
@@ -151,17 +155,26 @@ class Attempts:
         step = self._held.step
         began_s = time.perf_counter()
         try:
-            self._work.means = self._exchange(call, quorum, abort)
-            self._session.got_on()
-        except ExchangeFailed as error:
-            self._drop_links()
-            if not abort.is_set:
-                accused = tuple(GroupName(peer) for peer in error.peers)
-                self._session.post(ExchangeBroke(quorum.quorum_id, Step(step), accused, str(error)))
-            return False
+            verdict = self._exchange_of_all_ranks(call, quorum, abort)
         finally:
             record.exchange_s += time.perf_counter() - began_s
-        return True
+        if verdict.ok:
+            self._work.nonfinite = record.nonfinite = verdict.note
+            return True
+        self._drop_links()
+        if not verdict.stopped:
+            accused = tuple(GroupName(peer) for peer in verdict.accused)
+            self._session.post(ExchangeBroke(quorum.quorum_id, Step(step), accused, verdict.failure))
+        return False
+
+    def _exchange_of_all_ranks(self, call: Call, quorum: NewQuorum, abort: Abort) -> Verdict:
+        with self._ranks.operation("exchange", abort) as operation:
+            try:
+                means = self._work.means = self._exchange(call, quorum, abort)
+            except ExchangeFailed as error:
+                return operation.settle(str(error), tuple(error.peers))
+            self._session.got_on()
+            return operation.settle(note=self._finite.look(call, means, self._held.step))
 
     def _exchange(self, call: Call, quorum: NewQuorum, abort: Abort) -> list[np.ndarray]:
         step, timeout_s = self._held.step, self._config.failure_timeout_s
@@ -172,7 +185,7 @@ class Attempts:
                 job=self._config.job,
                 quorum_id=quorum.quorum_id,
                 me=self._me,
-                members=[_peer(member) for member in quorum.members],
+                members=[_peer(member, self._ranks.rank) for member in quorum.members],
                 abort=abort,
                 # Shorter than the exchange's timeout, so that members that wait for a link fail first.
                 patience=self._patience(quorum, step, timeout_s / 4),
@@ -180,7 +193,7 @@ class Attempts:
         assert self._work.partials is not None
         return exchange(
             self._links,
-            layout=call.programs.layout,
+            layout=call.programs.piece_layout,
             step=step,
             partials=self._work.partials,
             total_shards=quorum.total_shards,
@@ -198,7 +211,6 @@ class Attempts:
         self._voted_s = time.perf_counter()
         digest = self._held.started_digest()
         assert digest is not None or step != quorum.step, "the first step of a quorum is compared"
-        work.nonfinite = record.nonfinite = self._finite.look(call, work.means, step)
         stop = work.nonfinite if call.nonfinite == "raise" else ""
         self._session.post(Exchanged(quorum.quorum_id, Step(step), digest, stop))
 
@@ -212,5 +224,6 @@ def _shards_of(quorum: NewQuorum, group: GroupName) -> tuple[int, ...]:
     return next(member.shards for member in quorum.members if member.group == group)
 
 
-def _peer(member: Member) -> Peer:
-    return Peer(member.group, member.incarnation, member.address, member.shards)
+def _peer(member: Member, rank: int) -> Peer:
+    """The member's process that holds what this one does."""
+    return Peer(member.group, member.incarnation, address_of_rank(member.address, rank), member.shards)

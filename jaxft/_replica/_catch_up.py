@@ -2,17 +2,20 @@
 
 import logging
 import time
+from collections.abc import Sequence
 
+import jax
+import numpy as np
 from jaxft_protocol.messages import Heal, Step
 from jaxft_protocol.replica.state import HealBroke, Healed, HealFrom, Identity, Replay, Replayed
 
 from jaxft._errors import HealFailed
 from jaxft._heal._fetch import DonorAt, Fetcher
-from jaxft._replica._config import GroupConfig
+from jaxft._ranks._ranks import Directing, Ranks
+from jaxft._replica._config import GroupConfig, address_of_rank
 from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
-from jaxft._replica._session import Session
 from jaxft._report import HealReport, Record
 from jaxft._transport._listener import Abort, Listener
 
@@ -26,7 +29,8 @@ class CatchUp:
         self,
         config: GroupConfig,
         identity: Identity,
-        session: Session,
+        session: Directing,
+        ranks: Ranks,
         listener: Listener,
         held: HeldState,
         finite: FiniteCheck,
@@ -34,6 +38,7 @@ class CatchUp:
         self._config = config
         self._me = identity
         self._session = session
+        self._ranks = ranks
         self._key = listener.key
         self._held = held
         self._finite = finite
@@ -47,15 +52,24 @@ class CatchUp:
         self._began_s = time.perf_counter()
         donors = tuple(donor.group for donor in heal.donors)
         _log.info("[jaxft %s] heals to step %d from %s", self._me.group, heal.step, ", ".join(donors))
-        with self._session.activity(directive, Abort()) as abort:
+        pieces = self._held.pieces(self._held.leaves)
+        with (
+            self._session.activity(directive, Abort()) as abort,
+            self._ranks.operation("heal", abort) as operation,
+        ):
             fetcher = self._fetcher_for(heal)
+            fetched: Sequence[jax.Array] = ()
             try:
-                leaves = fetcher.state(heal.step, self._held.leaves, cancel=abort)
+                fetched = fetcher.state(heal.step, pieces.split(self._held.leaves), cancel=abort)
+                failure = ""
             except HealFailed as error:
+                failure = str(error)
+            verdict = operation.settle(failure)
+            if not verdict.ok:
                 # Also if it was aborted: a reconnected session waits for a report of what this group holds.
-                self._session.post(HealBroke(heal.heal_id, str(error)))
+                self._session.post(HealBroke(heal.heal_id, verdict.failure))
                 return False
-            self._held.replace(heal.step, leaves)
+            self._held.replace(heal.step, pieces.join(fetched))
             self._session.post(Healed(heal.heal_id, heal.step))
         record.caught_up_with(call.programs.blank_metrics())
         record.heal = self._report(fetcher, heal.step, 0, donors)
@@ -69,14 +83,23 @@ class CatchUp:
             # the same step again. Applying it twice would corrupt the state.
             return False
         _log.debug("replay step %d", step)
-        with self._session.activity(directive, Abort()) as abort:
+        with (
+            self._session.activity(directive, Abort()) as abort,
+            self._ranks.operation("replay", abort) as operation,
+        ):
             fetcher = self._fetcher_for(heal)
+            means: list[np.ndarray] = []
+            failure = note = ""
             try:
-                means = fetcher.means(step, call.programs.contribution, cancel=abort)
+                means = fetcher.means(step, call.programs.piece_specs, cancel=abort)
+                note = self._finite.look(call, means, step)
             except HealFailed as error:
-                self._session.post(HealBroke(heal.heal_id, str(error)))
+                failure = str(error)
+            verdict = operation.settle(failure, note=note)
+            if not verdict.ok:
+                self._session.post(HealBroke(heal.heal_id, verdict.failure))
                 return False
-            record.nonfinite = self._finite.look(call, means, step)
+            record.nonfinite = verdict.note
             skip = bool(record.nonfinite) and call.nonfinite == "skip"
             metrics = self._held.advance(call.programs, means, None, skip=skip)
             self._session.post(Replayed(heal.heal_id, Step(self._held.step)))
@@ -99,7 +122,11 @@ class CatchUp:
                 group=self._me.group,
                 incarnation=self._me.incarnation,
                 heal_id=heal.heal_id,
-                donors=[DonorAt(donor.group, donor.incarnation, donor.address) for donor in heal.donors],
+                donors=[
+                    DonorAt(donor.group, donor.incarnation, address_of_rank(donor.address, self._ranks.rank))
+                    for donor in heal.donors
+                ],
+                rank=self._ranks.rank,
                 timeout_s=self._config.failure_timeout_s / 2,
                 key=self._key,
             )

@@ -68,6 +68,11 @@ class GroupConfig:
         return host if _has_port(host) else f"{host}:{port}"
 
 
+def address_of_rank(addresses: str, rank: int) -> str:
+    """The address of one rank of a group; `addresses` has one for each, separated by commas."""
+    return addresses.split(",")[rank]
+
+
 def _check_address(coordinator: str) -> None:
     for address in coordinator.split(","):
         host, colon, port = address.strip().rpartition(":")

@@ -17,7 +17,7 @@ class FiniteCheck:
 
     def look(self, call: Call, means: Sequence[Any], step: int) -> str:
         """Which of the means is not finite, if the policy checks it: the same text in every group."""
-        found = find(call.programs.contribution, means, call.nonfinite)
+        found = find(call.programs.piece_specs, means, call.nonfinite)
         if found and call.nonfinite == "skip":
             _log.warning("[jaxft %s] step %d changes nothing: %s", self._group, step, found)
         elif found and not self._warned:

@@ -9,28 +9,38 @@ from jaxft_protocol.messages import Step
 from jaxft_protocol.replica.state import Digested
 
 from jaxft._arrays._device_digest import PendingDigest, StateDigest, period_steps
+from jaxft._arrays._pieces import Pieces
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Local, Programs
-from jaxft._replica._session import Session
+from jaxft._ranks._ranks import Directing, Ranks
+
+_WHOLE = Pieces([])  # of a group of one process
 
 
 class HeldState:
     """The leaves of a state and its step. The training thread owns it."""
 
-    def __init__(self, session: Session, store: StateStore, step: int, *, digest_every: int | None) -> None:
+    def __init__(
+        self, session: Directing, store: StateStore, ranks: Ranks, step: int, *, digest_every: int | None
+    ) -> None:
         self.step = step
         self.leaves: Sequence[jax.Array] = ()  # what the caller passed, or the state after it
         self.newest: Sequence[jax.Array] | None = None  # the last one that a step or a heal made
         self._session = session
         self._store = store
+        self._ranks = ranks
         self._digests = StateDigest()
         # Of the held state, even if the work based on it is dropped.
         self._digest: PendingDigest | None = None
         self._digest_every = digest_every
 
     def publish(self) -> None:
-        """Offer the state to joiners."""
-        self._store.publish(self.step, self.leaves)
+        """Offer the state to joiners: the pieces that this process holds."""
+        self._store.publish(self.step, self.pieces(self.leaves).split(self.leaves))
+
+    def pieces(self, leaves: Sequence[jax.Array]) -> Pieces:
+        """How the leaves of a state are split in this process."""
+        return _WHOLE if self._ranks.size == 1 else Pieces.of(leaves)
 
     def replace(self, step: int, leaves: Sequence[jax.Array]) -> None:
         """Replace the held state."""
@@ -43,19 +53,21 @@ class HeldState:
 
         Args:
             programs: what to apply the means with.
-            means: the means of the step.
+            means: the means of the step: this process's pieces.
             local: this group's local values of the step, if it computed a shard.
             skip: keep the state, but count the step.
         """
         self._store.log(self.step, means)
-        if self._session.wants_digest(Step(self.step)):
+        wanted = self._session.wants_digest(Step(self.step))
+        if self._ranks.decide("take the last digest", wanted):
             self.say_digest(self.step)  # last chance: the state is about to be overwritten
         # Also for a skipped step: the next one overwrites its state.
         self._store.before_donation()
         if skip:
             leaves, metrics = self.leaves, programs.blank_metrics()
         else:
-            leaves, metrics = programs.apply(self.leaves, means, local)
+            joined = programs.contribution_pieces.join(means)
+            leaves, metrics = programs.apply(self.leaves, joined, local)
             jax.block_until_ready(leaves)
         self.replace(self.step + 1, leaves)
         return metrics

@@ -12,11 +12,11 @@ from jaxft._errors import ConfigurationError
 from jaxft._programs._environment import nondeterminism, xla_flags
 from jaxft._programs._fingerprint import compared
 from jaxft._programs._nonfinite import compared_policy
+from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import Call
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._saving import Saving
-from jaxft._replica._session import Session
 from jaxft._version import __version__
 
 _log = logging.getLogger("jaxft")
@@ -25,8 +25,11 @@ _log = logging.getLogger("jaxft")
 class Joining:
     """The training thread owns it."""
 
-    def __init__(self, config: GroupConfig, session: Session, held: HeldState, saving: Saving) -> None:
+    def __init__(
+        self, config: GroupConfig, session: Directing, ranks: Ranks, held: HeldState, saving: Saving
+    ) -> None:
         self._config = config
+        self._ranks = ranks
         self._session = session
         self._held = held
         self._saving = saving
@@ -70,6 +73,7 @@ class Joining:
             **compared(call.programs.fingerprint, other_meshes=self._config.other_meshes),
             **self._config.compared_settings,
             "layout": call.programs.layout.digest,
+            "ranks": str(self._ranks.size),
             "shards": "members" if call.shards is None else str(call.shards),
             "nonfinite": compared_policy(call.nonfinite),
             "jaxft": __version__,

@@ -29,6 +29,7 @@ from jaxft_protocol.replica.state import (
 from jaxft._errors import JobFinished
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Programs
+from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._config import GroupConfig
@@ -37,7 +38,7 @@ from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
 from jaxft._replica._saving import Saving
-from jaxft._replica._session import Session, error_of
+from jaxft._replica._session import error_of
 from jaxft._report import Record, StepReport
 from jaxft._transport._listener import Listener
 
@@ -49,18 +50,19 @@ class Runner:
         self,
         config: GroupConfig,
         identity: Identity,
-        session: Session,
+        session: Directing,
+        ranks: Ranks,
         store: StateStore,
         listener: Listener,
     ) -> None:
         self._config = config
         self._session = session
-        self._held = HeldState(session, store, config.step, digest_every=config.digest_every)
+        self._held = HeldState(session, store, ranks, config.step, digest_every=config.digest_every)
         finite = FiniteCheck(config.group)
-        self._attempts = Attempts(config, session, listener, self._held, finite)
-        self._catch_up = CatchUp(config, identity, session, listener, self._held, finite)
+        self._attempts = Attempts(config, session, ranks, listener, self._held, finite)
+        self._catch_up = CatchUp(config, identity, session, ranks, listener, self._held, finite)
         self._saving = Saving(config, session, self._held)
-        self._joining = Joining(config, session, self._held, self._saving)
+        self._joining = Joining(config, session, ranks, self._held, self._saving)
         self._record = Record()
         self._programs: Programs | None = None  # of the last call
         self._seen = -1  # number of the last directive that was carried out

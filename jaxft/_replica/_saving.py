@@ -10,9 +10,9 @@ from jaxft._checkpoints import Restored
 from jaxft._checkpoints._settings import LATER, differences, refusal
 from jaxft._errors import ConfigurationError
 from jaxft._programs._programs import Programs
+from jaxft._ranks._ranks import Directing
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._held_state import HeldState
-from jaxft._replica._session import Session
 
 _log = logging.getLogger("jaxft")
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("jaxft")
 class Saving:
     """The training thread owns it."""
 
-    def __init__(self, config: GroupConfig, session: Session, held: HeldState) -> None:
+    def __init__(self, config: GroupConfig, session: Directing, held: HeldState) -> None:
         self.history = 0  # the step of the checkpoint that the first state came from
         # The first state is fresh although the job has a checkpoint, because other groups have read that.
         self.left_to_others = False

@@ -68,6 +68,7 @@ from jaxft._errors import (
     NonFinite,
     SessionFailed,
 )
+from jaxft._ranks._ranks import Leading, OneRank
 from jaxft._replica._credentials import Credentials, Greeting, Unproven
 from jaxft._replica._loop import LoopThread, Watch
 from jaxft._transport._sockets import Abort
@@ -122,11 +123,13 @@ class Session:
         *,
         failure_timeout_s: float,
         credentials: Credentials = Credentials(),  # noqa: B008  (a frozen value)
+        ranks: Leading | None = None,
     ) -> None:
         self._replica = Replica(
             identity, failure_timeout_s, since_s=time.monotonic(), offline_since_s=time.monotonic()
         )
         self._pins = pins
+        self._ranks: Leading = ranks or OneRank()
         self._credentials = credentials
         self._proved = False  # a coordinator has proved that it knows the job's key
         self._changed = threading.Condition()
@@ -184,6 +187,7 @@ class Session:
         self._waits = True
         found = self._await(lambda: self._taken(seen))
         assert found is not None
+        self._ranks.direct(found[1])
         return found
 
     @contextlib.contextmanager
@@ -231,7 +235,12 @@ class Session:
             return self._replica.phase in (Phase.LEFT, Phase.FAILED) or wanted() is not None
 
         self._await(over, max(0.0, deadline_s - time.monotonic()))
-        return wanted()
+        step = wanted()
+        if step is None:
+            self._ranks.left()
+        else:
+            self._ranks.direct(TakeDigest(step))
+        return step
 
     def wants_digest(self, step: Step) -> bool:
         """Whether a joiner waits for the digest of state `step`, which is about to be overwritten."""
@@ -375,8 +384,10 @@ class Session:
                     self._stream.cancel()  # not only the call: gRPC might never report its end
             case PinState(heal_id, step, log_only):
                 self._pins.pin(heal_id, step, log_only=log_only)
+                self._ranks.pin(heal_id, step, log_only=log_only)
             case ReleasePin(heal_id):
                 self._pins.release(heal_id)
+                self._ranks.release(heal_id)
             case Log(text, warning):
                 level = logging.WARNING if warning else logging.INFO
                 _log.log(level, "[jaxft %s] %s", self._replica.identity.group, text)
@@ -387,6 +398,8 @@ class Session:
         """Publish the new state, and wake the waiting thread if it changed."""
         directive = machine.directive(replica)
         moved = replica.phase is not self._replica.phase
+        if replica.all_computed != self._replica.all_computed:
+            self._ranks.all_computed(*replica.all_computed)
         with self._changed:
             self._replica = replica
             if directive != self._directive:

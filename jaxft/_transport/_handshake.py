@@ -26,8 +26,8 @@ MAX_NAME_BYTES = 255
 MAX_REASON_BYTES = 512
 
 _VERSION = 2
-_KINDS = ("exchange", "heal")
-# magic, version, kind, reserved, id of the quorum or heal, the dialler's incarnation, the listener's incarnation, and
+_KINDS = ("exchange", "heal", "rank")
+# magic, version, kind, rank, id of the quorum or heal, the dialler's incarnation, the listener's incarnation, and
 # the length of each name: the job's, the dialler's and the listener's
 _HELLO = struct.Struct("<8sBBHQQQBBB")
 _HELLO_MAGIC = b"jaxft-hi"
@@ -62,13 +62,14 @@ class ConnectionRequest:
     """Who dials whom, and for what.
 
     Args:
-        kind: "exchange" or "heal".
+        kind: "exchange" or "heal", between the same ranks of two groups, or "rank", to rank 0 of one's own group.
         job: the job of both.
         group: the group that dials.
         incarnation: the incarnation of the group that dials.
         to_group: the group that is dialled.
         to_incarnation: the incarnation that is dialled.
-        number: the id of the quorum or the heal that the connection is for.
+        number: the id of the quorum or the heal that the connection is for, or the dialler's rank.
+        rank: which process of the group is dialled.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class ConnectionRequest:
     to_group: str
     to_incarnation: int
     number: int
+    rank: int = 0
 
 
 class Dialling:
@@ -290,7 +292,7 @@ def missing_bytes(received: bytes | bytearray) -> int:
 def decode(received: bytes | bytearray) -> ConnectionRequest:
     """Decode a complete request. Raises BadRequest."""
     assert missing_bytes(received) == 0
-    _, _, kind, _, number, incarnation, to_incarnation, *lengths = _HELLO.unpack_from(received)
+    _, _, kind, rank, number, incarnation, to_incarnation, *lengths = _HELLO.unpack_from(received)
     names = bytes(received[_HELLO.size :])
     group_at, to_at = lengths[0], lengths[0] + lengths[1]
     try:
@@ -301,7 +303,7 @@ def decode(received: bytes | bytearray) -> ConnectionRequest:
         )
     except UnicodeDecodeError as error:
         raise BadRequest(f"a name in it is not UTF-8: {names!r}") from error
-    return ConnectionRequest(_KINDS[kind], job, group, incarnation, to_group, to_incarnation, number)
+    return ConnectionRequest(_KINDS[kind], job, group, incarnation, to_group, to_incarnation, number, rank)
 
 
 def accepted(proof: bytes = b"") -> bytes:
@@ -346,7 +348,7 @@ def encode(request: ConnectionRequest) -> bytes:
         _HELLO_MAGIC,
         _VERSION,
         _KINDS.index(request.kind),
-        0,
+        request.rank,
         request.number,
         request.incarnation,
         request.to_incarnation,

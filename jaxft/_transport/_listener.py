@@ -86,6 +86,8 @@ _MAX_ACCEPTED_IN_A_ROW = 64
 _OUT_OF_DESCRIPTORS_PAUSE_S = 0.05
 # Descriptors needed besides connections: files of data and checkpoints, devices, other libraries' sockets.
 _OWN_DESCRIPTORS = 500
+# Ranks of one group. Its hosts have some 8 each.
+_MAX_RANKS = 4096
 
 
 class Listener:
@@ -101,6 +103,7 @@ class Listener:
         incarnation: int,
         on_heal: Callable[[Connection, ConnectionRequest], None] | None,
         key: DataKey | None = None,
+        rank: int = 0,
     ) -> None:
         """Listen, and start the thread that accepts. Raises the limit on file descriptors to the hard limit.
 
@@ -113,10 +116,12 @@ class Listener:
             on_heal: called with each connection for healing, on its own thread. The connection is closed when the
                 call returns, and `close` shuts it down during the call. None: such connections are refused.
             key: the key of the job's data plane, which a dialler must prove to know; None: no proof is needed.
+            rank: this process's rank in its group; connections for any other are refused.
         """
         check_name(job, what="job")
         check_name(group, what="group")
         self.key = key
+        self.rank = rank
         self._job = job
         self._me = (group, incarnation)
         self._on_heal = on_heal
@@ -130,6 +135,7 @@ class Listener:
         self._poller = select.poll()
         self._paused_until_s: float | None = None  # set while it does not accept
         self._pending = PendingConnections(self._descriptors // _PENDING_PART)
+        self._ranks = PendingConnections(_MAX_RANKS)
         self._healing: set[socket.socket] = set()
         self._healing_lock = threading.Lock()
         self._closed = Abort()
@@ -146,6 +152,15 @@ class Listener:
             ConnectionError: the quorum was forgotten, the listener closed, or the abort flag set.
         """
         return self._pending.take((quorum_id, group, incarnation), deadline_s=deadline_s, abort=abort)
+
+    def take_rank(self, rank: int, *, deadline_s: float) -> Connection:
+        """Wait for the connection of another rank of this group, and return it. For rank 0.
+
+        Raises:
+            TimeoutError: the deadline passed.
+            ConnectionError: the listener closed.
+        """
+        return self._ranks.take((rank, *self._me), deadline_s=deadline_s, abort=None)
 
     def forget(self, quorum_id: int) -> None:
         """Close the connections for this quorum and older ones, and refuse later ones."""
@@ -178,6 +193,7 @@ class Listener:
         self._thread.join()
         self._sock.close()
         self._pending.close()
+        self._ranks.close()
         with self._healing_lock:
             for sock in self._healing:
                 with contextlib.suppress(OSError):  # the peer closed it first
@@ -194,6 +210,7 @@ class Listener:
             self._failure = error
             self._sock.close()  # refuse diallers at once
             self._pending.close()  # and wake the threads that wait for a peer
+            self._ranks.close()
         finally:
             for half in list(self._half_open.values()):
                 self._drop(half, "the listener is closing")
@@ -324,6 +341,9 @@ class Listener:
             self._refuse(half, wrong)
         elif request.kind == "exchange":
             self._admit_exchange(half, request, proof, connection)
+        elif request.kind == "rank":
+            self._accept_request(half, proof)
+            self._ranks.add((request.number, request.group, request.incarnation), connection)
         else:
             self._admit_heal(half, request, proof, connection)
 
@@ -335,6 +355,15 @@ class Listener:
             return (
                 f"The request is for incarnation {request.to_incarnation} of group {request.to_group!r}; this "
                 f"process is incarnation {self._me[1]} of group {self._me[0]!r}."
+            )
+        if request.rank != self.rank:
+            return (
+                f"The request is for rank {request.rank} of group {request.to_group!r}; this process is rank "
+                f"{self.rank}. All groups of a job must have the same number of ranks."
+            )
+        if request.kind == "rank" and (request.group, request.incarnation) != self._me:
+            return (
+                f"Only a rank of group {self._me[0]!r} may ask for orders here, not group {request.group!r}."
             )
         return ""
 

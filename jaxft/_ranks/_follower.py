@@ -1,0 +1,224 @@
+"""A rank of a group of several processes that is not its rank 0.
+
+It has no stream to the coordinator. `Follower` gives the runner what a session gives it in rank 0; events that the
+runner posts go nowhere, because rank 0 posts the same for the whole group.
+"""
+
+import contextlib
+import logging
+import queue
+import time
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
+
+from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step
+from jaxft_protocol.proto import ranks_pb2 as pb
+from jaxft_protocol.replica.state import Attempt, Directive, Event, TakeDigest
+
+from jaxft._errors import SessionFailed
+from jaxft._ranks._directives import decode
+from jaxft._ranks._link import Link, leader_message
+from jaxft._ranks._ranks import Operation, Verdict
+from jaxft._transport._seals import Connection
+from jaxft._transport._sockets import Abort
+
+_log = logging.getLogger("jaxft")
+
+_LOOK_S = 0.5
+# Log waits longer than this, and again each time the wait has doubled.
+_FIRST_MENTION_S = 5.0
+_M = TypeVar("_M")
+
+
+class Pins(Protocol):
+    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None: ...
+    def release(self, heal_id: int) -> None: ...
+
+
+class Follower:
+    """The link to rank 0, in place of a session with the coordinator.
+
+    Args:
+        connection: to rank 0; owned.
+        rank: this process's rank.
+        size: the number of ranks.
+        address: where the same rank of other groups reaches this one.
+        pins: keeps states for joiners, as rank 0 says.
+        silence_s: how long rank 0 may be silent.
+        name: this group's name, for logs.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        rank: int,
+        size: int,
+        address: str,
+        pins: Pins,
+        silence_s: float,
+        name: str,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.quorum: NewQuorum | None = None
+        self.history = HistoryId(0)
+        self.frontier: tuple[Step | None, bool] = (None, False)
+        self.all_computed = (QuorumId(0), Step(0))
+        self.computed = (QuorumId(0), Step(0))
+        self._name = name
+        self._pins = pins
+        self._directives: queue.SimpleQueue[pb.Directive] = queue.SimpleQueue()
+        self._decisions: queue.SimpleQueue[pb.Decision] = queue.SimpleQueue()
+        self._verdicts: queue.SimpleQueue[pb.Verdict] = queue.SimpleQueue()
+        self._operation = 0
+        self._working: tuple[str, Abort] | None = None
+        self._stopped = ""  # the operation that rank 0 stopped last
+        self._ended: str | None = None
+        self._link = Link(
+            connection,
+            other=0,
+            receive=leader_message,
+            handle=self._hear,
+            beat=pb.RankMessage(beat=pb.Beat()).SerializeToString(),
+            silence_s=silence_s,
+            name=name,
+        )
+        self._link.send(pb.RankMessage(hello=pb.RankHello(rank=rank, address=address)))
+        self._link.start()
+
+    # ---- as a session ----
+
+    def post(self, event: Event) -> None:
+        """Rank 0 posts for the whole group."""
+
+    def wait(self, seen: int) -> tuple[int, Directive]:
+        """Return the next directive.
+
+        Raises:
+            SessionFailed: rank 0 has ended.
+        """
+        message = self._next(self._directives, "rank 0's next directive")
+        if message.WhichOneof("kind") == "left":
+            raise SessionFailed("Rank 0 has left the job, but this rank calls the step once more.")
+        directive = decode(message)
+        if isinstance(directive, Attempt):
+            self.quorum, self.history = directive.quorum, directive.quorum.history
+        return seen + 1, directive
+
+    def activity(self, directive: Directive, abort: Abort) -> contextlib.AbstractContextManager[Abort]:
+        return contextlib.nullcontext(abort)
+
+    def in_step(self, now: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def got_on(self) -> None:
+        """Rank 0 says whether the group gets on."""
+
+    def wants_digest(self, step: Step) -> bool:
+        return False  # rank 0 decides
+
+    def wait_until_left(self, deadline_s: float, told: Step | None) -> Step | None:
+        """Return the next step whose digest is needed; None once the group has left the job."""
+        message = self._next(self._directives, "the group to leave its job")
+        if message.WhichOneof("kind") == "left":
+            return None
+        directive = decode(message)
+        if not isinstance(directive, TakeDigest):
+            raise SessionFailed(
+                f"This rank's loop has ended, but rank 0 goes on with {type(directive).__name__}: every rank must "
+                "run the same number of steps."
+            )
+        return directive.step
+
+    def close(self, error: str = "") -> None:
+        self._link.send(pb.RankMessage(group_ends=pb.GroupEnds(error=error)))
+        self._link.close()
+
+    # ---- as one of the ranks ----
+
+    def decide(self, what: str, value: bool) -> bool:
+        decision = self._next(self._decisions, f"rank 0 to decide {what!r}")
+        self._check("decision", decision.what, what)
+        return bool(decision.value)
+
+    @contextlib.contextmanager
+    def operation(self, what: str, abort: Abort) -> Iterator[Operation]:
+        self._operation += 1
+        numbered = f"{what}#{self._operation}"
+        self._working = numbered, abort
+        if self._stopped == numbered:
+            abort.set("rank 0 stopped it")
+        try:
+            yield _Followed(self, numbered)
+        finally:
+            self._working = None
+
+    def settle(self, what: str, own: Verdict) -> Verdict:
+        outcome = pb.Outcome(what=what, failure=own.failure, accused=own.accused, note=own.note)
+        self._link.send(pb.RankMessage(outcome=outcome))
+        verdict = self._next(self._verdicts, f"rank 0's verdict about {what}")
+        found = verdict.outcome
+        self._check("verdict", found.what, what)
+        return Verdict(found.failure, tuple(found.accused), found.note, verdict.stopped)
+
+    # ---- the receiving thread ----
+
+    def _hear(self, message: pb.LeaderMessage) -> None:
+        match message.WhichOneof("kind"):
+            case "directive":
+                self._directives.put(message.directive)
+            case "decision":
+                self._decisions.put(message.decision)
+            case "verdict":
+                self._verdicts.put(message.verdict)
+            case "stop_work":
+                self._stopped = message.stop_work.reason
+                if (working := self._working) is not None and working[0] == self._stopped:
+                    working[1].set("rank 0 stopped it")
+            case "pin_state":
+                pin = message.pin_state
+                self._pins.pin(pin.heal_id, pin.step, log_only=pin.log_only)
+            case "release_pin":
+                self._pins.release(message.release_pin.heal_id)
+            case "all_computed":
+                found = message.all_computed
+                self.all_computed = QuorumId(found.quorum_id), Step(found.step)
+            case "group_ends":
+                self._ended = message.group_ends.error
+                self._link.expect_end(message.group_ends.error)
+            case other:
+                raise ConnectionError(f"it sent a message of kind {other!r}, which this rank does not expect")
+
+    def _next(self, messages: "queue.SimpleQueue[_M]", what: str) -> _M:
+        began_s, mention_s = time.monotonic(), _FIRST_MENTION_S
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return messages.get(timeout=_LOOK_S)
+            if self._ended is not None:
+                raise SessionFailed(
+                    f"Rank 0 of group {self._name!r} has ended{f' with {self._ended}' if self._ended else ''}, while "
+                    f"rank {self.rank} waits for {what}. Every rank must run the same number of steps."
+                )
+            waited_s = time.monotonic() - began_s
+            if waited_s >= mention_s:
+                mention_s = 2 * waited_s
+                _log.info(
+                    "[jaxft %s] rank %d has waited %.0f s for %s", self._name, self.rank, waited_s, what
+                )
+
+    def _check(self, kind: str, theirs: str, ours: str) -> None:
+        if theirs != ours:
+            raise SessionFailed(
+                f"The ranks of this group have come apart: the {kind} is about {theirs!r}, but rank {self.rank} is "
+                f"at {ours!r}. Every rank must run the same program, with the same calls of the step."
+            )
+
+
+class _Followed:
+    def __init__(self, follower: Follower, what: str) -> None:
+        self._follower = follower
+        self._what = what
+
+    def settle(self, failure: str = "", accused: tuple[str, ...] = (), note: str = "") -> Verdict:
+        return self._follower.settle(self._what, Verdict(failure, accused, note))

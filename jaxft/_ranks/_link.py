@@ -1,0 +1,179 @@
+"""One connection between two ranks of a group: messages in both directions, and the end of one is the end of both.
+
+A group shares fate. If the connection breaks, or the other rank is silent for too long, this process ends at once
+with status `EXIT_AGAIN`: its training thread may be inside a collective that never returns, so no exception would
+reach it. The supervisor starts the whole group again, and it heals from the other groups.
+"""
+
+import logging
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jaxft_protocol.proto import ranks_pb2 as pb
+
+from jaxft._transport._seals import Connection, is_tag
+from jaxft._transport._sockets import Abort, Aborted, recv_exactly, send_all
+
+_log = logging.getLogger("jaxft")
+
+# Exit status: the group must be started again (EX_TEMPFAIL of sysexits.h).
+EXIT_AGAIN = 75
+# Each rank sends at least this often.
+BEAT_S = 0.5
+# A message is a directive at most: a quorum of thousands of groups with their addresses.
+_MAX_BYTES = 64 << 20
+_HEADER = struct.Struct("<I")
+# After another rank's error, this rank may raise its own before it is ended.
+_GRACE_S = 5.0
+
+
+class Link:
+    """A connection to another rank, with a thread that receives and a thread that sends beats.
+
+    Args:
+        connection: from the handshake; owned.
+        other: the other rank's number.
+        receive: decodes a message.
+        handle: called with each message but beats, in the receiving thread. Must not block.
+        beat: the encoded message that this side sends while it has nothing else to say.
+        silence_s: how long the other rank may be silent.
+        name: this group's name, for logs.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        other: int,
+        receive: Callable[[bytes], Any],
+        handle: Callable[[Any], None],
+        beat: bytes,
+        silence_s: float,
+        name: str,
+    ) -> None:
+        self.other = other
+        self._connection = connection
+        self._receive_message = receive
+        self._handle = handle
+        self._beat = beat
+        self._silence_s = silence_s
+        self._name = name
+        self._sending = threading.Lock()
+        self._closing = Abort()
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(run,), name=f"jaxft-rank-{other}", daemon=True)
+            for run in (self._receive, self._beats)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: Any) -> None:
+        """Send a message, unless either end is closing. If that fails, this process ends."""
+        if self._closing.is_set:
+            return
+        try:
+            self._send(message.SerializeToString())
+        except (OSError, TimeoutError) as error:
+            if not self._closing.is_set:
+                self._end(f"cannot send to it: {error}")
+
+    def close(self) -> None:
+        """End the connection in an orderly way. Idempotent."""
+        if self._closing.is_set:
+            return
+        self._closing.set("this rank ends")
+        self._connection.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(BEAT_S + 1.0)
+
+    def expect_end(self, error: str) -> None:
+        """The other rank ends. With an error, this process ends too, unless it ends by itself soon."""
+        self._closing.set("the other rank ends")
+        if error:
+            text = f"it ended with {error}"
+            timer = threading.Timer(_GRACE_S, self._end, [text])
+            timer.daemon = True
+            timer.start()
+
+    def _send(self, data: bytes) -> None:
+        header = _HEADER.pack(len(data))
+        deadline_s = time.monotonic() + self._silence_s
+        with self._sending:
+            tag = self._connection.outgoing.tag(header, data)
+            send_all(
+                self._connection.sock,
+                [header, data, tag],
+                deadline_s=deadline_s,
+                abort=self._closing,
+                what=f"rank {self.other} to take a message",
+            )
+
+    def _receive(self) -> None:
+        while not self._closing.is_set:
+            message = self._receive_message(self._read())
+            if message.WhichOneof("kind") != "beat":
+                self._handle(message)
+
+    def _read(self) -> bytes:
+        deadline_s = time.monotonic() + self._silence_s
+        header = self._exactly(_HEADER.size, deadline_s)
+        (length,) = _HEADER.unpack(header)
+        if length > _MAX_BYTES:
+            raise ConnectionError(f"it announced a message of {length} bytes, more than {_MAX_BYTES}")
+        data = self._exactly(length, deadline_s)
+        incoming = self._connection.incoming
+        tag = self._exactly(incoming.size_bytes, deadline_s)
+        if not is_tag(tag, incoming.tag(header, data)):
+            raise ConnectionError("it sent a message with a wrong tag")
+        return bytes(data)
+
+    def _exactly(self, size: int, deadline_s: float) -> bytearray:
+        data = bytearray(size)
+        what = f"rank {self.other}, silent for {self._silence_s:g} s"
+        recv_exactly(
+            self._connection.sock,
+            memoryview(data),
+            deadline_s=deadline_s,
+            abort=self._closing,
+            what=what,
+        )
+        return data
+
+    def _beats(self) -> None:
+        while not self._closing.is_set:
+            self._send(self._beat)
+            time.sleep(BEAT_S)
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Aborted:
+            return
+        except Exception as error:  # top level of the thread
+            if not self._closing.is_set:
+                self._end(str(error) or repr(error))
+
+    def _end(self, why: str) -> None:
+        _log.critical(
+            "[jaxft %s] This rank ends with status %d, because a group shares fate: rank %d is lost (%s).",
+            *(self._name, EXIT_AGAIN, self.other, why),
+        )
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(EXIT_AGAIN)
+
+
+def leader_message(data: bytes) -> pb.LeaderMessage:
+    return pb.LeaderMessage.FromString(data)
+
+
+def rank_message(data: bytes) -> pb.RankMessage:
+    return pb.RankMessage.FromString(data)

@@ -1,0 +1,128 @@
+"""What the training thread of every rank asks of its group's other ranks.
+
+Every rank runs the same loop (`_replica._runner`) over the same directives, and each directive leads to the same
+operations: compute a shard, exchange, apply, fetch. Two things keep them together:
+
+* `decide`: whatever only rank 0 can know is decided by it, and all ranks get its answer.
+* `operation`: what may fail in one rank alone (an exchange, a fetch) ends with one verdict for all. A rank that fails
+  stops the others, and a failure of any rank is a failure of the group.
+
+So no rank starts a collective that another rank does not start: collectives that do not match hang, or give wrong
+numbers without an error.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step
+from jaxft_protocol.replica.state import Directive, Event
+
+from jaxft._transport._sockets import Abort
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How an operation went in all ranks."""
+
+    failure: str = ""  # why it failed; "" if it succeeded
+    accused: tuple[str, ...] = ()  # groups that are to blame
+    note: str = ""  # what a rank has noted about the result
+    stopped: bool = False  # the group was directed to do something else
+
+    @property
+    def ok(self) -> bool:
+        return not self.failure
+
+
+class Operation(Protocol):
+    def settle(self, failure: str = "", accused: tuple[str, ...] = (), note: str = "") -> Verdict:
+        """Report this rank's part, and wait for the verdict about all ranks. Every rank calls it once."""
+        ...
+
+
+class Ranks(Protocol):
+    rank: int
+    size: int
+
+    def decide(self, what: str, value: bool) -> bool:
+        """Return rank 0's value, in every rank. `what` names the decision: it is the same in every rank."""
+        ...
+
+    def operation(self, what: str, abort: Abort) -> contextlib.AbstractContextManager[Operation]:
+        """Within the context, `abort` is set as soon as the operation has failed in another rank."""
+        ...
+
+
+class Leading(Ranks, Protocol):
+    """What the session of rank 0 tells the other ranks."""
+
+    def direct(self, directive: Directive) -> None: ...
+    def left(self) -> None: ...
+    def pin(self, heal_id: int, step: int, *, log_only: bool) -> None: ...
+    def release(self, heal_id: int) -> None: ...
+    def all_computed(self, quorum_id: int, step: int) -> None: ...
+    def close(self, error: str = "") -> None: ...
+
+
+class Directing(Protocol):
+    """What a training thread gets its directives from: the session in rank 0, the link to rank 0 elsewhere."""
+
+    computed: tuple[QuorumId, Step]
+
+    @property
+    def quorum(self) -> NewQuorum | None: ...
+    @property
+    def history(self) -> HistoryId: ...
+    @property
+    def frontier(self) -> tuple[Step | None, bool]: ...
+    @property
+    def all_computed(self) -> tuple[QuorumId, Step]: ...
+    def post(self, event: Event) -> None: ...
+    def wait(self, seen: int) -> tuple[int, Directive]: ...
+    def activity(self, directive: Directive, abort: Abort) -> contextlib.AbstractContextManager[Abort]: ...
+    def in_step(self, now: bool) -> contextlib.AbstractContextManager[Any]: ...
+    def got_on(self) -> None: ...
+    def wants_digest(self, step: Step) -> bool: ...
+    def wait_until_left(self, deadline_s: float, told: Step | None) -> Step | None: ...
+
+
+class OneRank:
+    """A group of one process."""
+
+    rank = 0
+    size = 1
+
+    def direct(self, directive: Directive) -> None:
+        """Rank 0's own training thread has it already."""
+
+    def left(self) -> None:
+        """As `direct`."""
+
+    def pin(self, heal_id: int, step: int, *, log_only: bool) -> None:
+        """As `direct`."""
+
+    def release(self, heal_id: int) -> None:
+        """As `direct`."""
+
+    def all_computed(self, quorum_id: int, step: int) -> None:
+        """As `direct`."""
+
+    def close(self, error: str = "") -> None:
+        """There is no link."""
+
+    def decide(self, what: str, value: bool) -> bool:
+        return value
+
+    @contextlib.contextmanager
+    def operation(self, what: str, abort: Abort) -> Iterator[Operation]:
+        yield _Alone(abort)
+
+
+class _Alone:
+    def __init__(self, abort: Abort) -> None:
+        self._abort = abort
+
+    def settle(self, failure: str = "", accused: tuple[str, ...] = (), note: str = "") -> Verdict:
+        return Verdict(failure, accused, note, stopped=bool(failure) and self._abort.is_set)

@@ -1,0 +1,158 @@
+"""How the processes of a group come together and join their job: rank 0 dials the coordinator, the others rank 0."""
+
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jaxft_protocol.messages import GroupName, Incarnation
+from jaxft_protocol.replica.state import Identity
+
+from jaxft._errors import ConfigurationError
+from jaxft._heal._server import HealServer
+from jaxft._heal._store import StateStore
+from jaxft._ranks._follower import Follower
+from jaxft._ranks._leader import Leader
+from jaxft._ranks._ranks import OneRank
+from jaxft._replica._config import GroupConfig
+from jaxft._replica._credentials import Credentials
+from jaxft._replica._session import Session
+from jaxft._transport._listener import ConnectionRequest, Listener, dial
+
+_log = logging.getLogger("jaxft")
+
+# Rank 0 tells the others its incarnation and its address in this many bytes.
+_CALL_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """This process's part in its group."""
+
+    identity: Identity
+    listener: Listener
+    session: Session | Follower
+    ranks: OneRank | Leader | Follower
+
+    def start(self) -> None:
+        """Join the job: dial the coordinator, or wait for rank 0's first directive in the first step.
+
+        Raises:
+            JaxftError: the coordinator refused this group, or cannot be reached.
+        """
+        if isinstance(self.session, Session):
+            self.session.start()
+
+    def close(self, error: str = "") -> None:
+        self.session.close()
+        self.ranks.close(error)
+        self.listener.close()
+
+
+def assemble(config: GroupConfig, store: StateStore) -> Membership:
+    """Connect this process with the others of its group, if `jax.distributed` has made them one.
+
+    Raises:
+        ConfigurationError: the token, TLS or the address cannot be used.
+    """
+    credentials = Credentials.read(config.token, config.tls)
+    rank, size = _rank_and_size()
+    if rank:
+        return _follow(config, store, credentials, rank, size)
+    incarnation = Incarnation(secrets.randbits(63))
+    listener = _listener(config, store, credentials, incarnation, rank)
+    address = config.address(listener.port)
+    ranks = OneRank()
+    if size > 1:
+        _announce(incarnation, address)
+        ranks = _lead(config, listener, size)
+        address = ",".join([address, *ranks.addresses(config.failure_timeout_s)])
+    identity = Identity(config.job, GroupName(config.group), incarnation, address, config.coordinator)
+    session = Session(
+        identity,
+        store,
+        failure_timeout_s=config.failure_timeout_s,
+        credentials=credentials,
+        ranks=ranks,
+    )
+    return Membership(identity, listener, session, ranks)
+
+
+def silence_s(failure_timeout_s: float) -> float:
+    """How long a rank may be silent before its group counts as lost."""
+    return max(2.0, failure_timeout_s / 6)
+
+
+def _rank_and_size() -> tuple[int, int]:
+    if not jax.distributed.is_initialized():
+        return 0, 1
+    return jax.process_index(), jax.process_count()
+
+
+def _listener(
+    config: GroupConfig, store: StateStore, credentials: Credentials, incarnation: Incarnation, rank: int
+) -> Listener:
+    listener = Listener(
+        job=config.job,
+        group=config.group,
+        incarnation=incarnation,
+        on_heal=HealServer(store).serve,
+        key=credentials.data_key,
+        rank=rank,
+    )
+    _log.info(
+        "[jaxft %s] rank %d listens on port %d; the others reach it at %s",
+        *(config.group, rank, listener.port, config.address(listener.port)),
+    )
+    return listener
+
+
+def _lead(config: GroupConfig, listener: Listener, size: int) -> Leader:
+    deadline_s = time.monotonic() + config.failure_timeout_s
+    connections = [listener.take_rank(rank, deadline_s=deadline_s) for rank in range(1, size)]
+    leader = Leader(connections, silence_s=silence_s(config.failure_timeout_s), name=config.group)
+    leader.start()
+    return leader
+
+
+def _follow(
+    config: GroupConfig, store: StateStore, credentials: Credentials, rank: int, size: int
+) -> Membership:
+    incarnation, leader_address = _hear_announcement()
+    listener = _listener(config, store, credentials, incarnation, rank)
+    address = config.address(listener.port)
+    group = config.group
+    request = ConnectionRequest("rank", config.job, group, incarnation, group, incarnation, rank)
+    deadline_s = time.monotonic() + config.failure_timeout_s
+    connection = dial(leader_address, request, deadline_s=deadline_s, abort=None, key=credentials.data_key)
+    follower = Follower(
+        connection,
+        rank=rank,
+        size=size,
+        address=address,
+        pins=store,
+        silence_s=silence_s(config.failure_timeout_s),
+        name=group,
+    )
+    identity = Identity(config.job, GroupName(group), incarnation, address, config.coordinator)
+    return Membership(identity, listener, follower, follower)
+
+
+def _announce(incarnation: Incarnation, address: str) -> None:
+    encoded = address.encode()
+    if len(encoded) > _CALL_BYTES - 10:
+        raise ConfigurationError(f"the address {address!r} has more than {_CALL_BYTES - 10} bytes")
+    call = np.zeros(_CALL_BYTES, np.uint8)
+    message = incarnation.to_bytes(8, "big") + len(encoded).to_bytes(2, "big") + encoded
+    call[: len(message)] = np.frombuffer(message, np.uint8)
+    multihost_utils.broadcast_one_to_all(call)
+
+
+def _hear_announcement() -> tuple[Incarnation, str]:
+    heard = multihost_utils.broadcast_one_to_all(np.zeros(_CALL_BYTES, np.uint8))
+    call = np.asarray(heard, np.uint8).tobytes()
+    length = int.from_bytes(call[8:10], "big")
+    return Incarnation(int.from_bytes(call[:8], "big")), call[10 : 10 + length].decode()
