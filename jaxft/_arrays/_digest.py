@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xxhash
+from jax.experimental import multihost_utils
 
 
 def digest(tree: Any) -> str:
@@ -14,7 +15,7 @@ def digest(tree: Any) -> str:
     It covers the path, shape, dtype and every byte of each leaf, in the leaf's own global order; so it does not
     depend on how a leaf is sharded, and a run on one device can be compared with one on eight. NaNs and signed zeros
     count by their bits. The arrays are read through host memory: use it at the start or end of a run and in tests,
-    not in each step.
+    not in each step. Arrays that are spread over several processes are gathered, so all of these must call it.
 
     Args:
         tree: arrays of any dtype, typed PRNG keys included; Python numbers are converted as numpy does.
@@ -46,10 +47,16 @@ def digest(tree: Any) -> str:
 def _host(leaf: Any, name: str) -> tuple[np.ndarray, str]:
     """A leaf's values in the machine's own byte order, and the name of its dtype."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return np.asarray(jax.random.key_data(leaf)), str(leaf.dtype)
-    array = np.asarray(leaf)
+        return _gathered(jax.random.key_data(leaf)), str(leaf.dtype)
+    array = _gathered(leaf)
     if array.dtype.hasobject:
         raise TypeError(
             f"jaxft.digest takes arrays and numbers, but the leaf {name or 'itself'} is a {type(leaf).__name__}."
         )
     return array.astype(array.dtype.newbyteorder("="), copy=False), array.dtype.name
+
+
+def _gathered(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+    return np.asarray(leaf)

@@ -75,6 +75,7 @@ class Follower:
         self._working: tuple[str, Abort] | None = None
         self._stopped = ""  # the operation that rank 0 stopped last
         self._ended: str | None = None
+        self._closed = False
         self._link = Link(
             connection,
             other=0,
@@ -132,6 +133,10 @@ class Follower:
         return directive.step
 
     def close(self, error: str = "") -> None:
+        """Tell rank 0 that this rank ends, and wait for its end. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         self._link.send(pb.RankMessage(group_ends=pb.GroupEnds(error=error)))
         self._link.close()
 

@@ -39,6 +39,7 @@ class Leader:
         self._failed_rank = False  # another rank has failed in the current operation
         self._failed_early = ""  # an operation in which another rank has failed before this one began it
         self._ended: dict[int, str] = {}
+        self._closed = False
         self._addresses: list[queue.SimpleQueue[str]] = [queue.SimpleQueue() for _ in connections]
         self._links = [
             Link(
@@ -131,7 +132,10 @@ class Leader:
         self._send(message)
 
     def close(self, error: str = "") -> None:
-        """Tell the other ranks that this one ends, and end the links. Idempotent."""
+        """Tell the other ranks that this one ends, and wait for their ends. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         self._send(pb.LeaderMessage(group_ends=pb.GroupEnds(error=error)))
         for link in self._links:
             link.close()

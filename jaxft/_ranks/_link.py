@@ -5,6 +5,7 @@ with status `EXIT_AGAIN`: its training thread may be inside a collective that ne
 reach it. The supervisor starts the whole group again, and it heals from the other groups.
 """
 
+import contextlib
 import logging
 import os
 import struct
@@ -17,7 +18,7 @@ from typing import Any
 from jaxft_protocol.proto import ranks_pb2 as pb
 
 from jaxft._transport._seals import Connection, is_tag
-from jaxft._transport._sockets import Abort, Aborted, recv_exactly, send_all
+from jaxft._transport._sockets import Abort, Aborted, pause, recv_exactly, send_all
 
 _log = logging.getLogger("jaxft")
 
@@ -65,6 +66,8 @@ class Link:
         self._name = name
         self._sending = threading.Lock()
         self._closing = Abort()
+        self._leaving = False  # this side has sent its last message
+        self._other_ends = threading.Event()
         self._threads = [
             threading.Thread(target=self._guarded, args=(run,), name=f"jaxft-rank-{other}", daemon=True)
             for run in (self._receive, self._beats)
@@ -75,29 +78,24 @@ class Link:
             thread.start()
 
     def send(self, message: Any) -> None:
-        """Send a message, unless either end is closing. If that fails, this process ends."""
-        if self._closing.is_set:
-            return
-        try:
+        """Send a message. If the other rank is gone, the receiving thread knows why."""
+        with contextlib.suppress(OSError, TimeoutError):
             self._send(message.SerializeToString())
-        except (OSError, TimeoutError) as error:
-            if not self._closing.is_set:
-                self._end(f"cannot send to it: {error}")
 
     def close(self) -> None:
-        """End the connection in an orderly way. Idempotent."""
-        if self._closing.is_set:
-            return
+        """End the connection, after a last message that says so, as soon as the other rank has said so too."""
+        self._leaving = True
+        if not self._other_ends.wait(_GRACE_S):
+            _log.warning("[jaxft %s] rank %d has not ended within %g s", self._name, self.other, _GRACE_S)
         self._closing.set("this rank ends")
-        self._connection.close()
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(BEAT_S + 1.0)
+            thread.join()
+        self._connection.close()
 
     def expect_end(self, error: str) -> None:
         """The other rank ends. With an error, this process ends too, unless it ends by itself soon."""
-        self._closing.set("the other rank ends")
-        if error:
+        self._other_ends.set()
+        if error and not self._leaving:
             text = f"it ended with {error}"
             timer = threading.Timer(_GRACE_S, self._end, [text])
             timer.daemon = True
@@ -117,7 +115,7 @@ class Link:
             )
 
     def _receive(self) -> None:
-        while not self._closing.is_set:
+        while not self._other_ends.is_set():
             message = self._receive_message(self._read())
             if message.WhichOneof("kind") != "beat":
                 self._handle(message)
@@ -148,9 +146,10 @@ class Link:
         return data
 
     def _beats(self) -> None:
-        while not self._closing.is_set:
-            self._send(self._beat)
-            time.sleep(BEAT_S)
+        with contextlib.suppress(OSError, TimeoutError):  # the receiving thread knows why
+            while not self._leaving:
+                self._send(self._beat)
+                pause(BEAT_S, abort=self._closing)
 
     def _guarded(self, run: Callable[[], None]) -> None:
         try:
@@ -158,7 +157,9 @@ class Link:
         except Aborted:
             return
         except Exception as error:  # top level of the thread
-            if not self._closing.is_set:
+            if self._leaving:
+                self._other_ends.set()  # it was lost at the very end: nothing is left to do together
+            else:
                 self._end(str(error) or repr(error))
 
     def _end(self, why: str) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from jaxft._errors import NonFinite
 from jaxft._exchange._partials import Partials
@@ -40,17 +42,19 @@ class Alone:
         contribution, local = programs.compute(state, call.batch_for(self.step, 0))
         if count == 1:
             return contribution, local  # on the device, without waiting for them
-        partials = Partials(programs.layout, count)
-        partials.add(0, contribution)
+        pieces = programs.contribution_pieces
+        partials = Partials(programs.piece_layout, count)
+        partials.add(0, pieces.split(contribution))
         for shard in range(1, count):
-            partials.add(shard, programs.compute(state, call.batch_for(self.step, shard))[0])
-        return partials.mean_alone(), local
+            contribution, _ = programs.compute(state, call.batch_for(self.step, shard))
+            partials.add(shard, pieces.split(contribution))
+        return pieces.join(partials.mean_alone()), local
 
     def _skips(self, call: Call, means: Sequence[Any]) -> bool:
         # A warning alone is not worth copying the means to the host.
         if call.nonfinite not in ("raise", "skip"):
             return False
-        found = find(call.programs.contribution, means, call.nonfinite)
+        found = _found_in_any_process(call, means)
         if found and call.nonfinite == "raise":
             raise NonFinite(
                 f"The means of step {self.step} are not finite: {found}. The step was not "
@@ -59,3 +63,13 @@ class Alone:
         if found:
             _log.warning("step %d changes nothing: %s", self.step, found)
         return bool(found)
+
+
+def _found_in_any_process(call: Call, means: Sequence[Any]) -> str:
+    """Which of the means is not finite; all processes of the program get an answer, or none."""
+    pieces = call.programs.contribution_pieces
+    found = find(call.programs.piece_specs, pieces.split(means), call.nonfinite)
+    if pieces.whole:
+        return found
+    (everywhere,) = np.nonzero(multihost_utils.process_allgather(np.asarray(bool(found))))
+    return found or (f"a value that process {everywhere[0]} holds" if everywhere.size else "")

@@ -47,8 +47,8 @@ class Membership:
             self.session.start()
 
     def close(self, error: str = "") -> None:
-        self.session.close()
         self.ranks.close(error)
+        self.session.close()
         self.listener.close()
 
 

@@ -70,6 +70,26 @@ def flipped(state: dict[str, Any], path: str) -> dict[str, Any]:
     return {**state, kind: {**state[kind], name: jnp.asarray(leaf)}}
 
 
+def join_world(rank: int, ranks: int, port: int) -> None:
+    """Become one process of a group whose devices are one mesh."""
+    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{port}", ranks, rank)
+
+
+def spread(tree: Any) -> Any:
+    """The arrays on the mesh of all processes: matrices by rows, everything else replicated."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
+
+    def put(leaf: Any) -> jax.Array:
+        host = np.asarray(leaf)
+        rows = jax.sharding.PartitionSpec("fsdp") if host.ndim > 1 else jax.sharding.PartitionSpec()
+        sharding = jax.sharding.NamedSharding(mesh, rows)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(put, tree)
+
+
 class KillAt(logging.Handler):
     """Ends a process, as kill -9 does, when the library says `text` for the first time."""
 
@@ -127,6 +147,7 @@ def main() -> None:
     parser.add_argument(
         "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
     )
+    parser.add_argument("--world", default="", help="RANK:RANKS:PORT: one process of a group of several")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logger = logging.getLogger("jaxft")
@@ -136,6 +157,8 @@ def main() -> None:
     if arguments.murder:
         pid, text = arguments.murder.split(":", 1)
         logger.addHandler(KillAt(text, int(pid)))
+    if arguments.world:
+        join_world(*map(int, arguments.world.split(":")))
     gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
 
     def batch_for(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
@@ -144,7 +167,8 @@ def main() -> None:
         if arguments.pace and not arguments.hurry.is_file():
             time.sleep(arguments.pace)
         x, y = make_batch(step, shard, 8 + 4 * (step % 3) if arguments.vary else 8)
-        return (x * np.float32(np.inf), y) if f"{step}:{shard}" == arguments.poison else (x, y)
+        x = x * np.float32(np.inf) if f"{step}:{shard}" == arguments.poison else x
+        return spread((x, y)) if arguments.world else (x, y)
 
     with arguments.events.open("a", buffering=1) as events:
 
@@ -152,6 +176,8 @@ def main() -> None:
             events.write(json.dumps({"t": time.time(), **event}) + "\n")
 
         state = init(arguments.width)
+        if arguments.world:
+            state = spread(state)
         if not arguments.coordinator:
             step = jaxft.fault_tolerant(
                 train_step,
