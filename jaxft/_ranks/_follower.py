@@ -145,7 +145,7 @@ class Follower:
     def decide(self, what: str, value: bool) -> bool:
         decision = self._next(self._decisions, f"rank 0 to decide {what!r}")
         self._check("decision", decision.what, what)
-        return bool(decision.value)
+        return decision.value
 
     @contextlib.contextmanager
     def operation(self, what: str, abort: Abort) -> Iterator[Operation]:

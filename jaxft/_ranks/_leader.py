@@ -78,7 +78,7 @@ class Leader:
 
     def left(self) -> None:
         """Tell all ranks that the group has left its job."""
-        self._send(pb.LeaderMessage(directive=pb.Directive(left=1)))
+        self._send(pb.LeaderMessage(directive=pb.Directive(left=True)))
 
     def decide(self, what: str, value: bool) -> bool:
         self._send(pb.LeaderMessage(decision=pb.Decision(what=what, value=value)))

@@ -17,6 +17,7 @@ from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._heal._store import StateStore
 from jaxft._programs._build import Programs, cut_programs, joined
 from jaxft._programs._nonfinite import Policy
+from jaxft._ranks._ranks import OneRank
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import BatchFor, Call, OwnBatch
@@ -101,9 +102,9 @@ class Group:
         self.heard, self.record, state = Received(), Record(), {"w": jnp.zeros(3)}
         config = GroupConfig(coordinator="c:1", group=ME, job="job", failure_timeout_s=30.0)
         session = cast(Any, self.heard)
-        self.held = HeldState(session, StateStore(), STEP, digest_every=digest_every)
-        self.attempts = Attempts(config, session, listener, self.held, FiniteCheck(ME))
-        self.joining = Joining(config, session, self.held, Saving(config, session, self.held))
+        self.held = HeldState(session, StateStore(), OneRank(), STEP, digest_every=digest_every)
+        self.attempts = Attempts(config, session, OneRank(), listener, self.held, FiniteCheck(ME))
+        self.joining = Joining(config, session, OneRank(), self.held, Saving(config, session, self.held))
         self.call = Call(built(state), batch_for, shards, nonfinite)
         self.held.leaves = self.call.programs.state_leaves(state)
 

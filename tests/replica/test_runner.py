@@ -7,6 +7,7 @@ import pytest
 from jaxft_protocol.messages import GroupName, HealId, Incarnation, NewQuorum, QuorumId, Step
 from jaxft_protocol.replica.state import Attempt, Identity, Replay
 
+from jaxft._ranks._ranks import OneRank
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._config import GroupConfig
@@ -26,14 +27,16 @@ class NoSession:
 
 
 def held_at(step: int) -> HeldState:
-    return HeldState(NOTHING, NOTHING, step, digest_every=1)
+    return HeldState(NOTHING, NOTHING, OneRank(), step, digest_every=1)
 
 
 def test_a_step_that_was_replayed_is_not_replayed_again() -> None:
     # A moved frontier renews the directive, possibly before the last Replayed has arrived.
     held = held_at(step=3)
     identity = Identity("job", GroupName("group-1"), Incarnation(1), "127.0.0.1:1", "c:1")
-    catch_up = CatchUp(CONFIG, identity, NOTHING, cast(Any, NoSession()), held, FiniteCheck("group-1"))
+    catch_up = CatchUp(
+        CONFIG, identity, NOTHING, OneRank(), cast(Any, NoSession()), held, FiniteCheck("group-1")
+    )
     record = Record()
     assert not catch_up.replay(Replay(cast(Any, HealId(1)), Step(2), Step(5)), NOTHING, record)
     assert held.step == 3
@@ -41,7 +44,7 @@ def test_a_step_that_was_replayed_is_not_replayed_again() -> None:
 
 
 def test_an_attempt_at_another_step_than_the_one_in_hand_is_a_fault() -> None:
-    attempts = Attempts(CONFIG, NOTHING, NOTHING, held_at(step=3), FiniteCheck("group-1"))
+    attempts = Attempts(CONFIG, NOTHING, OneRank(), NOTHING, held_at(step=3), FiniteCheck("group-1"))
     attempt = Attempt(NewQuorum(QuorumId(1), Step(2), 1, ()), Step(2))
     with pytest.raises(AssertionError, match="asked for step 2 while holding state 3"):
         attempts.attempt(NOTHING, attempt.quorum, attempt.step, Record())

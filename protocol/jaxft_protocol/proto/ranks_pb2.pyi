@@ -68,8 +68,8 @@ class Directive(_message.Message):
     read_checkpoint: bool
     over: int
     fail: Fail
-    left: int
-    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., heal: _Optional[_Union[_coordinator_pb2.CoordinatorMessage, _Mapping]] = ..., replay: _Optional[_Union[Replay, _Mapping]] = ..., take_digest: _Optional[int] = ..., read_checkpoint: bool = ..., over: _Optional[int] = ..., fail: _Optional[_Union[Fail, _Mapping]] = ..., left: _Optional[int] = ...) -> None: ...
+    left: bool
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., heal: _Optional[_Union[_coordinator_pb2.CoordinatorMessage, _Mapping]] = ..., replay: _Optional[_Union[Replay, _Mapping]] = ..., take_digest: _Optional[int] = ..., read_checkpoint: bool = ..., over: _Optional[int] = ..., fail: _Optional[_Union[Fail, _Mapping]] = ..., left: bool = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("quorum", "step")
@@ -110,8 +110,8 @@ class Decision(_message.Message):
     WHAT_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     what: str
-    value: int
-    def __init__(self, what: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    value: bool
+    def __init__(self, what: _Optional[str] = ..., value: bool = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("what", "failure", "accused", "note")

@@ -1,0 +1,84 @@
+"""What a process holds of spread arrays, here with all devices in one process, pretending that some are elsewhere."""
+
+from typing import Any, cast
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from jaxft._arrays._layout import LeafSpec
+from jaxft._arrays._pieces import Pieces, Spread
+
+
+class SomeDevices:
+    """A sharding of which only the first devices belong to this process."""
+
+    is_fully_addressable = False
+
+    def __init__(self, sharding: NamedSharding, count: int) -> None:
+        self._sharding = sharding
+        self._count = count
+
+    def addressable_devices_indices_map(self, shape: tuple[int, ...]) -> Any:
+        items = self._sharding.devices_indices_map(shape).items()
+        return dict(list(items)[: self._count])
+
+
+def sharded(spec: PartitionSpec) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(jax.devices()[:4]), ("x",)), spec)
+
+
+def spread(shape: tuple[int, ...], spec: PartitionSpec, count: int) -> Spread:
+    return Spread(shape, cast(Sharding, SomeDevices(sharded(spec), count)))
+
+
+def test_a_leaf_of_one_process_is_its_only_piece() -> None:
+    leaf = jax.device_put(np.arange(8.0), sharded(PartitionSpec("x")))
+    pieces = Pieces.of([leaf])
+    assert pieces.whole
+    assert pieces.split([leaf])[0] is leaf
+    assert pieces.join([leaf])[0] is leaf
+    spec = LeafSpec("w", (8,), "float32")
+    assert pieces.specs([spec]) == (spec,)
+
+
+def test_the_blocks_of_this_process_are_in_order_and_each_counts_once() -> None:
+    rows = spread((8, 3), PartitionSpec("x"), 2)
+    assert rows.blocks == (((0, 2), (0, 3)), ((2, 4), (0, 3)))
+    everywhere = spread((8,), PartitionSpec(), 3)
+    assert everywhere.blocks == (((0, 8),),)
+
+
+def test_pieces_are_split_and_named_by_where_they_lie() -> None:
+    host = np.arange(24.0, dtype=np.float32).reshape(8, 3)
+    leaf = jax.device_put(host, sharded(PartitionSpec("x")))
+    small = jax.device_put(np.float32(1.0))
+    pieces = Pieces([spread((8, 3), PartitionSpec("x"), 2), Spread((), None)])
+    first, second, last = pieces.split([leaf, small])
+    np.testing.assert_array_equal(first, host[:2])
+    np.testing.assert_array_equal(second, host[2:4])
+    assert last is small
+    named = pieces.specs([LeafSpec("w", (8, 3), "float32"), LeafSpec("b", (), "float32")])
+    assert [(spec.path, spec.shape) for spec in named] == [
+        ("w[0:2,0:3]", (2, 3)),
+        ("w[2:4,0:3]", (2, 3)),
+        ("b", ()),
+    ]
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec("x"), PartitionSpec()])
+def test_joined_pieces_are_the_leaf(spec: PartitionSpec) -> None:
+    host = np.arange(24.0, dtype=np.float32).reshape(8, 3)
+    sharding = sharded(spec)
+    leaf = jax.device_put(host, sharding)
+    whole = Spread((8, 3), sharding)  # every device is ours: split and joined all the same
+    joined = whole.join([np.asarray(piece) for piece in whole.split(leaf)])
+    assert joined.sharding == sharding
+    np.testing.assert_array_equal(joined, host)
+
+
+def test_too_few_pieces_are_a_fault() -> None:
+    pieces = Pieces([spread((8,), PartitionSpec("x"), 2)])
+    with pytest.raises((AssertionError, ValueError)):
+        pieces.join([np.zeros(2)])

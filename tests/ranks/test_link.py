@@ -1,0 +1,320 @@
+"""Rank 0 and another rank over a real connection, in one process: decisions, verdicts, and their ends."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+from jaxft_protocol.messages import GroupName, Heal, HealId, Incarnation, Member, NewQuorum, QuorumId, Step
+from jaxft_protocol.replica.state import (
+    Apply,
+    Attempt,
+    Directive,
+    Fail,
+    Failure,
+    FailureKind,
+    HealFrom,
+    Over,
+    ReadCheckpoint,
+    Replay,
+    TakeDigest,
+    Wait,
+)
+from jaxft_protocol.wire import WireError
+
+from jaxft._errors import SessionFailed
+from jaxft._ranks import _link
+from jaxft._ranks._directives import decode, encode
+from jaxft._ranks._follower import Follower
+from jaxft._ranks._leader import Leader
+from jaxft._ranks._link import Link, leader_message
+from jaxft._ranks._ranks import OneRank
+from jaxft._transport._seals import Connection
+from jaxft._transport._sockets import Abort
+from tests import patience
+
+MEMBER = Member(GroupName("a"), Incarnation(7), "h:1,h:2", (0, 1))
+QUORUM = NewQuorum(QuorumId(3), Step(5), 2, (MEMBER,))
+HEAL = Heal(HealId(9), Step(5), (MEMBER,))
+KEYS = {"outgoing": bytes(range(32)), "incoming": bytes(range(32, 64))}
+
+
+@dataclass
+class Kept:
+    """What a follower's store was told."""
+
+    said: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
+
+    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None:
+        self.said.append(("pin", heal_id, step, log_only))
+
+    def release(self, heal_id: int) -> None:
+        self.said.append(("release", heal_id))
+
+
+@dataclass
+class Pair:
+    leader: Leader
+    follower: Follower
+    kept: Kept
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "sealed"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    one, two = socket.socketpair()
+    if request.param:
+        ends = (
+            Connection.sealed(one, **KEYS),
+            Connection.sealed(two, outgoing=KEYS["incoming"], incoming=KEYS["outgoing"]),
+        )
+    else:
+        ends = Connection.plain(one), Connection.plain(two)
+    leader = Leader([ends[0]], silence_s=patience.FAR_S, name="a")
+    leader.start()
+    kept = Kept()
+    follower = Follower(ends[1], rank=1, size=2, address="h:2", pins=kept, silence_s=patience.FAR_S, name="a")
+    made = Pair(leader, follower, kept)
+    yield made
+    closing = threading.Thread(target=leader.close)
+    closing.start()
+    follower.close()
+    closing.join()
+
+
+@pytest.mark.parametrize(
+    "directive",
+    [
+        Attempt(QUORUM, Step(5)),
+        Apply(QuorumId(3), Step(5)),
+        HealFrom(HEAL),
+        Replay(HEAL, Step(6), Step(8)),
+        TakeDigest(Step(4)),
+        TakeDigest(Step(0)),
+        ReadCheckpoint(),
+        Over(Step(0)),
+        Fail(Failure(FailureKind.DIVERGED, "the states differ")),
+    ],
+)
+def test_a_directive_arrives_as_it_was_sent(directive: Directive) -> None:
+    assert decode(encode(directive)) == directive
+
+
+def test_a_wait_is_not_sent() -> None:
+    with pytest.raises(AssertionError, match="not for the training thread"):
+        encode(Wait("nothing"))
+
+
+def test_an_unknown_directive_is_refused() -> None:
+    message = encode(Fail(Failure(FailureKind.DIVERGED, "")))
+    message.fail.kind = "MOON"
+    with pytest.raises(WireError, match="unknown kind 'MOON'"):
+        decode(message)
+
+
+def test_the_leader_learns_the_addresses_of_the_others(pair: Pair) -> None:
+    assert pair.leader.addresses(patience.LIMIT_S) == ["h:2"]
+
+
+def test_directives_and_decisions_come_in_order(pair: Pair) -> None:
+    pair.leader.direct(TakeDigest(Step(1)))
+    assert pair.leader.decide("go on", True)
+    assert not pair.leader.decide("go on", False)
+    assert pair.follower.wait(0) == (1, TakeDigest(Step(1)))
+    assert [pair.follower.decide("go on", True) for _ in range(2)] == [True, False]
+
+
+def test_ranks_at_different_decisions_have_come_apart(pair: Pair) -> None:
+    pair.leader.decide("go on", True)
+    with pytest.raises(SessionFailed, match=r"come apart: the decision is about 'go on'.*at 'exchange'"):
+        pair.follower.decide("exchange", True)
+
+
+def settle_both(pair: Pair, ours: tuple[str, tuple[str, ...], str], theirs: tuple[str, tuple[str, ...], str]):
+    def follow():
+        with pair.follower.operation("exchange", Abort()) as operation:
+            return operation.settle(*theirs)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(follow)
+        with pair.leader.operation("exchange", Abort()) as operation:
+            verdict = operation.settle(*ours)
+        assert other.result() == verdict
+    return verdict
+
+
+def test_an_operation_succeeds_only_in_all_ranks(pair: Pair) -> None:
+    assert settle_both(pair, ("", (), ""), ("", (), "")).ok
+    verdict = settle_both(pair, ("", (), ""), ("its link broke", ("b",), ""))
+    assert (verdict.failure, verdict.accused, verdict.stopped) == ("its link broke", ("b",), False)
+    verdict = settle_both(pair, ("mine broke", ("c",), ""), ("its link broke", ("b",), ""))
+    assert verdict.accused == ("b", "c")
+    assert settle_both(pair, ("", (), "w is nan"), ("", (), "b is inf")).note == "w is nan"
+    assert settle_both(pair, ("", (), ""), ("", (), "b is inf")).note == "b is inf"
+
+
+def test_a_rank_that_fails_stops_the_leader(pair: Pair) -> None:
+    abort = Abort()
+
+    def fail():
+        with pair.follower.operation("exchange", Abort()) as operation:
+            return operation.settle("its link broke", ("b",))
+
+    with ThreadPoolExecutor(1) as pool, pair.leader.operation("exchange", abort) as operation:
+        pool.submit(fail)
+        patience.until(lambda: abort.is_set, "the leader to be stopped")
+        verdict = operation.settle("aborted")
+    assert (verdict.failure, verdict.accused, verdict.stopped) == ("its link broke", ("b",), False)
+
+
+def test_a_failure_before_the_leader_has_begun_is_not_missed(pair: Pair) -> None:
+    def fail():
+        with pair.follower.operation("exchange", Abort()) as operation:
+            return operation.settle("its link broke")
+
+    with ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(fail)
+        patience.until(lambda: pair.leader._failed_early, "the failure to arrive")
+        abort = Abort()
+        with pair.leader.operation("exchange", abort) as operation:
+            assert abort.is_set
+            operation.settle("aborted")
+        assert not failing.result().ok
+
+
+def test_the_leader_stops_the_others(pair: Pair) -> None:
+    abort = Abort()
+    with ThreadPoolExecutor(1) as pool, pair.follower.operation("heal", abort) as operation:
+
+        def lead():
+            directed = Abort()
+            directed.set("a newer directive")
+            with pair.leader.operation("heal", directed) as led:
+                return led.settle("aborted")
+
+        leading = pool.submit(lead)
+        patience.until(lambda: abort.is_set, "the follower to be stopped")
+        verdict = operation.settle("aborted too")
+        assert verdict.stopped
+        assert leading.result() == verdict
+
+
+def test_pins_overtake_what_the_training_thread_does(pair: Pair) -> None:
+    pair.leader.pin(4, 7, log_only=True)
+    pair.leader.release(4)
+    pair.leader.all_computed(3, 5)
+    patience.until(lambda: pair.follower.all_computed == (3, 5), "the message")
+    assert pair.kept.said == [("pin", 4, 7, True), ("release", 4)]
+
+
+def test_a_rank_whose_loop_ends_early_is_named(pair: Pair) -> None:
+    ending = threading.Thread(target=pair.follower.close)
+    ending.start()
+    with (
+        pytest.raises(SessionFailed, match="Rank 1 of this group has ended, while rank 0 is at 'exchange#1'"),
+        pair.leader.operation("exchange", Abort()) as operation,
+    ):
+        operation.settle()
+    pair.leader.close()
+    ending.join()
+
+
+def test_a_leader_that_ends_early_is_named(pair: Pair) -> None:
+    ending = threading.Thread(target=pair.leader.close)
+    ending.start()
+    with pytest.raises(SessionFailed, match="Rank 0 of group 'a' has ended, while rank 1 waits for"):
+        pair.follower.wait(0)
+    pair.follower.close()
+    ending.join()
+
+
+def test_the_last_digests_are_taken_by_all_until_the_group_has_left(pair: Pair) -> None:
+    pair.leader.direct(TakeDigest(Step(3)))
+    pair.leader.left()
+    assert pair.follower.wait_until_left(0.0, None) == 3
+    assert pair.follower.wait_until_left(0.0, None) is None
+
+
+def test_another_directive_after_the_end_of_the_loop_is_an_error(pair: Pair) -> None:
+    pair.leader.direct(Attempt(QUORUM, Step(5)))
+    with pytest.raises(SessionFailed, match="loop has ended, but rank 0 goes on with Attempt"):
+        pair.follower.wait_until_left(0.0, None)
+
+
+class Exits:
+    """Takes the place of the end of this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.statuses: list[int] = []
+        self.happened = threading.Event()
+        monkeypatch.setattr(_link.os, "_exit", self._exit)
+        monkeypatch.setattr(_link.logging, "shutdown", lambda: None)
+
+    def _exit(self, status: int) -> None:
+        self.statuses.append(status)
+        self.happened.set()
+
+
+def lonely(silence_s: float) -> tuple[Link, Connection]:
+    one, two = socket.socketpair()
+    link = Link(
+        Connection.plain(one),
+        other=0,
+        receive=leader_message,
+        handle=lambda message: None,
+        beat=b"",
+        silence_s=silence_s,
+        name="a",
+    )
+    link.start()
+    return link, Connection.plain(two)
+
+
+def test_a_lost_rank_ends_this_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    exits = Exits(monkeypatch)
+    _, other = lonely(patience.FAR_S)
+    other.close()
+    assert exits.happened.wait(patience.FAR_S)
+    assert exits.statuses[0] == 75
+    assert "a group shares fate: rank 0 is lost" in caplog.text
+
+
+def test_a_silent_rank_ends_this_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    exits = Exits(monkeypatch)
+    _, other = lonely(0.2)
+    assert exits.happened.wait(patience.FAR_S)
+    assert "rank 0, silent for 0.2 s" in caplog.text
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"\xff\xff\xff\xff", "announced a message of 4294967295 bytes"),
+        (b"\x01\x00\x00\x00x" + bytes(8), "a message with a wrong tag"),
+    ],
+)
+def test_garbage_ends_this_process_before_memory_is_taken(
+    sent: bytes, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    exits = Exits(monkeypatch)
+    _, other = lonely(patience.FAR_S)
+    other.sock.sendall(sent)
+    assert exits.happened.wait(patience.FAR_S)
+    assert why in caplog.text
+    other.close()
+
+
+def test_a_group_of_one_process_decides_for_itself() -> None:
+    one, abort = OneRank(), Abort()
+    assert one.decide("go on", True)
+    with one.operation("exchange", abort) as operation:
+        assert operation.settle(note="w is nan").note == "w is nan"
+        assert not operation.settle("broken", ("b",)).stopped
+        abort.set("a newer directive")
+        assert operation.settle("broken").stopped
