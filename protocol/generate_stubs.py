@@ -11,19 +11,15 @@ from pathlib import Path
 from grpc_tools import protoc
 
 HERE = Path(__file__).parent
-PROTOS = ("jaxft_protocol/proto/coordinator.proto", "jaxft_protocol/proto/ranks.proto")
+SERVICE = "jaxft_protocol/proto/coordinator.proto"
+MESSAGES = "jaxft_protocol/proto/ranks.proto"
 
 
 def generate(into: Path) -> None:
-    arguments = [
-        f"-I{HERE}",
-        f"--python_out={into}",
-        f"--pyi_out={into}",
-        f"--grpc_python_out={into}",
-        *PROTOS,
-    ]
-    if protoc.main(["protoc", *arguments]) != 0:
-        sys.exit("protoc failed")
+    python = [f"-I{HERE}", f"--python_out={into}", f"--pyi_out={into}"]
+    for arguments in ([*python, f"--grpc_python_out={into}", SERVICE], [*python, MESSAGES]):
+        if protoc.main(["protoc", *arguments]) != 0:
+            sys.exit("protoc failed")
 
 
 if __name__ == "__main__":

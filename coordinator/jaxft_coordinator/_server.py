@@ -60,6 +60,8 @@ for _logger in (_unauthenticated_log, logging.getLogger("grpc._cython.cygrpc")):
     _logger.addFilter(RateLimitFilter())
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
+# How much of a bad address an error quotes.
+MAX_QUOTED = 300
 # A quorum of a thousand groups is 60 KB; a group with this many unread messages has stopped reading.
 MAX_OUTBOX_MESSAGES = 1000
 FIRST_MESSAGE_TIMEOUT_S = 10.0
@@ -432,7 +434,7 @@ def _names_problem(hello: Hello) -> str:
         if not name.isprintable():
             return f"the name of a {what} must have only printable characters, unlike {name!r}"
     if len(hello.address) > limits.MAX_ADDRESS_LENGTH or not hello.address.isprintable():
-        address = hello.address[: limits.MAX_ADDRESS_LENGTH]
+        address = hello.address[:MAX_QUOTED]
         return (
             f"the address {address!r} of group {hello.group!r} must be at most {limits.MAX_ADDRESS_LENGTH} printable "
             "characters"

@@ -12,8 +12,8 @@ MAX_JOBS = 1000
 FORGET_AFTER_S = 86_400.0
 MAX_GROUPS_PER_JOB = 2048
 MAX_NAME_LENGTH = 200
-# A host name has 253 characters at most.
-MAX_ADDRESS_LENGTH = 16_384
+# Of all ranks of a group: 256 of them with 31 characters each.
+MAX_ADDRESS_LENGTH = 8192
 # A group needs one stream; a diagnostic tool, a few.
 MAX_STREAMS_PER_CONNECTION = 8
 # The largest message of a group is a Join with all its settings, a few KB in all.

@@ -15,7 +15,8 @@ def test_the_committed_stubs_are_freshly_generated(tmp_path: Path):
     generate = [sys.executable, str(PROTOCOL / "generate_stubs.py"), "--into", str(tmp_path)]
     patience.run(generate, check=True, limit_s=60)
     fresh = {path.name: path.read_bytes() for path in (tmp_path / PROTO).iterdir()}
-    assert sorted(fresh) == ["coordinator_pb2.py", "coordinator_pb2.pyi", "coordinator_pb2_grpc.py"]
+    stubs = ["coordinator_pb2.py", "coordinator_pb2.pyi", "coordinator_pb2_grpc.py"]
+    assert sorted(fresh) == [*stubs, "ranks_pb2.py", "ranks_pb2.pyi"]
     for name, content in fresh.items():
         assert (PROTOCOL / PROTO / name).read_bytes() == content, f"run `make stubs`: {name} is out of date"
 

@@ -292,8 +292,8 @@ def manager(coordinator: Coordinator) -> jaxft.Manager:
 def test_the_manager_raises_it_where_the_block_ends(coordinator: Coordinator) -> None:
     def train() -> None:
         with manager(coordinator) as entered:
-            assert entered._session is not None
-            stop_loop(entered._session)
+            assert entered._member.session is not None
+            stop_loop(entered._member.session)
 
     with pytest.raises(SessionFailed, match="its loop was stopped"):
         patience.call(train, limit_s=15.0)
@@ -304,8 +304,8 @@ def test_an_error_that_ends_the_block_is_not_replaced(
 ) -> None:
     def train() -> None:
         with manager(coordinator) as entered:
-            assert entered._session is not None
-            stop_loop(entered._session)
+            assert entered._member.session is not None
+            stop_loop(entered._member.session)
             raise Broken("the user's own")
 
     with pytest.raises(Broken, match="the user's own"):
@@ -315,7 +315,7 @@ def test_an_error_that_ends_the_block_is_not_replaced(
 
 def test_a_step_after_the_block_is_an_error_and_does_not_wait(coordinator: Coordinator) -> None:
     with manager(coordinator) as entered:
-        session = entered._session
+        session = entered._member.session
         raising = pytest.raises(jaxft.ConfigurationError, match="`with` block has ended")
     assert session is not None
     with raising:

@@ -89,7 +89,7 @@ def test_a_group_does_not_follow_what_a_man_in_the_middle_adds() -> None:
     with relayed() as (relay, _):
         relay.to_group.append(forged)
         with entered(relay) as manager:
-            session = manager._session
+            session = manager._member.session
             assert session is not None
             until(
                 lambda: session._replica.failure is not None or relay.streams > 1,
@@ -104,7 +104,7 @@ def test_the_coordinator_does_not_count_what_a_man_in_the_middle_adds(forged: Le
     with relayed() as (relay, server):
         relay.to_coordinator.append(wire.group_to_proto(forged).SerializeToString())
         with entered(relay) as manager:
-            session = manager._session
+            session = manager._member.session
             assert session is not None
             until(lambda: relay.streams > 1 and "g" in groups_of(server), "the group to come back")
             assert session._replica.failure is None, session._replica.failure
