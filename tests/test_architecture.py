@@ -23,7 +23,7 @@ def forbid(what):
 # What jaxft stands on may look around while it is imported; jaxft itself may not.
 import jax, numpy, xxhash, grpc.aio, google.protobuf, jax.numpy, jax.extend.core
 from jaxft_protocol import wire
-from jaxft_protocol.proto import coordinator_pb2_grpc
+from jaxft_protocol.proto import coordinator_pb2_grpc, ranks_pb2
 
 threads = threading.active_count()
 handlers = list(__import__("logging").getLogger().handlers)

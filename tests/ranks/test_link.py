@@ -43,7 +43,7 @@ KEYS = {"outgoing": bytes(range(32)), "incoming": bytes(range(32, 64))}
 
 @dataclass
 class Kept:
-    """What a follower's store was told."""
+    """What a follower's store was asked to do."""
 
     said: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
 
