@@ -1,11 +1,13 @@
 """Groups of several processes: one rank dies at each phase of a step, and the run ends in the same bits."""
 
+import re
 import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from jaxft_protocol import credentials
 
 from tests.clusters import Cluster, Worker, cluster
 
@@ -17,6 +19,7 @@ GATE = 10
 LAST_GATE = 30
 RANKS = 2
 AGAIN = 75
+SECRET = b"s" * 40
 
 
 @dataclass
@@ -132,3 +135,70 @@ def test_a_rank_that_is_stopped_ends_its_group(undisturbed: str, tmp_path: Path)
         back_in.touch()
         here.until_finished(*survivor.ranks, *back.ranks)
         assert {worker.digest for worker in (*survivor.ranks, *back.ranks)} == {undisturbed}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_while_its_group_heals(rank: int, undisturbed: str, tmp_path: Path) -> None:
+    back_in = tmp_path / "back"
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        first = start(here, "group-0", "--gate", f"{GATE}:{back_in}")
+        here.until(lambda: len(first.leader.steps()) >= KILLED_AT, "a few steps")
+        victim = start(here, "group-1", die=(rank, "heals to step"))
+        here.until_dead(victim.ranks[rank])
+        here.until(lambda: victim.ranks[1 - rank].process.poll() is not None, "the other rank to end too")
+        back = start(here, "group-1")
+        here.until(lambda: back.leader.says("heals to step"), "the group to heal")
+        back_in.touch()
+        here.until_finished(*first.ranks, *back.ranks)
+        assert {worker.digest for worker in (*first.ranks, *back.ranks)} == {undisturbed}
+
+
+def test_a_spare_of_several_ranks_takes_the_place_of_a_lost_group(undisturbed: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        groups = start_together(
+            here, ("group-1", 1, f"exchange step {KILLED_AT}"), "--gate", f"{GATE}:{tmp_path}/go"
+        )
+        spare = start(here, "group-2", "--spare")
+        here.until(lambda: "group-2 stands by" in here.coordinator_log.read_text(), "the spare to stand by")
+        here.until_dead(groups["group-1"].ranks[1])
+        (tmp_path / "go").touch()
+        here.until_finished(*groups["group-0"].ranks, *spare.ranks)
+        assert any(event["shards"] for event in spare.leader.steps())
+        assert {worker.digest for worker in (*groups["group-0"].ranks, *spare.ranks)} == {undisturbed}
+
+
+def test_a_group_of_another_number_of_ranks_is_refused_by_name(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        first = start(here, "group-0", "--gate", f"{KILLED_AT}:{tmp_path}/go")
+        here.until(lambda: first.leader.steps(), "a step")
+        other = here.start("group-1", "--world", f"0:1:{free_port()}", "--steps", str(STEPS))
+        here.until(lambda: other.process.poll() is not None, "the refusal")
+        assert other.process.returncode == 1
+        assert re.search("ranks: .*'2'.*'1'|ranks: .*'1'.*'2'", other.log()), other.log()
+        (tmp_path / "go").touch()
+        here.until_finished(*first.ranks)
+
+
+def test_a_step_that_is_not_finite_is_skipped_by_all_ranks(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        group = start(here, "group-0", "--poison", "3:1", "--nonfinite", "skip")
+        here.until_finished(*group.ranks)
+        assert len({worker.digest for worker in group.ranks}) == 1
+        for worker in group.ranks:
+            assert [event["step"] for event in worker.steps() if event["nonfinite"]] == [4]
+
+
+def test_a_job_with_a_token_has_ranks_that_prove_they_know_it(undisturbed: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_bytes(SECRET)
+    token = credentials.job_key(SECRET, "toy").hex()
+    with cluster(tmp_path) as here:
+        here.start_coordinator("--token-file", str(secret))
+        groups = [start(here, name, "--token", token) for name in ("group-0", "group-1")]
+        here.until_finished(*(worker for group in groups for worker in group.ranks))
+        assert {worker.digest for group in groups for worker in group.ranks} == {undisturbed}
