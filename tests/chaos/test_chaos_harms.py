@@ -26,7 +26,7 @@ from jaxft._chaos._faults import (
 )
 from jaxft._chaos._harms import CoordinatorDeath, Corruption, Cut, Hang, Reach, Stop
 from jaxft._chaos._network import Network
-from jaxft._chaos._phase_file import Word, WordFile, words_beside
+from jaxft._launch._phase_file import Word, WordFile, words_beside
 from jaxft._chaos._schedule import Strike
 from jaxft._chaos._storm import Storm
 from jaxft._launch._coordinator import Coordinator
