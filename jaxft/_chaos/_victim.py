@@ -16,9 +16,9 @@ from collections import defaultdict, deque
 from dataclasses import replace
 from pathlib import Path
 
-from jaxft._launch._phase_file import Word, WordFile, words_beside
 from jaxft._launch._announcements import WAIT, follow
 from jaxft._launch._events import orders_beside
+from jaxft._launch._phase_file import Word, WordFile, words_beside
 
 # The assumed length of a phase that has not occurred yet: most take a few milliseconds.
 UNKNOWN_LENGTH_S = 0.005

@@ -78,7 +78,9 @@ def parse_deadlines(text: str) -> dict[str, float]:
     for word in (word.strip() for word in text.split(",") if word.strip()):
         phase, _, value = word.partition("=")
         if phase not in DEFAULTS:
-            raise LaunchError(f"--deadlines {word}: there is no phase {phase!r}. Phases: {', '.join(DEFAULTS)}.")
+            raise LaunchError(
+                f"--deadlines {word}: there is no phase {phase!r}. Phases: {', '.join(DEFAULTS)}."
+            )
         found[phase] = _seconds(word, value) or math.inf
     return found
 

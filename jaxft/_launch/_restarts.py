@@ -67,6 +67,8 @@ def after(
             f"It failed with exit status {status}, {fruitless} times in a row without a new step: fix the program."
         )
     if fruitless > max_restarts:
-        return GiveUp(f"It ended {fruitless} times in a row without a new step (--max-restarts {max_restarts}).")
+        return GiveUp(
+            f"It ended {fruitless} times in a row without a new step (--max-restarts {max_restarts})."
+        )
     wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (fruitless - 1))
     return Restart(wait_s * (1.0 - JITTER * jitter), replace(past, fruitless=fruitless))
