@@ -4,7 +4,7 @@
 
 A LIFE is a list of words: `steps:N` tells the phases of steps up to N; `phase:NAME:STEP` tells one; `say:TEXT`;
 `gate:NAME` waits for a file in FOLDER; `made:NAME` makes it; `exit:STATUS`; `kill`; `stop` (SIGSTOP); `alive` touches
-the phase file for ever; `mute` waits for ever; `leave:STATUS` ends with STATUS on SIGTERM; `deaf` ignores SIGTERM. A
+the phase file forever; `mute` waits forever; `leave:STATUS` ends with STATUS on SIGTERM; `deaf` ignores SIGTERM. A
 word `1=WORD` is only for rank 1, and `group-1=WORD` for that group.
 """
 

@@ -52,7 +52,7 @@ def test_a_group_that_was_killed_is_restarted_at_once_if_it_made_progress(folder
 
 
 def test_a_rank_takes_its_group_with_it(folder: Path) -> None:
-    """Rank 0 would wait for ever, and is killed; both come back together, with other ports."""
+    """Rank 0 would wait forever, and is killed; both come back together, with other ports."""
     lives = ("steps:3 0=deaf 0=made:up 1=gate:up 1=kill mute", "steps:4 exit:0")
     with fakes(folder, "--nproc", "2", lives=lives) as running:
         assert running.status() == 0, running.text()
