@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxft._launch._deadlines import END, Overdue, Sign, overdue
 from jaxft._launch._phase_file import read_word
 from jaxft._launch._processes import Child, Processes
-from jaxft._launch._ranks import Member
+from jaxft._launch._ranks import Member, start_ranks
 from jaxft._launch._statuses import DONE, Ending, ending_of, reason_of
 from jaxft._launch._warm import Warm, with_statuses
 
@@ -63,18 +63,21 @@ class Life:
         self._first_end_t_s: float | None = None
         self._kill_at_s: float | None = None
         self._killed = False
-        self.ranks: list[RankProcess] = []
-        for rank, own in enumerate(member.ranks()):
-            name = f"{member.name}.{number}" if member.nproc == 1 else f"{member.name}.{number}.{rank}"
-            file = phases / f"{name}.phase"
-            filled = fill(command, member, rank=rank, folder=processes.folder)
-            child = processes.start(
-                name,
-                filled if warm is not None and warm.ready else with_statuses(filled),
-                environment={**member.environment(), **own, PHASE_FILE: str(file)},
-                warm=warm,
-            )
-            self.ranks.append(RankProcess(rank, child, file))
+        name = f"{member.name}.{number}"
+        files = [phases / f"{name}.{rank}.phase" for rank in range(member.nproc)]
+        commands = [fill(command, member, rank=rank, folder=processes.folder) for rank in range(member.nproc)]
+        if warm is None or not warm.ready:
+            commands = [with_statuses(one) for one in commands]
+        children = start_ranks(
+            member,
+            commands,
+            processes,
+            name=name,
+            warm=warm,
+            own=[{PHASE_FILE: str(file)} for file in files],
+        )
+        ranks = zip(range(member.nproc), children, files, strict=True)
+        self.ranks = [RankProcess(rank, child, file) for rank, child, file in ranks]
 
     @property
     def over(self) -> bool:
@@ -153,7 +156,7 @@ class Life:
 def fill(command: Sequence[str], member: Member, *, rank: int, folder: Path) -> list[str]:
     """Return the command of one process: {coordinator}, {group}, {rank} and {folder} in its words are filled in."""
     values = {
-        "{coordinator}": member.coordinator,
+        "{coordinator}": member.coordinator or "",
         "{group}": member.name,
         "{rank}": str(rank),
         "{folder}": str(folder),

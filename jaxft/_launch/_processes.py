@@ -110,7 +110,7 @@ class Processes:
         self._cwd = cwd
         self._own = {"PYTHONUNBUFFERED": "1"} if keeps_token else {"PYTHONUNBUFFERED": "1", "JAXFT_TOKEN": ""}
         self._children: list[Child] = []
-        self._warm: list[tuple[Warm, Child]] = []
+        self._warm: dict[Warm, Child] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -120,9 +120,7 @@ class Processes:
     ) -> None:
         timeout_s = STOP_TIMEOUT_S if kind is None else 0.0
         self.end(self._children, timeout_s=timeout_s)
-        for warm, _ in self._warm:
-            warm.close()  # its processes, which would end with it, have ended
-        self.end([child for _, child in self._warm], timeout_s=timeout_s)
+        self.end_warm(list(self._warm), timeout_s=timeout_s)
 
     def start(
         self,
@@ -161,7 +159,7 @@ class Processes:
         with theirs:
             process = self._started(command, log, whole, pass_fds=(theirs.fileno(),))
         warm = Warm(name, ours)
-        self._warm.append((warm, Child(name, log, process)))
+        self._warm[warm] = Child(name, log, process)
         return warm
 
     def _forked(
@@ -204,6 +202,12 @@ class Processes:
         for child in children:
             child.wait(REAP_TIMEOUT_S)
             child.close()
+
+    def end_warm(self, warm: Sequence[Warm], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """End warm processes, and the forks of them that still run."""
+        for one in warm:
+            one.close()
+        self.end([self._warm.pop(one) for one in warm], timeout_s=timeout_s)
 
 
 def _open_pipe(path: Path) -> int:

@@ -1,10 +1,13 @@
 """The environment of each process of a group: what it and `jax.distributed` need to know."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from jaxft._launch._processes import Child, Processes
+from jaxft._launch._warm import Warm
 
 HOST = "127.0.0.1"
 # Groups of one launch share a machine; its devices are dealt out to their ranks.
@@ -18,15 +21,16 @@ class Member:
     Attributes:
         name: its name in the job.
         nproc: its number of processes.
-        coordinator: the address of the job's coordinator.
+        coordinator: the address of the job's coordinator; None for a group without one.
         spare: whether it stands by.
         devices: the machine's devices that belong to it, dealt out to its ranks; empty: not limited.
         compilation_cache: the folder for its compiled programs.
+        extra: further environment variables of all of its processes.
     """
 
     name: str
     nproc: int = 1
-    coordinator: str
+    coordinator: str | None
     spare: bool = False
     devices: tuple[int, ...] = ()
     compilation_cache: Path | None = None
@@ -35,12 +39,12 @@ class Member:
     def environment(self) -> dict[str, str]:
         """Return what all of its processes have in common."""
         found = {
-            "JAXFT_COORDINATOR": self.coordinator,
-            "JAXFT_GROUP": self.name,
             "JAXFT_NPROC": str(self.nproc),
             **({"JAXFT_SPARE": "1"} if self.spare else {}),
             **self.extra,
         }
+        if self.coordinator is not None:
+            found |= {"JAXFT_COORDINATOR": self.coordinator, "JAXFT_GROUP": self.name}
         if self.compilation_cache is not None:
             found |= {
                 "JAX_COMPILATION_CACHE_DIR": str(self.compilation_cache),
@@ -66,6 +70,39 @@ class Member:
                 own |= dict.fromkeys(VISIBLE_DEVICES, text)
             environments.append(own)
         return environments
+
+
+def start_ranks(
+    member: Member,
+    commands: Sequence[Sequence[str]],
+    processes: Processes,
+    *,
+    name: str,
+    warm: Warm | None,
+    own: Sequence[Mapping[str, str]],
+    orders: Sequence[Path] = (),
+) -> list[Child]:
+    """Start the processes of one life of a group: the only place where that happens.
+
+    Args:
+        member: the group.
+        commands: one for each rank.
+        processes: what starts them.
+        name: the name of this life, for processes and logs.
+        warm: fork them from this warm process, if that is possible.
+        own: further environment variables of each rank.
+        orders: where to create the pipes through which they get orders; one for each rank, or none at all.
+    """
+    return [
+        processes.start(
+            name if member.nproc == 1 else f"{name}.{rank}",
+            commands[rank],
+            orders=orders[rank] if orders else None,
+            environment={**member.environment(), **ranks, **own[rank]},
+            warm=warm,
+        )
+        for rank, ranks in enumerate(member.ranks())
+    ]
 
 
 def dealt(devices: Sequence[int], members: int) -> list[tuple[int, ...]]:

@@ -141,7 +141,7 @@ def test_its_forks_end_with_it(tmp_path: Path, program: Path) -> None:
         assert warm.until_ready()
         child = run(processes, warm, program, "wait")
         patience.until(lambda: "up" in child.log.read_text(), "the fork")
-        ((_, own),) = processes._warm
+        (own,) = processes._warm.values()
         own.kill()
         assert ended(child) == -signal.SIGKILL
         assert (warm.problem, warm.was_ready) == ("it has ended", True)
@@ -225,7 +225,7 @@ def test_a_warm_process_does_not_outlive_its_launcher(tmp_path: Path, program: P
         "warm = processes.start_warm('warm', environment={})\n"
         "assert warm.until_ready()\n"
         "child = processes.start('fork', [sys.executable, sys.argv[2], 'wait'], warm=warm)\n"
-        "print(child.pid, processes._warm[0][1].pid, flush=True)\n"
+        "print(child.pid, processes._warm[warm].pid, flush=True)\n"
         "signal.pause()\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path), str(program)]
