@@ -1,5 +1,6 @@
 """The loop of a launch: supervises all groups and the coordinator until every group has ended."""
 
+import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -92,8 +93,11 @@ class Launcher:
             for one in self.supervisors:
                 one.leave()
         if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
-            for one in self.supervisors:
+            late = [one for one in self.supervisors if one.state is State.RUNNING]
+            for one in late:
+                self._output.say(f"{one.member.name} did not end in time: it is killed")
                 one.kill()
+            self._kill_at_s = math.inf
 
     def _pass_on(self) -> None:
         """Pass on the new lines of all programs."""

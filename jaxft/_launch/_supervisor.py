@@ -82,6 +82,7 @@ class Supervisor:
         self._due_s = 0.0
         self._supervise_at_s = 0.0
         self._restarts = True
+        self._drains = False
         self._warm: Warm | None = None
         self._told_cold = False
 
@@ -109,6 +110,7 @@ class Supervisor:
     def drain(self) -> None:
         """Ask the group to finish its step and end. It is not restarted."""
         self._restarts = False
+        self._drains = True
         if self.life is not None and self.state is State.RUNNING:
             self.life.terminate()
 
@@ -151,7 +153,7 @@ class Supervisor:
         life = self.life
         assert life is not None
         failed_before = life.failed
-        life.watch(fate=self._restarts)
+        life.watch(fate=not self._drains)
         if time.monotonic() >= self._supervise_at_s:
             self._supervise_at_s = time.monotonic() + SUPERVISE_EVERY_S
             life.supervise(self._rules.deadlines)

@@ -28,12 +28,18 @@ def python_words(command: Sequence[str]) -> list[str] | None:
     It can run a script or a module (-m) in the interpreter of this process.
     """
     program = shutil.which(command[0])
-    if program is None or not sys.executable or Path(program).absolute() != Path(sys.executable).absolute():
+    if program is None or not sys.executable or not _is_ours(Path(program)):
         return None
     words = list(command[1:])
     if len(words) >= 2 and words[0] == "-m":
         return words
     return words if words and not words[0].startswith("-") and Path(words[0]).is_file() else None
+
+
+def _is_ours(program: Path) -> bool:
+    """Whether it is this interpreter with the same packages: python and python3 of one environment are the same."""
+    ours = Path(sys.executable)
+    return program.absolute().parent == ours.absolute().parent and program.samefile(ours)
 
 
 def with_statuses(command: Sequence[str]) -> list[str]:

@@ -251,3 +251,19 @@ def test_a_token_reaches_the_groups_of_a_coordinator_that_was_given(folder: Path
     with launch(folder, program=show, JAXFT_TOKEN="secret", JAXFT_COORDINATOR="head:7") as running:
         assert running.status() == 0, running.text()
     assert "[group-0] token=secret coordinator=head:7" in running.text()
+
+
+def test_groups_that_stay_after_the_job_is_done_have_a_deadline(folder: Path) -> None:
+    """A group that fails meanwhile ends as a whole, and is not started again."""
+    lives = ("steps:1 made:up-{group}-{rank} group-0=exit:0 mute",)
+    words = ("--groups", "3", "--nproc", "2", "--deadlines", "end=1.5")
+    with fakes(folder, *words, lives=lives) as running:
+        for rank in range(2):
+            running.until_file(f"up-group-1-{rank}")
+            running.until_file(f"up-group-2-{rank}")
+        started = {event["group"]: event["pids"] for event in running.events("group_started")}
+        os.kill(started["group-1"][1], signal.SIGKILL)
+        assert running.status() == 0, running.text()
+    assert len(running.events("group_started")) >= 3
+    assert "group-2 did not end in time: it is killed" in running.text()
+    assert not any(is_alive(pid) for pids in started.values() for pid in pids)

@@ -190,6 +190,10 @@ def test_what_cannot_be_preloaded_is_said(tmp_path: Path, source: str, said: str
         ([sys.executable, "no such file.py"], None),
         ([sys.executable], None),
         (["sh", __file__], None),
+        (
+            [f"{sys.executable}3" if Path(f"{sys.executable}3").exists() else sys.executable, __file__],
+            [__file__],
+        ),
         (["/usr/bin/env", "python", __file__], None),
     ],
 )
