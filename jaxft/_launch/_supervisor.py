@@ -17,12 +17,12 @@ from jaxft._launch._journal import (
     RankEnded,
     RankOverdue,
 )
-from jaxft._launch._life import Life
+from jaxft._launch._life import Life, fill
 from jaxft._launch._processes import Processes
 from jaxft._launch._ranks import Member
 from jaxft._launch._restarts import GiveUp, Past, after
 from jaxft._launch._statuses import AGAIN, ERROR, REFUSED, Ending, ending_of
-from jaxft._launch._warm import Warm
+from jaxft._launch._warm import Warm, python_words
 
 # How often the phases of the processes are compared with their deadlines.
 SUPERVISE_EVERY_S = 0.5
@@ -83,6 +83,8 @@ class Supervisor:
         self._supervise_at_s = 0.0
         self._restarts = True
         self._drains = False
+        first = fill(command, member, rank=0, folder=processes.folder)
+        self._uses_warm = rules.warm and python_words(first) is not None
         self._warm: Warm | None = None
         self._told_cold = False
 
@@ -126,7 +128,7 @@ class Supervisor:
 
     def _may_start(self) -> bool:
         """Whether there is no warm process to wait for."""
-        if not self._rules.warm:
+        if not self._uses_warm:
             return True
         if self._warm is None or (self._warm.problem and self._warm.was_ready):
             self._warm = self._processes.start_warm(

@@ -251,6 +251,7 @@ def test_a_token_reaches_the_groups_of_a_coordinator_that_was_given(folder: Path
     with launch(folder, program=show, JAXFT_TOKEN="secret", JAXFT_COORDINATOR="head:7") as running:
         assert running.status() == 0, running.text()
     assert "[group-0] token=secret coordinator=head:7" in running.text()
+    assert not list(folder.glob("*.warm.log"))  # a shell is not forked from a warm process
 
 
 def test_groups_that_stay_after_the_job_is_done_have_a_deadline(folder: Path) -> None:
