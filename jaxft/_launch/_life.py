@@ -90,7 +90,8 @@ class Life:
 
     def result(self) -> tuple[Ending, int]:
         """Return how it ended, and the exit status that says so. Call it once it is over."""
-        if self.overdue is not None or not self._ended:
+        killed_by_us = self._killed and self.failed is None
+        if self.overdue is not None or killed_by_us:
             return Ending.KILLED, -signal.SIGKILL
         return reason_of(list(self._ended.values()))
 

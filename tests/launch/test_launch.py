@@ -190,6 +190,16 @@ def test_a_group_that_does_not_leave_is_killed(folder: Path, again: bool) -> Non
     assert not is_alive(pid)
 
 
+def test_a_group_of_which_one_rank_is_done_and_the_other_was_killed_is_not_done(folder: Path) -> None:
+    lives = ("deaf 0=exit:0 made:up mute",)
+    with fakes(folder, "--nproc", "2", "--drain-timeout-s", "0", lives=lives) as running:
+        running.until_file("up")
+        patience.until(lambda: not is_alive(running.events("group_started")[0]["pids"][0]), "rank 0 to end")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.status() == 75, running.text()
+    assert running.events("group_ended")[0]["ending"] == "killed"
+
+
 def test_a_group_that_waits_for_its_restart_leaves_at_once(folder: Path) -> None:
     with fakes(folder, "--max-restarts", "100", lives=("exit:75",)) as running:
         running.until("group_restarts", 3)  # the next is in 3 to 4 s
