@@ -8,13 +8,16 @@ import tyro
 
 from jaxft._chaos.chaos import ChaosOptions, run_chaos
 from jaxft._errors import JaxftError
+from jaxft._launch.launch import LaunchOptions, run_launch
 from jaxft._version import __version__
 
-HELP = """usage: jaxft chaos [options] -- program [arguments...]
+HELP = """usage: jaxft launch [options] -- program [arguments...]
+       jaxft chaos [options] -- program [arguments...]
        jaxft --version
 
 Fault-tolerant training for JAX.
 
+launch    start the groups of a job on this machine, and keep them alive: jaxft launch --help
 chaos     kill the groups of your own training, and compare the bits: jaxft chaos --help
 """
 INTERRUPTED = 130  # the exit status that a shell reports for Ctrl-C
@@ -27,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"jaxft {__version__}")
         case ["-h" | "--help"]:
             print(HELP, end="")
+        case ["launch", *rest]:
+            _launch(rest)
         case ["chaos", *rest]:
             _chaos(rest)
         case _:
@@ -46,11 +51,22 @@ def exit_with_status_of(command: Callable[[], int]) -> NoReturn:
         sys.exit(INTERRUPTED)
 
 
+def _launch(arguments: list[str]) -> NoReturn:
+    own, program = _split(arguments)
+    options = tyro.cli(LaunchOptions, prog="jaxft launch", args=own)
+    exit_with_status_of(lambda: run_launch(options, program))
+
+
 def _chaos(arguments: list[str]) -> NoReturn:
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    program = arguments[len(own) + 1 :]
+    own, program = _split(arguments)
     options = tyro.cli(ChaosOptions, prog="jaxft chaos", args=own)
     exit_with_status_of(lambda: run_chaos(options, program))
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return our own options, and the words of the program after the first two dashes."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return own, arguments[len(own) + 1 :]
 
 
 if __name__ == "__main__":

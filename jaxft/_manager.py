@@ -14,6 +14,7 @@ from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._settings import check_changed
 from jaxft._errors import ConfigurationError, SessionFailed
 from jaxft._heal._store import StateStore
+from jaxft._launch._beacon import Beacon, beacon_of_process
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import TLS
 from jaxft._replica._engine import Engine
@@ -58,7 +59,8 @@ class Manager:
         checkpoints: where the job's state is saved every so many steps, by one group for all; for when all groups
             die at once. Call `restore` before the first step.
         spare: this group takes part only in the place of one that is lost. Until then it follows: it holds the
-            newest state, computes nothing, and each call of the step returns after one more step of the job.
+            newest state, computes nothing, and each call of the step returns after one more step of the job. True if
+            the environment variable JAXFT_SPARE is "1".
         other_meshes: groups may have different numbers of devices and other shardings. Read docs/meshes.md first:
             if a group's mesh changes bits of what it contributes, the run's bits depend on who computed what; if it
             changes bits of the new state, groups would drift apart, which the digests notice. Equal in all groups.
@@ -115,7 +117,7 @@ class Manager:
             min_replicas=min_replicas,
             settings=dict(settings or {}),
             checkpoints=checkpoints,
-            spare=spare,
+            spare=spare or os.environ.get("JAXFT_SPARE") == "1",
             other_meshes=other_meshes,
             digest_every=digest_every,
             host=host or os.environ.get("JAXFT_HOST"),
@@ -125,6 +127,7 @@ class Manager:
         self._member: Membership | None = None
         self._runner: Runner | None = None
         self._agent: Agent | None = None
+        self._beacon: Beacon | None = None
 
     @property
     def group(self) -> str:
@@ -161,6 +164,7 @@ class Manager:
         if self._member is not None:
             raise ConfigurationError("a Manager is entered once; make another for another run")
         config = self._config
+        self._beacon = beacon_of_process()
         store = StateStore()
         member = self._member = assemble(config, store)
         self._agent = Agent.of_environment(
@@ -249,7 +253,8 @@ class Manager:
                 f"group {self.group!r} is not in its job: call the step inside `with jaxft.Manager(...) as "
                 "manager:`"
             )
-        return self._runner if self._agent is None else self._agent.watching(self._runner)
+        engine = self._runner if self._agent is None else self._agent.watching(self._runner)
+        return engine if self._beacon is None else self._beacon.watching(engine)
 
     def _close(self, error: str = "") -> None:
         if self._runner is not None:

@@ -78,8 +78,9 @@ def program_of(
     own_flags: Mapping[str, Mapping[str, str]] | None = None,
     alone: bool = False,
     takes_orders: bool = False,
+    preload: tuple[str, ...] = (),
 ) -> Program:
-    """Return an example as a job's program. `alone`: without a coordinator."""
+    """Return an example as a job's program. `alone`: without a coordinator. `preload`: for its warm processes."""
 
     def words(own: Mapping[str, str]) -> tuple[str, ...]:
         named = {
@@ -95,6 +96,7 @@ def program_of(
         own_words={group: words(own) for group, own in (own_flags or {}).items()},
         steps=steps,
         takes_orders=takes_orders,
+        preload=preload,
     )
 
 

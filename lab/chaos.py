@@ -79,7 +79,9 @@ def run_chaos(
     with signals_as_exit(), run_folder(options.keep, name="jaxft-chaos-") as folder:
         with display, Processes(folder, cwd=ROOT) as processes:
             flags = flags_of(example, groups=options.groups, folder=folder) | timeout_flags(options)
-            program = program_of(example.trainer, steps, flags, own_flags=own_flags, takes_orders=True)
+            program = program_of(
+                example.trainer, steps, flags, own_flags=own_flags, takes_orders=True, preload=example.needs
+            )
             memory = folder / "coordinator"
             started = Coordinator(processes, (*coordinator, *options.coordinator_flags(memory)))
             display.say(

@@ -97,7 +97,7 @@ def _train_twice(
     coordinator = Coordinator(processes, commands.coordinator)
     address = coordinator.address
     display.say(f"coordinator at {address} (pid {coordinator.child.pid}); logs in {processes.folder}")
-    program = program_of(commands.trainer, options.steps, trainer_flags(processes.folder))
+    program = program_of(commands.trainer, options.steps, trainer_flags(processes.folder), preload=NEEDED)
     strikes = plan_strikes(GROUPS, kills=options.kills, seed=seed)
     order = ", ".join(strike.group for strike in strikes)
     display.say(f"first run: {options.steps} steps with {options.kills} kills ({order}); --seed {seed}")

@@ -30,6 +30,7 @@ KNOWN = {
     ("jaxft/_transport/_listener.py", "Listener._admit_heal"): "tests/transport/test_listener.py",
     ("jaxft/_checkpoints/_checkpoints.py", "Checkpoints.save"): "tests/checkpoints/test_saving.py",
     ("jaxft/_heal/_fetch.py", "Fetcher._fetch"): "tests/heal/test_hostile.py",
+    ("jaxft/_launch/_beacon.py", "Beacon.__init__"): "tests/launch/test_beacon.py",
     ("jaxft/_chaos/_victim.py", "Doom._die_soon"): "tests/chaos/test_chaos_victim.py",
     ("jaxft/_chaos/_victim.py", "take_orders"): "tests/chaos/test_chaos_victim.py",
     ("jaxft/_chaos/_network.py", "Network.__init__"): "tests/chaos/test_chaos_network.py",

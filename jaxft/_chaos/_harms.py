@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from jaxft._chaos._faults import Cutoff, Damage, End, FaultKind, LinkFault, Victim, Way
 from jaxft._chaos._network import Network, Pair
-from jaxft._chaos._phase_file import read_word, words_beside
 from jaxft._chaos._work import members_at_work
 from jaxft._launch._coordinator import Coordinator
 from jaxft._launch._display import Display
 from jaxft._launch._job import Job
+from jaxft._launch._phase_file import read_word, words_beside
 from jaxft._launch._record import Fault
 
 # A hang that was ordered starts in the next step, or never if the group was evicted meanwhile.

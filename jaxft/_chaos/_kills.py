@@ -3,11 +3,11 @@
 import time
 
 from jaxft._chaos._faults import Victim
-from jaxft._chaos._phase_file import read_word, words_beside
 from jaxft._chaos._phases import ANY, STEP_PHASES
 from jaxft._chaos._work import others_at_work
 from jaxft._launch._display import Display
 from jaxft._launch._job import Job
+from jaxft._launch._phase_file import read_word, words_beside
 from jaxft._launch._processes import KILLED
 from jaxft._launch._record import Kill
 

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from jaxft._chaos._faults import COORDINATOR, FaultKind, Victim
 from jaxft._chaos._harms import Harm, Reach, begin
 from jaxft._chaos._kills import Death
-from jaxft._chaos._phase_file import read_word, words_beside
 from jaxft._chaos._schedule import Strike
 from jaxft._chaos._work import members_at_work, others_at_work
 from jaxft._launch._display import Display
 from jaxft._launch._job import Incarnation, Job
+from jaxft._launch._phase_file import read_word, words_beside
 
 # How long a start takes until the first announced phase, before we have seen one.
 FIRST_BOOT_S = 1.0

@@ -7,7 +7,6 @@ for that long when the phase begins, while the other threads continue. `pace SEC
 later step, before it computes, like a slow input.
 """
 
-import logging
 import os
 import signal
 import threading
@@ -17,9 +16,9 @@ from collections import defaultdict, deque
 from dataclasses import replace
 from pathlib import Path
 
-from jaxft._chaos._phase_file import Word, WordFile, words_beside
-from jaxft._chaos._phases import announced
+from jaxft._launch._announcements import WAIT, follow
 from jaxft._launch._events import orders_beside
+from jaxft._launch._phase_file import Word, WordFile, words_beside
 
 # The assumed length of a phase that has not occurred yet: most take a few milliseconds.
 UNKNOWN_LENGTH_S = 0.005
@@ -98,19 +97,13 @@ def obey(events: Path) -> None:
 
 
 def listen(doom: Doom) -> None:
-    """Pass the library's announcements to `doom`, and keep them out of the log."""
-    logger = logging.getLogger("jaxft")
-    shown = max(logging.INFO, logger.getEffectiveLevel())
+    """Pass the phases that the library announces to `doom`."""
 
-    def follow(record: logging.LogRecord) -> bool:
-        if found := announced(record.getMessage()):
-            doom.enter(*found)
-        return record.levelno >= shown
+    def enter(phase: str, step: int) -> None:
+        if phase != WAIT:  # for a storm, a group that waits is still in the phase that made it wait
+            doom.enter(phase, step)
 
-    logger.addFilter(follow)
-    logger.setLevel(logging.DEBUG)
-    # The program may set its log level; the announcements must not depend on it.
-    vars(logger)["setLevel"] = lambda level: None
+    follow(enter)
 
 
 def take_orders(doom: Doom, descriptor: int) -> None:

@@ -58,7 +58,7 @@ def run_chaos(
     Raises:
         LaunchError: it cannot run here, there is no such plan, or the undisturbed program does not finish.
     """
-    check_command(words)
+    check_command(words, command="jaxft chaos")
     check_installed(("jaxft_coordinator",), remedy="pip install jaxft-coordinator")
     if options.minutes is not None and not options.minutes > 0:
         raise LaunchError(f"--minutes must be more than 0, not {options.minutes:g}.")

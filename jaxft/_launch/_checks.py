@@ -21,12 +21,10 @@ def check_installed(names: Sequence[str], *, remedy: str) -> None:
         )
 
 
-def check_command(words: Sequence[str]) -> None:
-    """Raise a LaunchError if there is no such program."""
+def check_command(words: Sequence[str], *, command: str) -> None:
+    """Raise a LaunchError if there is no such program. `command`: ours, such as "jaxft chaos"."""
     if not words:
-        raise LaunchError(
-            "Name the program to train under the storm, after two dashes: jaxft chaos -- python my_train.py"
-        )
+        raise LaunchError(f"Name the program to train, after two dashes: {command} -- python my_train.py")
     if shutil.which(words[0]) is None:
         raise LaunchError(f"There is no program {words[0]!r} to run. Check its path.")
 

@@ -14,12 +14,17 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    parent_pid, command = int(sys.argv[1]), sys.argv[2:]
+    command = sys.argv[2:]
+    bind_to(int(sys.argv[1]))
+    os.execvp(command[0], command)
+
+
+def bind_to(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends; exit if it has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         sys.exit("the parent ended before its child began")
-    os.execvp(command[0], command)
 
 
 if __name__ == "__main__":

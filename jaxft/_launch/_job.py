@@ -8,7 +8,9 @@ from typing import Protocol
 
 from jaxft._launch._events import EventFile, FinishedEvent, StepEvent, orders_beside, steps_beside
 from jaxft._launch._processes import KILLED, Child, Processes
+from jaxft._launch._ranks import Member, start_ranks
 from jaxft._launch._record import Fault, History, Kill, RunRecord
+from jaxft._launch._warm import Warm, python_words
 
 
 class Doors(Protocol):
@@ -29,12 +31,14 @@ class Program:
         own_words: the commands of groups with a different one.
         steps: how many steps it trains; None if that is not known yet.
         takes_orders: whether the library in it follows the orders of a storm.
+        preload: modules that its warm processes import, beside jax and jaxft.
     """
 
     words: tuple[str, ...]
     own_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     steps: int | None = None
     takes_orders: bool = False
+    preload: tuple[str, ...] = ()
 
     @property
     def writes_events(self) -> bool:
@@ -122,6 +126,7 @@ class Job:
         self._doors = doors
         self._processes = processes
         self._incarnations: dict[str, list[Incarnation]] = {group: [] for group in groups}
+        self._warm: dict[str, Warm] = {}
         self._kills: list[Kill] = []
         self._faults: list[Fault] = []
 
@@ -130,25 +135,44 @@ class Job:
         number = len(self._incarnations[group])
         name = f"{self.name}.{group}.{number}"
         events = self._processes.folder / f"{name}.jsonl"
-        coordinator = self._coordinator if self._doors is None else self._doors.coordinator_of(group)
-        command = self.program.command(job=self.name, group=group, coordinator=coordinator, events=events)
-        environment: dict[str, str] = {}
-        if coordinator is not None:
-            environment |= {"JAXFT_COORDINATOR": coordinator, "JAXFT_GROUP": group}
-        if self._doors is not None:
-            environment["JAXFT_HOST"] = self._doors.host_of(group)
-        if self.program.takes_orders:
-            environment["JAXFT_CHAOS"] = str(events)
-        child = self._processes.start(
-            name,
-            command,
-            orders=orders_beside(events) if self.program.takes_orders else None,
-            environment=environment,
+        member = self._member(group)
+        command = self.program.command(
+            job=self.name, group=group, coordinator=member.coordinator, events=events
+        )
+        (child,) = start_ranks(
+            member,
+            [command],
+            self._processes,
+            name=name,
+            warm=self._warm_for(member, command),
+            own=[{"JAXFT_CHAOS": str(events)} if self.program.takes_orders else {}],
+            orders=[orders_beside(events)] if self.program.takes_orders else [],
         )
         if not self.program.writes_events:
             events = steps_beside(events)
         self._incarnations[group].append(Incarnation(group, number, child, EventFile(events), time.time()))
         return child
+
+    def _member(self, group: str) -> Member:
+        coordinator = self._coordinator if self._doors is None else self._doors.coordinator_of(group)
+        extra = {} if self._doors is None else {"JAXFT_HOST": self._doors.host_of(group)}
+        return Member(name=group, coordinator=coordinator, extra=extra)
+
+    def _warm_for(self, member: Member, command: Sequence[str]) -> Warm | None:
+        """Return the warm process of a group, which a restart does not wait for; None for other programs."""
+        if python_words(command) is None:
+            return None
+        if member.name not in self._warm:
+            for group in self.groups:  # all at once: the first start of each waits for its own
+                self._warm[group] = self._processes.start_warm(
+                    f"{self.name}.{group}.warm",
+                    environment=member.environment(),
+                    preload=self.program.preload,
+                )
+        warm = self._warm[member.name]
+        if not self._incarnations[member.name]:
+            warm.until_ready()
+        return warm
 
     def kill(self, group: str) -> Kill:
         """Send a group's process SIGKILL, and record when."""
@@ -170,6 +194,8 @@ class Job:
     def end(self) -> None:
         """End every process that still runs, and read the last events."""
         self._processes.end([incarnation.child for incarnation in self._all()])
+        self._processes.end_warm(list(self._warm.values()))
+        self._warm.clear()
         self.read()
 
     def read(self) -> None:
@@ -190,6 +216,11 @@ class Job:
     def last_event_t_s(self) -> float | None:
         """When a group last reported a step."""
         return max((i.steps[-1].t_s for i in self._all() if i.steps), default=None)
+
+    @property
+    def cold(self) -> Mapping[str, str]:
+        """Why groups have no warm process, by group."""
+        return {group: warm.problem for group, warm in self._warm.items() if warm.problem}
 
     @property
     def over(self) -> bool:

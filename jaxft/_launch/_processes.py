@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
+
+from jaxft._launch._warm import Fork, Warm, python_words, warm_command
 
 _DIE_WITH_PARENT = Path(__file__).with_name("_die_with_parent.py")
 
@@ -29,12 +32,17 @@ class Child:
 
     name: str
     log: Path
-    _process: subprocess.Popen[bytes]
+    _process: subprocess.Popen[bytes] | Fork
     _orders: int | None = None
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def warm(self) -> bool:
+        """Whether it was forked from a warm process."""
+        return isinstance(self._process, Fork)
 
     def exit_code(self) -> int | None:
         """Return how it ended (negative: by that signal), or None while it runs."""
@@ -56,6 +64,10 @@ class Child:
         """Write a line to its pipe of orders, whether or not it is read."""
         assert self._orders is not None, f"{self.name} takes no orders"
         os.write(self._orders, text.encode() + b"\n")
+
+    def say_where(self) -> None:
+        """Send SIGUSR2: the library prints where the threads stand; a program without it ends."""
+        self._signal(signal.SIGUSR2)
 
     def terminate(self) -> None:
         """Send SIGTERM: ask it to end."""
@@ -89,11 +101,16 @@ class Child:
 class Processes:
     """Starts processes, and ends those that still run at the end of its `with` block, for any reason."""
 
-    def __init__(self, folder: Path, *, cwd: Path) -> None:
-        """Keep the logs in `folder`, and start everything in `cwd`."""
+    def __init__(self, folder: Path, *, cwd: Path, keeps_token: bool = False) -> None:
+        """Keep the logs in `folder`, and start everything in `cwd`.
+
+        `keeps_token`: pass on the token in our environment. Not for a job whose coordinator has no secret.
+        """
         self.folder = folder
         self._cwd = cwd
+        self._own = {"PYTHONUNBUFFERED": "1"} if keeps_token else {"PYTHONUNBUFFERED": "1", "JAXFT_TOKEN": ""}
         self._children: list[Child] = []
+        self._warm: dict[Warm, Child] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +118,9 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end(self._children, timeout_s=STOP_TIMEOUT_S if kind is None else 0.0)
+        timeout_s = STOP_TIMEOUT_S if kind is None else 0.0
+        self.end(self._children, timeout_s=timeout_s)
+        self.end_warm(list(self._warm), timeout_s=timeout_s)
 
     def start(
         self,
@@ -110,6 +129,7 @@ class Processes:
         *,
         orders: Path | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
+        warm: Warm | None = None,
     ) -> Child:
         """Start a command that dies with this process. Its output goes to `NAME.log`; its input is empty.
 
@@ -120,23 +140,55 @@ class Processes:
             command: a list of words.
             orders: where to create a named pipe for `Child.order`.
             environment: additional environment variables.
+            warm: fork it from this warm process, if that is ready and the command allows it.
         """
         log = self.folder / f"{name}.log"
         pipe = None if orders is None else _open_pipe(orders)
+        whole = {**os.environ, **self._own, **environment}
+        process = self._forked(warm, command, log, whole) or self._started(command, log, whole)
+        child = Child(name, log, process, pipe)
+        self._children.append(child)
+        return child
+
+    def start_warm(self, name: str, *, environment: Mapping[str, str], preload: Sequence[str] = ()) -> Warm:
+        """Start a warm process for commands with this environment; `preload`: further modules that it imports."""
+        ours, theirs = socket.socketpair()
+        command = warm_command(theirs.fileno(), preload)
+        log = self.folder / f"{name}.log"
+        whole = {**os.environ, **self._own, **environment}
+        with theirs:
+            process = self._started(command, log, whole, pass_fds=(theirs.fileno(),))
+        warm = Warm(name, ours)
+        self._warm[warm] = Child(name, log, process)
+        return warm
+
+    def _forked(
+        self, warm: Warm | None, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> Fork | None:
+        words = python_words(command)
+        if warm is None or words is None or not warm.ready:
+            return None
+        log.touch()
+        return warm.fork(words, log=log, environment=environment)
+
+    def _started(
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        pass_fds: tuple[int, ...] = (),
+    ) -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_DIE_WITH_PARENT), str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._cwd,
-                # A token in our environment is not for this job, whose coordinator has no secret.
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "JAXFT_TOKEN": "", **environment},
+                env=dict(environment),
                 process_group=0,
+                pass_fds=pass_fds,
             )
-        child = Child(name, log, process, pipe)
-        self._children.append(child)
-        return child
 
     def end(self, children: Sequence[Child], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Ask children to end, wait up to `timeout_s` for all of them together, then kill the rest."""
@@ -150,6 +202,12 @@ class Processes:
         for child in children:
             child.wait(REAP_TIMEOUT_S)
             child.close()
+
+    def end_warm(self, warm: Sequence[Warm], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """End warm processes, and the forks of them that still run."""
+        for one in warm:
+            one.close()
+        self.end([self._warm.pop(one) for one in warm], timeout_s=timeout_s)
 
 
 def _open_pipe(path: Path) -> int:

@@ -42,6 +42,8 @@ def run_job(
     problems: list[str] = []
     for group in job.groups:
         display.say(f"launched {group} (pid {job.start(group).pid})")
+    for group, problem in job.cold.items():
+        display.say(f"{group} has no warm process: {problem}")
     while not problems:
         job.read()
         display.show(view_of(job, title=title, planned_kills=watcher.planned_kills))

@@ -8,6 +8,7 @@ All share the state that this group holds (`_held_state`).
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -41,6 +42,8 @@ from jaxft._replica._saving import Saving
 from jaxft._replica._session import error_of
 from jaxft._report import Record, StepReport
 from jaxft._transport._listener import Listener
+
+_log = logging.getLogger("jaxft")
 
 
 class Runner:
@@ -103,6 +106,7 @@ class Runner:
 
     def _follow_directives(self, call: Call, record: Record) -> None:
         while True:
+            _log.debug("wait step %d", self._held.step)
             self._seen, directive = self._session.wait(self._seen)
             match directive:
                 case Attempt() if record.caught_up:

@@ -21,10 +21,10 @@ def main() -> None:
     flags = parser.parse_args()
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logger = logging.getLogger("jaxft")
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.WARNING)
     obey(flags.events)
     for step in range(flags.steps):
-        logger.setLevel(logging.WARNING)
+        logger.setLevel("INFO")
         # Repeatedly: an order to die in a heal may arrive after the first one.
         logger.info("[jaxft group-0] heals to step %d from group-1", step)
         for phase in ("compute", "exchange", "vote", "apply"):

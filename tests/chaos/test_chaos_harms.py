@@ -26,13 +26,13 @@ from jaxft._chaos._faults import (
 )
 from jaxft._chaos._harms import CoordinatorDeath, Corruption, Cut, Hang, Reach, Stop
 from jaxft._chaos._network import Network
-from jaxft._chaos._phase_file import Word, WordFile, words_beside
 from jaxft._chaos._schedule import Strike
 from jaxft._chaos._storm import Storm
 from jaxft._launch._coordinator import Coordinator
 from jaxft._launch._display import PlainDisplay
 from jaxft._launch._events import StepEvent
 from jaxft._launch._job import Job, Program
+from jaxft._launch._phase_file import Word, WordFile, words_beside
 from jaxft._launch._processes import Processes
 from tests import patience
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import jaxft
-from jaxft._chaos._phase_file import Word, WordFile, read_word, words_beside
 from jaxft._chaos._victim import UNKNOWN_LENGTH_S
 from jaxft._launch._events import orders_beside
+from jaxft._launch._phase_file import Word, WordFile, read_word, words_beside
 from tests import patience
 
 HERE = Path(__file__).parent

@@ -8,6 +8,7 @@ import jaxft
 from jaxft import _cli
 from jaxft._chaos.chaos import ChaosOptions
 from jaxft._launch._checks import LaunchError, check_command, check_installed, check_new_folder
+from jaxft._launch.launch import LaunchOptions
 from jaxft._version import __version__
 from lab import __main__ as lab
 from lab._examples import check_example
@@ -16,7 +17,12 @@ from lab.demo import NEEDED, DemoOptions
 
 # The code of the command `jaxft`. The library imports only the agent of it, which a storm needs in each group.
 COMMANDS = ("_chaos", "_launch")
-AGENT = "jaxft._chaos._agent"
+# What tells a storm and a supervisor about a group, from within its processes.
+LEFT_IN = {
+    "jaxft._chaos._agent.Agent",
+    "jaxft._launch._beacon.Beacon",
+    "jaxft._launch._beacon.beacon_of_process",
+}
 
 
 def exit_code(arguments: Sequence[str], main: Callable[[Sequence[str]], None] = lab.main) -> int:
@@ -34,6 +40,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     _cli.main(["--help"])
     text = capsys.readouterr().out
+    assert "jaxft launch [options] -- program" in text
     assert "jaxft chaos [options] -- program" in text
     assert "--version" in text
     assert exit_code(["--help"]) == 0
@@ -47,7 +54,7 @@ def test_no_command_or_an_unknown_one_is_an_error(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(arguments, _cli.main) == 2
-    assert "usage: jaxft chaos" in capsys.readouterr().err
+    assert "usage: jaxft launch" in capsys.readouterr().err
 
 
 def test_what_stands_behind_two_dashes_is_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +70,27 @@ def test_what_stands_behind_two_dashes_is_the_program(monkeypatch: pytest.Monkey
     assert seen == [(ChaosOptions(kills=2, phases="vote"), words)]
 
 
+def test_launch_gets_its_program_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[LaunchOptions, list[str]]] = []
+
+    def run(options: LaunchOptions, words: list[str]) -> int:
+        seen.append((options, words))
+        return 75
+
+    monkeypatch.setattr(_cli, "run_launch", run)
+    words = ["python", "train.py", "--groups", "7", "--", "a b"]
+    given = ["launch", "--groups", "3", "--nproc", "2", "--no-warm", "--", *words]
+    assert exit_code(given, _cli.main) == 75
+    assert seen == [(LaunchOptions(groups=3, nproc=2, warm=False), words)]
+
+
+def test_help_of_launch_lists_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["launch", "--help"], _cli.main) == 0
+    text = capsys.readouterr().out
+    for word in ("--groups", "--group ", "--nproc", "--spares", "--deadlines", "--folder", "Exit status 0"):
+        assert word in text
+
+
 def test_help_of_chaos_says_how_to_name_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(["chaos", "--help"], _cli.main) == 0
     text = capsys.readouterr().out
@@ -72,9 +100,9 @@ def test_help_of_chaos_says_how_to_name_the_program(capsys: pytest.CaptureFixtur
 
 def test_a_program_that_is_missing_is_an_error() -> None:
     with pytest.raises(LaunchError, match=r"after two dashes: jaxft chaos -- python my_train\.py"):
-        check_command(())
+        check_command((), command="jaxft chaos")
     with pytest.raises(LaunchError, match="There is no program 'no_such_program' to run"):
-        check_command(("no_such_program",))
+        check_command(("no_such_program",), command="jaxft chaos")
 
 
 def test_help_of_the_demo_lists_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +213,7 @@ def test_the_library_imports_neither_its_command_nor_what_only_that_needs() -> N
     imported = {name for path in library for name in imports_of(path)}
     assert "jax" in imported
     heavy = (*(f"jaxft.{name}" for name in COMMANDS), "jaxft._cli", "rich", "tyro", "flax", "optax")
-    assert {name for name in imported if name.startswith(heavy)} == {f"{AGENT}.Agent"}
+    assert {name for name in imported if name.startswith(heavy)} == LEFT_IN
 
 
 def imports_of(path: Path) -> Iterator[str]:

@@ -1,18 +1,21 @@
 """Directives that the training thread must refuse, in whatever order they arrive."""
 
+import dataclasses
 from typing import Any, cast
 
 import jax.numpy as jnp
 import pytest
 from jaxft_protocol.messages import GroupName, HealId, Incarnation, NewQuorum, QuorumId, Step
-from jaxft_protocol.replica.state import Attempt, Identity, Replay
+from jaxft_protocol.replica.state import Attempt, Identity, Over, Replay
 
+from jaxft._errors import JobFinished
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
+from jaxft._replica._runner import Runner
 from jaxft._replica._saving import Saving
 from jaxft._report import Record
 
@@ -28,6 +31,24 @@ class NoSession:
 
 def held_at(step: int) -> HeldState:
     return HeldState(NOTHING, NOTHING, OneRank(), step, digest_every=1)
+
+
+def test_a_group_announces_that_it_waits_before_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    """Its supervisor would otherwise take the wait for a part of the last phase, which has a deadline."""
+    told: list[str] = []
+
+    class Session(NoSession):
+        def wait(self, seen: int) -> tuple[int, Over]:
+            told.extend(record.message for record in caplog.records)
+            return seen + 1, Over(Step(5))
+
+    caplog.set_level("DEBUG", logger="jaxft")
+    identity = Identity("job", GroupName("group-1"), Incarnation(1), "127.0.0.1:1", "c:1")
+    config = dataclasses.replace(CONFIG, step=5)
+    runner = Runner(config, identity, cast(Any, Session()), OneRank(), NOTHING, cast(Any, NoSession()))
+    with pytest.raises(JobFinished):
+        runner._follow_directives(NOTHING, Record())
+    assert told == ["wait step 5"]
 
 
 def test_a_step_that_was_replayed_is_not_replayed_again() -> None:

@@ -44,6 +44,10 @@ class WordFile:
     def write(self, word: Word) -> None:
         os.pwrite(self._file, json.dumps(asdict(word)).encode().ljust(WORD_BYTES), 0)
 
+    def touch(self) -> None:
+        """Set the time of the file, which is the last sign of life."""
+        os.utime(self._file)
+
 
 def read_word(path: Path) -> Word | None:
     """Return the last record of a file, or None if there is none."""

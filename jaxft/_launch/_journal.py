@@ -1,0 +1,150 @@
+"""The events of a launch: one JSON object per line. docs/clusters.md documents each of them."""
+
+import json
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchBegan:
+    """The first event. `folder` holds the logs."""
+
+    groups: list[str]
+    nproc: int
+    coordinator: str
+    command: list[str]
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorStarted:
+    """A coordinator of this launch listens."""
+
+    pid: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorEnded:
+    """It ended by itself, and is restarted after `wait_s`."""
+
+    pid: int
+    status: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStarted:
+    """A life of a group began: one process per rank, in order. `warm`: forked from a warm process."""
+
+    group: str
+    life: int
+    pids: list[int]
+    warm: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnded:
+    """The first process of a life that ended with another status than 0; the others are ended."""
+
+    group: str
+    life: int
+    rank: int
+    pid: int
+    status: int
+    ending: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOverdue:
+    """A process stayed in a phase beyond its deadline; its group is ended."""
+
+    group: str
+    life: int
+    rank: int
+    pid: int
+    phase: str
+    step: int
+    lasted_s: float
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupEnded:
+    """All processes of a life have ended. `step`: the highest that it told; 0 if none."""
+
+    group: str
+    life: int
+    ending: str
+    status: int
+    step: int
+    lived_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRestarts:
+    """The next life of a group begins after `wait_s`."""
+
+    group: str
+    life: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupGivenUp:
+    """A group is not started again."""
+
+    group: str
+    life: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainBegan:
+    """The launcher got a signal, and passes it on to all groups as SIGTERM."""
+
+    signal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchEnded:
+    """The last event, with the exit status of the launcher."""
+
+    status: int
+
+
+Entry = (
+    LaunchBegan
+    | CoordinatorStarted
+    | CoordinatorEnded
+    | GroupStarted
+    | RankEnded
+    | RankOverdue
+    | GroupEnded
+    | GroupRestarts
+    | GroupGivenUp
+    | DrainBegan
+    | LaunchEnded
+)
+
+
+def name_of(kind: type[Entry]) -> str:
+    """Return the name of an event, as in the file: group_started."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+class Journal:
+    """Appends events to a file. Each line is whole, also if the launcher is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, entry: Entry) -> None:
+        fields: dict[str, Any] = {"t": round(time.time(), 3), "event": name_of(type(entry)), **asdict(entry)}
+        self._file.write(json.dumps(fields, allow_nan=False).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,183 @@
+"""The loop of a launch: supervises all groups and the coordinator until every group has ended."""
+
+import math
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jaxft._launch._coordinator import Coordinator
+from jaxft._launch._deadlines import END, Sign
+from jaxft._launch._journal import CoordinatorEnded, CoordinatorStarted, DrainBegan, Journal
+from jaxft._launch._life import RankProcess
+from jaxft._launch._output import LogTail, Output, Row
+from jaxft._launch._processes import Child, Processes
+from jaxft._launch._ranks import Member
+from jaxft._launch._restarts import FIRST_WAIT_S, LONGEST_WAIT_S
+from jaxft._launch._statuses import AGAIN, DONE
+from jaxft._launch._supervisor import Rules, State, Supervisor
+
+POLL_S = 0.02
+
+
+class Launcher:
+    """Supervises the groups of one launch."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        command: Sequence[str],
+        processes: Processes,
+        rules: Rules,
+        *,
+        coordinator: Coordinator | None,
+        journal: Journal,
+        output: Output,
+        phases: Path,
+        drain_timeout_s: float,
+    ) -> None:
+        """`coordinator`: the one of this launch, if it has one. `phases`: a folder on this machine."""
+        self._rules = rules
+        self._coordinator = None if coordinator is None else CoordinatorKeeper(coordinator, journal, output)
+        self._journal = journal
+        self._output = output
+        self._drain_timeout_s = drain_timeout_s
+        self._kill_at_s: float | None = None
+        self._drains = False
+        self._interrupted = False
+        self._tails: dict[Child, LogTail] = {}
+        self.supervisors = [
+            Supervisor(member, command, processes, rules, phases=phases, write=journal.write, say=output.say)
+            for member in members
+        ]
+
+    def run(self, signals: Sequence[int]) -> int:
+        """Return the exit status of the launch. A number in `signals`, which may grow, drains or ends it."""
+        seen = 0
+        while not all(one.over for one in self.supervisors):
+            for number in signals[seen:]:
+                seen += 1
+                self._take(number)
+            for one in self.supervisors:
+                one.poll()
+            if self._coordinator is not None:
+                self._coordinator.poll()
+            self._end_together()
+            self._pass_on()
+            self._output.show(lambda: [row_of(one) for one in self.supervisors])
+            time.sleep(POLL_S)
+        self._pass_on()
+        return self._status()
+
+    def _take(self, number: int) -> None:
+        """Drain at the first signal, and end everything at the second."""
+        name = signal.Signals(number).name
+        if self._drains:
+            self._output.say(f"got {name} again: ends all groups")
+            self._kill_at_s = time.monotonic()
+            return
+        self._drains = True
+        self._interrupted = number == signal.SIGINT
+        self._kill_at_s = time.monotonic() + self._drain_timeout_s
+        self._output.say(
+            f"got {name}: each group finishes its step and leaves, within {self._drain_timeout_s:g} s"
+        )
+        self._journal.write(DrainBegan(signal=name))
+        for one in self.supervisors:
+            one.drain()
+
+    def _end_together(self) -> None:
+        """Once a group is done, the job is: the others are not restarted, and have a deadline."""
+        if self._kill_at_s is None and any(one.state is State.DONE for one in self.supervisors):
+            self._kill_at_s = time.monotonic() + self._rules.deadlines[END]
+            for one in self.supervisors:
+                one.leave()
+        if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
+            late = [one for one in self.supervisors if one.state is State.RUNNING]
+            for one in late:
+                self._output.say(f"{one.member.name} did not end in time: it is killed")
+                one.kill()
+            self._kill_at_s = math.inf
+
+    def _pass_on(self) -> None:
+        """Pass on the new lines of all programs."""
+        for one in self.supervisors:
+            for rank in () if one.life is None else one.life.ranks:
+                tail = self._tails.setdefault(rank.child, LogTail(rank.child.log))
+                for line in tail.lines(last=rank.child.exit_code() is not None):
+                    self._output.pass_on(_name_of(one, rank), line)
+
+    def _status(self) -> int:
+        if any(one.state is State.DONE for one in self.supervisors):
+            return DONE
+        if self._interrupted:
+            return 128 + signal.SIGINT
+        given_up = [one.status for one in self.supervisors if one.state is State.GIVEN_UP]
+        return next((status for status in given_up if status != AGAIN), AGAIN)
+
+
+class CoordinatorKeeper:
+    """Restarts a coordinator that has ended."""
+
+    def __init__(self, coordinator: Coordinator, journal: Journal, output: Output) -> None:
+        self._coordinator = coordinator
+        self._journal = journal
+        self._output = output
+        self._ended = 0
+        self._due_s: float | None = None
+        self._told()
+
+    def poll(self) -> None:
+        """Restart it when that is due. It remembers the job's decisions."""
+        child = self._coordinator.child
+        status = child.exit_code()
+        if status is None:
+            return
+        if self._due_s is None:
+            wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**self._ended)
+            self._ended += 1
+            self._due_s = time.monotonic() + wait_s
+            self._output.say(
+                f"the coordinator (pid {child.pid}) ended with exit status {status}; restarted in {wait_s:.0f} s\n"
+                f"{child.log_tail()}"
+            )
+            self._journal.write(CoordinatorEnded(pid=child.pid, status=status, wait_s=wait_s))
+        elif time.monotonic() >= self._due_s:
+            self._due_s = None
+            self._coordinator.start_again()
+            self._told()
+
+    def _told(self) -> None:
+        one = self._coordinator
+        self._output.say(f"coordinator at {one.address} (pid {one.child.pid})")
+        self._journal.write(CoordinatorStarted(pid=one.child.pid, address=one.address))
+
+
+def row_of(one: Supervisor) -> Row:
+    """Return a group's line of the table."""
+    ranks = () if one.life is None or one.state is not State.RUNNING else one.life.ranks
+    return Row(
+        group=one.member.name,
+        state=one.state,
+        pids=tuple(rank.child.pid for rank in ranks),
+        starts=one.lives,
+        phase=_phase_of(ranks),
+        step=one.step,
+        phase_s=_phase_s(ranks),
+    )
+
+
+def _phase_of(ranks: Sequence[RankProcess]) -> str:
+    return " ".join(dict.fromkeys(sign.phase for sign in _signs(ranks)))
+
+
+def _phase_s(ranks: Sequence[RankProcess]) -> float | None:
+    return max((time.time() - sign.since_t_s for sign in _signs(ranks)), default=None)
+
+
+def _signs(ranks: Sequence[RankProcess]) -> Iterator[Sign]:
+    return (sign for rank in ranks if (sign := rank.sign()) is not None)
+
+
+def _name_of(one: Supervisor, rank: RankProcess) -> str:
+    return one.member.name if one.member.nproc == 1 else f"{one.member.name}/{rank.rank}"

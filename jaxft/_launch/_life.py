@@ -1,0 +1,168 @@
+"""One life of a group: its processes, which share one fate."""
+
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxft._launch._deadlines import END, Overdue, Sign, overdue
+from jaxft._launch._phase_file import read_word
+from jaxft._launch._processes import Child, Processes
+from jaxft._launch._ranks import Member, start_ranks
+from jaxft._launch._statuses import DONE, Ending, ending_of, reason_of
+from jaxft._launch._warm import Warm, with_statuses
+
+# A process beside one that failed may still say why; one beside a process that was killed hangs in a collective.
+LAST_WORDS_S = 1.0
+PHASE_FILE = "JAXFT_PHASE_FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class RankProcess:
+    """A process of a group, and the file with its phase."""
+
+    rank: int
+    child: Child
+    phase_file: Path
+
+    def sign(self) -> Sign | None:
+        """Return its last sign of life; None if it has given none."""
+        word = read_word(self.phase_file)
+        if word is None:
+            return None
+        alive_t_s = self.phase_file.stat().st_mtime
+        return Sign(phase=word.phase, step=word.step, since_t_s=word.t_s, alive_t_s=alive_t_s)
+
+
+class Life:
+    """The processes of one life of a group.
+
+    As soon as one ends with another status than 0, or exceeds a deadline, all others are ended by SIGKILL: what they
+    wait for will never come.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        number: int,
+        command: Sequence[str],
+        processes: Processes,
+        *,
+        warm: Warm | None,
+        phases: Path,
+    ) -> None:
+        """Start them. `phases`: a folder on this machine for the phase files."""
+        self.number = number
+        self.started_t_s = time.time()
+        # The first process that ended with another status than 0, or exceeded a deadline.
+        self.failed: RankProcess | None = None
+        self.overdue: Overdue | None = None
+        self.step = 0
+        self._ended: dict[int, int] = {}  # the statuses of processes that ended before we ended the group
+        self._first_end_t_s: float | None = None
+        self._kill_at_s: float | None = None
+        self._killed = False
+        name = f"{member.name}.{number}"
+        files = [phases / f"{name}.{rank}.phase" for rank in range(member.nproc)]
+        commands = [fill(command, member, rank=rank, folder=processes.folder) for rank in range(member.nproc)]
+        if warm is None or not warm.ready:
+            commands = [with_statuses(one) for one in commands]
+        children = start_ranks(
+            member,
+            commands,
+            processes,
+            name=name,
+            warm=warm,
+            own=[{PHASE_FILE: str(file)} for file in files],
+        )
+        ranks = zip(range(member.nproc), children, files, strict=True)
+        self.ranks = [RankProcess(rank, child, file) for rank, child, file in ranks]
+
+    @property
+    def over(self) -> bool:
+        """Whether all processes have ended."""
+        return all(one.child.exit_code() is not None for one in self.ranks)
+
+    @property
+    def warm(self) -> bool:
+        return all(one.child.warm for one in self.ranks)
+
+    def result(self) -> tuple[Ending, int]:
+        """Return how it ended, and the exit status that says so. Call it once it is over."""
+        killed_by_us = self._killed and self.failed is None
+        if self.overdue is not None or killed_by_us:
+            return Ending.KILLED, -signal.SIGKILL
+        return reason_of(list(self._ended.values()))
+
+    def watch(self, *, fate: bool) -> None:
+        """See which processes have ended. With `fate`, one that failed ends the others."""
+        for one in self.ranks:
+            status = one.child.exit_code()
+            if status is None or one.rank in self._ended or self._killed:
+                continue
+            self._ended[one.rank] = status
+            if self._first_end_t_s is None:
+                self._first_end_t_s = time.time()
+            if status != DONE and self.failed is None:
+                self.failed = one
+                last_words_s = LAST_WORDS_S if ending_of(status) is Ending.ERROR else 0.0
+                self._kill_at_s = time.monotonic() + last_words_s if fate else None
+        if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
+            self.kill()
+
+    def signs(self) -> list[Sign | None]:
+        """Return the last sign of life of each process, and note the step."""
+        signs = [one.sign() for one in self.ranks]
+        self.step = max([self.step, *(sign.step for sign in signs if sign is not None)])
+        return signs
+
+    def supervise(self, deadlines: Mapping[str, float]) -> None:
+        """End the group if one of its processes has exceeded a deadline; it then says first where it stands."""
+        if self.failed is not None:
+            return
+        now_t_s = time.time()
+        for one, sign in zip(self.ranks, self.signs(), strict=True):
+            if one.child.exit_code() is not None:
+                continue
+            late = overdue(sign, started_t_s=self.started_t_s, now_t_s=now_t_s, deadlines=deadlines)
+            if late is None and self._first_end_t_s is not None:
+                lasted_s = now_t_s - self._first_end_t_s
+                if lasted_s > deadlines[END]:
+                    late = Overdue(END, self.step, lasted_s, deadlines[END])
+            if late is not None:
+                self.failed, self.overdue = one, late
+                one.child.say_where()
+                self._kill_at_s = time.monotonic() + LAST_WORDS_S
+                return
+
+    def terminate(self) -> None:
+        """Send SIGTERM to all."""
+        for one in self.ranks:
+            one.child.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL to all that still run."""
+        self._killed = True
+        for one in self.ranks:
+            one.child.kill()
+
+    def clean_up(self) -> None:
+        """Remove the phase files. Call it once it is over."""
+        self.signs()
+        for one in self.ranks:
+            one.phase_file.unlink(missing_ok=True)
+
+
+def fill(command: Sequence[str], member: Member, *, rank: int, folder: Path) -> list[str]:
+    """Return the command of one process: {coordinator}, {group}, {rank} and {folder} in its words are filled in."""
+    values = {
+        "{coordinator}": member.coordinator or "",
+        "{group}": member.name,
+        "{rank}": str(rank),
+        "{folder}": str(folder),
+    }
+    filled = list(command)
+    for name, value in values.items():
+        filled = [word.replace(name, value) for word in filled]
+    return filled

@@ -1,0 +1,173 @@
+"""What a launch shows: lines, and on a terminal also a table of its groups."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Protocol, Self
+
+from jaxft._launch._display import stamp
+
+# More than this of a log is read in one turn only if a line is longer.
+MOST_BYTES = 1 << 20
+TABLE_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The current state of a group."""
+
+    group: str
+    state: str
+    pids: tuple[int, ...]
+    starts: int
+    phase: str
+    step: int
+    phase_s: float | None
+
+
+class Output(Protocol):
+    """Shows a launch. `say` is for its own words, `pass_on` for a line of a program, `show` for the table."""
+
+    def say(self, text: str) -> None: ...
+
+    def pass_on(self, name: str, line: str) -> None: ...
+
+    def show(self, rows: Callable[[], Sequence[Row]]) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def make_output(stream: IO[str]) -> Output:
+    """Return lines and a table for a terminal if rich is installed, and else lines."""
+    if not stream.isatty():
+        return Lines(stream)
+    try:
+        return Table(stream)
+    except ImportError:
+        lines = Lines(stream)
+        lines.say('For a live table of the groups, run: pip install "jaxft[launch]"')
+        return lines
+
+
+class Lines:
+    """Lines only, for files and pipes."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._began_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.flush()
+
+    def say(self, text: str) -> None:
+        for line in text.splitlines():
+            self._stream.write(f"[jaxft launch] {stamp(time.monotonic() - self._began_s)}  {line}\n")
+        self._stream.flush()
+
+    def pass_on(self, name: str, line: str) -> None:
+        self._stream.write(f"[{name}] {line}\n")
+        self._stream.flush()
+
+    def show(self, rows: Callable[[], Sequence[Row]]) -> None:
+        pass
+
+
+class Table:
+    """Lines, and below them a table that is updated in place."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=stream, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._began_s = time.monotonic()
+        self._drawn_s = float("-inf")
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        for line in text.splitlines():
+            self._print(f"{stamp(time.monotonic() - self._began_s)}  {line}", style="bold")
+
+    def pass_on(self, name: str, line: str) -> None:
+        self._print(f"[{name}] {line}")
+
+    def show(self, rows: Callable[[], Sequence[Row]]) -> None:
+        if time.monotonic() - self._drawn_s >= TABLE_EVERY_S:
+            self._drawn_s = time.monotonic()
+            self._live.update(table_of(rows()), refresh=True)
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._console.print(text, markup=False, soft_wrap=True, style=style)
+
+
+def table_of(rows: Sequence[Row]) -> Any:
+    """Return the rich table of the groups."""
+    from rich import box
+    from rich.table import Table as RichTable
+
+    table = RichTable(box=box.SIMPLE_HEAD)
+    for heading in ("group", "state", "phase"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("for", "step", "starts", "pids"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.group,
+            row.state,
+            row.phase or "-",
+            "-" if row.phase_s is None else f"{row.phase_s:.0f} s",
+            str(row.step) if row.step else "-",
+            str(row.starts),
+            " ".join(map(str, row.pids)) or "-",
+            style={"runs": "green", "done": "bold green", "given up": "bold red"}.get(row.state, "yellow"),
+        )
+    return table
+
+
+class LogTail:
+    """Reads the new lines of a log file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset_bytes = 0
+        self._rest = b""
+
+    def lines(self, *, last: bool = False) -> list[str]:
+        """Return the whole new lines; with `last`, also one without an end."""
+        new = self._read(None if last else MOST_BYTES)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        if last and self._rest:
+            lines, self._rest = [*lines, self._rest], b""
+        return [line.decode(errors="replace") for line in lines]
+
+    def _read(self, most_bytes: int | None) -> bytes:
+        try:
+            if self._path.stat().st_size == self._offset_bytes:
+                return b""
+            with self._path.open("rb") as file:
+                file.seek(self._offset_bytes)
+                new = file.read(most_bytes)
+        except FileNotFoundError:
+            return b""
+        self._offset_bytes += len(new)
+        return new

@@ -1,0 +1,39 @@
+"""Runs a Python program, and gives an error of the library the exit status that tells its supervisor what to do.
+
+python -m jaxft._launch._program SCRIPT ARGUMENTS...
+python -m jaxft._launch._program -m MODULE ARGUMENTS...
+"""
+
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxft._errors import JaxftError
+from jaxft._launch._statuses import status_of
+
+
+def run(words: Sequence[str]) -> None:
+    """Run `python WORDS...` in this interpreter.
+
+    Raises:
+        SystemExit: the program has ended with an error of the library.
+    """
+    try:
+        if words[0] == "-m":
+            sys.argv = list(words[1:])
+            sys.path[0] = os.getcwd()
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(words)
+            sys.path[0] = str(Path(words[0]).resolve().parent)
+            runpy.run_path(words[0], run_name="__main__")
+    except JaxftError as error:
+        traceback.print_exc()
+        raise SystemExit(status_of(error)) from error
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

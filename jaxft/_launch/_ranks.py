@@ -1,0 +1,118 @@
+"""The environment of each process of a group: what it and `jax.distributed` need to know."""
+
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jaxft._launch._processes import Child, Processes
+from jaxft._launch._warm import Warm
+
+HOST = "127.0.0.1"
+# Groups of one launch share a machine; its devices are dealt out to their ranks.
+VISIBLE_DEVICES = ("JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A group of a launch.
+
+    Attributes:
+        name: its name in the job.
+        nproc: its number of processes.
+        coordinator: the address of the job's coordinator; None for a group without one.
+        spare: whether it stands by.
+        devices: the machine's devices that belong to it, dealt out to its ranks; empty: not limited.
+        compilation_cache: the folder for its compiled programs.
+        extra: further environment variables of all of its processes.
+    """
+
+    name: str
+    nproc: int = 1
+    coordinator: str | None
+    spare: bool = False
+    devices: tuple[int, ...] = ()
+    compilation_cache: Path | None = None
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        """Return what all of its processes have in common."""
+        found = {
+            "JAXFT_NPROC": str(self.nproc),
+            **({"JAXFT_SPARE": "1"} if self.spare else {}),
+            **self.extra,
+        }
+        if self.coordinator is not None:
+            found |= {"JAXFT_COORDINATOR": self.coordinator, "JAXFT_GROUP": self.name}
+        if self.compilation_cache is not None:
+            found |= {
+                "JAX_COMPILATION_CACHE_DIR": str(self.compilation_cache),
+                # By default JAX caches only slow compilations; a restarted group needs every program at once.
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            }
+        return found
+
+    def ranks(self) -> list[dict[str, str]]:
+        """Return what each of its processes has for itself in one life, with ports that are free now."""
+        ports = free_ports(2) if self.nproc > 1 else []
+        share = len(self.devices) // self.nproc
+        environments: list[dict[str, str]] = []
+        for rank in range(self.nproc):
+            own = {"JAXFT_RANK": str(rank)}
+            if ports:
+                own["JAXFT_LEADER"] = f"{HOST}:{ports[0]}"
+                own["JAX_COORDINATOR_ADDRESS"] = f"{HOST}:{ports[1]}"
+            if devices := self.devices[rank * share : (rank + 1) * share]:
+                text = ",".join(map(str, devices))
+                own["JAX_LOCAL_DEVICE_IDS"] = text
+                own |= dict.fromkeys(VISIBLE_DEVICES, text)
+            environments.append(own)
+        return environments
+
+
+def start_ranks(
+    member: Member,
+    commands: Sequence[Sequence[str]],
+    processes: Processes,
+    *,
+    name: str,
+    warm: Warm | None,
+    own: Sequence[Mapping[str, str]],
+    orders: Sequence[Path] = (),
+) -> list[Child]:
+    """Start the processes of one life of a group: the only place where that happens.
+
+    Args:
+        member: the group.
+        commands: one for each rank.
+        processes: what starts them.
+        name: the name of this life, for processes and logs.
+        warm: fork them from this warm process, if that is possible.
+        own: further environment variables of each rank.
+        orders: where to create the pipes through which they get orders; one for each rank, or none at all.
+    """
+    return [
+        processes.start(
+            name if member.nproc == 1 else f"{name}.{rank}",
+            commands[rank],
+            orders=orders[rank] if orders else None,
+            environment={**member.environment(), **ranks, **own[rank]},
+            warm=warm,
+        )
+        for rank, ranks in enumerate(member.ranks())
+    ]
+
+
+def dealt(devices: Sequence[int], members: int) -> list[tuple[int, ...]]:
+    """Return each member's devices: equal parts, in order. Empty parts if there are no devices."""
+    share = len(devices) // members
+    return [tuple(devices[number * share : (number + 1) * share]) for number in range(members)]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports that no program listens on."""
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in listeners]

@@ -1,0 +1,74 @@
+"""When to restart a group that has ended. Pure functions.
+
+A group that made progress since its last restart, in committed steps, is restarted at once. Otherwise it is restarted
+after a wait that doubles each time, up to a limit. An error of the program is tried only twice without progress: the
+same program most likely fails again.
+"""
+
+from dataclasses import dataclass, replace
+
+from jaxft._launch._statuses import Ending
+
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0
+# Waits differ by up to this share, so that groups which ended together do not all come back at once.
+JITTER = 0.25
+ERRORS_IN_A_ROW = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What counts of a group's former lives.
+
+    Attributes:
+        step: the highest step that any of them reached.
+        fruitless: how many in a row ended without a higher step than the lives before.
+    """
+
+    step: int = 0
+    fruitless: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the group again after `wait_s`."""
+
+    wait_s: float
+    past: Past
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Do not start the group again; `why` is a sentence."""
+
+    why: str
+
+
+def after(
+    past: Past, *, ending: Ending, status: int, step: int, max_restarts: int, jitter: float
+) -> Restart | GiveUp:
+    """Return what to do after a life that did not end with status 0.
+
+    Args:
+        past: of the lives before.
+        ending: how it ended.
+        status: its exit status, for the message.
+        step: the highest step that it reached; 0 if it reached none.
+        max_restarts: the most restarts in a row without progress.
+        jitter: a random number in [0, 1).
+    """
+    if ending is Ending.REFUSED:
+        return GiveUp(f"The job refused it (exit status {status}); its log says what differs.")
+    if step > past.step:
+        return Restart(0.0, Past(step, 0))
+    fruitless = past.fruitless + 1
+    if ending is Ending.ERROR and fruitless >= ERRORS_IN_A_ROW:
+        return GiveUp(
+            f"It failed with exit status {status}, {fruitless} times in a row without a new step: fix the program."
+        )
+    if fruitless > max_restarts:
+        return GiveUp(
+            f"It ended {fruitless} times in a row without a new step (--max-restarts {max_restarts})."
+        )
+    wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (fruitless - 1))
+    return Restart(wait_s * (1.0 - JITTER * jitter), replace(past, fruitless=fruitless))

@@ -1,0 +1,256 @@
+"""Keeps one group alive: starts it, restarts it when it has ended, and ends it when it does not move."""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from jaxft._launch._deadlines import DEFAULTS
+from jaxft._launch._journal import (
+    Entry,
+    GroupEnded,
+    GroupGivenUp,
+    GroupRestarts,
+    GroupStarted,
+    RankEnded,
+    RankOverdue,
+)
+from jaxft._launch._life import Life, fill
+from jaxft._launch._processes import Processes
+from jaxft._launch._ranks import Member
+from jaxft._launch._restarts import GiveUp, Past, after
+from jaxft._launch._statuses import AGAIN, ERROR, REFUSED, Ending, ending_of
+from jaxft._launch._warm import Warm, python_words
+
+# How often the phases of the processes are compared with their deadlines.
+SUPERVISE_EVERY_S = 0.5
+
+
+class State(StrEnum):
+    """The state of a group, as the live table shows it."""
+
+    WAITING = "waits"
+    RUNNING = "runs"
+    DONE = "done"
+    # Not restarted: it was drained, or its job was over.
+    LEFT = "left"
+    GIVEN_UP = "given up"
+
+
+OVER = (State.DONE, State.LEFT, State.GIVEN_UP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """When a supervisor ends its group, and how often it restarts it."""
+
+    deadlines: Mapping[str, float] = field(default_factory=lambda: DEFAULTS)
+    max_restarts: int = 10
+    warm: bool = True
+    preload: tuple[str, ...] = ()
+
+
+class Supervisor:
+    """Supervises one group. Call `poll` often: it never waits."""
+
+    def __init__(
+        self,
+        member: Member,
+        command: Sequence[str],
+        processes: Processes,
+        rules: Rules,
+        *,
+        phases: Path,
+        write: Callable[[Entry], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """`phases`: a folder on this machine; `write` gets the events, and `say` what people should read."""
+        self.member = member
+        self.state = State.WAITING
+        self.life: Life | None = None
+        self.lives = 0
+        self.status = AGAIN
+        self._command = tuple(command)
+        self._processes = processes
+        self._rules = rules
+        self._phases = phases
+        self._write = write
+        self._say = say
+        self._past = Past()
+        self._due_s = 0.0
+        self._supervise_at_s = 0.0
+        self._restarts = True
+        self._drains = False
+        first = fill(command, member, rank=0, folder=processes.folder)
+        self._uses_warm = rules.warm and python_words(first) is not None
+        self._warm: Warm | None = None
+        self._told_cold = False
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def step(self) -> int:
+        """The highest step that it told."""
+        return max(self._past.step, 0 if self.life is None else self.life.step)
+
+    def poll(self) -> None:
+        """Do what is due."""
+        match self.state:
+            case State.WAITING if not self._restarts:
+                self.state = State.LEFT
+            case State.WAITING if time.monotonic() >= self._due_s and self._may_start():
+                self._start()
+            case State.RUNNING:
+                self._watch()
+            case _:
+                pass
+
+    def drain(self) -> None:
+        """Ask the group to finish its step and end. It is not restarted."""
+        self._restarts = False
+        self._drains = True
+        if self.life is not None and self.state is State.RUNNING:
+            self.life.terminate()
+
+    def leave(self) -> None:
+        """Do not restart it any more."""
+        self._restarts = False
+
+    def kill(self) -> None:
+        """End the group at once. It is not restarted."""
+        self._restarts = False
+        if self.life is not None and self.state is State.RUNNING:
+            self.life.kill()
+
+    def _may_start(self) -> bool:
+        """Whether there is no warm process to wait for."""
+        if not self._uses_warm:
+            return True
+        if self._warm is None or (self._warm.problem and self._warm.was_ready):
+            self._warm = self._processes.start_warm(
+                f"{self.member.name}.warm",
+                environment=self.member.environment(),
+                preload=self._rules.preload,
+            )
+        if self._warm.problem and not self._told_cold:
+            self._told_cold = True
+            self._say(f"{self.member.name} starts without a warm process from now on: {self._warm.problem}")
+        return self._warm.ready or bool(self._warm.problem)
+
+    def _start(self) -> None:
+        self.life = life = Life(
+            self.member, self.lives, self._command, self._processes, warm=self._warm, phases=self._phases
+        )
+        self.lives += 1
+        self.state = State.RUNNING
+        pids = [one.child.pid for one in life.ranks]
+        self._say(f"started {self.member.name} (pid {', '.join(map(str, pids))})")
+        self._write(GroupStarted(group=self.member.name, life=life.number, pids=pids, warm=life.warm))
+
+    def _watch(self) -> None:
+        life = self.life
+        assert life is not None
+        failed_before = life.failed
+        life.watch(fate=not self._drains)
+        if time.monotonic() >= self._supervise_at_s:
+            self._supervise_at_s = time.monotonic() + SUPERVISE_EVERY_S
+            life.supervise(self._rules.deadlines)
+        if life.failed is not None and failed_before is None:
+            self._tell_failure(life)
+        if life.over:
+            life.watch(fate=False)
+            self._conclude(life)
+
+    def _tell_failure(self, life: Life) -> None:
+        assert life.failed is not None
+        one, name = life.failed, self.member.name
+        if self.member.nproc > 1:
+            name = f"{name}, rank {one.rank}"
+        if (late := life.overdue) is not None:
+            self._say(
+                f"{name} (pid {one.child.pid}) has been in {late.phase} of step {late.step} for {late.lasted_s:.0f} "
+                f"s, which is longer than {late.deadline_s:g} s (--deadlines {late.phase}=...): its group is killed"
+            )
+            self._write(
+                RankOverdue(
+                    group=self.member.name,
+                    life=life.number,
+                    rank=one.rank,
+                    pid=one.child.pid,
+                    phase=late.phase,
+                    step=late.step,
+                    lasted_s=round(late.lasted_s, 3),
+                    deadline_s=late.deadline_s,
+                )
+            )
+            return
+        status = one.child.exit_code()
+        assert status is not None
+        self._say(f"{name} (pid {one.child.pid}) ended with exit status {status} ({ending_of(status)})")
+        self._write(
+            RankEnded(
+                group=self.member.name,
+                life=life.number,
+                rank=one.rank,
+                pid=one.child.pid,
+                status=status,
+                ending=ending_of(status),
+            )
+        )
+
+    def _conclude(self, life: Life) -> None:
+        """Decide what follows the end of a life."""
+        life.clean_up()
+        name, (ending, status) = self.member.name, life.result()
+        lived_s = round(time.time() - life.started_t_s, 3)
+        self._write(
+            GroupEnded(
+                group=name, life=life.number, ending=ending, status=status, step=life.step, lived_s=lived_s
+            )
+        )
+        if ending is Ending.DONE:
+            self.state = State.DONE
+            self._say(f"{name} is done")
+            return
+        if not self._restarts:
+            self.state = State.LEFT
+            self._say(f"{name} has left, at step {life.step}")
+            return
+        decision = after(
+            self._past,
+            ending=ending,
+            status=status,
+            step=life.step,
+            max_restarts=self._rules.max_restarts,
+            jitter=random.random(),
+        )
+        if isinstance(decision, GiveUp):
+            self.state = State.GIVEN_UP
+            self.status = _status_of(ending, status)
+            self._say(f"{name} is given up. {decision.why}\n{self._last_log(life)}")
+            self._write(GroupGivenUp(group=name, life=life.number, why=decision.why))
+            return
+        self._past = decision.past
+        self._due_s = time.monotonic() + decision.wait_s
+        self.state = State.WAITING
+        if decision.wait_s:
+            self._say(f"{name} is restarted in {decision.wait_s:.1f} s")
+        self._write(GroupRestarts(group=name, life=life.number + 1, wait_s=round(decision.wait_s, 3)))
+
+    def _last_log(self, life: Life) -> str:
+        return (life.failed or life.ranks[0]).child.log_tail()
+
+
+def _status_of(ending: Ending, status: int) -> int:
+    """The launcher's own exit status for a group that was given up."""
+    match ending:
+        case Ending.REFUSED:
+            return REFUSED
+        case Ending.ERROR:
+            return status if 0 < status < 128 else ERROR
+        case _:
+            return AGAIN

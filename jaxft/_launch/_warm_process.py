@@ -1,0 +1,149 @@
+"""A process that has imported JAX and jaxft, and forks a program whenever it is asked to: `jaxft._launch._warm`.
+
+    python -m jaxft._launch._warm_process DESCRIPTOR MODULE...
+
+It starts no thread and no backend, so a fork of it is like a fresh process that has imported these modules. Requests
+and answers are JSON lines on the socket DESCRIPTOR. It ends when the socket closes. A forked program ends with it.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from jaxft._launch._die_with_parent import bind_to
+from jaxft._launch._program import run
+
+ALWAYS = ("jax", "jax.numpy", "jaxft")
+# JAX reads these when it is imported, which is over.
+READ_AT_IMPORT = ("JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES")
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    problem = imported(sys.argv[2:])
+    tell(connection, {"ready": not problem, "problem": problem})
+    if problem:
+        return
+    gc.collect()
+    gc.freeze()  # keeps the pages that all forks share
+    request = serve(connection)
+    if request is not None:  # this is the forked process
+        connection.close()
+        become(request)
+
+
+def imported(modules: list[str]) -> str:
+    """Import the modules; return why this process cannot be forked after that, or ""."""
+    for name in ALWAYS:
+        importlib.import_module(name)
+    before = _threads()
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            traceback.print_exc()
+            return f"the module {name!r} cannot be imported: {type(error).__name__}: {error}"
+        if _threads() > before:
+            return f"the module {name!r} starts a thread when it is imported"
+    return ""
+
+
+def serve(connection: socket.socket) -> dict[str, Any] | None:
+    """Fork a process for each request; return None when the socket closes, or the request in a forked process."""
+    numbers: dict[int, int] = {}  # of requests, by the process id
+    with selectors.DefaultSelector() as selector, _child_ends() as ends:
+        selector.register(connection, selectors.EVENT_READ)
+        selector.register(ends, selectors.EVENT_READ)
+        lines = connection.makefile("rb")
+        while True:
+            ready = {key.fileobj for key, _ in selector.select()}
+            if ends in ready:
+                ends.recv(4096)
+                for pid, status in _ended():
+                    tell(connection, {"number": numbers.pop(pid), "status": status})
+            if connection in ready:
+                # One request is under way at a time, and its line is short.
+                line = lines.readline()
+                if not line:
+                    return None
+                request = json.loads(line)
+                parent_pid = os.getpid()
+                pid = os.fork()
+                if pid == 0:
+                    bind_to(parent_pid)
+                    lines.close()
+                    return request
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # the fork does the same
+                    os.setpgid(pid, pid)
+                numbers[pid] = request["number"]
+                tell(connection, {"number": request["number"], "pid": pid})
+
+
+def become(request: dict[str, Any]) -> None:
+    """Be the requested program, until it ends."""
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    import jax
+
+    for name in READ_AT_IMPORT:
+        if name in os.environ:
+            jax.config.update(name.lower(), os.environ[name])
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # forks of one process would all draw the same numbers
+    run(request["words"])
+
+
+def tell(connection: socket.socket, fields: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(fields).encode() + b"\n")
+
+
+def _threads() -> int:
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
+
+
+@contextlib.contextmanager
+def _child_ends() -> Any:
+    """Yield a socket that can be read once a child has ended."""
+    ends, wake = socket.socketpair()
+    ends.setblocking(False)
+    wake.setblocking(False)
+    handler = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake.fileno())
+    try:
+        yield ends
+    finally:  # in a forked process, too
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, handler)
+        ends.close()
+        wake.close()
+
+
+def _ended() -> list[tuple[int, int]]:
+    ended: list[tuple[int, int]] = []
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.append((found[0], os.waitstatus_to_exitcode(found[1])))
+    return ended
+
+
+if __name__ == "__main__":
+    main()

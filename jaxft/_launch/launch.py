@@ -1,0 +1,213 @@
+"""The command `jaxft launch`: starts a job's groups on this machine, and keeps them alive until the job is done."""
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from jaxft._launch._checks import LaunchError, check_command, check_installed
+from jaxft._launch._coordinator import COORDINATOR, Coordinator
+from jaxft._launch._deadlines import parse_deadlines
+from jaxft._launch._journal import Journal, LaunchBegan, LaunchEnded
+from jaxft._launch._launcher import Launcher
+from jaxft._launch._output import make_output
+from jaxft._launch._processes import Processes
+from jaxft._launch._ranks import Member, dealt
+from jaxft._launch._supervisor import Rules
+
+EVENTS = "events.jsonl"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """Start the replica groups of a job on this machine, and restart each group that ends before its job does.
+
+    Everything after two dashes is the program: jaxft launch --groups 3 -- python my_train.py. It takes its group and
+    the coordinator from the environment: leave both out of jaxft.Manager(...), or pass it {coordinator}, {group},
+    {rank} and {folder} in its command. docs/clusters.md documents the environment, the exit statuses and the events.
+
+    Exit status 0 if the job is done; 75 if it should be started again; 78 if the job refused the program; otherwise
+    that of the program.
+    """
+
+    groups: int = 1
+    """Replica groups to start."""
+    group: int | None = None
+    """Start only this one group of the job, group-GROUP: for an element of a Slurm array or a Kubernetes Job."""
+    nproc: int = 1
+    """Processes of each group. If one of them ends, its group is restarted."""
+    coordinator: str = ""
+    """HOST:PORT of the job's coordinator; by default that of the environment variable JAXFT_COORDINATOR. If neither
+    is given, one is started (jaxft-coordinator), and it is restarted if it ends."""
+    spares: int = 0
+    """Further groups that stand by, and replace a group that is lost."""
+    devices: str = ""
+    """Numbers of this machine's accelerators, separated by commas, to be dealt out evenly to all processes. Empty:
+    each process sees all devices."""
+    max_restarts: int = 10
+    """Restarts of a group in a row without a new step, before it is given up."""
+    deadlines: str = ""
+    """The longest times that a process may stay in a phase, as PHASE=SECONDS,...; 0 means any time."""
+    drain_timeout_s: float = 60.0
+    """On SIGTERM or Ctrl-C, how long the groups may take to finish their step and leave."""
+    warm: bool = True
+    """Fork processes from one that has imported JAX, so that a restart takes less time."""
+    preload: str = ""
+    """Further modules that the warm processes import, separated by commas, such as flax,optax."""
+    folder: Path | None = None
+    """Folder for logs, events and compiled programs. None: a new one, named after the time, in the current one."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the groups, spares last."""
+        if self.group is not None:
+            return [f"group-{self.group}"]
+        spares = [f"spare-{number}" for number in range(self.spares)]
+        return [*(f"group-{number}" for number in range(self.groups)), *spares]
+
+
+def run_launch(
+    options: LaunchOptions, words: Sequence[str], *, coordinator: tuple[str, ...] = COORDINATOR
+) -> int:
+    """Run the groups until all have ended; return the exit status. Tests pass another command for the coordinator.
+
+    Raises:
+        LaunchError: an option is not valid, the program does not exist, or the coordinator does not start.
+    """
+    check_command(words, command="jaxft launch")
+    check_options(options)
+    rules = Rules(
+        deadlines=parse_deadlines(options.deadlines),
+        max_restarts=options.max_restarts,
+        warm=options.warm,
+        preload=tuple(_words(options.preload)),
+    )
+    address = options.coordinator or os.environ.get("JAXFT_COORDINATOR", "")
+    if not address and options.group is not None:
+        raise LaunchError(
+            "--group starts one group of a job, so it needs the job's coordinator: --coordinator HOST:PORT."
+        )
+    if not address:
+        check_installed(("jaxft_coordinator",), remedy="pip install jaxft-coordinator")
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(_signals())
+        folder = _folder(options.folder)
+        journal = Journal(folder / EVENTS)
+        stack.callback(journal.close)
+        phases = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxft-launch-")))
+        output = stack.enter_context(make_output(sys.stdout))
+        processes = stack.enter_context(Processes(folder, cwd=Path.cwd(), keeps_token=bool(address)))
+        own = None
+        if not address:
+            own = Coordinator(processes, (*coordinator, "--state", str(folder / "coordinator")))
+            address = own.address
+        output.say(f"{len(options.names)} groups x {options.nproc}; logs and {EVENTS} in {folder}")
+        journal.write(
+            LaunchBegan(
+                groups=options.names,
+                nproc=options.nproc,
+                coordinator=address,
+                command=list(words),
+                folder=str(folder),
+            )
+        )
+        launcher = Launcher(
+            members_of(options, address, folder),
+            words,
+            processes,
+            rules,
+            coordinator=own,
+            journal=journal,
+            output=output,
+            phases=phases,
+            drain_timeout_s=options.drain_timeout_s,
+        )
+        status = launcher.run(signals)
+        journal.write(LaunchEnded(status=status))
+        output.say(f"ends with exit status {status}")
+        return status
+
+
+def check_options(options: LaunchOptions) -> None:
+    """Raise a LaunchError if the options do not fit together."""
+    for name in ("groups", "nproc", "max_restarts", "spares"):
+        least = 1 if name in ("groups", "nproc") else 0
+        if getattr(options, name) < least:
+            flag = name.replace("_", "-")
+            raise LaunchError(f"--{flag} must be at least {least}, not {getattr(options, name)}.")
+    if options.drain_timeout_s < 0:
+        raise LaunchError(f"--drain-timeout-s must be at least 0 s, not {options.drain_timeout_s:g}.")
+    if options.group is not None and (options.spares or options.groups != 1):
+        raise LaunchError("--group starts one group, so --groups and --spares do not go with it.")
+    if options.group is not None and options.group < 0:
+        raise LaunchError(f"--group must be a number from 0, not {options.group}.")
+    devices, processes = devices_of(options), len(options.names) * options.nproc
+    if devices and len(devices) % processes:
+        raise LaunchError(
+            f"--devices names {len(devices)} devices, which {processes} processes ({len(options.names)} groups x "
+            f"{options.nproc}) cannot share evenly."
+        )
+
+
+def devices_of(options: LaunchOptions) -> list[int]:
+    """Return the numbers of the devices.
+
+    Raises:
+        LaunchError: they are not different numbers.
+    """
+    words = _words(options.devices)
+    if not all(word.isdigit() for word in words) or len(set(words)) != len(words):
+        raise LaunchError(f"--devices must be different numbers such as 0,1,2,3, not {options.devices!r}.")
+    return [int(word) for word in words]
+
+
+def members_of(options: LaunchOptions, coordinator: str, folder: Path) -> list[Member]:
+    """Return the groups of the launch."""
+    caches = os.environ.get("JAX_COMPILATION_CACHE_DIR")  # the user's own choice
+    shares = dealt(devices_of(options), len(options.names))
+    return [
+        Member(
+            name=name,
+            nproc=options.nproc,
+            coordinator=coordinator,
+            spare=name.startswith("spare-"),
+            devices=devices,
+            compilation_cache=None if caches else folder / "compiled" / name,
+        )
+        for name, devices in zip(options.names, shares, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Yield the list of the signals that have arrived."""
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield arrived
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _folder(given: Path | None) -> Path:
+    folder = given or Path(time.strftime(f"jaxft-launch-%Y%m%d-%H%M%S-{os.getpid()}"))
+    if folder.exists() and not folder.is_dir():
+        raise LaunchError(f"--folder {folder} exists and is not a folder. Name another one.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder.absolute()
+
+
+def _words(comma_list: str) -> list[str]:
+    return [word.strip() for word in comma_list.split(",") if word.strip()]

@@ -1,0 +1,52 @@
+"""A program with a beacon and an engine that only announces phases: beacon_program.py WHAT."""
+
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from jaxft._launch._beacon import Beacon, beacon_of_process
+
+
+class Engine:
+    """Announces what an engine announces, and asks `within` in the middle of a step."""
+
+    step = 0
+
+    def __init__(self, within: Any) -> None:
+        self._within = within
+
+    def compiling(self) -> Any:
+        raise NotImplementedError
+
+    def run(self, call: Any, state: Any) -> Any:
+        logging.getLogger("jaxft").debug("compute step %d shard 0", self.step)
+        self._within()
+        self.step += 1
+        return state, None
+
+
+def forever() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def main(what: str) -> None:
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    if what == "own":
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(9))
+    beacon = beacon_of_process()
+    assert isinstance(beacon, Beacon)
+    assert beacon_of_process() is beacon
+    if what == "broken":
+        os.close(beacon._words._file)
+    engine = beacon.watching(Engine(forever if what == "hang" else lambda: time.sleep(0.2)))
+    while what != "idle":
+        engine.run(None, [])  # pyright: ignore
+    forever()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

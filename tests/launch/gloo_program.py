@@ -1,0 +1,41 @@
+"""A group of several processes, which all-reduces with `jax.distributed` over gloo, without a Manager.
+
+    gloo_program.py FOLDER STEPS
+
+Each step adds rank + 1 of all ranks. The file FOLDER/GROUP.RANK holds the number of steps that this rank has done, so
+that a restarted group goes on. In a folder with a file `hold`, ranks wait before a step until it is gone.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+def main(folder: Path, steps: int) -> None:
+    rank, nproc = int(os.environ["JAXFT_RANK"]), int(os.environ["JAXFT_NPROC"])
+    jax.distributed.initialize(num_processes=nproc, process_id=rank, initialization_timeout=100)
+    assert (jax.process_count(), jax.process_index()) == (nproc, rank)
+    mesh = Mesh(np.array(jax.devices()), ("rank",))
+    ones = jax.make_array_from_callback(
+        (nproc,), NamedSharding(mesh, P("rank")), lambda index: np.full(1, rank + 1, np.float32)
+    )
+    total = jax.jit(lambda x: jnp.sum(x), out_shardings=NamedSharding(mesh, P()))
+    done = folder / f"{os.environ['JAXFT_GROUP']}.{rank}"
+    for step in range(steps):
+        while step == 3 and (folder / "hold").exists():
+            done.write_text("holds")
+            time.sleep(0.01)
+        value = float(total(ones).addressable_data(0))
+        assert value == nproc * (nproc + 1) / 2, value
+    done.write_text(f"done {value} with {len(jax.devices())} devices")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

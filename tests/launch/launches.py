@@ -1,0 +1,93 @@
+"""Runs `jaxft launch` as a process, and reads its events."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jaxft
+from tests import patience
+
+HERE = Path(__file__).parent
+FAKE = (sys.executable, "-S", str(HERE / "fake_rank.py"), "{folder}")
+# Without `jaxft/__init__.py`, and so without the seconds to import JAX.
+_LAUNCH = (
+    "import sys, types\n"
+    "sys.modules['jaxft'] = types.ModuleType('jaxft')\n"
+    f"sys.modules['jaxft'].__path__ = [{str(Path(jaxft.__file__).parent)!r}]\n"
+    "import tyro\n"
+    "from jaxft._launch.launch import LaunchOptions, run_launch\n"
+    "words = sys.argv[1:]\n"
+    "at = words.index('--')\n"
+    "sys.exit(run_launch(tyro.cli(LaunchOptions, args=words[:at]), words[at + 1:]))\n"
+)
+# No process of these tests dials it.
+NOWHERE = ("--coordinator", "localhost:1")
+
+
+@dataclass
+class Launch:
+    """A launch that runs, or has ended."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    out: Path
+
+    def events(self, name: str = "") -> list[dict[str, Any]]:
+        """The events so far, or those with a name."""
+        file = self.folder / "events.jsonl"
+        lines = file.read_text().split("\n")[:-1] if file.exists() else []
+        found = [json.loads(line) for line in lines]
+        return [event for event in found if name in ("", event["event"])]
+
+    def until(self, name: str, count: int = 1) -> dict[str, Any]:
+        """Wait for the COUNT-th event with a name."""
+        patience.until(
+            lambda: len(self.events(name)) >= count or self.process.poll() is not None,
+            f"{count} events {name}",
+            context=self.text,
+        )
+        assert len(self.events(name)) >= count, self.text()
+        return self.events(name)[count - 1]
+
+    def status(self) -> int:
+        """Wait for the end."""
+        patience.until(lambda: self.process.poll() is not None, "the launch to end", context=self.text)
+        return self.process.wait()
+
+    def text(self) -> str:
+        return self.out.read_text()
+
+    def file(self, name: str) -> Path:
+        return self.folder / name
+
+    def until_file(self, name: str) -> None:
+        patience.until(self.file(name).exists, f"the file {name}", context=self.text)
+
+
+@contextlib.contextmanager
+def launch(folder: Path, *words: str, program: tuple[str, ...], **environment: str) -> Iterator[Launch]:
+    """Start `jaxft launch WORDS -- PROGRAM`; end it when the block ends."""
+    out = folder.with_name(f"{folder.name}.out")
+    command = [sys.executable, "-c", _LAUNCH, "--folder", str(folder), *words, "--", *program]
+    with out.open("wb") as stream:
+        process = subprocess.Popen(
+            command, stdout=stream, stderr=stream, cwd=HERE.parents[1], env={**os.environ, **environment}
+        )
+    try:
+        yield Launch(process, folder, out)
+    finally:
+        process.kill()  # all that it started ends with it
+        process.wait()
+
+
+@contextlib.contextmanager
+def fakes(folder: Path, *words: str, lives: tuple[str, ...]) -> Iterator[Launch]:
+    """Launch groups of `fake_rank.py`."""
+    with launch(folder, *NOWHERE, "--no-warm", *words, program=(*FAKE, *lives)) as running:
+        yield running

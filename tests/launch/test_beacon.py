@@ -1,0 +1,88 @@
+"""What a process tells its supervisor, in a real process."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxft._launch._phase_file import Word, read_word
+from tests import patience
+
+PROGRAM = Path(__file__).with_name("beacon_program.py")
+pytestmark = pytest.mark.processes
+
+
+@contextlib.contextmanager
+def program(folder: Path, what: str) -> Iterator[subprocess.Popen[bytes]]:
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), what],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "JAXFT_PHASE_FILE": str(folder / "phase")},
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def log(folder: Path) -> str:
+    return (folder / "log").read_text()
+
+
+def until_phase(folder: Path, phase: str) -> Word:
+    def told() -> Word | None:
+        word = read_word(folder / "phase")
+        return word if word is not None and word.phase == phase else None
+
+    found = patience.until(told, f"phase {phase}", context=lambda: log(folder))
+    assert found is not None
+    return found
+
+
+def test_it_tells_phases_and_keeps_its_file_young(tmp_path: Path) -> None:
+    with program(tmp_path, "hang"):
+        word = until_phase(tmp_path, "compute")
+        assert (word.step, word.first_t_s <= word.t_s) == (0, True)
+        before = (tmp_path / "phase").stat().st_mtime
+        patience.until(lambda: (tmp_path / "phase").stat().st_mtime > before, "a touch")
+    assert log(tmp_path) == ""  # announcements are below the program's level
+
+
+def test_on_sigterm_it_finishes_its_step(tmp_path: Path) -> None:
+    with program(tmp_path, "steps") as process:
+        until_phase(tmp_path, "compute")
+        process.send_signal(signal.SIGTERM)
+        assert patience.wait(process) == 75, log(tmp_path)
+    word = read_word(tmp_path / "phase")
+    assert word is not None
+    assert (word.phase, word.step > 0) == ("outside", True)
+
+
+def test_a_program_with_its_own_handler_keeps_it(tmp_path: Path) -> None:
+    with program(tmp_path, "own") as process:
+        until_phase(tmp_path, "compute")
+        process.send_signal(signal.SIGTERM)
+        assert patience.wait(process) == 9, log(tmp_path)
+
+
+def test_on_sigusr2_it_says_where_it_stands(tmp_path: Path) -> None:
+    with program(tmp_path, "hang") as process:
+        until_phase(tmp_path, "compute")
+        process.send_signal(signal.SIGUSR2)
+        patience.until(lambda: "in forever" in log(tmp_path), "its stack")
+        assert process.poll() is None
+
+
+def test_a_beacon_that_fails_says_so_and_falls_silent(tmp_path: Path) -> None:
+    """Its supervisor then restarts the group."""
+    with program(tmp_path, "broken") as process:
+        patience.until(lambda: "Bad file descriptor" in log(tmp_path), "its error")
+        assert patience.wait(process) != 0

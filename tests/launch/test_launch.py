@@ -1,0 +1,280 @@
+"""`jaxft launch` with real processes that do not train: restarts, fates, deadlines, drains and exit statuses."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests import patience
+from tests.launch.launches import FAKE, fakes, launch
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_job_that_is_done(folder: Path) -> None:
+    with fakes(folder, "--groups", "2", lives=("say:hello steps:3 exit:0",)) as running:
+        assert running.status() == 0, running.text()
+    assert [event["event"] for event in running.events()] == [
+        "launch_began",
+        "group_started",
+        "group_started",
+        "group_ended",
+        "group_ended",
+        "launch_ended",
+    ]
+    assert {event["group"] for event in running.events("group_started")} == {"group-0", "group-1"}
+    assert all(event["step"] == 3 for event in running.events("group_ended"))
+    assert "[group-0] hello" in running.text()
+    assert "[group-1] hello" in running.text()
+    assert (folder / "group-0.0.log").read_text() == "hello\n"
+
+
+def test_a_group_that_was_killed_is_restarted_at_once_if_it_made_progress(folder: Path) -> None:
+    with fakes(folder, "--groups", "1", lives=("steps:3 kill", "steps:5 kill", "steps:6 exit:0")) as running:
+        assert running.status() == 0, running.text()
+    assert [event["wait_s"] for event in running.events("group_restarts")] == [0.0, 0.0]
+    assert [event["status"] for event in running.events("group_ended")] == [-9, -9, 0]
+    assert [event["life"] for event in running.events("group_started")] == [0, 1, 2]
+
+
+def test_a_rank_takes_its_group_with_it(folder: Path) -> None:
+    """Rank 0 would wait forever, and is killed; both come back together, with other ports."""
+    lives = ("steps:3 0=deaf 0=made:up 1=gate:up 1=kill mute", "steps:4 exit:0")
+    with fakes(folder, "--nproc", "2", lives=lives) as running:
+        assert running.status() == 0, running.text()
+    (ended,) = running.events("rank_ended")
+    assert (ended["rank"], ended["status"], ended["ending"]) == (1, -9, "killed")
+    first, second = (event["pids"] for event in running.events("group_started"))
+    assert not any(is_alive(pid) for pid in first)
+    assert not set(first) & set(second)
+
+
+def test_only_the_group_of_a_rank_ends_with_it(folder: Path) -> None:
+    lives = ("steps:1 made:up-{group} gate:go exit:0",)
+    with fakes(folder, "--groups", "2", "--nproc", "2", lives=lives) as running:
+        for group in ("group-0", "group-1"):
+            running.until_file(f"up-{group}")
+        started = {event["group"]: event["pids"] for event in running.events("group_started")}
+        os.kill(started["group-1"][0], signal.SIGKILL)
+        again = running.until("group_started", 3)
+        (folder / "go").touch()
+        assert running.status() == 0, running.text()
+    assert again["group"] == "group-1"
+    assert {event["group"] for event in running.events("rank_ended")} == {"group-1"}
+
+
+def test_a_process_beside_one_that_failed_may_say_why(folder: Path) -> None:
+    lives = ("steps:1 1=exit:1 0=gate:never", "exit:0")
+    with fakes(folder, "--nproc", "2", lives=lives) as running:
+        assert running.status() == 0, running.text()
+    ended = running.events("group_ended")[0]
+    assert (ended["ending"], ended["status"]) == ("error", 1)
+
+
+def test_an_error_before_any_step_is_tried_twice(folder: Path) -> None:
+    with fakes(folder, lives=("say:broken exit:3",)) as running:
+        assert running.status() == 3, running.text()
+    assert len(running.events("group_started")) == 2
+    (given_up,) = running.events("group_given_up")
+    assert "fix the program" in given_up["why"]
+    assert "--- end of the log of group-0.1" in running.text()
+
+
+def test_what_the_job_refuses_is_not_started_again(folder: Path) -> None:
+    with fakes(folder, lives=("exit:78",)) as running:
+        assert running.status() == 78, running.text()
+    assert len(running.events("group_started")) == 1
+
+
+def test_a_group_without_progress_is_given_up_and_may_be_started_again(folder: Path) -> None:
+    with fakes(folder, "--max-restarts", "1", lives=("exit:75",)) as running:
+        assert running.status() == 75, running.text()
+    assert len(running.events("group_started")) == 2
+
+
+def test_a_job_is_done_without_the_group_that_was_given_up(folder: Path) -> None:
+    """It is killed once after a new step, and then without one."""
+    lives = ("steps:1 group-1=kill gate:go exit:0",)
+    with fakes(folder, "--groups", "2", "--max-restarts", "0", lives=lives) as running:
+        assert running.until("group_given_up")["group"] == "group-1"
+        (folder / "go").touch()
+        assert running.status() == 0, running.text()
+    assert len(running.events("group_started")) == 3
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "life", "phase"),
+    [
+        ("boot=0.3", "mute", "boot"),
+        ("compute=0.3", "steps:2 phase:compute:2 alive", "compute"),
+        ("silence=0.3", "steps:2 phase:vote:2 stop", "silence"),
+    ],
+)
+def test_what_does_not_move_is_killed(folder: Path, deadlines: str, life: str, phase: str) -> None:
+    with fakes(folder, "--deadlines", deadlines, lives=(life, "steps:3 exit:0")) as running:
+        assert running.status() == 0, running.text()
+    (late,) = running.events("rank_overdue")
+    assert late["phase"] == phase
+    assert 0.3 < late["lasted_s"]
+    assert late["deadline_s"] == 0.3
+    assert f"(--deadlines {phase}=...): its group is killed" in running.text()
+    assert not is_alive(late["pid"])
+
+
+def test_one_that_waits_for_the_others_is_left_alone(folder: Path) -> None:
+    deadlines = "boot=0.3,compute=0.3,apply=0.3,silence=30"
+    with fakes(folder, "--deadlines", deadlines, lives=("phase:vote:1 gate:go exit:0",)) as running:
+        running.until_file("group-0.0.starts")
+        began_s = patience.machine_s()
+        patience.until(lambda: patience.machine_s() > began_s + 0.7, "time in which it could be killed")
+        (folder / "go").touch()
+        assert running.status() == 0, running.text()
+    assert running.events("rank_overdue") == []
+
+
+def test_a_rank_that_stays_after_the_others_are_done_has_a_deadline(folder: Path) -> None:
+    lives = ("steps:1 1=exit:0 alive", "exit:0")
+    with fakes(folder, "--nproc", "2", "--deadlines", "end=0.3", lives=lives) as running:
+        assert running.status() == 0, running.text()
+    (late,) = running.events("rank_overdue")
+    assert (late["phase"], late["rank"]) == ("end", 0)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_drains_the_groups(folder: Path, number: int, status: int) -> None:
+    lives = ("leave:75 steps:1 made:up-{group}-{rank} mute",)
+    with fakes(folder, "--groups", "2", "--nproc", "2", lives=lives) as running:
+        for name in ("group-0-0", "group-0-1", "group-1-0", "group-1-1"):
+            running.until_file(f"up-{name}")
+        running.process.send_signal(number)
+        assert running.status() == status, running.text()
+    assert [event["signal"] for event in running.events("drain_began")] == [signal.Signals(number).name]
+    assert [event["ending"] for event in running.events("group_ended")] == ["again", "again"]
+    assert running.events("group_restarts") == []
+    assert running.text().count("has left, at step 1") == 2
+
+
+def test_a_job_that_ends_while_it_is_drained_is_done(folder: Path) -> None:
+    with fakes(folder, lives=("leave:0 steps:1 made:up mute",)) as running:
+        running.until_file("up")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.status() == 0, running.text()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_group_that_does_not_leave_is_killed(folder: Path, again: bool) -> None:
+    """By the second signal, or after --drain-timeout-s."""
+    timeout_s = "600" if again else "0.5"
+    with fakes(folder, "--drain-timeout-s", timeout_s, lives=("deaf made:up mute",)) as running:
+        running.until_file("up")
+        (pid,) = running.events("group_started")[0]["pids"]
+        running.process.send_signal(signal.SIGTERM)
+        if again:
+            running.until("drain_began")
+            running.process.send_signal(signal.SIGTERM)
+        assert running.status() == 75, running.text()
+    assert not is_alive(pid)
+
+
+def test_a_group_of_which_one_rank_is_done_and_the_other_was_killed_is_not_done(folder: Path) -> None:
+    lives = ("deaf 0=exit:0 made:up mute",)
+    with fakes(folder, "--nproc", "2", "--drain-timeout-s", "0", lives=lives) as running:
+        running.until_file("up")
+        patience.until(lambda: not is_alive(running.events("group_started")[0]["pids"][0]), "rank 0 to end")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.status() == 75, running.text()
+    assert running.events("group_ended")[0]["ending"] == "killed"
+
+
+def test_a_group_that_waits_for_its_restart_leaves_at_once(folder: Path) -> None:
+    with fakes(folder, "--max-restarts", "100", lives=("exit:75",)) as running:
+        running.until("group_restarts", 3)  # the next is in 3 to 4 s
+        running.process.send_signal(signal.SIGTERM)
+        assert running.status() == 75, running.text()
+
+
+def test_no_process_outlives_a_launcher_that_is_killed(folder: Path) -> None:
+    lives = ("deaf made:up-{rank} mute",)
+    with fakes(folder, "--nproc", "2", lives=lives) as running:
+        for rank in range(2):
+            running.until_file(f"up-{rank}")
+        (started,) = running.events("group_started")
+        running.process.kill()
+        patience.until(lambda: not any(map(is_alive, started["pids"])), "the ranks to end")
+
+
+def test_the_coordinator_is_started_and_restarted_with_its_memory(folder: Path) -> None:
+    lives = ("steps:1 made:up-{group} gate:go exit:0",)
+    with launch(folder, "--no-warm", program=(*FAKE, *lives)) as running:
+        running.until_file("up-group-0")
+        first = running.until("coordinator_started")
+        os.kill(first["pid"], signal.SIGKILL)
+        second = running.until("coordinator_started", 2)
+        (folder / "go").touch()
+        assert running.status() == 0, running.text()
+    (ended,) = running.events("coordinator_ended")
+    assert (ended["pid"], ended["status"]) == (first["pid"], -9)
+    assert (second["address"], second["pid"] != first["pid"]) == (first["address"], True)
+    assert (folder / "coordinator" / "log").exists()
+
+
+def test_one_group_of_an_array(folder: Path) -> None:
+    with fakes(folder, "--group", "7", lives=("say:{group} exit:0",)) as running:
+        assert running.status() == 0, running.text()
+    assert "[group-7] group-7" in running.text()
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "said"),
+    [
+        (["--group", "1"], ["true"], "--group starts one group of a job, so it needs the job's coordinator"),
+        ([], [], "Name the program to train, after two dashes: jaxft launch -- python my_train.py"),
+        ([], ["no-such-program"], "There is no program 'no-such-program' to run"),
+        (["--deadlines", "bake=1"], ["true"], "there is no phase 'bake'"),
+    ],
+)
+def test_what_cannot_run_is_said_before_anything_starts(
+    folder: Path, words: list[str], program: list[str], said: str
+) -> None:
+    with launch(folder, *words, program=tuple(program)) as running:
+        assert running.status() == 1
+    assert re.search(re.escape(said), running.text())
+    assert not folder.exists()
+
+
+def test_a_token_reaches_the_groups_of_a_coordinator_that_was_given(folder: Path) -> None:
+    show = ("sh", "-c", 'echo "token=$JAXFT_TOKEN coordinator=$JAXFT_COORDINATOR"')
+    with launch(folder, program=show, JAXFT_TOKEN="secret", JAXFT_COORDINATOR="head:7") as running:
+        assert running.status() == 0, running.text()
+    assert "[group-0] token=secret coordinator=head:7" in running.text()
+    assert not list(folder.glob("*.warm.log"))  # a shell is not forked from a warm process
+
+
+def test_groups_that_stay_after_the_job_is_done_have_a_deadline(folder: Path) -> None:
+    """A group that fails meanwhile ends as a whole, and is not started again."""
+    lives = ("steps:1 made:up-{group}-{rank} group-0=exit:0 mute",)
+    words = ("--groups", "3", "--nproc", "2", "--deadlines", "end=1.5")
+    with fakes(folder, *words, lives=lives) as running:
+        for rank in range(2):
+            running.until_file(f"up-group-1-{rank}")
+            running.until_file(f"up-group-2-{rank}")
+        started = {event["group"]: event["pids"] for event in running.events("group_started")}
+        os.kill(started["group-1"][1], signal.SIGKILL)
+        assert running.status() == 0, running.text()
+    assert len(running.events("group_started")) >= 3
+    assert "group-2 did not end in time: it is killed" in running.text()
+    assert not any(is_alive(pid) for pids in started.values() for pid in pids)

@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+
+from jaxft._launch._checks import LaunchError
+from jaxft._launch._life import fill
+from jaxft._launch._ranks import Member, dealt, free_ports
+from jaxft._launch.launch import LaunchOptions, check_options, members_of
+
+
+def test_one_process_needs_no_addresses() -> None:
+    member = Member(name="group-3", coordinator="head:1")
+    assert member.environment() == {
+        "JAXFT_COORDINATOR": "head:1",
+        "JAXFT_GROUP": "group-3",
+        "JAXFT_NPROC": "1",
+    }
+    assert member.ranks() == [{"JAXFT_RANK": "0"}]
+
+
+def test_several_processes_get_what_jax_distributed_needs() -> None:
+    member = Member(name="g", nproc=2, coordinator="head:1", devices=(4, 5, 6, 7))
+    one, other = member.ranks()
+    assert (one["JAXFT_RANK"], other["JAXFT_RANK"]) == ("0", "1")
+    for name in ("JAXFT_LEADER", "JAX_COORDINATOR_ADDRESS"):
+        assert one[name] == other[name]
+        host, _, port = one[name].partition(":")
+        assert (host, port.isdigit()) == ("127.0.0.1", True)
+    assert one["JAXFT_LEADER"] != one["JAX_COORDINATOR_ADDRESS"]
+    for name in ("JAX_LOCAL_DEVICE_IDS", "JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES"):
+        assert (one[name], other[name]) == ("4,5", "6,7")
+
+
+def test_a_spare_and_a_cache_are_in_the_environment() -> None:
+    environment = Member(name="g", coordinator="c:1", spare=True, compilation_cache=Path("/c")).environment()
+    assert environment["JAXFT_SPARE"] == "1"
+    assert environment["JAX_COMPILATION_CACHE_DIR"] == "/c"
+
+
+def test_devices_are_dealt_out_in_order() -> None:
+    assert dealt(range(8), 2) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert dealt((), 3) == [(), (), ()]
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(20))) == 20
+
+
+def test_words_of_the_command_are_filled_in() -> None:
+    member = Member(name="group-1", coordinator="head:1")
+    words = ["p", "--to={coordinator}", "{group}/{rank}", "{folder}/x"]
+    assert fill(words, member, rank=2, folder=Path("/f")) == ["p", "--to=head:1", "group-1/2", "/f/x"]
+
+
+def test_the_groups_of_a_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    options = LaunchOptions(groups=2, nproc=2, spares=1, devices="0,1,2,3,4,5")
+    members = members_of(options, "c:1", tmp_path)
+    assert [(one.name, one.spare, one.devices) for one in members] == [
+        ("group-0", False, (0, 1)),
+        ("group-1", False, (2, 3)),
+        ("spare-0", True, (4, 5)),
+    ]
+    assert len({one.compilation_cache for one in members}) == 3
+
+
+def test_the_users_compilation_cache_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/shared")
+    (member,) = members_of(LaunchOptions(), "c:1", tmp_path)
+    assert "JAX_COMPILATION_CACHE_DIR" not in member.environment()
+
+
+def test_one_group_of_an_array_has_its_number() -> None:
+    assert LaunchOptions(group=17).names == ["group-17"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (LaunchOptions(groups=0), "--groups must be at least 1, not 0"),
+        (LaunchOptions(nproc=0), "--nproc must be at least 1, not 0"),
+        (LaunchOptions(spares=-1), "--spares must be at least 0, not -1"),
+        (LaunchOptions(max_restarts=-1), "--max-restarts must be at least 0, not -1"),
+        (LaunchOptions(drain_timeout_s=-1), "--drain-timeout-s must be at least 0 s, not -1"),
+        (LaunchOptions(group=1, groups=2), "--groups and --spares do not go with it"),
+        (LaunchOptions(group=1, spares=1), "--groups and --spares do not go with it"),
+        (LaunchOptions(group=-1), "--group must be a number from 0, not -1"),
+        (LaunchOptions(groups=3, devices="0,1"), "2 devices, which 3 processes .3 groups x 1. cannot share"),
+        (LaunchOptions(devices="0,0"), "--devices must be different numbers"),
+        (LaunchOptions(devices="gpu"), "--devices must be different numbers"),
+    ],
+)
+def test_options_that_cannot_be_right(options: LaunchOptions, said: str) -> None:
+    with pytest.raises(LaunchError, match=said):
+        check_options(options)

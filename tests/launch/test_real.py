@@ -1,0 +1,179 @@
+"""`jaxft launch` over real programs: groups of two processes over gloo, and groups with a Manager."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import patience
+from tests.clusters import WORKER, digest_alone
+from tests.launch.launches import NOWHERE, Launch, launch
+from tests.shared import shared
+
+GLOO = (sys.executable, str(Path(__file__).with_name("gloo_program.py")), "{folder}", "6")
+GROUPS = ("group-0", "group-1", "group-2")
+STEPS = 120
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_group_of_two_processes_comes_back_together(folder: Path, victim: int) -> None:
+    """The one that is not killed hangs in a collective or in a handshake, and is ended by its supervisor."""
+    folder.mkdir()
+    (folder / "hold").touch()
+    with launch(folder, "--nproc", "2", *NOWHERE, program=GLOO, JAX_PLATFORMS="cpu") as running:
+        for rank in range(2):
+            file = folder / f"group-0.{rank}"
+            patience.until(lambda file=file: file.exists(), f"rank {rank} to hold", context=running.text)
+        first = running.events("group_started")[0]
+        assert first["warm"]
+        os.kill(first["pids"][victim], signal.SIGKILL)
+        (folder / "hold").unlink()
+        second = running.until("group_started", 2)
+        assert running.status() == 0, running.text()
+    assert second["warm"]
+    (ended,) = running.events("rank_ended")
+    assert (ended["rank"], ended["ending"]) == (victim, "killed")
+    for rank in range(2):
+        assert (folder / f"group-0.{rank}").read_text() == "done 3.0 with 2 devices"
+
+
+class Training:
+    """A launch of groups that train with a Manager, slowly until `hurry` is called."""
+
+    def __init__(self, running: Launch) -> None:
+        self.running = running
+
+    def events(self, group: str) -> list[dict[str, Any]]:
+        file = self.running.folder / f"{group}.jsonl"
+        lines = file.read_text().split("\n")[:-1] if file.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def until_step(self, step: int, *groups: str) -> None:
+        """Wait until these groups have taken part in a step."""
+        for group in groups:
+            patience.until(
+                lambda group=group: any(
+                    event["event"] == "step" and event["step"] >= step for event in self.events(group)
+                ),
+                f"step {step} of {group}",
+                context=self.running.text,
+            )
+
+    def pid(self, group: str) -> int:
+        started = [event for event in self.running.events("group_started") if event["group"] == group]
+        return started[-1]["pids"][0]
+
+    def until_back(self, group: str, lives: int) -> None:
+        """Wait until a group has taken part in a step after its restart."""
+
+        def back() -> bool:
+            started = [event for event in self.running.events("group_started") if event["group"] == group]
+            if len(started) < lives:
+                return False
+            return any(
+                event["t"] > started[-1]["t"] and event["event"] == "step" for event in self.events(group)
+            )
+
+        patience.until(back, f"{group} to come back", context=self.running.text)
+
+    def hurry(self) -> None:
+        (self.running.folder / "hurry").touch()
+
+    def digests(self, *groups: str) -> set[str]:
+        return {
+            event["digest"]
+            for group in groups
+            for event in self.events(group)
+            if event["event"] == "finished"
+        }
+
+
+@contextlib.contextmanager
+def training(folder: Path, *words: str, flags: tuple[str, ...] = ()) -> Iterator[Training]:
+    program = (
+        *(sys.executable, str(WORKER), "--group", "{group}", "--coordinator", "{coordinator}"),
+        *("--events", "{folder}/{group}.jsonl", "--steps", str(STEPS)),
+        *("--pace", "0.03", "--hurry", "{folder}/hurry", *flags),
+    )
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(shared("launch-compiled"))}
+    with launch(folder, *words, program=program, **environment) as running:
+        yield Training(running)
+
+
+def test_groups_that_are_killed_end_with_the_undisturbed_bits(folder: Path) -> None:
+    with training(folder, "--groups", "3") as job:
+        job.until_step(3, *GROUPS)
+        for group in GROUPS:
+            os.kill(job.pid(group), signal.SIGKILL)
+            job.until_back(group, lives=2)
+        job.hurry()
+        assert job.running.status() == 0, job.running.text()
+    assert job.digests(*GROUPS) == {digest_alone(STEPS)}
+    assert all(event["warm"] for event in job.running.events("group_started"))
+    assert {event["wait_s"] for event in job.running.events("group_restarts")} == {0.0}
+
+
+def test_a_stopped_group_is_restarted(folder: Path) -> None:
+    with training(folder, "--groups", "2", "--deadlines", "silence=3") as job:
+        job.until_step(3, "group-0", "group-1")
+        os.kill(job.pid("group-1"), signal.SIGSTOP)
+        late = job.running.until("rank_overdue")
+        job.until_back("group-1", lives=2)
+        job.hurry()
+        assert job.running.status() == 0, job.running.text()
+    assert (late["group"], late["phase"]) == ("group-1", "silence")
+    assert job.digests("group-0", "group-1") == {digest_alone(STEPS)}
+
+
+def test_a_group_that_hangs_in_a_phase_says_where_and_is_restarted(folder: Path) -> None:
+    """Its input hangs in step 9; the others have gone on when it comes back."""
+    folder.mkdir()
+    (folder / "gate-group-0").touch()
+    flags = ("--gate", "9:{folder}/gate-{group}")
+    with training(folder, "--groups", "2", "--deadlines", "compute=4", flags=flags) as job:
+        late = job.running.until("rank_overdue")
+        (folder / "gate-group-1").touch()
+        job.until_back("group-1", lives=2)
+        job.hurry()
+        assert job.running.status() == 0, job.running.text()
+    assert (late["group"], late["phase"], late["step"]) == ("group-1", "compute", 9)
+    assert "in wait_for" in (folder / "group-1.0.log").read_text()
+    assert job.digests("group-0", "group-1") == {digest_alone(STEPS)}
+
+
+def test_sigterm_lets_each_group_finish_its_step(folder: Path) -> None:
+    with training(folder, "--groups", "2") as job:
+        job.until_step(3, "group-0", "group-1")
+        job.running.process.send_signal(signal.SIGTERM)
+        assert job.running.status() == 75, job.running.text()
+    assert [event["ending"] for event in job.running.events("group_ended")] == ["again", "again"]
+    for event in job.running.events("group_ended"):
+        assert 3 <= event["step"] < STEPS
+    assert "leaves" in (folder / "group-0.0.log").read_text() or job.digests(*GROUPS) == set()
+
+
+def test_a_spare_stands_by_and_takes_the_place_of_a_lost_group(folder: Path) -> None:
+    with training(folder, "--groups", "2", "--spares", "1", "--max-restarts", "0") as job:
+        job.until_step(3, "group-0", "group-1", "spare-0")
+        assert not any(event["event"] == "step" and event["shards"] for event in job.events("spare-0"))
+        os.kill(job.pid("group-1"), signal.SIGKILL)
+        patience.until(
+            lambda: any(event["event"] == "step" and event["shards"] for event in job.events("spare-0")),
+            "the spare to compute",
+            context=job.running.text,
+        )
+        job.hurry()
+        assert job.running.status() == 0, job.running.text()
+    assert job.digests("group-0", "spare-0") == {digest_alone(STEPS)}

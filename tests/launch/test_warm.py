@@ -1,0 +1,240 @@
+"""Warm processes: real forks, their statuses, and what happens when either end dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxft._launch._processes import Child, Processes
+from jaxft._launch._warm import Warm, python_words, with_statuses
+from tests import patience
+
+pytestmark = pytest.mark.processes
+PROGRAM = """
+import os, signal, sys
+import jax, jaxft
+match sys.argv[1:]:
+    case ["exit", status]:
+        sys.exit(int(status))
+    case ["kill"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    case ["raise", name]:
+        raise getattr(jaxft, name)("as ordered")
+    case ["wait"]:
+        print("up", flush=True)
+        signal.pause()
+    case ["show"]:
+        own = os.getpgrp() == os.getpid()
+        print(__name__, sys.argv[0], sys.path[0], os.environ["WHAT"], own, jax.devices()[0].platform)
+        print(jax.config.read("jax_cuda_visible_devices"))
+    case ["draw"]:
+        import random, numpy
+        print(random.random(), numpy.random.random())
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("a folder") / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    folder = tmp_path_factory.mktemp("logs")
+    with Processes(folder, cwd=folder) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def warm(processes: Processes) -> Warm:
+    made = processes.start_warm("warm", environment={"JAX_PLATFORMS": "cpu"})
+    assert made.until_ready(), made.problem
+    return made
+
+
+def run(processes: Processes, warm: Warm | None, program: Path, *words: str, **environment: str) -> Child:
+    name = f"child.{len(processes._children)}"
+    command = [sys.executable, str(program), *words]
+    environment = {"JAX_PLATFORMS": "cpu", **environment}
+    return processes.start(name, command, environment=environment, warm=warm)
+
+
+def ended(child: Child) -> int | None:
+    assert child.wait(patience.FAR_S)
+    return child.exit_code()
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("exit", "0"), 0),
+        (("exit", "7"), 7),
+        (("kill",), -signal.SIGKILL),
+        (("raise", "CoordinatorUnreachable"), 75),
+        (("raise", "JoinRefused"), 78),
+        (("raise", "JobFinished"), 0),
+        (("raise", "ConfigurationError"), 1),
+    ],
+)
+def test_a_fork_ends_with_the_status_of_its_program(
+    processes: Processes, warm: Warm, program: Path, words: tuple[str, ...], status: int
+) -> None:
+    child = run(processes, warm, program, *words)
+    assert child.warm
+    assert ended(child) == status, child.log.read_text()
+    if words[0] == "raise":
+        assert "as ordered" in child.log.read_text()
+
+
+def test_a_program_without_a_warm_process_ends_with_the_same_status(
+    processes: Processes, program: Path
+) -> None:
+    command = with_statuses([sys.executable, str(program), "raise", "CannotHeal"])
+    child = processes.start("cold", command, environment={"JAX_PLATFORMS": "cpu"})
+    assert not child.warm
+    assert ended(child) == 75
+
+
+def test_a_fork_is_like_a_process_that_python_started(
+    processes: Processes, warm: Warm, program: Path
+) -> None:
+    child = run(processes, warm, program, "show", WHAT="its own", JAX_CUDA_VISIBLE_DEVICES="2,3")
+    assert ended(child) == 0
+    shown, devices = child.log.read_text().splitlines()
+    assert shown == f"__main__ {program} {program.parent} its own True cpu"
+    assert devices == "2,3"
+
+
+def test_a_module_runs_as_with_python(processes: Processes, warm: Warm) -> None:
+    (processes.folder / "a_module.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    child = processes.start("module", [sys.executable, "-m", "a_module", "x"], warm=warm)
+    assert ended(child) == 0, child.log.read_text()
+    assert child.log.read_text() == "__main__ ['x']\n"
+
+
+def test_forks_do_not_draw_the_same_random_numbers(processes: Processes, warm: Warm, program: Path) -> None:
+    drawn: set[str] = set()
+    for _ in range(2):
+        child = run(processes, warm, program, "draw")
+        assert ended(child) == 0
+        drawn |= set(child.log.read_text().split())
+    assert len(drawn) == 4
+
+
+def test_many_forks_at_once(processes: Processes, warm: Warm, program: Path) -> None:
+    children = [run(processes, warm, program, "exit", str(number)) for number in range(8)]
+    assert len({child.pid for child in children}) == 8
+    assert [ended(child) for child in children] == list(range(8))
+
+
+def test_its_forks_end_with_it(tmp_path: Path, program: Path) -> None:
+    with Processes(tmp_path, cwd=tmp_path) as processes:
+        warm = processes.start_warm("warm", environment={"JAX_PLATFORMS": "cpu"})
+        assert warm.until_ready()
+        child = run(processes, warm, program, "wait")
+        patience.until(lambda: "up" in child.log.read_text(), "the fork")
+        (own,) = processes._warm.values()
+        own.kill()
+        assert ended(child) == -signal.SIGKILL
+        assert (warm.problem, warm.was_ready) == ("it has ended", True)
+        patience.until(lambda: not exists(child.pid), "the fork to end")
+        later = run(processes, warm, program, "exit", "5")
+        assert not later.warm
+        assert ended(later) == 5
+
+
+def test_leaving_asks_forks_to_end_before_their_warm_process(tmp_path: Path, program: Path) -> None:
+    with Processes(tmp_path, cwd=tmp_path) as processes:
+        warm = processes.start_warm("warm", environment={"JAX_PLATFORMS": "cpu"})
+        assert warm.until_ready()
+        child = run(processes, warm, program, "wait")
+        patience.until(lambda: "up" in child.log.read_text(), "the fork")
+    assert child.exit_code() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import nothing_like_this", "cannot be imported: ModuleNotFoundError"),
+        (
+            "import threading, signal; threading.Thread(target=signal.pause, daemon=True).start()",
+            "starts a thread",
+        ),
+    ],
+)
+def test_what_cannot_be_preloaded_is_said(tmp_path: Path, source: str, said: str) -> None:
+    (tmp_path / "loaded.py").write_text(source)
+    with Processes(tmp_path, cwd=tmp_path) as processes:
+        warm = processes.start_warm("warm", environment={}, preload=("loaded",))
+        assert not warm.until_ready()
+    assert "the module 'loaded'" in warm.problem
+    assert said in warm.problem
+    assert not warm.was_ready
+
+
+@pytest.mark.parametrize(
+    ("words", "python"),
+    [
+        ([sys.executable, __file__, "x"], [__file__, "x"]),
+        ([sys.executable, "-m", "a.b", "x"], ["-m", "a.b", "x"]),
+        ([sys.executable, "-c", "pass"], None),
+        ([sys.executable, "-X", "dev", __file__], None),
+        ([sys.executable, "no such file.py"], None),
+        ([sys.executable], None),
+        (["sh", __file__], None),
+        (
+            [f"{sys.executable}3" if Path(f"{sys.executable}3").exists() else sys.executable, __file__],
+            [__file__],
+        ),
+        (["/usr/bin/env", "python", __file__], None),
+    ],
+)
+def test_which_commands_can_be_forked(words: list[str], python: Any) -> None:
+    assert python_words(words) == python
+
+
+def test_a_fork_that_runs_can_be_waited_for_with_a_limit(
+    processes: Processes, warm: Warm, program: Path
+) -> None:
+    child = run(processes, warm, program, "wait")
+    assert not child.wait(0.05)
+    killer = threading.Timer(0.2, child.kill)
+    killer.start()
+    assert ended(child) == -signal.SIGKILL
+    killer.join()
+
+
+def exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_warm_process_does_not_outlive_its_launcher(tmp_path: Path, program: Path) -> None:
+    script = (
+        "import pathlib, signal, sys\n"
+        "from jaxft._launch._processes import Processes\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "processes = Processes(folder, cwd=folder)\n"
+        "warm = processes.start_warm('warm', environment={})\n"
+        "assert warm.until_ready()\n"
+        "child = processes.start('fork', [sys.executable, sys.argv[2], 'wait'], warm=warm)\n"
+        "print(child.pid, processes._warm[warm].pid, flush=True)\n"
+        "signal.pause()\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path), str(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        parent.kill()
+    patience.until(lambda: not any(exists(pid) for pid in pids), "both to end")
