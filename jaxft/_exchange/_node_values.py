@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxft._arrays._layout import ALIGN_ELEMENTS, Layout
 from jaxft._arrays._memory import aligned_empty
-from jaxft._exchange._reduce import add_into
+from jaxft._exchange._sums import add_into
 
 
 class NodeValues(Protocol):
@@ -95,12 +95,12 @@ def _merged(layout: Layout, number: int, left: NodeValues, right: NodeValues) ->
     else:
         out = aligned_empty(region.size * region.sum_item_bytes).view(region.sum_dtype)
     if isinstance(left, Packed) and isinstance(right, Packed):
-        add_into(out, left.regions[number], right.regions[number])
+        add_into(out, left.regions[number], right.regions[number], region)
         return out
     for place in layout.places:
         if place.region == number:
             one, other = (node.part(number, place.offset, place.stop) for node in (left, right))
-            add_into(out[place.offset : place.stop], one, other)
+            add_into(out[place.offset : place.stop], one, other, region)
     for gap in layout.gaps():
         if gap.region == number:
             out[gap.offset : gap.stop] = 0

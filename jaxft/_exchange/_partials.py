@@ -24,7 +24,8 @@ from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._memory import aligned_empty, empty_regions, leaves_of
 from jaxft._errors import ConfigurationError
 from jaxft._exchange._node_values import Loose, NodeValues, merged
-from jaxft._exchange._reduce import BLOCK_ELEMENTS, combine_into
+from jaxft._exchange._reduce import BLOCK_ELEMENTS
+from jaxft._exchange._sums import combine_into
 from jaxft._exchange._tree import Node, parent, root
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from jaxft._arrays._layout import Layout
 from jaxft._arrays._memory import aligned_empty, empty_regions
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import Chunk, Plan, Planned, value_dtype
-from jaxft._exchange._reduce import combine_into
+from jaxft._exchange._sums import combine_into
 from jaxft._exchange._tree import Node
 
 # How many chunks of a slice may be in progress at its reducer. One is summed, one is received, and two absorb
