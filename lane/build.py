@@ -1,4 +1,4 @@
-"""Build the compiled lane, `jaxft/_exchange/_lane.so`, with the C compiler of this machine.
+"""Build the compiled lane, `jaxft/_exchange/liblane.so`, with the C compiler of this machine.
 
     python lane/build.py            build it, or say why not: jaxft then uses Python, with the same bits
     python lane/build.py --out X --flags=-fsanitize=address,undefined
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TARGET = HERE.parent / "jaxft" / "_exchange" / "_lane.so"
+TARGET = HERE.parent / "jaxft" / "_exchange" / "liblane.so"
 # No contraction to fused multiply-add, and no flag that lets the compiler change a bit of a sum.
 FLAGS = [
     *("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fopenmp-simd"),

@@ -1,6 +1,6 @@
 """Put the compiled lane into the wheel: py3-none-manylinux where it can be built, and py3-none-any where not.
 
-It needs only glibc, and no Python headers, so one wheel serves every Python 3. `CC=none` makes the pure wheel anywhere.
+It needs only glibc, and no Python headers, so one wheel serves every Python 3. `CC=none` makes the pure wheel.
 """
 
 import platform

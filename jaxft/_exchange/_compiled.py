@@ -6,6 +6,7 @@ interpreter's lock during each call, so neither side delays the other.
 
 import ctypes
 import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxft._arrays._layout import Region
+from jaxft._exchange import _lane_structs
 from jaxft._exchange._tree import Node, root
 
-PATH = Path(__file__).with_name("_lane.so")
+_log = logging.getLogger("jaxft")
+
+PATH = Path(__file__).with_name("liblane.so")
 
 # The codes of lane.h. Unsigned integers are summed like signed ones: both wrap around.
 _CODES = {"bfloat16": 0, "float16": 1, "float32": 2, "float64": 3, "int32": 4, "uint32": 4, "int64": 5}
@@ -38,14 +42,20 @@ class Library:
         """Load the lane, for the best instruction set of this machine or the named one.
 
         Raises:
-            OSError: there is no library at `path`, or it is for another machine.
+            OSError: there is no library at `path`, or it was built for another machine or from other sources.
             ValueError: this machine does not have the instruction set.
         """
         c = ctypes.CDLL(str(path))
         c.lane_use.restype = ctypes.c_char_p
+        _check(c, path)
         used = c.lane_use(instructions.encode() if instructions else None)
         if used is None:
             raise ValueError(f"This machine does not have the instruction set {instructions!r}.")
+        c.lane_open.restype = ctypes.c_void_p
+        c.lane_open.argtypes = [ctypes.c_void_p]
+        c.lane_close.argtypes = [ctypes.c_void_p]
+        c.lane_turn.argtypes = [ctypes.c_void_p, ctypes.c_double]
+        c.lane_looks.argtypes = c.lane_why.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         c.lane_combine.argtypes = [
             *(ctypes.c_int, ctypes.c_double, ctypes.c_void_p, ctypes.c_size_t),
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
@@ -101,10 +111,25 @@ class Library:
 @functools.cache
 def library() -> Library | None:
     """The compiled lane, or None where it was not built for this machine."""
+    if not PATH.exists():
+        return None
     try:
         return Library.load(PATH)
-    except OSError:
+    except OSError as error:
+        _log.warning("The exchange uses Python, since the compiled lane cannot be used: %s", error)
         return None
+
+
+def _check(c: ctypes.CDLL, path: Path) -> None:
+    wanted = [ctypes.sizeof(each) for each in _lane_structs.ALL]
+    sizes = (ctypes.c_uint32 * len(wanted))()
+    if not hasattr(c, "lane_sizes"):
+        raise OSError(f"{path} is not a compiled lane.")
+    c.lane_sizes(sizes)
+    if list(sizes) != wanted:
+        raise OSError(
+            f"{path} was built from other sources than this Python: run `make setup`, or install again."
+        )
 
 
 def code(dtype: str) -> int:

@@ -29,6 +29,10 @@ class NodeValues(Protocol):
         """The elements [start, stop) of a region as one flat array. Read-only."""
         ...
 
+    def pieces(self, region: int) -> list[tuple[int, np.ndarray]]:
+        """What lies together in memory, in order, each with its offset in the region. Between them is zero."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -39,6 +43,9 @@ class Packed:
 
     def part(self, region: int, start: int, stop: int) -> np.ndarray:
         return self.regions[region][start:stop]
+
+    def pieces(self, region: int) -> list[tuple[int, np.ndarray]]:
+        return [(0, self.regions[region])]
 
 
 class Loose:
@@ -65,6 +72,10 @@ class Loose:
         if stop - offset <= leaf.size:
             return leaf[start - offset : stop - offset]
         return self._gather(region, number, start, stop)
+
+    def pieces(self, region: int) -> list[tuple[int, np.ndarray]]:
+        pairs = zip(self._offsets[region], self._leaves[region], strict=True)
+        return [(offset, leaf) for offset, leaf in pairs if leaf.size]
 
     def _gather(self, region: int, number: int, start: int, stop: int) -> np.ndarray:
         """Copy from the leaves starting at `number`, with zeros for the padding between them."""

@@ -52,6 +52,10 @@ class Partials:
         """The elements [start, stop) of a region of a held node, as one flat array. Read-only."""
         return self._values[node].part(region, start, stop)
 
+    def pieces(self, node: Node, region: int) -> list[tuple[int, np.ndarray]]:
+        """What lies together of a region of a held node, in order, each with its offset. Between them is zero."""
+        return self._values[node].pieces(region)
+
     def add(self, shard: int, leaves: "Sequence[np.ndarray | jax.Array]") -> None:
         """Add a shard's contribution, and merge every node that is complete.
 

@@ -29,7 +29,7 @@ def built() -> Path:
     return _compiled.PATH
 
 
-def loaded(instructions: str) -> _compiled.Library:
+def loaded(instructions: str | None) -> _compiled.Library:
     try:
         return _compiled.Library.load(built(), instructions)
     except ValueError:

@@ -12,7 +12,7 @@ from jaxft._exchange import Layout
 from .members import BIG, reference_means
 from .processes import Member, digest, join, started
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("lane")]
 
 SPECS = Layout.of(BIG).specs
 
