@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,30 +11,11 @@ from jaxft._arrays._layout import DTYPES, Region
 from jaxft._exchange import _compiled, _reduce
 from jaxft._exchange._tree import Node, cover
 
-from .lanes import INSTRUCTIONS, built, loaded
+from .lanes import INSTRUCTIONS, any_bits, built, loaded
 
 # Around the edges of vectors and of blocks.
 SIZES = st.sampled_from([0, 1, 7, 15, 16, 17, 511, 512, 513, 1023, 1024, 1025, 2048, 3001])
 KINDS = [(operation, dtype) for operation, dtypes in DTYPES.items() for dtype in dtypes]
-# What an arithmetic could get wrong: zeros, denormals, the largest numbers, ties, infinities, NaNs, both signs.
-SPECIAL = {
-    2: "0 1 2 03FF 0400 7BFF 7C00 7C01 7E01 7F7F 7F80 7F81 7FC1 007F 0080",
-    4: "0 1 007FFFFF 00800000 3F808000 3F818000 477FEFFF 477FF000 33000000 33000001 38800000 387FE000 387FF000 "
-    "7F7FFFFF 7F7F8000 7F800000 7F800001 7FC00001 7FFFFFFF",
-    8: "0 1 000FFFFFFFFFFFFF 0010000000000000 7FEFFFFFFFFFFFFF 7FF0000000000000 7FF0000000000001",
-}
-
-
-def any_bits(rng: np.random.Generator, dtype: str, size: int) -> np.ndarray:
-    """Values of any bits, a third of them special; or of one magnitude, so that sums round. Aligned to no vector."""
-    item_bytes = np.dtype(dtype).itemsize
-    raw = rng.integers(0, 256, (size + 3) * item_bytes, np.uint8).view(f"u{item_bytes}")
-    if "float" in dtype and rng.integers(2):
-        return rng.standard_normal(size + 3).astype(dtype)[3:]
-    known = np.array([int(word, 16) for word in SPECIAL[item_bytes].split()], raw.dtype)
-    special = rng.choice(known, raw.size)
-    special |= (rng.integers(0, 2, raw.size) << (8 * item_bytes - 1)).astype(raw.dtype)
-    return np.where(rng.integers(0, 3, raw.size) == 0, special, raw).view(dtype)[3:]
 
 
 def nodes_of(owners: Sequence[int]) -> list[Node]:
