@@ -68,4 +68,4 @@ stubs: $(STAMP)  ## regenerate the gRPC stubs
 	$(BIN)/python protocol/generate_stubs.py
 
 clean:
-	rm -rf $(VENV) .venv-newest docs/_build
+	rm -rf $(VENV) .venv-newest docs/_build jaxft/_exchange/liblane.so

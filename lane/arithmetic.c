@@ -55,40 +55,40 @@ INLINE double double_of_sum(double sum) { return sum != sum ? __builtin_nan("") 
 INLINE uint32_t same32(uint32_t value) { return value; }
 INLINE uint64_t same64(uint64_t value) { return value; }
 
-#define ADD(name, SUM, LEFT, left_of, RIGHT, right_of)                                                                  \
-    static void name(void *to, const void *a, const void *b, size_t size) {                                            \
-        SUM *out = to;                                                                                                  \
-        const LEFT *left = a;                                                                                           \
-        const RIGHT *right = b;                                                                                         \
-        EACH out[i] = left_of(left[i]) + right_of(right[i]);                                                            \
+#define ADD(name, SUM, LEFT, left_of, RIGHT, right_of)                                                         \
+    static void name(void *to, const void *a, const void *b, size_t size) {                                    \
+        SUM *out = to;                                                                                         \
+        const LEFT *left = a;                                                                                  \
+        const RIGHT *right = b;                                                                                \
+        EACH out[i] = left_of(left[i]) + right_of(right[i]);                                                   \
     }
 
 /* The reciprocal of a power of two is exact, so the product has the bits of the quotient, in half the time. */
-#define FINISH_FLOATS(name, LEAF, SUM, TOTAL, wide, narrow)                                                             \
-    static void name(void *to, const void *from, size_t size, double divisor) {                                        \
-        LEAF *out = to;                                                                                                 \
-        const TOTAL *total = from;                                                                                      \
-        const SUM by = (SUM)divisor, reciprocal = (SUM)(1 / divisor);                                                   \
-        if (divisor == 0)                                                                                               \
-            EACH out[i] = narrow(wide(total[i]));                                                                       \
-        else if (((uint64_t)divisor & ((uint64_t)divisor - 1)) == 0)                                                    \
-            EACH out[i] = narrow(wide(total[i]) * reciprocal);                                                          \
-        else                                                                                                            \
-            EACH out[i] = narrow(wide(total[i]) / by);                                                                  \
+#define FINISH_FLOATS(name, LEAF, SUM, TOTAL, wide, narrow)                                                    \
+    static void name(void *to, const void *from, size_t size, double divisor) {                                \
+        LEAF *out = to;                                                                                        \
+        const TOTAL *total = from;                                                                             \
+        const SUM by = (SUM)divisor, reciprocal = (SUM)(1 / divisor);                                          \
+        if (divisor == 0)                                                                                      \
+            EACH out[i] = narrow(wide(total[i]));                                                              \
+        else if (((uint64_t)divisor & ((uint64_t)divisor - 1)) == 0)                                           \
+            EACH out[i] = narrow(wide(total[i]) * reciprocal);                                                 \
+        else                                                                                                   \
+            EACH out[i] = narrow(wide(total[i]) / by);                                                         \
     }
 
-#define FLOATS(name, LEAF, SUM, same, wide, narrow)                                                                     \
-    ADD(name##_add_leaves, SUM, LEAF, wide, LEAF, wide)                                                                 \
-    ADD(name##_add_leaf, SUM, SUM, same, LEAF, wide)                                                                    \
-    ADD(name##_add_sums, SUM, SUM, same, SUM, same)                                                                     \
-    FINISH_FLOATS(name##_finish_leaf, LEAF, SUM, LEAF, wide, narrow)                                                    \
+#define FLOATS(name, LEAF, SUM, same, wide, narrow)                                                            \
+    ADD(name##_add_leaves, SUM, LEAF, wide, LEAF, wide)                                                        \
+    ADD(name##_add_leaf, SUM, SUM, same, LEAF, wide)                                                           \
+    ADD(name##_add_sums, SUM, SUM, same, SUM, same)                                                            \
+    FINISH_FLOATS(name##_finish_leaf, LEAF, SUM, LEAF, wide, narrow)                                           \
     FINISH_FLOATS(name##_finish_sum, LEAF, SUM, SUM, same, narrow)
 
-#define INTEGERS(name, INTEGER, same)                                                                                   \
-    ADD(name##_add_leaves, INTEGER, INTEGER, same, INTEGER, same)                                                       \
-    static void name##_finish_leaf(void *out, const void *total, size_t size, double divisor) {                         \
-        (void)divisor; /* a mean takes no integers */                                                                   \
-        memmove(out, total, size * sizeof(INTEGER));                                                                    \
+#define INTEGERS(name, INTEGER, same)                                                                          \
+    ADD(name##_add_leaves, INTEGER, INTEGER, same, INTEGER, same)                                              \
+    static void name##_finish_leaf(void *out, const void *total, size_t size, double divisor) {                \
+        (void)divisor; /* a mean takes no integers */                                                          \
+        memmove(out, total, size * sizeof(INTEGER));                                                           \
     }
 
 FLOATS(bfloat16, uint16_t, float, float_of_float, float_of_bfloat16, bfloat16_of_float)
@@ -98,11 +98,11 @@ FLOATS(float64, double, double, double_of_double, double_of_double, double_of_su
 INTEGERS(int32, uint32_t, same32)
 INTEGERS(int64, uint64_t, same64)
 
-#define OF_FLOATS(name, LEAF, SUM)                                                                                      \
-    {sizeof(LEAF),     sizeof(SUM),        name##_add_leaves, name##_add_leaf,                                          \
+#define OF_FLOATS(name, LEAF, SUM)                                                                             \
+    {sizeof(LEAF),     sizeof(SUM),        name##_add_leaves, name##_add_leaf,                                 \
      name##_add_sums,  name##_finish_leaf, name##_finish_sum}
-#define OF_INTEGERS(name, INTEGER)                                                                                      \
-    {sizeof(INTEGER),   sizeof(INTEGER),    name##_add_leaves, name##_add_leaves,                                       \
+#define OF_INTEGERS(name, INTEGER)                                                                             \
+    {sizeof(INTEGER),   sizeof(INTEGER),    name##_add_leaves, name##_add_leaves,                              \
      name##_add_leaves, name##_finish_leaf, name##_finish_leaf}
 
 #define JOIN(a, b) a##b

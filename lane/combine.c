@@ -19,10 +19,10 @@ static const struct lane_arithmetic *chosen;
 EXPORT const char *lane_use(const char *name) {
     const struct lane_arithmetic *found = NULL;
     const char *found_name = NULL;
-#define OFFER(set, has)                                                                                                 \
-    if ((has) && (name == NULL || strcmp(name, #set) == 0)) {                                                           \
-        found = lane_arithmetic_##set;                                                                                  \
-        found_name = #set;                                                                                              \
+#define OFFER(set, has)                                                                                        \
+    if ((has) && (name == NULL || strcmp(name, #set) == 0)) {                                                  \
+        found = lane_arithmetic_##set;                                                                         \
+        found_name = #set;                                                                                     \
     }
     OFFER(baseline, 1)
 #ifdef __x86_64__

@@ -104,7 +104,7 @@ struct lane_plan {
 };
 
 enum lane_turn { LANE_STILL, LANE_MOVED, LANE_DONE, LANE_FAILED };
-enum lane_why { LANE_NO_MEMORY, LANE_CLOSED, LANE_ERROR, LANE_UNEXPECTED, LANE_DAMAGED, LANE_NO_TAG, LANE_POLL };
+enum lane_why { LANE_NO_MEMORY, LANE_CLOSED, LANE_ERROR, LANE_UNEXPECTED, LANE_DAMAGED, LANE_NO_TAG, LANE_POLL, LANE_NO_TREE };
 
 struct lane_failure {
     uint32_t why, member;

@@ -103,7 +103,7 @@ static int combine(struct lane *lane) {
     char *out = lane_result(lane, chunk);
     if (lane_combine(region->dtype, region->divisor, plan->program, plan->steps, lane->sources, lane->summed, out,
                      chunk->size))
-        abort(); /* the plan is ours, and Python has built the tree */
+        return lane_fail(lane, NULL, LANE_NO_TREE, 0);
     if (plan->results_out != NULL && plan->digest != NULL)
         lane_tag(lane, plan->me, 0, plan->results_out + (size_t)number * LANE_HEADER_BYTES, out,
                  chunk->size * math->leaf_bytes, lane->result_tags + (size_t)number * LANE_MOST_TAG_BYTES);

@@ -120,6 +120,12 @@ def library() -> Library | None:
         return None
 
 
+def describe() -> str:
+    """Which lane is in use, for people."""
+    found = library()
+    return "Python" if found is None else f"compiled ({found.instructions})"
+
+
 def _check(c: ctypes.CDLL, path: Path) -> None:
     wanted = [ctypes.sizeof(each) for each in _lane_structs.ALL]
     sizes = (ctypes.c_uint32 * len(wanted))()

@@ -51,10 +51,12 @@ class CompiledLane:
         return Turn(turn)
 
     def owing(self) -> list[int]:
-        return [number for number in self._connections if self._look()[number].owes]
+        looks = self._look()
+        return [number for number in self._connections if looks[number].owes]
 
     def unfinished(self) -> list[int]:
-        return [number for number in self._connections if self._look()[number].is_watched]
+        looks = self._look()
+        return [number for number in self._connections if looks[number].is_watched]
 
     def moved_s(self, number: int) -> float:
         return self._look()[number].moved_s
@@ -89,6 +91,8 @@ class CompiledLane:
                 raise MemoryError("There is no memory for a chunk of an exchange.")
             case c.NO_TAG if self._tagger.error is not None:
                 raise self._tagger.error
+            case c.NO_TREE:
+                raise AssertionError("The nodes of the members are not the leaves of one tree.")
             case _:
                 raise OSError(failure.error, f"The exchange cannot poll: {os.strerror(failure.error)}.")
 

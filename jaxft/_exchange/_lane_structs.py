@@ -8,7 +8,7 @@ HEADER_BYTES = 64
 NONE = 2**32 - 1
 
 # The `why` of a failure.
-NO_MEMORY, CLOSED, ERROR, UNEXPECTED, DAMAGED, NO_TAG, POLL = range(7)
+NO_MEMORY, CLOSED, ERROR, UNEXPECTED, DAMAGED, NO_TAG, POLL, NO_TREE = range(8)
 
 # tag(member, incoming, header, payload, bytes, tag) -> not 0 to fail
 TAG = ctypes.CFUNCTYPE(c_int, c_uint32, c_int, c_void_p, c_void_p, c_size_t, c_void_p)

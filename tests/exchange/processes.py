@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -65,6 +66,9 @@ class _Process:
             abort=Abort(),
             patience=Patience(patience.FAR_S),
         )
+        for connection in self.links.connections.values():
+            # So that an exchange takes many moves, however fast the others are.
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
 
     def exchange(self, trap: int | None, progress_timeout_s: float) -> Any:
         """Returns a digest of the means, or of a failure: whose it is, its text, and when it was."""

@@ -291,3 +291,10 @@ def test_a_library_of_other_sources_is_not_used(
     monkeypatch.setattr(_compiled._lane_structs, "ALL", _compiled._lane_structs.ALL[::-1])
     assert _compiled.library.__wrapped__() is None
     assert "built from other sources than this Python: run `make setup`" in caplog.text
+
+
+def test_what_is_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compiled, "library", lambda: loaded("baseline"))
+    assert _compiled.describe() == "compiled (baseline)"
+    monkeypatch.setattr(_compiled, "library", lambda: None)
+    assert _compiled.describe() == "Python"
