@@ -12,11 +12,12 @@ help:  ## this text
 
 setup: $(STAMP)  ## make the environment in .venv
 
-$(STAMP): pyproject.toml coordinator/pyproject.toml protocol/pyproject.toml
+$(STAMP): pyproject.toml coordinator/pyproject.toml protocol/pyproject.toml $(wildcard lane/*)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jaxft needs Python 3.11 or newer; say which: make PYTHON=python3.12 ...")'
 	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e protocol -e coordinator -e '.[llama3]' --group dev
+	@$(BIN)/python lane/build.py || true
 	@touch $(STAMP)
 
 demo: $(STAMP)  ## train Llama 3 in three replica groups, kill each with kill -9, compare bit for bit
@@ -67,4 +68,4 @@ stubs: $(STAMP)  ## regenerate the gRPC stubs
 	$(BIN)/python protocol/generate_stubs.py
 
 clean:
-	rm -rf $(VENV) .venv-newest docs/_build
+	rm -rf $(VENV) .venv-newest docs/_build jaxft/_exchange/liblane.so

@@ -6,6 +6,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from jaxft._exchange import _compiled
+
 
 def describe() -> dict[str, Any]:
     return {
@@ -15,6 +17,7 @@ def describe() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         **{name: _version(name) for name in ("jaxft", "jax", "jaxlib", "numpy", "grpcio")},
+        "lane": _compiled.describe(),
         "load_before": round(os.getloadavg()[0], 1),
     }
 

@@ -46,6 +46,8 @@ class Options:
     """Rounds; the first is not counted."""
     big_rounds: int = 4
     """The same, from 64 MB on."""
+    python: bool = False
+    """Also the exchange in Python, in the same rounds: what the compiled lane saves."""
     token: bool = False
     """The groups have a token: each frame carries a MAC instead of a checksum."""
 
@@ -76,7 +78,7 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
             peers = _peers(stack, number)
             for case in _cases(options):
                 rounds = options.rounds if case.size_bytes < MANY_BYTES else options.big_rounds
-                rows += _measure(case, number, ours, peers, rounds)
+                rows += _measure(case, number, ours, peers, rounds, options.python)
     return rows, [] if _peer.python() else ["TorchFT is not available here: its column is empty."]
 
 
@@ -127,16 +129,18 @@ def _peers(stack: contextlib.ExitStack, number: int) -> tuple[Worker, ...]:
 
 
 def _measure(
-    case: Case, number: int, ours: Sequence[Worker], peers: Sequence[Worker], rounds: int
+    case: Case, number: int, ours: Sequence[Worker], peers: Sequence[Worker], rounds: int, python: bool
 ) -> list[Row]:
     same: list[dict[str, Any]] = [{"shapes": case.shapes, "dtype": case.dtype}] * number
     _all(ours, "prepare", same)
     sizes = {"sizes": [math.prod(shape) for shape in case.shapes], "dtype": case.dtype}
     _all(peers, "prepare", [sizes] * len(peers))
     ways = {"ours": (ours, "exchange"), "limit": (ours, "bare"), "peer": (peers, "exchange")}
+    if python:
+        ways["python"] = (ours, "exchange_in_python")
     ways = {name: way for name, way in ways.items() if way[0]}
-    seconds: dict[str, list[float]] = {"ours": [], "limit": [], "peer": []}
-    cpu: dict[str, list[float]] = {"ours": [], "limit": [], "peer": []}
+    seconds: dict[str, list[float]] = {"ours": [], "limit": [], "peer": [], "python": []}
+    cpu: dict[str, list[float]] = {"ours": [], "limit": [], "peer": [], "python": []}
     for round_, (name, (group, command)) in itertools.product(range(rounds), ways.items()):
         answers = _all(group, command, [{"count": case.count}] * number)
         if len({answer.get("digest") for answer in answers}) > 1:
@@ -167,6 +171,9 @@ def _measure(
             name, "CPU s/GB", cpu["ours"], peer=cpu["peer"], limit=cpu["limit"], goal=Goal(peer=1.0)
         )
         rows.append(more)
+    if python:
+        rows.append(Row.of(f"{name}, Python", "ms", times["python"], limit=times["limit"]))
+        rows.append(Row.of(f"{name}, Python", "CPU s/GB", cpu["python"], limit=cpu["limit"]))
     return rows
 
 

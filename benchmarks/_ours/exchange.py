@@ -1,5 +1,6 @@
 """One member of an exchange: jaxft's own, and bare sockets between the same processes."""
 
+import functools
 import select
 import socket
 import time
@@ -12,7 +13,7 @@ import xxhash
 from jaxft_protocol.credentials import DataKey
 
 from benchmarks._worker import serve
-from jaxft._exchange import Layout, LeafSpec, Links, Partials, Patience, Peer
+from jaxft._exchange import Layout, LeafSpec, Links, Partials, Patience, Peer, _compiled
 from jaxft._exchange._exchange import exchange
 from jaxft._exchange._plan import CHUNK_BYTES, ONE_TRIP_BYTES
 from jaxft._transport._listener import Abort, Listener
@@ -93,6 +94,15 @@ class Member:
             del means, partials
         (digest,) = digests
         return {"spans": spans, "cpu_s": cpu_s, "digest": digest}
+
+    def exchange_in_python(self, count: int) -> dict[str, Any]:
+        """The same without the compiled lane."""
+        library = _compiled.library
+        _compiled.library = functools.cache(lambda: None)
+        try:
+            return self.exchange(count)
+        finally:
+            _compiled.library = library
 
     def bare(self, count: int) -> dict[str, Any]:
         """Move the bytes of such an exchange, without summing."""
@@ -181,6 +191,7 @@ if __name__ == "__main__":
             "join": member.join,
             "prepare": member.prepare,
             "exchange": member.exchange,
+            "exchange_in_python": member.exchange_in_python,
             "bare": member.bare,
         }
     )

@@ -12,6 +12,10 @@ A sender never delays partial sums, and a receiver always has a buffer for resul
 runs ahead (scratch memory holds a small window of chunks); it then waits for a peer that is behind, which is not
 paused. So members cannot deadlock.
 
+What moves the bytes and sums them is a *lane*: in C where that was built (`_compiled_lane.py`), in Python where not
+(`_python_lane.py`). The frames and the bits are the same. This module decides: it watches the abort flag and the
+time, and names who is to blame.
+
 Invariants:
 - Contributions are only read.
 - A frame is accepted only if its header is the expected one (`_frames.py`).
@@ -30,25 +34,23 @@ import logging
 import math
 import select
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
 from jaxft._arrays._layout import Layout
 from jaxft._arrays._memory import leaves_of
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange._channel import Channel, Frame
-from jaxft._exchange._frames import Stamp, tag
+from jaxft._exchange import _compiled
+from jaxft._exchange._compiled_lane import CompiledLane
+from jaxft._exchange._lane import Lane, PeerLost, Turn
 from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import LOOK_S, Patience
-from jaxft._exchange._plan import Planned, partials_to, results_from
-from jaxft._exchange._reducer import Reducer
+from jaxft._exchange._python_lane import PythonLane
 from jaxft._transport._sockets import SLOW_WAIT_S
 
 _log = logging.getLogger("jaxft")
-
-_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 def exchange(
@@ -89,115 +91,54 @@ def exchange(
             f"The connections of quorum {links.quorum_id} are closed. The step needs a new quorum."
         )
     try:
-        run = _Run(links, layout, step, partials, patience)
-        run.until_done()
+        return leaves_of(layout, _carry_out(links, layout, step, partials, patience))
     except BaseException:
         links.close()
         raise
-    return leaves_of(layout, run.reducer.result)
+
+
+def _carry_out(
+    links: Links, layout: Layout, step: int, partials: Partials, patience: Patience
+) -> tuple[np.ndarray, ...]:
+    """The regions of the result."""
+    library = _compiled.library()
+    lane: Lane = (
+        PythonLane(links, layout, step, partials)
+        if library is None
+        else CompiledLane(library, links, layout, step, partials)
+    )
+    try:
+        _Run(links, lane, step, patience).until_done()
+    finally:
+        lane.close()
+    return lane.result
 
 
 class _Run:
-    """One exchange, from the first byte to the last."""
+    """One exchange, from the first byte to the last: looks after the abort flag, the time, and who is to blame."""
 
-    def __init__(
-        self, links: Links, layout: Layout, step: int, partials: Partials, patience: Patience
-    ) -> None:
-        plan = links.plan(layout, partials.shards)
-        job, layout_tag = tag(links.job), tag(layout.digest)
-        stamps = [
-            Stamp(number, job, links.quorum_id, step, layout_tag) for number in range(len(links.members))
-        ]
-        self.reducer = Reducer(plan, me=links.me, layout=layout, partials=partials, scratch=links.scratch)
+    def __init__(self, links: Links, lane: Lane, step: int, patience: Patience) -> None:
         self._links = links
+        self._lane = lane
         self._step = step
-        self._results = results_from(stamp=stamps[links.me], plan=plan, layout=layout)
-        self._channels = {
-            number: Channel(
-                connection,
-                outgoing=self._outgoing(
-                    partials_to(number, stamp=stamps[links.me], plan=plan, layout=layout)
-                ),
-                partials=partials_to(links.me, stamp=stamps[number], plan=plan, layout=layout),
-                results=results_from(stamp=stamps[number], plan=plan, layout=layout),
-                buffer_for=self.reducer.buffer_for,
-                arrived=self.reducer.arrived,
-            )
-            for number, connection in links.connections.items()
-        }
-        self._by_fd = {channel.sock.fileno(): number for number, channel in self._channels.items()}
-        self._poller = select.poll()
-        self._poller.register(links.abort, select.POLLIN)
-        self._watched: dict[int, int] = {}  # poll events by descriptor, where there are any
         self._patience = patience
         self._begun_s = time.monotonic()
-        self._moved_s = dict.fromkeys(self._channels, self._begun_s)  # when bytes last moved, by peer
         self._checks_s = self._begun_s
         self._slow_s = SLOW_WAIT_S
 
     def until_done(self) -> None:
         while True:
-            if self.reducer.can_combine:
-                self._combine()
-            self._watch()
-            if self.reducer.done and not self._watched:
+            try:
+                turn = self._lane.turn(min(self._patience.look_s, self._slow_s))
+            except PeerLost as lost:
+                raise self._lost(lost.number, lost.why) from lost.__cause__
+            if turn is Turn.DONE:
                 return
-            timeout_s = 0.0 if self.reducer.can_combine else min(self._patience.look_s, self._slow_s)
-            events = self._poller.poll(1000 * timeout_s)
             if self._links.abort.is_set:
                 raise self._failed((), f"was aborted: {self._links.abort.reason}")
-            if sum(self._serve(self._by_fd[fd], event) for fd, event in events):
+            if turn is Turn.MOVED:
                 self._patience.moved()
             self._check_time()
-
-    def _outgoing(self, planned: Iterable[Planned]) -> Iterator[Frame]:
-        for frame in planned:
-            assert frame.node is not None
-            payload = self.reducer.partial_bytes(frame.chunk, frame.node)
-            assert payload.nbytes == frame.length_bytes
-            yield frame.header, payload
-
-    def _combine(self) -> None:
-        number = self.reducer.combine()
-        for peer, channel in self._channels.items():
-            if channel.paused:
-                channel.resume()
-                self._moved_s[peer] = time.monotonic()  # we paused it, so it is not late
-            if self._results:
-                frame = self._results[number]
-                channel.push((frame.header, self.reducer.result_bytes(frame.chunk)))
-
-    def _watch(self) -> None:
-        """Poll each connection for what its channel can do next, and stop polling it when it is done."""
-        for channel in self._channels.values():
-            events = select.POLLOUT if channel.sending else 0
-            if channel.paused:
-                events |= select.POLLRDHUP  # no buffer for its bytes, but notice a disconnect
-            elif channel.receiving:
-                events |= select.POLLIN
-            fd = channel.sock.fileno()
-            if events == self._watched.get(fd, 0):
-                continue
-            if events:
-                self._poller.register(fd, events)
-                self._watched[fd] = events
-            else:
-                self._poller.unregister(fd)
-                del self._watched[fd]
-
-    def _serve(self, number: int, event: int) -> int:
-        channel = self._channels[number]
-        moved_bytes = 0
-        try:
-            if channel.receiving and event & ~select.POLLOUT:
-                moved_bytes += channel.receive()
-            if channel.sending and event & ~select.POLLIN:
-                moved_bytes += channel.send()
-        except OSError as error:
-            raise self._lost(number, error.strerror or str(error)) from error
-        if moved_bytes:
-            self._moved_s[number] = time.monotonic()
-        return moved_bytes
 
     def _check_time(self) -> None:
         still_s = self._patience.still_s
@@ -226,25 +167,21 @@ class _Run:
         least_s = now_s - self._patience.timeout_s
         if self._patience.since_s > least_s:
             return []
-        return [
-            number
-            for number, channel in self._channels.items()
-            if channel.owes_partials and self._moved_s[number] <= least_s
-        ]
+        return [number for number in self._lane.owing() if self._lane.moved_s(number) <= least_s]
 
     def _owing(self) -> list[int]:
         """The peers this member waits for: those that need no help to go on, or else all that are unfinished."""
-        owing = [number for number, channel in self._channels.items() if channel.owes_partials]
-        return owing or [number for fd, number in self._by_fd.items() if fd in self._watched]
+        return self._lane.owing() or self._lane.unfinished()
 
     def _lost(self, number: int, why: str) -> ExchangeFailed:
         """One connection failed. Any other peer that is failing at this moment may be the cause as well."""
         reasons = {number: why}
         poller = select.poll()
-        for fd in self._watched:
+        by_fd = {self._links.connections[peer].sock.fileno(): peer for peer in self._lane.unfinished()}
+        for fd in by_fd:
             poller.register(fd, select.POLLRDHUP)
         for fd, _ in poller.poll(0):
-            reasons.setdefault(self._by_fd[fd], "closed the connection")
+            reasons.setdefault(by_fd[fd], "closed the connection")
         text = "; ".join(f"{self._names([number])} {why}" for number, why in reasons.items())
         return self._failed(reasons, f"lost a peer: {text}")
 

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxft._arrays._layout import Layout
+from jaxft._exchange._frames import Stamp, tag
 from jaxft._exchange._mesh import Peer, connect_mesh
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import Plan
+from jaxft._exchange._sheet import Sheet
 from jaxft._exchange._tree import Node
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener
 
@@ -42,6 +44,7 @@ class Links:
         # Receive buffers for peers' chunks, by slot and node.
         self.scratch: dict[tuple[int, Node], np.ndarray] = {}
         self._plans: dict[tuple[str, int], Plan] = {}
+        self._sheets: dict[tuple[str, int], Sheet] = {}
         self._listener = listener
         for connection in self.connections.values():
             connection.sock.setblocking(False)
@@ -103,6 +106,19 @@ class Links:
             self._plans = {key: Plan.of(layout, [peer.shards for peer in self.members], total_shards)}
         return self._plans[key]
 
+    def sheet(self, layout: Layout, total_shards: int) -> Sheet:
+        """The same plan for the compiled lane, cached like it."""
+        key = (layout.digest, total_shards)
+        if key not in self._sheets:
+            plan, stamps = self.plan(layout, total_shards), self.stamps(layout, 0)
+            self._sheets = {key: Sheet(plan, layout, stamps, me=self.me, shards=total_shards)}
+        return self._sheets[key]
+
+    def stamps(self, layout: Layout, step: int) -> list[Stamp]:
+        """For each member, what its frames of one exchange share."""
+        job, layout_tag = tag(self.job), tag(layout.digest)
+        return [Stamp(n, job, self.quorum_id, step, layout_tag) for n in range(len(self.members))]
+
     def close(self) -> None:
         """Close every connection; peers in an exchange notice at once. Idempotent.
 
@@ -112,5 +128,6 @@ class Links:
         for connection in self.connections.values():
             connection.close()
         self.scratch.clear()
+        self._sheets.clear()
         if self._listener is not None:
             self._listener.forget(self.quorum_id)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxft._arrays._layout import ALIGN_ELEMENTS, Layout
 from jaxft._arrays._memory import aligned_empty
-from jaxft._exchange._reduce import add_into
+from jaxft._exchange._sums import add_into
 
 
 class NodeValues(Protocol):
@@ -29,6 +29,10 @@ class NodeValues(Protocol):
         """The elements [start, stop) of a region as one flat array. Read-only."""
         ...
 
+    def pieces(self, region: int) -> list[tuple[int, np.ndarray]]:
+        """What lies together in memory, in order, each with its offset in the region. Between them is zero."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -39,6 +43,9 @@ class Packed:
 
     def part(self, region: int, start: int, stop: int) -> np.ndarray:
         return self.regions[region][start:stop]
+
+    def pieces(self, region: int) -> list[tuple[int, np.ndarray]]:
+        return [(0, self.regions[region])]
 
 
 class Loose:
@@ -65,6 +72,10 @@ class Loose:
         if stop - offset <= leaf.size:
             return leaf[start - offset : stop - offset]
         return self._gather(region, number, start, stop)
+
+    def pieces(self, region: int) -> list[tuple[int, np.ndarray]]:
+        pairs = zip(self._offsets[region], self._leaves[region], strict=True)
+        return [(offset, leaf) for offset, leaf in pairs if leaf.size]
 
     def _gather(self, region: int, number: int, start: int, stop: int) -> np.ndarray:
         """Copy from the leaves starting at `number`, with zeros for the padding between them."""
@@ -95,12 +106,12 @@ def _merged(layout: Layout, number: int, left: NodeValues, right: NodeValues) ->
     else:
         out = aligned_empty(region.size * region.sum_item_bytes).view(region.sum_dtype)
     if isinstance(left, Packed) and isinstance(right, Packed):
-        add_into(out, left.regions[number], right.regions[number])
+        add_into(out, left.regions[number], right.regions[number], region)
         return out
     for extent in layout.extents:
         if extent.region == number:
             one, other = (node.part(number, extent.offset, extent.stop) for node in (left, right))
-            add_into(out[extent.offset : extent.stop], one, other)
+            add_into(out[extent.offset : extent.stop], one, other, region)
     for gap in layout.gaps():
         if gap.region == number:
             out[gap.offset : gap.stop] = 0

@@ -24,7 +24,8 @@ from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._memory import aligned_empty, empty_regions, leaves_of
 from jaxft._errors import ConfigurationError
 from jaxft._exchange._node_values import Loose, NodeValues, merged
-from jaxft._exchange._reduce import BLOCK_ELEMENTS, combine_into
+from jaxft._exchange._reduce import BLOCK_ELEMENTS
+from jaxft._exchange._sums import combine_into
 from jaxft._exchange._tree import Node, parent, root
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class Partials:
     def part(self, node: Node, region: int, start: int, stop: int) -> np.ndarray:
         """The elements [start, stop) of a region of a held node, as one flat array. Read-only."""
         return self._values[node].part(region, start, stop)
+
+    def pieces(self, node: Node, region: int) -> list[tuple[int, np.ndarray]]:
+        """What lies together of a region of a held node, in order, each with its offset. Between them is zero."""
+        return self._values[node].pieces(region)
 
     def add(self, shard: int, leaves: "Sequence[np.ndarray | jax.Array]") -> None:
         """Add a shard's contribution, and merge every node that is complete.

@@ -3,7 +3,8 @@
 One rule. Contributions are added in the order of the tree (`_tree.py`) in the accumulation dtype: float32
 for bfloat16 and float16, a leaf's own dtype otherwise. For a mean, the root is divided by the number of shards,
 a true division in the accumulation dtype. The result is rounded once to the leaf's dtype. Every sum, of one group or
-of many, by chunk or as a whole, goes through `combine_into`, so the bits cannot differ.
+of many, by chunk or as a whole, goes through `combine_into`, so the bits cannot differ. The compiled lane
+(`_compiled.py`) does the same faster; this is its definition.
 
 Two things could break that. XLA may flush denormals where numpy does not, so XLA sums nothing here. And which of two
 NaNs survives an addition depends on where the element is in numpy's loop (the vectorised body and the tail disagree),

@@ -28,12 +28,11 @@ class Reducer:
         self._partials = partials
         self._scratch = scratch
         self._chunks = plan.chunks[me]
-        # In one-trip mode a peer may be gone once it has sent everything, so it is never paused.
-        self._window = len(self._chunks) if plan.one_trip else WINDOW
+        self._window = window_of(plan, me)
         self._next = 0
         others = sum(len(nodes) for number, nodes in enumerate(plan.nodes) if number != me)
         self._missing = [others] * len(self._chunks)
-        self._in_place = _in_place(plan, me)
+        self._in_place = in_place_node(plan, me)
 
     @property
     def done(self) -> bool:
@@ -97,7 +96,13 @@ class Reducer:
         return slot[:size_bytes].view(dtype)
 
 
-def _in_place(plan: Plan, me: int) -> Node | None:
+def window_of(plan: Plan, me: int) -> int:
+    """How many chunks may be in progress at a reducer."""
+    # In one-trip mode a peer may be gone once it has sent everything, so it is never paused.
+    return len(plan.chunks[me]) if plan.one_trip else WINDOW
+
+
+def in_place_node(plan: Plan, me: int) -> Node | None:
     """The node, if any, that is received directly into the result; see `combine_into`."""
     first_two = sorted(node for nodes in plan.nodes for node in nodes)[:2]
     return next((node for node in first_two if node not in plan.nodes[me]), None)

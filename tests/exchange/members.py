@@ -145,6 +145,7 @@ def run_exchange(
     step: int = 11,
     progress_timeout_s: float = 30.0,
     counts: Callable[[], bool] = lambda: True,
+    moved: Callable[[], None] = lambda: None,
 ) -> list[np.ndarray]:
     """One member's exchange, with a patience that only a hanging test would reach."""
     return exchange(
@@ -153,7 +154,7 @@ def run_exchange(
         step=step,
         partials=partials,
         total_shards=partials.shards,
-        patience=Patience(progress_timeout_s, counts=counts),
+        patience=Patience(progress_timeout_s, counts=counts, moved=moved),
     )
 
 

@@ -1,6 +1,8 @@
 """Members of an exchange in processes of their own, told what to do over a pipe, and killed."""
 
+import functools
 import hashlib
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import Layout, Links, Node, Partials, Patience, Peer
+from jaxft._exchange import Layout, Links, Partials, Patience, Peer, _compiled, _patience
 from jaxft._transport._listener import Abort, Listener
 from tests import patience
 from tests.forks import Actor
@@ -18,31 +20,33 @@ from tests.forks import Actor
 from .members import BIG, contribution, regions_of, run_exchange
 
 
-class _Trapped(Partials):
-    """Contributions that stop the process for ever when they are read for the n-th time."""
+class _Trap:
+    """Stops the process for ever when bytes have moved for the n-th time."""
 
-    trap: int | None = None
-    pipe: Connection | None = None
+    def __init__(self, pipe: Connection, moves: int) -> None:
+        self._pipe = pipe
+        self._moves = moves
 
-    def part(self, node: Node, region: int, start: int, stop: int) -> np.ndarray:
-        if self.trap is not None and self.pipe is not None:
-            self.trap -= 1
-            if self.trap == 0:
-                self.pipe.send("in the trap")
-                self.pipe.recv()
-        return super().part(node, region, start, stop)
+    def moved(self) -> None:
+        self._moves -= 1
+        if self._moves == 0:
+            self._pipe.send("in the trap")
+            self._pipe.recv()
 
 
 class _Process:
     """What runs in a member's process: its methods are called by name from the test."""
 
-    def __init__(self, pipe: Connection, number: int, total: int) -> None:
+    def __init__(self, pipe: Connection, number: int, total: int, lane: str) -> None:
+        if lane == "python":
+            _compiled.library = functools.cache(lambda: None)
+        assert (_compiled.library() is None) == (lane == "python")
+        self.pipe = pipe
         self.listener = Listener(
             host="127.0.0.1", job="job", group=f"group-{number}", incarnation=1, on_heal=None
         )
         self.layout = Layout.of(BIG)
-        self.partials = _Trapped(self.layout, total)
-        self.partials.pipe = pipe
+        self.partials = Partials(self.layout, total)
         self.links: Links | None = None
 
     def port(self) -> int:
@@ -62,16 +66,22 @@ class _Process:
             abort=Abort(),
             patience=Patience(patience.FAR_S),
         )
+        for connection in self.links.connections.values():
+            # So that an exchange takes many moves, however fast the others are.
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
 
     def exchange(self, trap: int | None, progress_timeout_s: float) -> Any:
         """Returns a digest of the means, or of a failure: whose it is, its text, and when it was."""
         assert self.links is not None
-        self.partials.trap = trap
+        if trap is not None:
+            _patience.LOOK_S = 0.0  # so that each move is told at once
+        moved = _Trap(self.pipe, trap or 0).moved
         try:
-            means = run_exchange(self.links, self.partials, progress_timeout_s=progress_timeout_s)
+            means = run_exchange(
+                self.links, self.partials, progress_timeout_s=progress_timeout_s, moved=moved
+            )
         except ExchangeFailed as error:
             return error.peers, str(error), time.monotonic()
-        self.partials.trap = None
         return digest(means)
 
     def held(self) -> str:
@@ -84,15 +94,15 @@ def digest(arrays: Sequence[np.ndarray]) -> str:
 
 
 class Member(Actor):
-    def __init__(self, number: int, total: int) -> None:
-        super().__init__(_Process, number, total)
+    def __init__(self, number: int, total: int, lane: str) -> None:
+        super().__init__(_Process, number, total, lane)
         self.group = f"group-{number}"
 
 
 @contextmanager
-def started(shards: Sequence[Sequence[int]], total: int) -> Iterator[list[Member]]:
-    """Processes that hold these shards."""
-    members = [Member(number, total) for number in range(len(shards))]
+def started(shards: Sequence[Sequence[int]], total: int, lane: str) -> Iterator[list[Member]]:
+    """Processes that hold these shards, and exchange with this lane."""
+    members = [Member(number, total, lane) for number in range(len(shards))]
     try:
         for member, held in zip(members, shards, strict=True):
             member.tell("add", held)

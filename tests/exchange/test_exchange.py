@@ -22,6 +22,8 @@ from .members import (
     together,
 )
 
+pytestmark = pytest.mark.usefixtures("lane")
+
 
 def check(specs: Sequence[LeafSpec], shards: Sequence[Sequence[int]]) -> None:
     """Exchange among members with these shards, and compare the bits with the reference."""

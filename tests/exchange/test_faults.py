@@ -33,6 +33,8 @@ from .members import (
     together,
 )
 
+pytestmark = pytest.mark.usefixtures("lane")
+
 SPECS = (LeafSpec("x", (300_000,), "float32"),)
 LAYOUT = Layout.of(SPECS)
 QUORUM, STEP = 4, 11

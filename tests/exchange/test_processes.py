@@ -25,9 +25,9 @@ def exchange_with_trap(members: list[Member], trapped: int, trap: int, *, progre
 
 
 @pytest.mark.parametrize("shards", [[[0], [1]], [[0], [2, 3], [1]], [[4, 5], [0, 1, 2], [3], []]], ids=str)
-def test_processes_agree_with_the_reference(shards: list[list[int]]) -> None:
+def test_processes_agree_with_the_reference(lane: str, shards: list[list[int]]) -> None:
     total = sum(map(len, shards))
-    with started(shards, total) as members:
+    with started(shards, total, lane) as members:
         join(1, members, shards)
         for member in members:
             member.tell("exchange", None, 30.0)
@@ -37,9 +37,11 @@ def test_processes_agree_with_the_reference(shards: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("trap", [1, 6, 11])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_survivors_of_a_kill_end_the_same_step_with_the_undisturbed_bits(victim: int, trap: int) -> None:
+def test_survivors_of_a_kill_end_the_same_step_with_the_undisturbed_bits(
+    lane: str, victim: int, trap: int
+) -> None:
     shards = [[0, 1], [2], [3]]
-    with started(shards, 4) as members:
+    with started(shards, 4, lane) as members:
         before = [member.ask("held") for member in members]
         join(1, members, shards)
         exchange_with_trap(members, victim, trap, progress_timeout_s=30.0)
@@ -67,9 +69,9 @@ def test_survivors_of_a_kill_end_the_same_step_with_the_undisturbed_bits(victim:
         assert [first.answer(), second.answer()] == [wanted, wanted]
 
 
-def test_a_stopped_process_is_noticed_by_its_silence_and_may_come_back() -> None:
+def test_a_stopped_process_is_noticed_by_its_silence_and_may_come_back(lane: str) -> None:
     shards = [[0], [1], [2]]
-    with started(shards, 3) as members:
+    with started(shards, 3, lane) as members:
         join(1, members, shards)
         exchange_with_trap(members, 1, 4, progress_timeout_s=0.5)
         os.kill(members[1].pid, signal.SIGSTOP)
@@ -80,18 +82,18 @@ def test_a_stopped_process_is_noticed_by_its_silence_and_may_come_back() -> None
         os.kill(members[1].pid, signal.SIGCONT)
         peers, text, _ = members[1].go_on()
         assert peers
-        assert "lost a peer" in text
+        assert "lost a peer" in text or "made no progress" in text  # it slept through its own patience
         join(2, members, shards)
         for member in members:
             member.tell("exchange", None, 30.0)
         assert [member.answer() for member in members] == [digest(reference_means(SPECS, 3))] * 3
 
 
-def test_how_soon_survivors_notice() -> None:
+def test_how_soon_survivors_notice(lane: str) -> None:
     """A kill is an end of file: no timeout, no heartbeat. 1 to 3 ms where each process has a core."""
     delays_s: list[float] = []
     for trap in (3, 7):
-        with started([[0], [1], [2], [3]], 4) as members:
+        with started([[0], [1], [2], [3]], 4, lane) as members:
             join(1, members, [[0], [1], [2], [3]])
             exchange_with_trap(members, 3, trap, progress_timeout_s=30.0)
             killed_s = time.monotonic()

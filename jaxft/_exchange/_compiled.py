@@ -1,0 +1,167 @@
+"""The compiled lane: `lane/*.c`, loaded with ctypes if it was built for this machine.
+
+Everything it does, Python does too, with the same bits; Python is its definition in the tests. ctypes releases the
+interpreter's lock during each call, so neither side delays the other.
+"""
+
+import ctypes
+import functools
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxft._arrays._layout import Region
+from jaxft._exchange import _lane_structs
+from jaxft._exchange._tree import Node, root
+
+_log = logging.getLogger("jaxft")
+
+PATH = Path(__file__).with_name("liblane.so")
+
+# The codes of lane.h. Unsigned integers are summed like signed ones: both wrap around.
+_CODES = {"bfloat16": 0, "float16": 1, "float32": 2, "float64": 3, "int32": 4, "uint32": 4, "int64": 5}
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded lane.
+
+    Attributes:
+        c: its functions.
+        instructions: the instruction set that it uses: "baseline", "avx2" or "avx512".
+    """
+
+    c: ctypes.CDLL
+    instructions: str
+
+    @staticmethod
+    def load(path: Path, instructions: str | None = None) -> "Library":
+        """Load the lane, for the best instruction set of this machine or the named one.
+
+        Raises:
+            OSError: there is no library at `path`, or it was built for another machine or from other sources.
+            ValueError: this machine does not have the instruction set.
+        """
+        c = ctypes.CDLL(str(path))
+        c.lane_use.restype = ctypes.c_char_p
+        _check(c, path)
+        used = c.lane_use(instructions.encode() if instructions else None)
+        if used is None:
+            raise ValueError(f"This machine does not have the instruction set {instructions!r}.")
+        c.lane_open.restype = ctypes.c_void_p
+        c.lane_open.argtypes = [ctypes.c_void_p]
+        c.lane_close.argtypes = [ctypes.c_void_p]
+        c.lane_turn.argtypes = [ctypes.c_void_p, ctypes.c_double]
+        c.lane_looks.argtypes = c.lane_why.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        c.lane_combine.argtypes = [
+            *(ctypes.c_int, ctypes.c_double, ctypes.c_void_p, ctypes.c_size_t),
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+        ]
+        c.lane_add.argtypes = [
+            *(ctypes.c_int, ctypes.c_int, ctypes.c_int),
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+        ]
+        return Library(c, used.decode())
+
+    def combine_into(
+        self, out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: int, region: Region
+    ) -> None:
+        """The twin of `_reduce.combine_into`."""
+        nodes = tuple(sorted(sources))
+        arrays = [sources[node] for node in nodes]
+        dtype = np.dtype(region.dtype)
+        assert out.dtype == dtype
+        assert all(each.flags.c_contiguous and each.size == out.size for each in (out, *arrays))
+        program = tree_program(nodes, shards)
+        assert all(array.dtype in (dtype, region.sum_dtype) for array in arrays)
+        summed = bytes(array.dtype == region.sum_dtype for array in arrays)
+        pointers = (ctypes.c_void_p * len(arrays))(*map(address, arrays))
+        failed = self.c.lane_combine(
+            code(region.dtype),
+            divisor(region, shards),
+            address(program),
+            program.size,
+            pointers,
+            summed,
+            address(out),
+            out.size,
+        )
+        assert not failed, f"{nodes} of {shards} shards with summed={summed} is not a tree of sums"
+
+    def add_into(self, out: np.ndarray, left: np.ndarray, right: np.ndarray, region: Region) -> None:
+        """The twin of `_reduce.add_into`; which of two NaNs survives may differ."""
+        assert out.dtype == region.sum_dtype
+        assert all(each.flags.c_contiguous and each.size == out.size for each in (out, left, right))
+        assert all(each.dtype in (region.dtype, region.sum_dtype) for each in (left, right))
+        failed = self.c.lane_add(
+            code(region.dtype),
+            left.dtype == region.sum_dtype,
+            right.dtype == region.sum_dtype,
+            address(out),
+            address(left),
+            address(right),
+            out.size,
+        )
+        assert not failed, f"a {left.dtype} on the left and a {right.dtype} on the right is not in the tree"
+
+
+@functools.cache
+def library() -> Library | None:
+    """The compiled lane, or None where it was not built for this machine."""
+    if not PATH.exists():
+        return None
+    try:
+        return Library.load(PATH)
+    except OSError as error:
+        _log.warning("The exchange uses Python, since the compiled lane cannot be used: %s", error)
+        return None
+
+
+def describe() -> str:
+    """Which lane is in use, for people."""
+    found = library()
+    return "Python" if found is None else f"compiled ({found.instructions})"
+
+
+def _check(c: ctypes.CDLL, path: Path) -> None:
+    wanted = [ctypes.sizeof(each) for each in _lane_structs.ALL]
+    sizes = (ctypes.c_uint32 * len(wanted))()
+    if not hasattr(c, "lane_sizes"):
+        raise OSError(f"{path} is not a compiled lane.")
+    c.lane_sizes(sizes)
+    if list(sizes) != wanted:
+        raise OSError(
+            f"{path} was built from other sources than this Python: run `make setup`, or install again."
+        )
+
+
+def code(dtype: str) -> int:
+    """The code of lane.h for a dtype of leaves."""
+    return _CODES[dtype]
+
+
+def divisor(region: Region, shards: int) -> float:
+    """By what a sum is divided; 0 if it is not."""
+    return float(shards) if region.operation == "mean" else 0.0
+
+
+def address(array: np.ndarray) -> int:
+    """The address of an array's first element. The caller keeps the array."""
+    return array.__array_interface__["data"][0]
+
+
+@functools.lru_cache(maxsize=64)
+def tree_program(nodes: tuple[Node, ...], shards: int) -> np.ndarray:
+    """The tree over all shards in postfix order: the number of a node, or -1 for the sum of the last two."""
+    number = {node: at for at, node in enumerate(nodes)}
+
+    def steps(node: Node) -> list[int]:
+        if node in number:
+            return [number[node]]
+        left, right = node.children
+        return [*steps(left), *steps(right), -1]
+
+    return np.array(steps(root(shards)), np.int32)

@@ -1,0 +1,106 @@
+"""Whole exchanges in one thread: lanes take turns, and the test carries each byte from one to another."""
+
+import itertools
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from jaxft._exchange import Abort, Layout, Links, Partials, _compiled
+from jaxft._exchange._compiled_lane import CompiledLane
+from jaxft._exchange._lane import Lane, Turn
+from jaxft._exchange._python_lane import PythonLane
+from jaxft._transport._seals import Connection
+
+from .members import peers_of
+
+STEP = 11
+# More turns than any exchange of a test takes, even byte by byte.
+MANY_TURNS = 1_000_000
+
+Make = Callable[[Links, Layout, Partials], Lane]
+
+
+def python_lane(links: Links, layout: Layout, partials: Partials) -> Lane:
+    return PythonLane(links, layout, STEP, partials)
+
+
+def compiled_lane(library: _compiled.Library) -> Make:
+    return lambda links, layout, partials: CompiledLane(library, links, layout, STEP, partials)
+
+
+@dataclass
+class Wire:
+    """One direction between two members. Keeps everything that it carried."""
+
+    source: socket.socket
+    target: socket.socket
+    pieces: Iterator[int]  # how many bytes to carry next
+    carried: bytearray = field(default_factory=bytearray)
+    waiting: deque[bytes] = field(default_factory=deque)
+
+    def carry(self) -> None:
+        """Carry one piece, if there are bytes and room."""
+        if not self.waiting:
+            try:
+                self.waiting.append(self.source.recv(next(self.pieces)))
+            except BlockingIOError:
+                return
+        try:
+            sent = self.target.send(self.waiting[0])
+        except BlockingIOError:
+            return
+        piece = self.waiting.popleft()
+        self.carried += piece[:sent]
+        if sent < len(piece):
+            self.waiting.append(piece[sent:])
+
+
+def _keys(one: int, other: int) -> bytes:
+    return bytes([one, other]) * 16
+
+
+@contextmanager
+def wired(
+    shards: Sequence[Sequence[int]], *, sealed: bool, pieces: Callable[[], Iterator[int]]
+) -> Iterator[tuple[list[Links], dict[tuple[int, int], Wire]]]:
+    """The links of every member, and the wires between them by (from, to). Sealed: with a MAC on every frame."""
+    ends: list[dict[int, Connection]] = [{} for _ in shards]
+    outer: dict[tuple[int, int], socket.socket] = {}
+    for me, peer in itertools.permutations(range(len(shards)), 2):
+        mine, outer[me, peer] = socket.socketpair()
+        ends[me][peer] = (
+            Connection.sealed(mine, outgoing=_keys(me, peer), incoming=_keys(peer, me))
+            if sealed
+            else Connection.plain(mine)
+        )
+    for sock in outer.values():
+        sock.setblocking(False)
+    links = [
+        Links(job="job", quorum_id=4, me=me, members=peers_of(shards), connections=connections, abort=Abort())
+        for me, connections in enumerate(ends)
+    ]
+    wires = {
+        (me, peer): Wire(outer[me, peer], outer[peer, me], pieces())
+        for me, peer in itertools.permutations(range(len(shards)), 2)
+    }
+    try:
+        yield links, wires
+    finally:
+        for one in links:
+            one.close()
+        for sock in outer.values():
+            sock.close()
+
+
+def run(lanes: Sequence[Lane], wires: Sequence[Wire]) -> None:
+    """Until all lanes are done."""
+    open_lanes = list(lanes)
+    for _ in range(MANY_TURNS):
+        open_lanes = [lane for lane in open_lanes if lane.turn(0.0) is not Turn.DONE]
+        if not open_lanes:
+            return
+        for wire in wires:
+            wire.carry()
+    raise AssertionError("the lanes do not come to an end")

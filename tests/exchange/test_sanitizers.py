@@ -1,0 +1,44 @@
+"""The compiled lane under the address and undefined-behaviour sanitizers: all its tests again, slower."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import patience
+
+from .lanes import GIVEN, ROOT, build
+
+LIMIT_S = 300.0
+
+
+def test_no_byte_out_of_bounds_and_nothing_undefined(tmp_path: Path) -> None:
+    library = tmp_path / "liblane.so"
+    build(
+        library, "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"
+    )
+    # The interpreter itself was built without: the sanitizer's library has to be the first one that is loaded.
+    asan = subprocess.run(
+        ["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not Path(asan).is_absolute():
+        pytest.skip("this compiler comes without the address sanitizer's library")
+    environment = {
+        **os.environ,
+        GIVEN: str(library),
+        "LD_PRELOAD": asan,
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps memory until it ends
+    }
+    files = ["tests/exchange/test_compiled_sums.py", "tests/exchange/test_lanes.py"]
+    done = patience.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        limit_s=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    assert " passed" in done.stdout
