@@ -63,12 +63,16 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
         group = changed(group, step=message.step, history=message.history)
     turn.add(group)
     frontier = turn.job.frontier
-    interval_ms, term = turn.job.options.heartbeat_interval_ms, turn.job.term
-    if frontier is None:
-        turn.send(group, Welcome(interval_ms, term=term))
-    else:
-        held = bool(turn.holders())
-        turn.send(group, Welcome(interval_ms, frontier.step, frontier.quorum_id, held, term))
+    options, term = turn.job.options, turn.job.term
+    welcome = Welcome(options.heartbeat_interval_ms, term=term, samples=options.samples)
+    if frontier is not None:
+        welcome = replace(
+            welcome,
+            frontier_step=frontier.step,
+            frontier_quorum_id=frontier.quorum_id,
+            frontier_held=bool(turn.holders()),
+        )
+    turn.send(group, welcome)
     turn.report(f"{group.name} is present")
 
 
