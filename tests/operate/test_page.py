@@ -3,7 +3,9 @@
 from importlib.resources import files
 from pathlib import Path
 
+import axe_playwright_python
 import pytest
+from jaxft_protocol import credentials
 from playwright.sync_api import expect
 
 from tests.clusters import cluster
@@ -15,8 +17,7 @@ expect.set_options(timeout=PATIENCE_MS)
 
 
 def axe() -> str:
-    package = pytest.importorskip("axe_playwright_python", reason="needs axe-core, from axe-playwright-python")
-    return next(path for path in Path(package.__path__[0]).rglob("axe.min.js")).read_text()
+    return next(Path(axe_playwright_python.__path__[0]).rglob("axe.min.js")).read_text()
 
 
 def test_a_group_is_killed_while_the_page_is_open_and_the_page_shows_it(tmp_path: Path) -> None:
@@ -80,8 +81,6 @@ def test_an_operator_evicts_a_group_with_the_token_only(tmp_path: Path) -> None:
     gate, secret = tmp_path / "gate", tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text("0123456789abcdef0123456789abcdef")
-    from jaxft_protocol import credentials
-
     token = credentials.job_key(credentials.read_secret(secret), "toy").hex()
     with cluster(tmp_path) as here:
         web = port.start(here, "--token-file", str(secret), "--http-actions")

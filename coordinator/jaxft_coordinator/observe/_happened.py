@@ -113,7 +113,7 @@ def _why(group: Group, event: Event | None, effects: Sequence[Effect]) -> tuple[
 
 
 _MOVES = {
-    Phase.STALE: "group_stale",
+    Phase.STALE: "group_joined",
     Phase.HEALING: "heal_began",
     Phase.READY: "group_ready",
     Phase.LEAVING: "group_leaves",
@@ -132,6 +132,11 @@ def _movements(groups: Mapping[GroupName, Group], after: Job) -> Iterator[Happen
             yield Happened("group_present", name, more=more)
         if before is not None and before.phase is group.phase:
             continue
-        if (what := _MOVES.get(group.phase)) is not None:
-            donors = {"donors": [donor for donor, _ in group.donors[:MAX_LISTED]]} if group.donors else {}
-            yield Happened(what, name, step=int(group.step), more=donors)
+        if (what := _MOVES.get(group.phase)) is None:
+            continue
+        if group.phase is Phase.STALE and before is not None and before.phase is not Phase.PRESENT:
+            what = "group_stale"  # its heal has failed, or its state is not the job's
+        frontier = after.frontier if group.phase is Phase.HEALING else None
+        step = group.step if frontier is None else frontier.step
+        donors = {"donors": [donor for donor, _ in group.donors[:MAX_LISTED]]} if group.donors else {}
+        yield Happened(what, name, step=int(step), more=donors)

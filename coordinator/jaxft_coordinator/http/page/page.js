@@ -2,7 +2,7 @@
 
 const STATES = {member: "takes part", healing: "heals", stale: "waits for donors", ready: "stands by", present: "compiles", leaving: "leaves", gone: "gone"};
 // What an event says of the state that its group is in from then on.
-const BECOMES = {group_present: "present", group_stale: "stale", heal_began: "healing", group_ready: "ready", group_leaves: "leaving",
+const BECOMES = {group_present: "present", group_joined: "stale", group_stale: "stale", heal_began: "healing", group_ready: "ready", group_leaves: "leaving",
   group_lost: "gone", group_evicted: "gone", group_set_aside: "gone", group_left: "gone", group_refused: "gone"};
 const LOST = {PROGRAM_STARTUP: "starting up", INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION: "no quorum", WASTED_PROGRESS_FROM_DISRUPTION: "retried steps", OTHER: "outside of steps"};
 const MAX_EVENTS = 200;
