@@ -22,6 +22,7 @@ PACKAGES = {
 # Imported only where the user has installed it, for what needs it: (distribution, what it imports) -> the extra.
 EXTRAS = {
     ("jaxft", "orbax-checkpoint"): "checkpoints",
+    ("jaxft", "rich"): "status",
     ("jaxft-coordinator", "aetcd"): "etcd",
 }
 # Installed by another declared one, of the same project and version.

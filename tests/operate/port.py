@@ -39,7 +39,9 @@ class Port:
         """The value of a metric, or None if there is none with these labels."""
         for line in self.get("/metrics")[1].splitlines():
             head, _, value = line.rpartition(" ")
-            if head.partition("{")[0] == name and all(f'{key}="{one}"' in head for key, one in labels.items()):
+            if head.partition("{")[0] == name and all(
+                f'{key}="{one}"' in head for key, one in labels.items()
+            ):
                 return float(value)
         return None
 

@@ -11,7 +11,11 @@ def training(startup_s: float = 10.0) -> Account:
 
 
 def lost(account: Account, now_s: float) -> dict[str, float]:
-    return {source.name: pytest.approx(seconds) for source, seconds in account.seconds(now_s)[1].items() if seconds}
+    return {
+        source.name: pytest.approx(seconds)
+        for source, seconds in account.seconds(now_s)[1].items()
+        if seconds
+    }
 
 
 def test_before_the_first_quorum_all_time_is_startup():

@@ -47,7 +47,13 @@ def test_a_job_begins():
     desk = Watching(Desk.open(min_replicas=2).job)
     desk.come("a")
     desk.come("b")
-    assert desk.news() == ["group_present a", "group_joined a", "group_present b", "job_founded", "quorum_changed"]
+    assert desk.news() == [
+        "group_present a",
+        "group_joined a",
+        "group_present b",
+        "job_founded",
+        "quorum_changed",
+    ]
     watched = desk.observer.jobs["job"]
     assert [group.state for group in watched.groups.values()] == ["member", "member"]
     assert watched.account.standing.value == "training"

@@ -96,10 +96,12 @@ def test_an_operator_evicts_a_group_with_the_token_only(tmp_path: Path) -> None:
             page.get_by_label("Token").fill(token)
             page.locator("#do").click()
             expect(page.get_by_role("dialog")).to_be_hidden()
-            expect(page.get_by_role("row", name="group-1")).to_contain_text("an operator evicted it: bad memory")
+            expect(page.get_by_role("row", name="group-1")).to_contain_text(
+                "an operator evicted it: bad memory"
+            )
+        gate.touch()
         here.until(lambda: workers["group-1"].process.poll() is not None, "group-1 to end")
         assert workers["group-1"].says("an operator evicted it: bad memory")
-        gate.touch()
         here.until_finished(workers["group-0"])
         log = here.coordinator_log.read_text()
     assert [text for text in errors if "401" not in text] == []
@@ -111,7 +113,7 @@ def test_an_operator_evicts_a_group_with_the_token_only(tmp_path: Path) -> None:
 def test_the_page_needs_nothing_from_elsewhere() -> None:
     for name in ("index.html", "page.js", "page.css"):
         text = files("jaxft_coordinator.http").joinpath("page", name).read_text()
-        assert "//" not in text.replace("http://www.w3.org/2000/svg", "").replace("// ", "").replace("/ /", "")
+        assert "//" not in text.replace("http://www.w3.org/2000/svg", "").replace("// ", "").replace(
+            "/ /", ""
+        )
         assert "innerHTML" not in text
-
-

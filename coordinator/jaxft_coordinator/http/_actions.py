@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass
 
 from jaxft_protocol import credentials
+from jaxft_protocol.admission import RateLimitFilter
 from jaxft_protocol.messages import GroupName
 
 from jaxft_coordinator._jobs import Jobs
@@ -15,6 +16,9 @@ from jaxft_coordinator.observe._happened import Happened
 from jaxft_coordinator.observe.observer import Observer
 
 _log = logging.getLogger("jaxft_coordinator.audit")
+# Those without a token must not be able to fill the disk.
+_refused_log = logging.getLogger("jaxft_coordinator.audit.refused")
+_refused_log.addFilter(RateLimitFilter())
 
 ACTIONS = ("evict",)
 MAX_REASON_LENGTH = 200
@@ -71,7 +75,7 @@ class Actions:
             outcome = Outcome(400, f"the action must be one of {', '.join(ACTIONS)}, not {action[:40]!r}")
         else:
             outcome = self._evict(job, group, why)
-        _log.warning(
+        (_log if holder else _refused_log).warning(
             "audit: %s asks to %.40s group %.200r of job %.200r (%.200r): %d %s",
             *(f"{peer}, with the {holder}'s token," if holder else f"{peer}, without a valid token,",),
             *(action, group, job, why, outcome.status, outcome.text),
