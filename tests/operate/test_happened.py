@@ -1,7 +1,11 @@
 """Which events people see, for what the protocol's machine does."""
 
+import json
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import jsonschema
 from jaxft_coordinator.observe._happened import Happened, happened
 from jaxft_coordinator.observe._watched import GONE
 from jaxft_coordinator.observe.observer import Observer, as_json
@@ -9,6 +13,9 @@ from jaxft_protocol.coordinator.job import Event, Job, SessionClosed
 from jaxft_protocol.messages import GroupName, Step
 
 from tests.protocol.coordinator.helpers import Desk, Done, digest_of, healing, running
+
+DOCS = Path(__file__).parents[2] / "docs"
+SCHEMA = json.loads((DOCS / "events.schema.json").read_text())
 
 
 @dataclass
@@ -24,6 +31,8 @@ class Watching(Desk):
         if self.observer.interested(event, done.effects):
             self.seen += happened(self.before, self.job, event, done.effects)
             self.before = self.job
+            for each in self.seen:
+                jsonschema.validate(as_json("job", each, 1.0), SCHEMA)
             self.observer.saw(self.job, event, done.effects, self.now_s)
             assert self.observer.errors == 0
         return done
@@ -158,3 +167,9 @@ def test_an_error_in_the_observer_is_counted_and_reaches_no_job():
     Desk.do(desk, SessionClosed(desk.sessions["b"], "gone"))
     desk.observer.saw(desk.job, None, (), desk.now_s)
     assert desk.observer.errors == 1
+
+
+def test_the_documented_events_are_those_of_the_schema():
+    table = (DOCS / "operate-api.md").read_text().partition("## Events")[2]
+    documented = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert documented == [each["title"] for each in SCHEMA["oneOf"]]

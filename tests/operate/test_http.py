@@ -163,7 +163,7 @@ def test_the_port_in_use_is_a_message() -> None:
     async def scenario() -> None:
         async with serving() as (server, http, observer, _):
             other = HttpPort(f"localhost:{http.port}", server, observer)
-            with pytest.raises(OSError, match="cannot listen on .* for HTTP: .*choose another --http"):
+            with pytest.raises(OSError, match=r"cannot listen on .* for HTTP: .*choose another --http"):
                 await other.start()
 
     run(scenario)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,6 +13,7 @@ from tests.operate import port
 from tests.operate.port import Port
 
 pytestmark = pytest.mark.processes
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "events.schema.json").read_text())
 GROUPS = ("group-0", "group-1", "group-2")
 
 
@@ -65,6 +67,8 @@ def test_a_kill_is_seen_in_metrics_api_and_events(tmp_path: Path) -> None:
     assert [event["event"] for event in told["events"]] == [
         event["event"] for event in events(written) if event.get("job") == "toy"
     ]
+    for event in events(written):
+        jsonschema.validate(event, SCHEMA)
     heals = next(each for each in families["jaxft_heal_seconds"].samples if each.name.endswith("_count"))
     assert heals.value == 1
     exchanges = [each for each in families["jaxft_exchange_seconds"].samples if each.name.endswith("_count")]

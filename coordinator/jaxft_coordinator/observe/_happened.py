@@ -136,7 +136,7 @@ def _movements(groups: Mapping[GroupName, Group], after: Job) -> Iterator[Happen
             continue
         if group.phase is Phase.STALE and before is not None and before.phase is not Phase.PRESENT:
             what = "group_stale"  # its heal has failed, or its state is not the job's
-        frontier = after.frontier if group.phase is Phase.HEALING else None
-        step = group.step if frontier is None else frontier.step
-        donors = {"donors": [donor for donor, _ in group.donors[:MAX_LISTED]]} if group.donors else {}
+        heals = group.phase is Phase.HEALING
+        step = after.frontier.step if heals and after.frontier is not None else group.step
+        donors = {"donors": [donor for donor, _ in group.donors[:MAX_LISTED]]} if heals else {}
         yield Happened(what, name, step=int(step), more=donors)
