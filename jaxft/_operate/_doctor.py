@@ -18,7 +18,7 @@ _SIGNS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Check whether a group could train on this machine. Exits with 1 if something must be mended first."""
+    """Check whether a group could train on this machine. Exits with 1 if something must be fixed first."""
 
     coordinator: Annotated[str, tyro.conf.arg(metavar="HOST:PORT,...")] = ""
     """The coordinators. By default those of the environment variable JAXFT_COORDINATOR."""
@@ -39,7 +39,7 @@ class DoctorOptions:
 
 
 def run_doctor(options: DoctorOptions) -> int:
-    """Print all findings; return 1 if one must be mended, else 0."""
+    """Print all findings; return 1 if one must be fixed, else 0."""
     failed = 0
     for finding in findings(options):
         failed += finding.level == "fail"

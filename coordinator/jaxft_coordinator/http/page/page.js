@@ -109,17 +109,20 @@ function take(event) {
   while (list.childElementCount > MAX_EVENTS) list.lastElementChild.remove();
 }
 
+// A few of many names or texts.
+const some = found => found.slice(0, 8).join(", ") + (found.length > 8 ? ` and ${found.length >= 50 ? "more" : `${found.length - 8} more`}` : "");
+
 function said(event) {
   const who = event.group ?? "", why = event.reason ? `: ${event.reason}` : "";
   switch (event.event) {
     case "quorum_changed": {
-      const left = (event.left ?? []).map(each => `${each.group} (${each.reason})`).join(", ");
-      const joined = (event.joined ?? []).join(", ");
+      const left = some((event.left ?? []).map(each => `${each.group} (${each.reason})`));
+      const joined = some(event.joined ?? []);
       return `quorum ${event.quorum_id} from step ${event.step}: ${event.members} members${joined ? `; joined ${joined}` : ""}${left ? `; without ${left}` : ""}`;
     }
     case "quorum_ended": return `quorum ${event.quorum_id} ended at step ${event.step} without a successor${why}`;
     case "step_retried": return `step ${event.step} is retried${why}`;
-    case "heal_began": return `${who} heals to step ${event.step} from ${(event.donors ?? []).join(", ")}`;
+    case "heal_began": return `${who} heals to step ${event.step} from ${some(event.donors ?? [])}`;
     case "operator_action": return `an operator asked to ${event.action} ${who}${why} (token of the ${event.by}, status ${event.status})`;
     case "job_founded": return "the job begins at step 0";
     case "job_resumed": return `the job goes on from step ${event.step}`;
