@@ -151,7 +151,7 @@ class Session:
         # Also sent with heartbeats: whether the training thread is outside of a step, and its progress count.
         self.away = True
         self.progress = 0
-        # What the coordinator shows to people, if it asks for it. Sent after a heartbeat.
+        # What the coordinator shows to people, if it asks for it. Sent with each heartbeat.
         self.samples = Samples()
         self._samples_wanted = False
         self._loop = LoopThread("jaxft-session", self._fail)
@@ -383,9 +383,9 @@ class Session:
         match effect:
             case Say(message):
                 if self._outbox is not None:
-                    self._outbox.put_nowait(message)
                     if self._samples_wanted and isinstance(message, Heartbeat | Leave):
                         self._send_sample(self._outbox)
+                    self._outbox.put_nowait(message)
             case Dial(delay_s, address):
                 self._loop.keep(self._connect(delay_s, address), "stream")
             case HangUp(reason):
