@@ -220,8 +220,8 @@ def evicted(turn: Turn, reason: str, *, may_return: bool, aside: bool) -> None:
     turn.fail(
         FailureKind.EVICTED,
         f"group {me.group!r} of job {me.job!r} was evicted by the coordinator {me.coordinator}: {reason}. "
-        "It joins again when it is restarted. If another process has its name, stop one of them: each group of a "
-        "job needs a unique name.",
+        "Restarted, it joins again. Each group of a job needs a unique name: "
+        "is an older process of this group still running?",
     )
 
 
