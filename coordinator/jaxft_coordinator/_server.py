@@ -22,10 +22,10 @@ from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
-    GroupSaid,
+    Log,
     Options,
     Persist,
-    Report,
+    Received,
     Send,
     SessionClosed,
     SessionId,
@@ -371,7 +371,7 @@ class Server(pb_grpc.CoordinatorServicer):
         session.job, session.group = hello.job, hello.group
         session.seals = self._admission.seals(session.id, hello, first.hello)
         self._admission.leave(session.id)
-        self._jobs.step(session.job, GroupSaid(session.id, hello))
+        self._jobs.step(session.job, Received(session.id, hello))
 
     def _no_room(self, hello: Hello) -> str:
         """Why this coordinator cannot serve one more group, or this job; "" if it can."""
@@ -405,7 +405,7 @@ class Server(pb_grpc.CoordinatorServicer):
             if self._observer is not None:
                 self._observer.sampled(session.job, session.group, message)
             return
-        self._jobs.step(session.job, GroupSaid(session.id, message))
+        self._jobs.step(session.job, Received(session.id, message))
         if isinstance(message, Heartbeat):
             session.put(_ALIVE)
 
@@ -432,7 +432,7 @@ class Server(pb_grpc.CoordinatorServicer):
                 case Close(session_id):
                     if session := self._sessions.get(session_id):
                         session.put(None)
-                case Report(text):
+                case Log(text):
                     _log.info("%s", text)
                 case Persist():
                     pass  # the journal has done it

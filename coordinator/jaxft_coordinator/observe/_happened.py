@@ -7,7 +7,7 @@ announces, and not for votes and heartbeats, which change nothing that people se
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jaxft_protocol.coordinator.job import Effect, Event, Group, Job, Phase, Send, SessionClosed
+from jaxft_protocol.coordinator.job import Effect, Event, Group, GroupPhase, Job, Send, SessionClosed
 from jaxft_protocol.messages import Change, Evicted, Finished, Goodbye, GroupName, Halted, NewQuorum, Refused
 
 # A quorum may have a thousand members: an event lists at most so many names.
@@ -105,7 +105,7 @@ def _why(group: Group, event: Event | None, effects: Sequence[Effect]) -> tuple[
                     return "group_left", ""
                 case _:
                     pass
-    if group.phase is Phase.LEAVING:
+    if group.phase is GroupPhase.LEAVING:
         return "group_left", ""
     if isinstance(event, SessionClosed) and event.session == group.session:
         return "group_lost", event.reason
@@ -113,10 +113,10 @@ def _why(group: Group, event: Event | None, effects: Sequence[Effect]) -> tuple[
 
 
 _MOVES = {
-    Phase.STALE: "group_joined",
-    Phase.HEALING: "heal_began",
-    Phase.READY: "group_ready",
-    Phase.LEAVING: "group_leaves",
+    GroupPhase.STALE: "group_joined",
+    GroupPhase.HEALING: "heal_began",
+    GroupPhase.READY: "group_ready",
+    GroupPhase.LEAVING: "group_leaves",
 }
 
 
@@ -134,9 +134,9 @@ def _movements(groups: Mapping[GroupName, Group], after: Job) -> Iterator[Happen
             continue
         if (what := _MOVES.get(group.phase)) is None:
             continue
-        if group.phase is Phase.STALE and before is not None and before.phase is not Phase.PRESENT:
+        if group.phase is GroupPhase.STALE and before is not None and before.phase is not GroupPhase.PRESENT:
             what = "group_stale"  # its heal has failed, or its state is not the job's
-        heals = group.phase is Phase.HEALING
+        heals = group.phase is GroupPhase.HEALING
         step = after.frontier.step if heals and after.frontier is not None else group.step
         donors = {"donors": [donor for donor, _ in group.donors[:MAX_LISTED]]} if heals else {}
         yield Happened(what, name, step=int(step), more=donors)

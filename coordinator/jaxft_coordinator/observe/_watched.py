@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jaxft_protocol.coordinator.job import Job, Phase
+from jaxft_protocol.coordinator.job import GroupPhase, Job
 from jaxft_protocol.messages import GroupName, Sample
 
 from jaxft_coordinator.observe._goodput import Account, Standing
@@ -149,7 +149,7 @@ class WatchedJob:
         """What the job's groups say of their training, from the member with the first name that says something."""
         for name in sorted(self.groups):
             group = self.groups[name]
-            if group.sample is not None and group.sample.values and group.state == Phase.MEMBER.value:
+            if group.sample is not None and group.sample.values and group.state == GroupPhase.MEMBER.value:
                 return group.sample.values
         return {}
 
@@ -160,7 +160,7 @@ class WatchedJob:
         return sum(point["steps_per_s"] for point in last) / len(last) if last else 0.0
 
 
-def state_of(phase: Phase) -> str:
+def state_of(phase: GroupPhase) -> str:
     return phase.value
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from jaxft_protocol.admission import RateLimitFilter
-from jaxft_protocol.coordinator.job import Effect, Event, GroupSaid, Job, Tick
+from jaxft_protocol.coordinator.job import Effect, Event, Job, Received, Tick
 from jaxft_protocol.messages import GroupName, Heartbeat, Sample, Vote
 
 from jaxft_coordinator.observe._happened import Happened, happened
@@ -52,7 +52,7 @@ class Observer:
         """Whether `saw` must be told of an event: not of votes, heartbeats and ticks from which nothing follows."""
         if effects:
             return True
-        if isinstance(event, GroupSaid):
+        if isinstance(event, Received):
             return not isinstance(event.message, Vote | Heartbeat)
         return not isinstance(event, Tick)
 
