@@ -16,9 +16,11 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import _peer
 from benchmarks._result import Goal, Row
@@ -46,6 +48,8 @@ class Options:
     """How long a coordinator with the most groups is measured while it is idle."""
     state: bool = True
     """Also measure with every decision on disk."""
+    watched: bool = True
+    """Also measure while the coordinator is observed: samples, metrics, and a page that is open."""
 
 
 def run(options: Options) -> tuple[list[Row], list[str]]:
@@ -60,6 +64,8 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
         notes += more_notes
     if options.state:
         rows.append(_with_state(options))
+    if options.watched:
+        rows.append(_watched(options))
     return rows, notes
 
 
@@ -111,6 +117,57 @@ def _with_state(options: Options) -> Row:
     )
 
 
+def _watched(options: Options) -> Row:
+    """The same while people watch, compared with a coordinator without an HTTP port, to which groups send no samples.
+
+    A page is open, and metrics are scraped every second.
+    """
+    with contextlib.ExitStack() as stack:
+        address, pid, url = stack.enter_context(_coordinator_with_http())
+        plain_address, plain_pid = stack.enter_context(_coordinator())
+        ways = {
+            "ours": stack.enter_context(_ours(address, _STATE_GROUPS)),
+            "plain": stack.enter_context(_ours(plain_address, _STATE_GROUPS)),
+        }
+        stack.enter_context(_watching(url))
+        samples, cpu_s = _interleaved(options, ways, pid)
+        _, plain_cpu_s = _interleaved(options, {"ours": ways["plain"]}, plain_pid)
+    plain_ms = statistics.median(samples["plain"])
+    round_ms, plain_round_ms = (1e3 * each_s / len(samples["ours"]) for each_s in (cpu_s, plain_cpu_s))
+    return Row.of(
+        f"{_STATE_GROUPS} groups, while watched (--http)",
+        "ms",
+        samples["ours"],
+        note=f"{plain_ms:.2f} without; CPU of a round {round_ms:.2f}, and {plain_round_ms:.2f} without",
+    )
+
+
+@contextlib.contextmanager
+def _watching(url: str) -> Iterator[None]:
+    """Keep a page's stream open, and scrape the metrics every second."""
+    ends = threading.Event()
+
+    def scrape() -> None:
+        while not ends.wait(1.0):
+            urllib.request.urlopen(f"{url}/metrics", timeout=10).read()
+
+    def read() -> None:
+        while not ends.is_set():
+            page.readline()
+
+    with urllib.request.urlopen(f"{url}/api/v1/events?job=rendezvous", timeout=60) as page:
+        reading = threading.Thread(target=read, daemon=True)
+        scraping = threading.Thread(target=scrape, daemon=True)
+        reading.start()
+        scraping.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            scraping.join(10)
+            reading.join(10)  # a line comes every second
+
+
 def _interleaved(
     options: Options, ways: dict[str, Worker], coordinator: int
 ) -> tuple[dict[str, list[float]], float]:
@@ -143,16 +200,31 @@ def _resources(options: Options, groups: int, coordinator: int, round_cpu_s: flo
 @contextlib.contextmanager
 def _coordinator(*options: str) -> Iterator[tuple[str, int]]:
     """A coordinator on a free port: its address and its process."""
+    with _started(*options) as (process, port):
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # its log must not fill the pipe
+        yield f"127.0.0.1:{port}", process.pid
+
+
+@contextlib.contextmanager
+def _coordinator_with_http() -> Iterator[tuple[str, int, str]]:
+    """The same with an HTTP port, and its URL."""
+    with _started("--http", "127.0.0.1:0") as (process, port):
+        found = re.search(r" are at (http://\S+)/", process.stderr.readline())
+        assert found is not None
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield f"127.0.0.1:{port}", process.pid, found.group(1)
+
+
+@contextlib.contextmanager
+def _started(*options: str) -> Iterator[tuple[Any, str]]:
     # The benchmark's groups send only on demand, and none has an earlier state.
     command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "127.0.0.1:0", "--founding-wait-ms", "0"]
-    command += options
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stderr is not None
         found = re.search(r"\(port (\d+)\)", process.stderr.readline())
         assert found is not None
-        threading.Thread(target=process.stderr.read, daemon=True).start()  # its log must not fill the pipe
-        yield f"127.0.0.1:{found.group(1)}", process.pid
+        yield process, found.group(1)
     finally:
         process.kill()
         process.wait()

@@ -20,6 +20,7 @@ from jaxft._replica._credentials import TLS
 from jaxft._replica._engine import Engine
 from jaxft._replica._membership import Membership, assemble
 from jaxft._replica._runner import Runner
+from jaxft._replica._samples import check_shown
 from jaxft._report import StepReport
 
 _log = logging.getLogger("jaxft")
@@ -159,6 +160,28 @@ class Manager:
     def report(self) -> StepReport:
         """What the last call of the step did."""
         return StepReport(step=self._config.step) if self._runner is None else self._runner.report
+
+    def show(self, **values: float) -> None:
+        """Show numbers of this training, such as its loss, on the coordinator's page and API, beside the job.
+
+        Sent about once a second, and only to a coordinator with an HTTP port; otherwise this does nothing. The job
+        shows those of one of its members. It never waits. Converting a JAX array to float does, until the step has
+        run: do that as often as your own log does.
+
+        Example:
+            >>> import jaxft
+            >>> manager = jaxft.Manager("localhost:29510", group="group-0", job="docs")
+            >>> manager.show(loss=2.31)
+
+        Args:
+            **values: at most 8 numbers, with names of at most 64 characters. What is not finite is not shown.
+
+        Raises:
+            ConfigurationError: there are too many values, or a name is too long.
+        """
+        check_shown(values)
+        if self._runner is not None:
+            self._runner.show(values)
 
     def __enter__(self) -> Self:
         if self._member is not None:

@@ -52,6 +52,19 @@ KNOWN = {
     ): "tests/coordinator/test_failing_parts.py",
     ("coordinator/jaxft_coordinator/_server.py", "Server.Session"): "tests/coordinator/test_failing_parts.py",
     (
+        "coordinator/jaxft_coordinator/observe/_event_file.py",
+        "EventFile.run",
+    ): "its result is awaited at once",
+    (
+        "coordinator/jaxft_coordinator/http/serve.py",
+        "HttpPort.start",
+    ): "tests/operate/test_http.py",
+    (
+        "coordinator/jaxft_coordinator/http/serve.py",
+        "HttpPort._run",
+    ): "a task group raises what its tasks raise",
+    ("coordinator/jaxft_coordinator/_cli.py", "serve"): "tests/operate/test_http.py",
+    (
         "coordinator/jaxft_coordinator/_server.py",
         "Server._sweep_forever",
     ): "tests/coordinator/test_failing_parts.py",

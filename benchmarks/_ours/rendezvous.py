@@ -62,6 +62,7 @@ class _Groups:
         self._groups: list[_Group] = []
         self._quorum_id, self._step = m.QuorumId(0), m.Step(0)
         self._heartbeat_s = 1.0
+        self._samples = False  # the coordinator wants them
         self._expected = b""
         self._missing = 0
         self._decided: asyncio.Future[None] | None = None
@@ -115,7 +116,7 @@ class _Groups:
         welcome = _decoded(await group.read())
         if not isinstance(welcome, m.Welcome):
             raise ValueError(f"{name} was not accepted: {welcome}")
-        self._heartbeat_s = welcome.heartbeat_interval_ms / 1000
+        self._heartbeat_s, self._samples = welcome.heartbeat_interval_ms / 1000, welcome.samples
         group.heartbeat_s = time.monotonic() + self._heartbeat_s
 
     async def _first_quorum(self, group: _Group) -> bytes:
@@ -171,9 +172,13 @@ class _Groups:
         if due:
             heartbeat = _encoded(m.Heartbeat(self._quorum_id, self._step))
             await asyncio.gather(*(group.say(heartbeat) for group in due))
+        if due and self._samples:
+            values = {"loss": 2.5}
+            sample = m.Sample(self._step, 10, 10, 10, 0, 1.0, 0.1, 0.01, 0.1, values=values)
+            await asyncio.gather(*(group.say(_encoded(sample)) for group in due))
 
 
-def _encoded(message: m.GroupMessage) -> bytes:
+def _encoded(message: m.GroupMessage | m.Sample) -> bytes:
     return wire.group_to_proto(message).SerializeToString()
 
 

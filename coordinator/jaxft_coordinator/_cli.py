@@ -18,6 +18,9 @@ from jaxft_protocol.coordinator.job import Options
 
 from jaxft_coordinator import limits
 from jaxft_coordinator._server import Server
+from jaxft_coordinator.http.serve import HttpPort
+from jaxft_coordinator.observe._event_file import EventFile
+from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.stores import EtcdStore, FileStore, Store, StoreDamaged
 
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
@@ -72,6 +75,12 @@ class Arguments:
     """Private key of that certificate."""
     tls_client_ca: _File = None
     """CA that must have signed the groups' certificates."""
+    http: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
+    """Address of the HTTP port, with page, API, health and metrics, such as [::]:29511. Empty: none."""
+    http_actions: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Let those who hold a job's token, or the operator's, evict groups over HTTP. Needs --token-file."""
+    events: _File = None
+    """File to which events are appended, one JSON object a line."""
     insecure: tyro.conf.FlagCreatePairsOff[bool] = False
     """Admit every client that can reach the port, also from other machines."""
     log_level: Annotated[str, tyro.conf.arg(metavar="LEVEL")] = "INFO"
@@ -80,12 +89,14 @@ class Arguments:
 
 @dataclass(frozen=True)
 class TokenArguments:
-    """Print the token that the groups of a job need, to be kept as a secret: `JAXFT_TOKEN=$(...)`."""
+    """Print the token that the groups of a job need, or the operator's. Keep it secret: `JAXFT_TOKEN=$(...)`."""
 
-    job: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="JOB")]
-    """The job's name."""
     token_file: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     """The coordinator's secret."""
+    job: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="JOB")] = ""
+    """The job's name."""
+    operator: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the operator's token: it allows actions on all jobs (--http-actions), and no group to take part."""
 
 
 def main() -> None:
@@ -115,21 +126,33 @@ async def serve(arguments: Arguments) -> None:
         founding_wait_s=None if arguments.founding_wait_ms is None else arguments.founding_wait_ms / 1000,
     )
     allow_all_descriptors()
+    secret = credentials.read_secret(arguments.token_file) if arguments.token_file else None
+    observer = Observer() if arguments.http or arguments.events else None
     server = Server(
         arguments.bind,
         options,
         quorum_tick_s=arguments.quorum_tick_ms / 1000,
-        secret=credentials.read_secret(arguments.token_file) if arguments.token_file else None,
+        secret=secret,
         tls=_pem(arguments),
         store=_store(arguments),
         advertise=arguments.advertise,
         forget_after_s=arguments.forget_after_s,
+        observer=observer,
     )
+    events = _event_file(arguments, observer)
+    http = _http_port(arguments, server, observer, secret)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     await server.start()
+    writing = None if events is None else asyncio.create_task(events.run())
+    if http is not None:
+        await http.start()
+        assert http.running is not None
+        http.running.add_done_callback(_say_why)
+    if writing is not None:
+        writing.add_done_callback(_say_why)
     # The objects made so far stay: do not scan them for garbage again and again.
     gc.freeze()
     gc.set_threshold(_GARBAGE_THRESHOLD)
@@ -139,9 +162,47 @@ async def serve(arguments: Arguments) -> None:
     await stopped.wait()
     logging.getLogger("jaxft_coordinator").info("coordinator stops")
     failure = _failure(server.running)
+    if http is not None:
+        await http.stop()
     await server.stop()
+    if events is not None and writing is not None:
+        writing.cancel()
+        events.close()
     if failure is not None:
         raise failure
+
+
+def _event_file(arguments: Arguments, observer: Observer | None) -> EventFile | None:
+    if arguments.events is None or observer is None:
+        return None
+    events = EventFile(arguments.events)
+    observer.listen(events.put)
+    return events
+
+
+def _http_port(
+    arguments: Arguments, server: Server, observer: Observer | None, secret: bytes | None
+) -> HttpPort | None:
+    if not arguments.http or observer is None:
+        return None
+    return HttpPort(
+        arguments.http,
+        server,
+        observer,
+        secret=secret if arguments.http_actions else None,
+        cert=arguments.tls_cert,
+        key=arguments.tls_key,
+    )
+
+
+def _say_why(task: asyncio.Task[None]) -> None:
+    """Log why a part that only shows things has ended. Training does not depend on it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logging.getLogger("jaxft_coordinator").error(
+            "the HTTP port or the event file has failed and is closed; training goes on. Restart the coordinator to "
+            "get it back",
+            exc_info=error,
+        )
 
 
 def _failure(running: asyncio.Task[None]) -> BaseException | None:
@@ -167,6 +228,13 @@ def _problem(arguments: Arguments) -> str:
             return f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}"
     if arguments.founding_wait_ms is not None and arguments.founding_wait_ms < 0:
         return f"--founding-wait-ms must be at least 0, not {arguments.founding_wait_ms}"
+    if arguments.http_actions and not (arguments.http and arguments.token_file):
+        return "--http-actions needs --http, and --token-file, from which the tokens derive that allow them"
+    if arguments.http_actions and not arguments.tls_cert and not _is_local(arguments.http):
+        return (
+            f"--http-actions on {arguments.http}, which other machines can reach, needs --tls-cert and --tls-key: "
+            "tokens would cross the network unencrypted"
+        )
     if arguments.state is not None and arguments.etcd:
         return "--state and --etcd both say where to record decisions: give only one of them"
     if not arguments.etcd:
@@ -235,7 +303,12 @@ def _print_token(arguments: TokenArguments) -> None:
         secret = credentials.read_secret(arguments.token_file)
     except credentials.CredentialsError as error:
         sys.exit(f"jaxft-coordinator: {error}")
-    sys.stdout.write(f"{credentials.job_key(secret, arguments.job).hex()}\n")
+    if arguments.operator == bool(arguments.job):
+        sys.exit("jaxft-coordinator: say whose token is wanted: either JOB or --operator")
+    key = (
+        credentials.operator_key(secret) if arguments.operator else credentials.job_key(secret, arguments.job)
+    )
+    sys.stdout.write(f"{key.hex()}\n")
 
 
 if __name__ == "__main__":

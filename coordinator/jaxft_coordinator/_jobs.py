@@ -30,13 +30,15 @@ from jaxft_protocol.coordinator.job import (
     Received,
     Record,
     Send,
+    SessionClosed,
     SessionId,
     Tick,
 )
-from jaxft_protocol.messages import Halted, HaltKind, HealId, Hello
+from jaxft_protocol.messages import Evicted, GroupName, Halted, HaltKind, HealId, Hello
 
 from jaxft_coordinator import limits
 from jaxft_coordinator._journal import Journal
+from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.stores import Opened, Store, StoreLost
 
 _log = logging.getLogger("jaxft_coordinator")
@@ -59,6 +61,7 @@ class Jobs:
         do: runs the effects of an event, all but `Persist`.
         on_lead: called when this coordinator starts to lead.
         on_stand_down: called with the reason when it no longer leads; later events are ignored.
+        observer: sees what is announced; None: nothing is observed.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Jobs:
         do: Callable[[Sequence[Effect]], None],
         on_lead: Callable[[], None],
         on_stand_down: Callable[[str], None],
+        observer: Observer | None = None,
     ) -> None:
         self._options = options
         self._store = store
@@ -79,6 +83,7 @@ class Jobs:
         self._do = do
         self._on_lead = on_lead
         self._on_stand_down = on_stand_down
+        self._observer = observer
         self._jobs: dict[str, Job] = {}
         self._journal: Journal | None = None
         self._unreadable: dict[str, str] = {}
@@ -95,6 +100,17 @@ class Jobs:
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    @property
+    def term(self) -> int:
+        """The number of this coordinator's life; 0 before it leads."""
+        return self._options.term
+
+    @property
+    def blocked_s(self) -> float:
+        """For how long the job that waits longest has waited for its record to be written."""
+        journal = self._journal
+        return max((journal.blocked_s(name) for name in self._jobs), default=0.0) if journal else 0.0
 
     def get(self, name: str) -> Job | None:
         return self._jobs.get(name)
@@ -170,15 +186,33 @@ class Jobs:
             return  # the job has ended this session, and tells the group once that is durable
         if is_hello:
             self._stopped.discard(name)
+        now_s = time.monotonic()
         try:
-            job, effects = machine.step(job, event, time.monotonic())
+            job, effects = machine.step(job, event, now_s)
         except Exception as error:
             if isinstance(error, machine.IllegalEvent) and isinstance(event, Received):
                 raise
             self._fail(job, event, error)
             return
         self._jobs[name] = durable.emptied(job) if job.empty else job
-        self._tell(name, effects)
+        self._tell(job, event, effects, now_s)
+
+    def evict(self, name: str, group: GroupName, reason: str) -> str:
+        """End a group's part in a job for good: its process gets the error `Evicted`, and must be started again.
+
+        Returns:
+            why this cannot be done; "" once it is decided.
+        """
+        job = self._jobs.get(name)
+        if not self.leading or job is None:
+            return f"this coordinator serves no job {name!r}"
+        found = job.groups.get(group)
+        if found is None:
+            return f"group {group!r} of job {name!r} is not connected"
+        ends = (Send(found.session, Evicted(reason, may_return=False)), Close(found.session))
+        self._put(name, None, lambda: self._do_all(name, ends))
+        self.step(name, SessionClosed(found.session, reason))
+        return ""
 
     # ---- jobs start, fail, and are forgotten ----
 
@@ -192,6 +226,10 @@ class Jobs:
         self._journal = None if self._store is None else Journal(self._store, opened.jobs, self._refused)
         self._stopped.clear()
         self.leading = True
+        if self._observer is not None:
+            self._observer.leads(opened.term)
+            for job in self._jobs.values():
+                self._observer.saw(job, None, (), time.monotonic())
         self._on_lead()
 
     def _started(self, name: str) -> Job:
@@ -216,6 +254,8 @@ class Jobs:
         del self._jobs[job.name]
         self.failures.pop(job.name, None)
         self._stopped.discard(job.name)
+        if self._observer is not None:
+            self._observer.forget(job.name)
         if self._journal is not None:
             self._journal.put(job.name, Forgotten(job.name), lambda: None)
 
@@ -251,6 +291,8 @@ class Jobs:
             self.failures[name],
             exc_info=error,
         )
+        if self._observer is not None:
+            self._observer.saw(self._jobs[name], None, (), time.monotonic())
         reason = (
             f"the coordinator failed {where} ({type(error).__name__}: {error!s:.300}). This is a bug in the "
             "coordinator, and its log has the traceback. Other jobs go on, and this one resumes from its last "
@@ -266,10 +308,20 @@ class Jobs:
 
     # ---- announcing ----
 
-    def _tell(self, name: str, effects: Sequence[Effect]) -> None:
-        if effects:
-            record = effects[0].record if isinstance(effects[0], Persist) else None
-            self._put(name, record, lambda: self._do_all(name, effects))
+    def _tell(self, job: Job, event: Event, effects: Sequence[Effect], now_s: float) -> None:
+        observer = self._observer
+        if observer is None or not observer.interested(event, effects):
+            if not effects:
+                return
+            observer = None
+        record = effects[0].record if effects and isinstance(effects[0], Persist) else None
+
+        def act() -> None:
+            self._do_all(job.name, effects)
+            if observer is not None:
+                observer.saw(job, event, effects, now_s)
+
+        self._put(job.name, record, act)
 
     def _put(self, name: str, record: Record | None, act: Callable[[], None]) -> None:
         if self._journal is None:

@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 import grpc.aio
@@ -35,10 +35,12 @@ from jaxft_protocol.messages import (
     CoordinatorMessage,
     Evicted,
     GroupMessage,
+    GroupName,
     Heartbeat,
     Hello,
     NewQuorum,
     Refused,
+    Sample,
 )
 from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft_protocol.proto import coordinator_pb2_grpc as pb_grpc
@@ -50,6 +52,8 @@ from jaxft_coordinator._admission import Admission
 from jaxft_coordinator._connections import Connections, Peer, peer_of
 from jaxft_coordinator._jobs import Jobs
 from jaxft_coordinator._outbox import Outbox
+from jaxft_coordinator.observe._timed_store import TimedStore
+from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.stores import Store
 
 _log = logging.getLogger("jaxft_coordinator")
@@ -94,6 +98,7 @@ class _Session:
     id: SessionId
     peer: Peer | None = None
     job: str = ""
+    group: GroupName = GroupName("")
     # For messages to the group and from it, set once it is admitted, if the job has a key.
     seals: tuple[Seal, Seal] | None = None
     # The last quorum on this stream: the next one is sent as the difference from it.
@@ -139,6 +144,7 @@ class Server(pb_grpc.CoordinatorServicer):
         advertise: `host:port` at which groups reach this coordinator, which standbys tell them; by default this
             machine's name and the port.
         forget_after_s: how long to remember a job that finished, or never committed a step.
+        observer: keeps what people see of the jobs; None: nothing is kept, and groups send no samples.
     """
 
     def __init__(
@@ -152,10 +158,15 @@ class Server(pb_grpc.CoordinatorServicer):
         store: Store | None = None,
         advertise: str = "",
         forget_after_s: float = limits.FORGET_AFTER_S,
+        observer: Observer | None = None,
     ) -> None:
         self.port = 0
         self._bind = bind
         self._advertise = advertise
+        self._observer = observer
+        if observer is not None:
+            options = replace(options, samples=True)
+            store = None if store is None else TimedStore(store, observer.appends)
         self._jobs = Jobs(
             options,
             store,
@@ -164,6 +175,7 @@ class Server(pb_grpc.CoordinatorServicer):
             do=self._do,
             on_lead=self._leads,
             on_stand_down=self._stands_down,
+            observer=observer,
         )
         self._sessions: dict[SessionId, _Session] = {}
         self._admission = Admission(secret)
@@ -234,6 +246,8 @@ class Server(pb_grpc.CoordinatorServicer):
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     def _stands_down(self, reason: str) -> None:
+        if self._observer is not None:
+            self._observer.stands_down(reason)
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         for session in self._sessions.values():
             session.put(None)
@@ -356,7 +370,8 @@ class Server(pb_grpc.CoordinatorServicer):
             session.put(_said(Refused(refusal)))
             session.put(None)
             return
-        session.job, session.seals = hello.job, self._admission.seals(session.id, hello, first.hello)
+        session.job, session.group = hello.job, hello.group
+        session.seals = self._admission.seals(session.id, hello, first.hello)
         self._admission.leave(session.id)
         self._jobs.step(session.job, Received(session.id, hello))
 
@@ -374,8 +389,23 @@ class Server(pb_grpc.CoordinatorServicer):
             )
         return ""
 
-    def _handle(self, session: _Session, message: GroupMessage) -> None:
+    @property
+    def jobs(self) -> Jobs:
+        """All jobs, while this coordinator leads."""
+        return self._jobs
+
+    @property
+    def streams(self) -> tuple[int, int]:
+        """How many streams belong to groups, and how many have not been admitted yet."""
+        unauthenticated = len(self._admission)
+        return len(self._sessions) - unauthenticated, unauthenticated
+
+    def _handle(self, session: _Session, message: GroupMessage | Sample) -> None:
         if session.closed:
+            return
+        if isinstance(message, Sample):
+            if self._observer is not None:
+                self._observer.sampled(session.job, session.group, message)
             return
         self._jobs.step(session.job, Received(session.id, message))
         if isinstance(message, Heartbeat):
@@ -418,7 +448,7 @@ def _reader_ended(session: _Session, reader: asyncio.Task[None]) -> None:
         logger.error("session %d: the coordinator failed to close it", session.id, exc_info=error)
 
 
-def _decoded(data: bytes) -> GroupMessage:
+def _decoded(data: bytes) -> GroupMessage | Sample:
     return wire.group_from_proto(wire.group_message(data))
 
 

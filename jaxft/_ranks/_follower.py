@@ -8,7 +8,7 @@ import contextlib
 import logging
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol, TypeVar
 
 from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step
@@ -19,6 +19,7 @@ from jaxft._errors import SessionFailed
 from jaxft._ranks._directives import decode
 from jaxft._ranks._link import Link, leader_message
 from jaxft._ranks._ranks import Operation, Verdict
+from jaxft._report import StepReport
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
 
@@ -131,6 +132,12 @@ class Follower:
                 "run the same number of steps."
             )
         return directive.step
+
+    def show(self, values: Mapping[str, float]) -> None:
+        """Rank 0 shows values for the whole group."""
+
+    def sample(self, report: StepReport) -> None:
+        """Rank 0 reports steps for the whole group."""
 
     def close(self, error: str = "") -> None:
         """Tell rank 0 that this rank ends, and wait for its end. Idempotent."""

@@ -12,13 +12,14 @@ numbers without an error.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step
 from jaxft_protocol.replica.state import Directive, Event
 
+from jaxft._report import StepReport
 from jaxft._transport._sockets import Abort
 
 
@@ -86,6 +87,8 @@ class Directing(Protocol):
     def got_on(self) -> None: ...
     def wants_digest(self, step: Step) -> bool: ...
     def wait_until_left(self, deadline_s: float, told: Step | None) -> Step | None: ...
+    def show(self, values: Mapping[str, float]) -> None: ...
+    def sample(self, report: StepReport) -> None: ...
 
 
 class OneRank:

@@ -129,7 +129,7 @@ class Greeting:
         self._challenge = nonce
         self.begun = True
 
-    def encode(self, message: m.GroupMessage) -> bytes:
+    def encode(self, message: m.GroupMessage | m.Sample) -> bytes:
         """Encode a message: a Hello with the proof, any other with its MAC."""
         encoded = wire.group_to_proto(message)
         if self._key is not None and isinstance(message, m.Hello):

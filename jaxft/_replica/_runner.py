@@ -10,7 +10,7 @@ All share the state that this group holds (`_held_state`).
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -85,6 +85,10 @@ class Runner:
         """A report of the last call."""
         return self._report or StepReport(step=self._held.step)
 
+    def show(self, values: Mapping[str, float]) -> None:
+        """Show values beside this group's next sample."""
+        self._session.show(values)
+
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return self._session.in_step(False)
 
@@ -102,6 +106,7 @@ class Runner:
                 self._follow_directives(call, self._record)
             finally:
                 self._report = self._record.report(self._held.step)
+                self._session.sample(self._report)
         return self._held.leaves, self._record.metrics
 
     def _follow_directives(self, call: Call, record: Record) -> None:

@@ -20,7 +20,18 @@ from typing import Any, Protocol, TypeVar, assert_never
 import grpc
 import grpc.aio
 from jaxft_protocol import wire
-from jaxft_protocol.messages import CoordinatorMessage, GroupMessage, HistoryId, NewQuorum, QuorumId, Step
+from jaxft_protocol.messages import (
+    CoordinatorMessage,
+    GroupMessage,
+    Heartbeat,
+    HistoryId,
+    Leave,
+    NewQuorum,
+    QuorumId,
+    Sample,
+    Step,
+    Welcome,
+)
 from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft_protocol.replica import machine
 from jaxft_protocol.replica.deadlines import GREETING_TIMEOUT_S
@@ -71,6 +82,8 @@ from jaxft._errors import (
 from jaxft._ranks._ranks import Leading, OneRank
 from jaxft._replica._credentials import Credentials, Greeting, Unproven
 from jaxft._replica._loop import LoopThread, Watch
+from jaxft._replica._samples import Samples
+from jaxft._report import StepReport
 from jaxft._transport._sockets import Abort
 
 _log = logging.getLogger("jaxft")
@@ -142,8 +155,11 @@ class Session:
         # Also sent with heartbeats: whether the training thread is outside of a step, and its progress count.
         self.away = True
         self.progress = 0
+        # What the coordinator shows to people, if it asks for it. Sent with each heartbeat.
+        self.samples = Samples()
+        self._samples_wanted = False
         self._loop = LoopThread("jaxft-session", self._fail)
-        self._outbox: asyncio.Queue[GroupMessage] | None = None
+        self._outbox: asyncio.Queue[GroupMessage | Sample] | None = None
         self._stream: asyncio.Task[Any] | None = None  # the task of the current call
         self._hung_up = ""  # why this side ended the call
         self._closing = False
@@ -213,6 +229,14 @@ class Session:
             yield
         finally:
             self.away = before
+
+    def show(self, values: Mapping[str, float]) -> None:
+        """Show values beside this group's next sample."""
+        self.samples.show(values)
+
+    def sample(self, report: StepReport) -> None:
+        """Count a call of the step in this group's next sample."""
+        self.samples.add(report)
 
     def got_on(self) -> None:
         """The training thread has made progress in its step."""
@@ -358,6 +382,8 @@ class Session:
         """
         if self._ended is not None:
             return
+        if isinstance(message, Welcome):
+            self._samples_wanted = message.samples
         try:
             self._step(Received(message))
         except IllegalEvent:
@@ -375,6 +401,8 @@ class Session:
         match effect:
             case Send(message):
                 if self._outbox is not None:
+                    if self._samples_wanted and isinstance(message, Heartbeat | Leave):
+                        self._send_sample(self._outbox)
                     self._outbox.put_nowait(message)
             case Dial(delay_s, address):
                 self._loop.keep(self._connect(delay_s, address), "stream")
@@ -393,6 +421,10 @@ class Session:
                 _log.log(level, "[jaxft %s] %s", self._replica.identity.group, text)
             case _:
                 assert_never(effect)
+
+    def _send_sample(self, outbox: "asyncio.Queue[GroupMessage | Sample]") -> None:
+        if (sample := self.samples.take()) is not None:
+            outbox.put_nowait(sample)
 
     def _show(self, replica: Replica) -> None:
         """Publish the new state, and wake the waiting thread if it changed."""
@@ -494,7 +526,7 @@ class Session:
     async def _write(
         self,
         call: "grpc.aio.StreamStreamCall[bytes, bytes]",
-        outbox: asyncio.Queue[GroupMessage],
+        outbox: "asyncio.Queue[GroupMessage | Sample]",
         greeting: Greeting,
     ) -> None:
         # The reader gets the reason why the call ended, or cancels this task.

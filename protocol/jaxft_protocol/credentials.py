@@ -94,6 +94,11 @@ def job_key(secret: bytes, job: str) -> JobKey:
     return JobKey(hmac.digest(secret, b"jaxft job\0" + job.encode(), hashlib.sha256))
 
 
+def operator_key(secret: bytes) -> bytes:
+    """The key of those who operate the coordinator: it allows actions on all its jobs, but no group to take part."""
+    return hmac.digest(secret, b"jaxft operator", hashlib.sha256)
+
+
 def key_from_text(text: str) -> JobKey:
     """Read a key as `jaxft-coordinator token` prints it. Raises CredentialsError."""
     digits = text.strip()

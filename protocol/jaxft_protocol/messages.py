@@ -101,6 +101,29 @@ class Leave:
     finished: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a group has done since its last sample. It is for people: the cores never see it.
+
+    `shards_again` counts shards that it computed more than once for a step. Times are totals, in seconds.
+    """
+
+    step: Step
+    steps: int = 0
+    attempts: int = 0
+    shards: int = 0
+    shards_again: int = 0
+    compute_s: float = 0.0
+    exchange_s: float = 0.0
+    vote_s: float = 0.0
+    apply_s: float = 0.0
+    heals: int = 0
+    heal_s: float = 0.0
+    heal_bytes: int = 0
+    # What the training program shows, such as its loss.
+    values: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
 GroupMessage = Hello | Join | Pinned | Ready | Vote | Heartbeat | HealFailed | Leave
 
 
@@ -128,6 +151,7 @@ class Welcome:
     frontier_quorum_id: QuorumId = QuorumId(0)
     frontier_held: bool = False
     term: int = 0
+    samples: bool = False  # the coordinator wants samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 Untrusted bytes are checked here: a received message becomes a frozen value, or a `WireError` says what is wrong.
 """
 
+import math
 from typing import assert_never
 
 from google.protobuf.message import DecodeError
@@ -17,13 +18,17 @@ MAX_TEXT_LENGTH = 10_000
 MAX_ACCUSED = 10_000
 # The coordinator continues counting steps, terms and ids from a group's values, and must never exceed 64 bits.
 MAX_COUNT = 1 << 62
+# Of a sample: a year in one step; and what a training program shows of its steps, such as its loss.
+MAX_SECONDS = 3.2e7
+MAX_VALUES = 8
+MAX_VALUE_NAME_LENGTH = 64
 
 
 class WireError(ValueError):
     """A message that is not part of the protocol."""
 
 
-def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
+def group_to_proto(message: m.GroupMessage | m.Sample) -> pb.GroupMessage:
     match message:
         case m.Vote(quorum_id, step, ok, accused, reason, digest, nonfinite):
             vote = pb.Vote(
@@ -81,6 +86,8 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
             return pb.GroupMessage(heal_failed=failed)
         case m.Leave(finished):
             return pb.GroupMessage(leave=pb.Leave(finished=finished))
+        case m.Sample():
+            return pb.GroupMessage(sample=_sample_to_proto(message))
         case _:
             assert_never(message)
 
@@ -105,7 +112,7 @@ def coordinator_message(data: bytes) -> pb.CoordinatorMessage:
         ) from error
 
 
-def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
+def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage | m.Sample:
     match message.WhichOneof("kind"):
         case "vote":
             return _vote(message.vote)
@@ -128,6 +135,8 @@ def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage:
             return m.HealFailed(m.HealId(failed.heal_id), reason, step, m.HistoryId(failed.history))
         case "leave":
             return m.Leave(message.leave.finished)
+        case "sample":
+            return _sample(message.sample)
         case unknown:
             raise WireError(f"a message of kind {unknown!r} is not part of protocol {m.PROTOCOL_VERSION}")
 
@@ -144,8 +153,8 @@ def coordinator_to_proto(
             return pb.CoordinatorMessage(commit=commit)
         case m.NewQuorum():
             return pb.CoordinatorMessage(new_quorum=deltas.to_proto(message, base))
-        case m.Welcome(interval_ms, frontier_step, frontier_quorum_id, frontier_held, term):
-            welcome = pb.Welcome(heartbeat_interval_ms=interval_ms, term=term)
+        case m.Welcome(interval_ms, frontier_step, frontier_quorum_id, frontier_held, term, samples):
+            welcome = pb.Welcome(heartbeat_interval_ms=interval_ms, term=term, samples=samples)
             if frontier_step is not None:
                 welcome.has_frontier = True
                 welcome.frontier_step = frontier_step
@@ -219,6 +228,7 @@ def _coordinator_from_proto(message: pb.CoordinatorMessage, base: m.NewQuorum | 
                 m.QuorumId(welcome.frontier_quorum_id),
                 welcome.frontier_held,
                 welcome.term,
+                welcome.samples,
             )
         case "refused":
             listed = tuple(m.Difference(d.name, d.job, d.group) for d in message.refused.differences)
@@ -314,6 +324,54 @@ def _vote(vote: pb.Vote) -> m.Vote:
         vote.digest if vote.HasField("digest") else None,
         _text("nonfinite", vote.nonfinite),
     )
+
+
+def _sample_to_proto(sample: m.Sample) -> pb.Sample:
+    return pb.Sample(
+        step=sample.step,
+        steps=sample.steps,
+        attempts=sample.attempts,
+        shards=sample.shards,
+        shards_again=sample.shards_again,
+        compute_s=sample.compute_s,
+        exchange_s=sample.exchange_s,
+        vote_s=sample.vote_s,
+        apply_s=sample.apply_s,
+        heals=sample.heals,
+        heal_s=sample.heal_s,
+        heal_bytes=sample.heal_bytes,
+        values=sample.values,
+    )
+
+
+def _sample(sample: pb.Sample) -> m.Sample:
+    if len(sample.values) > MAX_VALUES:
+        raise WireError(f"a sample of {len(sample.values)} values exceeds the maximum of {MAX_VALUES}")
+    if any(len(name) > MAX_VALUE_NAME_LENGTH or not name.isprintable() for name in sample.values):
+        raise WireError(
+            f"the name of a value in a sample must have at most {MAX_VALUE_NAME_LENGTH} printable characters"
+        )
+    return m.Sample(
+        m.Step(_count("step", sample.step)),
+        sample.steps,
+        sample.attempts,
+        sample.shards,
+        sample.shards_again,
+        _seconds("compute_s", sample.compute_s),
+        _seconds("exchange_s", sample.exchange_s),
+        _seconds("vote_s", sample.vote_s),
+        _seconds("apply_s", sample.apply_s),
+        sample.heals,
+        _seconds("heal_s", sample.heal_s),
+        _count("heal_bytes", sample.heal_bytes),
+        {name: value for name, value in sample.values.items() if math.isfinite(value)},
+    )
+
+
+def _seconds(name: str, value: float) -> float:
+    if not 0.0 <= value <= MAX_SECONDS:
+        raise WireError(f"{name} is {value!r}, not a number of seconds from 0 to {MAX_SECONDS:g}")
+    return value
 
 
 def _text(name: str, value: str) -> str:

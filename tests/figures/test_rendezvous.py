@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import _peer, rendezvous
 
-_TINY = rendezvous.Options(groups=(2, 3), turns=1, seconds=0.001, idle_s=0.05, state=False)
+_TINY = rendezvous.Options(groups=(2, 3), turns=1, seconds=0.001, idle_s=0.05, state=False, watched=False)
 
 
 def test_every_size_has_its_figures(monkeypatch: pytest.MonkeyPatch):
@@ -23,10 +23,20 @@ def test_every_size_has_its_figures(monkeypatch: pytest.MonkeyPatch):
 def test_decisions_on_disk_are_measured_beside_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_peer, "python", lambda: None)
     monkeypatch.setattr(rendezvous, "_STATE_GROUPS", 2)
-    rows, _ = rendezvous.run(rendezvous.Options(groups=(), turns=1, seconds=0.001, idle_s=0.05, state=True))
+    rows, _ = rendezvous.run(
+        rendezvous.Options(groups=(), turns=1, seconds=0.001, idle_s=0.05, watched=False)
+    )
     (row,) = rows
     assert "--state" in row.case
     assert row.note.endswith(" without")
+
+
+def test_being_watched_is_measured_beside_not_being(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rendezvous, "_STATE_GROUPS", 2)
+    rows, _ = rendezvous.run(rendezvous.Options(groups=(), turns=1, seconds=0.001, state=False))
+    (row,) = rows
+    assert "--http" in row.case
+    assert " without; CPU of a round " in row.note
 
 
 @pytest.mark.storm

@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.0, help="seconds that each shard's batch takes")
     parser.add_argument("--hurry", type=Path, default=Path(), help="no longer, once this file is there")
     parser.add_argument("--spare", action="store_true")
+    parser.add_argument("--show", action="store_true", help="show the loss at the coordinator")
     parser.add_argument("--digest-every", type=int)
     parser.add_argument("--checkpoints", type=Path)
     parser.add_argument("--checkpoint-every", type=int, default=10)
@@ -222,6 +223,8 @@ def main() -> None:
             while manager.step < arguments.steps:
                 state, metrics = step(state, batch_for, arguments.rate)
                 report = manager.report
+                if arguments.show:
+                    manager.show(loss=float(metrics["loss"]))
                 write(
                     event="step",
                     step=report.step,

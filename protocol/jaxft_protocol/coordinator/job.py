@@ -41,6 +41,8 @@ class Options:
     heals_from: HealId = HealId(0)
     # How long a job that starts or resumes waits for a newer state; None: the heartbeat timeout.
     founding_wait_s: float | None = None
+    # Ask groups for samples of their steps, which the shell shows to people.
+    samples: bool = False
 
     # How long losses are collected before a step is retried, for each member of the quorum. Announcing a quorum to a
     # thousand members takes about as long, so collecting costs little; a small job does not wait.

@@ -65,12 +65,16 @@ def hello(draft: Draft, session: SessionId, message: Hello) -> None:
         group = changed(group, step=message.step, history=message.history)
     draft.add(group)
     frontier = draft.job.frontier
-    interval_ms, term = draft.job.options.heartbeat_interval_ms, draft.job.term
-    if frontier is None:
-        draft.send(group, Welcome(interval_ms, term=term))
-    else:
-        held = bool(draft.holders())
-        draft.send(group, Welcome(interval_ms, frontier.step, frontier.quorum_id, held, term))
+    options, term = draft.job.options, draft.job.term
+    welcome = Welcome(options.heartbeat_interval_ms, term=term, samples=options.samples)
+    if frontier is not None:
+        welcome = replace(
+            welcome,
+            frontier_step=frontier.step,
+            frontier_quorum_id=frontier.quorum_id,
+            frontier_held=bool(draft.holders()),
+        )
+    draft.send(group, welcome)
     draft.log(f"{group.name} is present")
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GroupMessage(_message.Message):
-    __slots__ = ("hello", "join", "ready", "vote", "heartbeat", "heal_failed", "leave", "pinned", "mac")
+    __slots__ = ("hello", "join", "ready", "vote", "heartbeat", "heal_failed", "leave", "pinned", "sample", "mac")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class GroupMessage(_message.Message):
     HEAL_FAILED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
     MAC_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     join: Join
@@ -26,8 +27,9 @@ class GroupMessage(_message.Message):
     heal_failed: HealFailed
     leave: Leave
     pinned: Pinned
+    sample: Sample
     mac: bytes
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., heal_failed: _Optional[_Union[HealFailed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., pinned: _Optional[_Union[Pinned, _Mapping]] = ..., mac: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., heal_failed: _Optional[_Union[HealFailed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., pinned: _Optional[_Union[Pinned, _Mapping]] = ..., sample: _Optional[_Union[Sample, _Mapping]] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
     __slots__ = ("welcome", "refused", "new_quorum", "commit", "pin", "release", "heal", "frontier_moved", "waiting", "finished", "evicted", "goodbye", "halted", "challenge", "alive", "all_computed", "mac")
@@ -170,6 +172,43 @@ class Heartbeat(_message.Message):
     moves: bool
     def __init__(self, computed_quorum_id: _Optional[int] = ..., computed_step: _Optional[int] = ..., away: bool = ..., moves: bool = ...) -> None: ...
 
+class Sample(_message.Message):
+    __slots__ = ("step", "steps", "attempts", "shards", "shards_again", "compute_s", "exchange_s", "vote_s", "apply_s", "heals", "heal_s", "heal_bytes", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_S_FIELD_NUMBER: _ClassVar[int]
+    VOTE_S_FIELD_NUMBER: _ClassVar[int]
+    APPLY_S_FIELD_NUMBER: _ClassVar[int]
+    HEALS_FIELD_NUMBER: _ClassVar[int]
+    HEAL_S_FIELD_NUMBER: _ClassVar[int]
+    HEAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    steps: int
+    attempts: int
+    shards: int
+    shards_again: int
+    compute_s: float
+    exchange_s: float
+    vote_s: float
+    apply_s: float
+    heals: int
+    heal_s: float
+    heal_bytes: int
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., attempts: _Optional[int] = ..., shards: _Optional[int] = ..., shards_again: _Optional[int] = ..., compute_s: _Optional[float] = ..., exchange_s: _Optional[float] = ..., vote_s: _Optional[float] = ..., apply_s: _Optional[float] = ..., heals: _Optional[int] = ..., heal_s: _Optional[float] = ..., heal_bytes: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
 class HealFailed(_message.Message):
     __slots__ = ("heal_id", "reason", "step", "history")
     HEAL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -189,20 +228,22 @@ class Leave(_message.Message):
     def __init__(self, finished: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("heartbeat_interval_ms", "has_frontier", "frontier_step", "frontier_quorum_id", "frontier_held", "term")
+    __slots__ = ("heartbeat_interval_ms", "has_frontier", "frontier_step", "frontier_quorum_id", "frontier_held", "term", "samples")
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     HAS_FRONTIER_FIELD_NUMBER: _ClassVar[int]
     FRONTIER_STEP_FIELD_NUMBER: _ClassVar[int]
     FRONTIER_QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     FRONTIER_HELD_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     heartbeat_interval_ms: int
     has_frontier: bool
     frontier_step: int
     frontier_quorum_id: int
     frontier_held: bool
     term: int
-    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., has_frontier: bool = ..., frontier_step: _Optional[int] = ..., frontier_quorum_id: _Optional[int] = ..., frontier_held: bool = ..., term: _Optional[int] = ...) -> None: ...
+    samples: bool
+    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., has_frontier: bool = ..., frontier_step: _Optional[int] = ..., frontier_quorum_id: _Optional[int] = ..., frontier_held: bool = ..., term: _Optional[int] = ..., samples: bool = ...) -> None: ...
 
 class Difference(_message.Message):
     __slots__ = ("name", "job", "group")

@@ -220,7 +220,8 @@ def evicted(draft: Draft, reason: str, *, may_return: bool, aside: bool) -> None
     draft.fail(
         FailureKind.EVICTED,
         f"group {me.group!r} of job {me.job!r} was evicted by the coordinator {me.coordinator}: {reason}. "
-        "Each group of a job needs a unique name; is an older process of this group still running?",
+        "Restarted, it joins again. Each group of a job needs a unique name: "
+        "is an older process of this group still running?",
     )
 
 

@@ -1,0 +1,1 @@
+"""The HTTP port: metrics, health, an API, and a page."""

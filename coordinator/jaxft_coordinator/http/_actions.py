@@ -1,0 +1,106 @@
+"""What operators may do over HTTP, with a token, if the coordinator was started with `--http-actions`.
+
+Every attempt is logged, and so is its outcome: the audit log. Tokens never appear in it.
+"""
+
+import hmac
+import logging
+from dataclasses import dataclass
+
+from jaxft_protocol import credentials
+from jaxft_protocol.admission import RateLimitFilter
+from jaxft_protocol.messages import GroupName
+
+from jaxft_coordinator._jobs import Jobs
+from jaxft_coordinator.observe._happened import Happened
+from jaxft_coordinator.observe.observer import Observer
+
+_log = logging.getLogger("jaxft_coordinator.audit")
+# Those without a token must not be able to fill the disk.
+_refused_log = logging.getLogger("jaxft_coordinator.audit.refused")
+_refused_log.addFilter(RateLimitFilter())
+
+ACTIONS = ("evict",)
+MAX_REASON_LENGTH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The HTTP status, and what to tell the operator."""
+
+    status: int
+    text: str
+
+
+class Actions:
+    """Carries out actions for those who hold a job's token, or the operator's.
+
+    Args:
+        jobs: where they take effect.
+        observer: whose events show them.
+        secret: the coordinator's secret, from which the tokens derive; None: actions are off.
+    """
+
+    def __init__(self, jobs: Jobs, observer: Observer, secret: bytes | None) -> None:
+        self._jobs = jobs
+        self._observer = observer
+        self._secret = secret
+
+    @property
+    def enabled(self) -> bool:
+        return self._secret is not None
+
+    def act(self, said: object, token: str, peer: str) -> Outcome:
+        """Carry out an action.
+
+        Args:
+            said: the decoded request: `action`, `job`, `group`, and `reason`, which is optional.
+            token: what the request gave as its bearer token.
+            peer: where the request came from, for the audit log.
+        """
+        if self._secret is None:
+            return Outcome(403, "actions are off: start the coordinator with --http-actions and --token-file")
+        fields = said if isinstance(said, dict) else {}
+        action, job, group, why = (fields.get(name, "") for name in ("action", "job", "group", "reason"))
+        if not all(isinstance(value, str) for value in (action, job, group, why)):
+            return Outcome(400, "action, job, group and reason must be texts")
+        holder = self._holder(job, token)
+        if not holder:
+            outcome = Outcome(
+                401,
+                "the bearer token is neither this job's nor the operator's: `jaxft-coordinator token --help` prints "
+                "both",
+            )
+        elif action not in ACTIONS:
+            outcome = Outcome(400, f"the action must be one of {', '.join(ACTIONS)}, not {action[:40]!r}")
+        else:
+            outcome = self._evict(job, group, why)
+        (_log if holder else _refused_log).warning(
+            "audit: %s asks to %.40s group %.200r of job %.200r (%.200r): %d %s",
+            *(f"{peer}, with the {holder}'s token," if holder else f"{peer}, without a valid token,",),
+            *(action, group, job, why, outcome.status, outcome.text),
+        )
+        if holder:
+            more = {"action": action[:40], "by": holder, "peer": peer, "status": outcome.status}
+            self._observer.tell(job, Happened("operator_action", group[:200], reason=why[:200], more=more))
+        return outcome
+
+    def _holder(self, job: str, token: str) -> str:
+        """Return whose token this is: "job" or "operator"; "" if it is neither's."""
+        assert self._secret is not None
+        given = token.strip().lower().encode()
+        keys = {"operator": credentials.operator_key(self._secret)}
+        if job:
+            keys["job"] = credentials.job_key(self._secret, job)
+        # Compares with all, so that the time says nothing.
+        found = [name for name, key in keys.items() if hmac.compare_digest(key.hex().encode(), given)]
+        return found[0] if found else ""
+
+    def _evict(self, job: str, group: str, why: str) -> Outcome:
+        reason = "an operator evicted it" + (f": {why[:MAX_REASON_LENGTH]}" if why else "")
+        problem = self._jobs.evict(job, GroupName(group), reason)
+        if problem:
+            return Outcome(404, problem)
+        return Outcome(
+            200, f"group {group!r} is evicted: its process ends, and joins again when it is restarted"
+        )

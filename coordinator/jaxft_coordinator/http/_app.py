@@ -1,0 +1,148 @@
+"""The routes of the HTTP port."""
+
+import json
+import time
+from importlib.resources import files
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    GCCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jaxft_coordinator._server import Server
+from jaxft_coordinator.http import _views
+from jaxft_coordinator.http._actions import Actions
+from jaxft_coordinator.http._metrics import JaxftCollector
+from jaxft_coordinator.http._stream import Streams, TooManyViewers
+from jaxft_coordinator.observe.observer import Observer
+
+MAX_BODY_BYTES = 4096
+# Pages need nothing from elsewhere, and no other site may frame the page or read what it shows.
+_HEADERS = [
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+]
+_PAGE = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+}
+
+
+def make_app(server: Server, observer: Observer, actions: Actions, streams: Streams) -> Starlette:
+    """Return the ASGI application.
+
+    Args:
+        server: the coordinator that it shows.
+        observer: what it is observed by.
+        actions: what operators may do.
+        streams: the viewers.
+    """
+    registry = CollectorRegistry()
+    registry.register(JaxftCollector(server, observer))
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+
+    async def metrics(request: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def healthz(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(request: Request) -> Response:
+        role = _views.role(server)
+        return JSONResponse(_views.coordinator(server), status_code=503 if role == "starting" else 200)
+
+    async def about(request: Request) -> Response:
+        return JSONResponse({**_views.coordinator(server), "actions": actions.enabled})
+
+    async def jobs(request: Request) -> Response:
+        return JSONResponse({"jobs": _views.summaries(observer, time.monotonic())})
+
+    async def job(request: Request) -> Response:
+        name = request.path_params["job"]
+        watched = observer.jobs.get(name)
+        if watched is None or watched.job is None:
+            known = f"{len(observer.jobs)} jobs are listed at /api/v1/jobs"
+            return _problem(404, f"this coordinator knows no job {name[:200]!r}; {known}")
+        return JSONResponse(_views.detail(watched, time.monotonic(), history=True))
+
+    async def events(request: Request) -> Response:
+        try:
+            stream = streams.open(request.query_params.get("job", ""))
+        except TooManyViewers as error:
+            return _problem(503, str(error))
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    async def act(request: Request) -> Response:
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                return _problem(413, f"a request must have at most {MAX_BODY_BYTES} bytes")
+        try:
+            said = json.loads(body)
+        except ValueError as error:
+            return _problem(400, f"the request must be JSON: {error}")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        token = token if scheme.lower() == "bearer" else ""
+        peer = f"{request.client.host}:{request.client.port}" if request.client else "unknown"
+        outcome = actions.act(said, token, peer)
+        answer = {"ok": outcome.status == 200, "text": outcome.text}
+        return JSONResponse(answer, status_code=outcome.status)
+
+    routes = [
+        Route("/metrics", metrics),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/api/v1/coordinator", about),
+        Route("/api/v1/jobs", jobs),
+        Route("/api/v1/jobs/{job:path}", job),
+        Route("/api/v1/events", events),
+        Route("/api/v1/actions", act, methods=["POST"]),
+        *(Route(path, _file(name, kind)) for path, (name, kind) in _PAGE.items()),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(_SafeHeaders)])
+
+
+class _SafeHeaders:
+    """Adds the headers that every answer has."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *_HEADERS]}
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+def _file(name: str, kind: str):
+    content = files("jaxft_coordinator.http").joinpath("page", name).read_bytes()
+
+    async def send_file(request: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return send_file
+
+
+def _problem(status: int, text: str) -> Response:
+    return JSONResponse({"ok": False, "text": text}, status_code=status)

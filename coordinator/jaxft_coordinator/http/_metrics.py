@@ -1,0 +1,180 @@
+"""`/metrics`: what Prometheus scrapes. docs/operate-metrics.md lists every metric."""
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from jaxft_coordinator._server import Server
+from jaxft_coordinator._version import __version__
+from jaxft_coordinator.http import _views
+from jaxft_coordinator.observe._histogram import Histogram
+from jaxft_coordinator.observe._watched import WatchedJob
+from jaxft_coordinator.observe.observer import Observer
+
+# Beyond this, series of single groups are left out for a job: its totals stay.
+MOST_GROUPS = 512
+
+
+class JaxftCollector(Collector):
+    """Reads everything at the moment of the scrape: nothing is counted twice, and a forgotten job disappears.
+
+    Args:
+        server: the coordinator.
+        observer: what it is observed by.
+    """
+
+    def __init__(self, server: Server, observer: Observer) -> None:
+        self._server = server
+        self._observer = observer
+
+    def describe(self) -> Iterator[Metric]:
+        """Register without a scrape."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_the_coordinator()
+        jobs = [watched for _, watched in sorted(self._observer.jobs.items()) if watched.job is not None]
+        yield from _of_jobs(jobs, time.monotonic())
+        yield from _of_groups(jobs, time.monotonic())
+
+    def _of_the_coordinator(self) -> Iterator[Metric]:
+        server, observer = self._server, self._observer
+        build = GaugeMetricFamily("jaxft_build_info", "Version of the coordinator.", labels=["version"])
+        build.add_metric([__version__], 1)
+        yield build
+        groups, unauthenticated = server.streams
+        jobs = server.jobs
+        gauges = {
+            "jaxft_leads": ("1 if this coordinator leads.", int(jobs.leading)),
+            "jaxft_ready": (
+                "1 if it leads, or stands by for a leader.",
+                int(_views.role(server) != "starting"),
+            ),
+            "jaxft_term": ("Number of this coordinator's life.", jobs.term),
+            "jaxft_jobs": ("Jobs that it remembers.", len(jobs)),
+            "jaxft_streams": ("Streams of admitted groups.", groups),
+            "jaxft_unauthenticated_streams": ("Streams that are not admitted yet.", unauthenticated),
+            "jaxft_store_blocked_seconds": (
+                "How long the job that waits longest has waited for its decision to be written.",
+                jobs.blocked_s,
+            ),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(name, text, value=value)
+        yield CounterMetricFamily(
+            "jaxft_events_dropped", "Events left out because a job had too many.", value=observer.dropped
+        )
+        yield CounterMetricFamily(
+            "jaxft_observer_errors", "Errors of what makes these metrics.", value=observer.errors
+        )
+        appends = HistogramMetricFamily(
+            "jaxft_store_append_seconds", "Time to make decisions durable in the store."
+        )
+        appends.add_metric([], observer.appends.buckets(), observer.appends.sum)
+        yield appends
+        failures = CounterMetricFamily(
+            "jaxft_job_failures", "Errors of the coordinator that stopped a job.", labels=["job"]
+        )
+        for name, count in jobs.failures.items():
+            failures.add_metric([name], count)
+        yield failures
+
+
+def _of_jobs(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
+    def gauge(name: str, text: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(name, text, labels=["job"])
+
+    def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+        return CounterMetricFamily(name, text, labels=["job", *labels])
+
+    step = gauge("jaxft_step", "Committed steps behind the job's frontier.")
+    quorum = gauge("jaxft_quorum_id", "The last quorum's number.")
+    members = gauge("jaxft_quorum_members", "Groups that take part.")
+    places = gauge("jaxft_quorum_places", "The most groups that have taken part so far, without spares.")
+    waits = gauge("jaxft_waiting", "1 while the job waits and trains no step.")
+    halted = gauge("jaxft_halted", "1 while the job is halted.")
+    finished = gauge("jaxft_finished", "1 if the job has finished.")
+    ratio = gauge("jaxft_goodput_ratio", "Productive part of the job's time, 0 to 1.")
+    commit_at = gauge(
+        "jaxft_last_commit_timestamp_seconds", "When the last step was committed, in Unix time."
+    )
+    states = GaugeMetricFamily("jaxft_groups", "Groups by state.", labels=["job", "state"])
+    good = counter("jaxft_goodput_seconds", "Productive time.")
+    lost = counter("jaxft_badput_seconds", "Time lost, by what it was lost to.", "source")
+    committed = counter("jaxft_steps_committed", "Steps committed.")
+    retried = counter("jaxft_steps_retried", "Attempts at a step that had to be repeated.", "reason")
+    shards = counter("jaxft_shards_computed", "Shards computed.")
+    again = counter("jaxft_shards_recomputed", "Shards computed more than once for a step.")
+    departures = counter("jaxft_departures", "Groups that went, by how.", "how")
+    healed = counter("jaxft_heal_bytes", "Bytes that joiners fetched.")
+    for watched in jobs:
+        job, name = watched.job, [watched.name]
+        assert job is not None
+        if job.frontier is not None:
+            step.add_metric(name, job.frontier.step)
+        quorum.add_metric(name, job.last_quorum_id)
+        members.add_metric(name, 0 if job.quorum is None else len(job.quorum.members))
+        places.add_metric(name, job.places)
+        standing = watched.account.standing.value
+        waits.add_metric(name, int(standing == "waiting" and bool(job.groups)))
+        halted.add_metric(name, int(standing == "halted"))
+        finished.add_metric(name, int(standing == "finished"))
+        if (share := watched.account.ratio(now_s)) is not None:
+            ratio.add_metric(name, share)
+        if watched.committed_unix_s is not None:
+            commit_at.add_metric(name, watched.committed_unix_s)
+        for state, count in _views.states(watched).items():
+            states.add_metric([watched.name, state], count)
+        good_s, lost_s = watched.account.seconds(now_s)
+        good.add_metric(name, good_s)
+        for source, seconds in lost_s.items():
+            lost.add_metric([watched.name, source.value], seconds)
+        committed.add_metric(name, watched.committed)
+        for reason, count in watched.retried.items():
+            retried.add_metric([watched.name, reason], count)
+        shards.add_metric(name, watched.shards)
+        again.add_metric(name, watched.shards_again)
+        for how, count in watched.departures.items():
+            departures.add_metric([watched.name, how], count)
+        healed.add_metric(name, watched.heal_bytes)
+    yield from (step, quorum, members, places, waits, halted, finished, ratio, commit_at, states, good, lost)
+    yield from (committed, retried, shards, again, departures, healed)
+    yield _seconds("jaxft_step_seconds", "A step's last attempt.", {w.name: w.step_s for w in jobs})
+    yield _seconds("jaxft_exchange_seconds", "A step's exchange.", {w.name: w.exchange_s for w in jobs})
+    yield _seconds("jaxft_vote_seconds", "From a vote to its decision.", {w.name: w.vote_s for w in jobs})
+    yield _seconds("jaxft_heal_seconds", "A group's heal.", {w.name: w.heal_s for w in jobs})
+
+
+def _seconds(name: str, text: str, found: dict[str, Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=["job"])
+    for job, histogram in found.items():
+        family.add_metric([job], histogram.buckets(), histogram.sum)
+    return family
+
+
+def _of_groups(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
+    states = CounterMetricFamily(
+        "jaxft_group_seconds", "Time that a group spent in a state.", labels=["job", "group", "state"]
+    )
+    parts = CounterMetricFamily(
+        "jaxft_group_step_seconds",
+        "Time of a group in the parts of its steps.",
+        labels=["job", "group", "part"],
+    )
+    for watched in jobs:
+        if len(watched.groups) > MOST_GROUPS:
+            continue
+        for name, group in watched.groups.items():
+            for state, seconds in group.seconds_in(now_s).items():
+                states.add_metric([watched.name, name, state], seconds)
+            for part, seconds in group.parts_s.items():
+                parts.add_metric([watched.name, name, part], seconds)
+    yield states
+    yield parts

@@ -1,0 +1,284 @@
+// The page of a coordinator. Texts from jobs and groups only ever become text nodes.
+
+const STATES = {member: "takes part", healing: "heals", stale: "waits for donors", ready: "stands by", present: "compiles", leaving: "leaves", gone: "gone"};
+// What an event says of the state that its group is in from then on.
+const BECOMES = {group_present: "present", group_joined: "stale", group_stale: "stale", heal_began: "healing", group_ready: "ready", group_leaves: "leaving",
+  group_lost: "gone", group_evicted: "gone", group_set_aside: "gone", group_left: "gone", group_refused: "gone"};
+const LOST = {PROGRAM_STARTUP: "starting up", INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION: "no quorum", WASTED_PROGRESS_FROM_DISRUPTION: "retried steps", OTHER: "outside of steps"};
+const MAX_EVENTS = 200;
+const SVG = "http://www.w3.org/2000/svg";
+const $ = id => document.getElementById(id);
+
+let chosen = "", job = null, actions = false, source = null, lines = new Map(), rows = new Map(), points = [], lastSeq = 0;
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "class") element.className = value; else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+const setText = (element, text) => { if (element.textContent !== text) element.textContent = text; };
+
+function duration(seconds) {
+  if (seconds < 10) return `${seconds.toFixed(seconds < 1 ? 3 : 1)} s`;
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  return `${(seconds / 3600).toFixed(1)} h`;
+}
+
+const clock = unix => new Date(unix * 1000).toLocaleTimeString([], {hour12: false});
+const byName = new Intl.Collator("en", {numeric: true}).compare;
+
+// ---- which job ----
+
+function choose() {
+  const wanted = decodeURIComponent(location.hash.replace(/^#job=/, ""));
+  if (location.hash.startsWith("#job=") && wanted !== chosen) open(wanted);
+}
+
+async function loadJobs() {
+  const answer = await fetch("api/v1/jobs");
+  const {jobs} = await answer.json();
+  const list = $("jobs");
+  list.replaceChildren(...jobs.map(each => {
+    const link = make("a", {href: `#job=${encodeURIComponent(each.job)}`}, `${each.job} · ${each.state}`);
+    if (each.job === chosen) link.setAttribute("aria-current", "page");
+    return make("li", {}, link);
+  }));
+  $("empty").hidden = jobs.length > 0;
+  if (!chosen && jobs.length && !location.hash.startsWith("#job=")) {
+    const live = jobs.find(each => each.state !== "idle" && each.state !== "finished") ?? jobs[0];
+    open(live.job);
+  }
+}
+
+async function about() {
+  const told = await (await fetch("api/v1/coordinator")).json();
+  actions = told.actions;
+  setText($("about"), `${told.role}${told.leader && told.role !== "leader" ? `; ${told.leader} leads` : ""} · term ${told.term} · ${told.groups} groups · version ${told.version}`);
+}
+
+async function open(name) {
+  chosen = name;
+  source?.close();
+  lines = new Map(); rows = new Map(); points = []; job = null; lastSeq = 0;
+  $("groups").replaceChildren(); $("events").replaceChildren();
+  const stream = source = new EventSource(`api/v1/events?job=${encodeURIComponent(name)}`);
+  const early = [];
+  let loaded = false;
+  stream.addEventListener("event", message => {
+    const event = {seq: Number(message.lastEventId), ...JSON.parse(message.data)};
+    if (loaded) take(event); else early.push(event);
+  });
+  stream.addEventListener("state", message => { if (loaded && stream === source) show(JSON.parse(message.data)); });
+  stream.onopen = async () => {
+    setText($("link"), "live");
+    // Also after the connection was lost: what happened meanwhile is in the history.
+    loaded = false;
+    const answer = await fetch(`api/v1/jobs/${name.split("/").map(encodeURIComponent).join("/")}`);
+    if (stream !== source) return;
+    if (answer.ok) {
+      const whole = await answer.json();
+      lines = new Map(); points = []; lastSeq = 0;
+      $("events").replaceChildren();
+      whole.events.forEach(event => take(event));
+      points = whole.points.slice(0, -1);
+      show(whole);
+    }
+    loaded = true;
+    early.splice(0).forEach(take);
+    loadJobs();
+  };
+  stream.onerror = () => setText($("link"), "not connected; trying again");
+}
+
+// ---- events ----
+
+function take(event) {
+  if (event.seq <= lastSeq) return;
+  lastSeq = event.seq;
+  if (event.event === "leads" || event.event === "stands_by") about();
+  if (event.group && BECOMES[event.event]) extend(event.group, BECOMES[event.event], event.t, event.reason);
+  const quorum = event.event === "quorum_changed";
+  if (quorum) (event.joined ?? []).forEach(name => extend(name, "member", event.t, ""));
+  const list = $("events");
+  list.prepend(make("li", {}, make("time", {datetime: new Date(event.t * 1000).toISOString()}, clock(event.t)), said(event)));
+  while (list.childElementCount > MAX_EVENTS) list.lastElementChild.remove();
+}
+
+// A few of many names or texts.
+const some = found => found.slice(0, 8).join(", ") + (found.length > 8 ? ` and ${found.length >= 50 ? "more" : `${found.length - 8} more`}` : "");
+
+function said(event) {
+  const who = event.group ?? "", why = event.reason ? `: ${event.reason}` : "";
+  switch (event.event) {
+    case "quorum_changed": {
+      const left = some((event.left ?? []).map(each => `${each.group} (${each.reason})`));
+      const joined = some(event.joined ?? []);
+      return `quorum ${event.quorum_id} from step ${event.step}: ${event.members} members${joined ? `; joined ${joined}` : ""}${left ? `; without ${left}` : ""}`;
+    }
+    case "quorum_ended": return `quorum ${event.quorum_id} ended at step ${event.step} without a successor${why}`;
+    case "step_retried": return `step ${event.step} is retried${why}`;
+    case "heal_began": return `${who} heals to step ${event.step} from ${some(event.donors ?? [])}`;
+    case "operator_action": return `an operator asked to ${event.action} ${who}${why} (token of the ${event.by}, status ${event.status})`;
+    case "job_founded": return "the job begins at step 0";
+    case "job_resumed": return `the job goes on from step ${event.step}`;
+    case "job_finished": return `the job has finished at step ${event.step}`;
+    case "job_waiting": return `the job waits${why}`;
+    case "job_halted": return `the job is halted${why}`;
+    default: return `${who ? `${who} ` : ""}${event.event.replace(/^group_/, "").replaceAll("_", " ")}${why}`;
+  }
+}
+
+function extend(group, state, t, reason) {
+  const line = lines.get(group) ?? [];
+  const last = line.at(-1);
+  if (last?.state === state) return;
+  line.push({state, t, reason: reason ?? ""});
+  if (line.length > 200) line.shift();
+  lines.set(group, line);
+}
+
+// ---- the job ----
+
+function show(next) {
+  if (!next) { setText($("banner"), "The coordinator does not know this job any more."); return; }
+  job = next;
+  $("job").hidden = false; $("empty").hidden = true;
+  setText($("job-name"), job.job);
+  document.title = `${job.job} · ${job.state} · jaxft`;
+  const bad = job.state === "halted";
+  $("banner").classList.toggle("bad", bad);
+  setText($("banner"), bad ? `Halted: ${job.halted}` : job.waiting ? `Waiting: ${job.waiting}` : "");
+  pairs($("facts"), [
+    ["State", job.state], ["Step", String(job.step ?? "none")], ["Quorum", `${job.quorum_id}, ${job.members} of ${job.places} places`],
+    ["Goodput", job.goodput === null ? "none yet" : `${(100 * job.goodput).toFixed(1)} %`],
+    ["Retried", String(Object.values(job.steps_retried).reduce((a, b) => a + b, 0))],
+    ["Groups", Object.entries(job.groups).map(([state, count]) => `${count} ${state}`).join(", ")],
+  ]);
+  pairs($("lost"), Object.entries(job.badput_seconds).map(([cause, seconds]) => [LOST[cause] ?? cause, duration(seconds)]));
+  const point = job.points?.at(-1);
+  if (point && point.t !== points.at(-1)?.t) points.push(point);
+  if (points.length > 600) points.shift();
+  curve($("rate"), points.map(each => [each.t, each.steps_per_s]));
+  setText($("rate-now"), job.steps_per_s.toFixed(job.steps_per_s < 10 ? 2 : 0));
+  const name = Object.keys(job.values)[0] ?? $("value-name").textContent;
+  $("value-figure").hidden = !name;
+  if (name) {
+    const known = points.filter(each => name in each);
+    setText($("value-name"), name);
+    setText($("value-now"), known.length ? known.at(-1)[name].toPrecision(4) : "");
+    curve($("value"), known.map(each => [each.t, each[name]]), true);
+  }
+  table();
+}
+
+function pairs(list, found) {
+  if (list.childElementCount !== found.length) {
+    list.replaceChildren(...found.map(() => make("div", {}, make("dt"), make("dd"))));
+  }
+  found.forEach(([name, value], place) => {
+    setText(list.children[place].children[0], name);
+    setText(list.children[place].children[1], value);
+  });
+}
+
+function curve(svg, found, fit = false) {
+  let line = svg.firstElementChild;
+  if (!line) svg.append(line = document.createElementNS(SVG, "polyline"));
+  if (found.length < 2) { line.setAttribute("points", ""); return; }
+  const values = found.map(([, value]) => value), first = found[0][0], last = found.at(-1)[0];
+  const low = fit ? Math.min(...values) : 0, high = Math.max(...values, low + 1e-9);
+  line.setAttribute("points", found.map(([t, value]) =>
+    `${(600 * (t - first) / (last - first || 1)).toFixed(1)},${(76 - 72 * (value - low) / (high - low)).toFixed(1)}`).join(" "));
+}
+
+// ---- groups ----
+
+function table() {
+  const filter = $("filter").value.toLowerCase(), span = Number($("span").value), now = Date.now() / 1000;
+  for (const head of document.querySelectorAll("thead .acts")) head.hidden = !actions;
+  const groups = [...job.group_list].sort((a, b) => byName(a.group, b.group));
+  const known = new Set(groups.map(each => each.group));
+  for (const [name, row] of rows) if (!known.has(name)) { row.element.remove(); rows.delete(name); }
+  const ordered = groups.map(group => {
+    extend(group.group, group.state, group.since, group.reason);
+    let row = rows.get(group.group);
+    if (!row) rows.set(group.group, row = newRow(group.group));
+    row.element.hidden = !`${group.group} ${group.state}`.toLowerCase().includes(filter);
+    fill(row, group, span, now);
+    return row.element;
+  });
+  const body = $("groups");
+  if (ordered.some((element, place) => body.children[place] !== element)) body.replaceChildren(...ordered);
+}
+
+function newRow(name) {
+  const dot = make("span", {class: "dot"}), state = make("span"), why = make("div", {class: "why"});
+  const step = make("td"), times = make("td"), losses = make("td"), line = document.createElementNS(SVG, "svg");
+  line.setAttribute("viewBox", "0 0 1000 14"); line.setAttribute("preserveAspectRatio", "none"); line.setAttribute("role", "img");
+  const act = make("td", {class: "acts"}), button = make("button", {type: "button", "aria-label": `Evict ${name}`}, "evict");
+  button.addEventListener("click", () => confirmEvict(name));
+  act.append(button);
+  const element = make("tr", {}, make("th", {scope: "row"}, name), make("td", {}, dot, state, why), step, times, losses, make("td", {class: "line"}, line), act);
+  return {element, dot, state, why, step, times, losses, line, act, button};
+}
+
+function fill(row, group, span, now) {
+  row.dot.className = `dot s-${group.state}`;
+  const extra = [group.spare ? "spare" : "", group.away ? "away" : ""].filter(Boolean).join(", ");
+  setText(row.state, `${STATES[group.state] ?? group.state}${extra ? ` (${extra})` : ""} for ${duration(Math.max(0, Math.round(now - group.since)))}`);
+  setText(row.why, group.reason ?? "");
+  setText(row.step, group.step === undefined ? "" : String(group.step));
+  setText(row.times, group.compute_s === undefined ? "" : `${duration(group.compute_s)}, ${duration(group.exchange_s)}`);
+  setText(row.losses, String(group.losses));
+  row.act.hidden = !actions; row.button.disabled = group.state === "gone";
+  const line = lines.get(group.group) ?? [], from = now - span, parts = [];
+  line.forEach((piece, place) => {
+    const until = line[place + 1]?.t ?? now;
+    if (until <= from) return;
+    const x = 1000 * (Math.max(piece.t, from) - from) / span, width = Math.max(1.5, 1000 * (until - Math.max(piece.t, from)) / span);
+    const rect = document.createElementNS(SVG, "rect"), title = document.createElementNS(SVG, "title");
+    rect.setAttribute("class", `s-${piece.state}`); rect.setAttribute("x", x.toFixed(1)); rect.setAttribute("width", width.toFixed(1)); rect.setAttribute("height", "14");
+    title.textContent = `${clock(piece.t)}: ${STATES[piece.state]}${piece.reason ? `: ${piece.reason}` : ""}`;
+    rect.append(title); parts.push(rect);
+  });
+  row.line.setAttribute("aria-label", `${group.group}: ${line.slice(-4).map(piece => `${STATES[piece.state]} since ${clock(piece.t)}`).join(", ")}`);
+  row.line.replaceChildren(...parts);
+}
+
+// ---- actions ----
+
+function confirmEvict(name) {
+  const dialog = $("confirm");
+  setText($("confirm-title"), `Evict ${name}?`);
+  setText($("confirm-text"), `The process of ${name} ends with an error, and the job goes on without it. It joins again when it is restarted.`);
+  setText($("outcome"), ""); $("reason").value = "";
+  dialog.dataset.group = name;
+  dialog.showModal();
+}
+
+$("do").addEventListener("click", async click => {
+  click.preventDefault();
+  const dialog = $("confirm");
+  const answer = await fetch("api/v1/actions", {
+    method: "POST", headers: {"Content-Type": "application/json", Authorization: `Bearer ${$("token").value}`},
+    body: JSON.stringify({action: "evict", job: chosen, group: dialog.dataset.group, reason: $("reason").value}),
+  });
+  const told = await answer.json();
+  if (told.ok) dialog.close(); else setText($("outcome"), told.text);
+});
+
+// ---- start ----
+
+$("legend").append(...["member", "healing", "ready", "present", "gone"].map(state => make("span", {}, make("i", {class: `s-${state}`}), STATES[state])));
+$("filter").addEventListener("input", () => job && table());
+$("span").addEventListener("change", () => job && table());
+addEventListener("hashchange", choose);
+const refresh = () => Promise.all([about(), loadJobs()]).catch(() => setText($("link"), "not connected; trying again"));
+choose();
+refresh();
+setInterval(refresh, 5000);

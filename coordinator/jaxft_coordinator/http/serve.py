@@ -1,0 +1,128 @@
+"""Serves the HTTP port on the coordinator's event loop."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Generator
+from pathlib import Path
+
+import uvicorn
+
+from jaxft_coordinator._server import Server
+from jaxft_coordinator.http._actions import Actions
+from jaxft_coordinator.http._app import make_app
+from jaxft_coordinator.http._stream import STATE_EVERY_S, Streams
+from jaxft_coordinator.http._views import Snapshots
+from jaxft_coordinator.observe.observer import Observer
+
+_log = logging.getLogger("jaxft_coordinator.http")
+
+# Viewers, scrapers and probes; further connections get status 503.
+MAX_CONNECTIONS = 128
+_STOP_TIMEOUT_S = 1
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to the coordinator."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class HttpPort:
+    """The port that people and their tools use.
+
+    Args:
+        bind: `host:port`; port 0 takes a free one, which `port` then holds.
+        server: the coordinator.
+        observer: what it is observed by.
+        secret: from which the tokens derive that allow actions; None: no actions.
+        cert: certificate to serve with, in PEM form; None: no encryption.
+        key: its private key.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        server: Server,
+        observer: Observer,
+        *,
+        secret: bytes | None = None,
+        cert: Path | None = None,
+        key: Path | None = None,
+    ) -> None:
+        self.port = 0
+        self._bind = bind
+        self._observer = observer
+        self._streams = Streams(observer, Snapshots(observer))
+        app = make_app(server, observer, Actions(server.jobs, observer, secret), self._streams)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=_STOP_TIMEOUT_S,
+            ssl_certfile=cert,
+            ssl_keyfile=key,
+            # A proxy may not say for whom it asks: the audit log has the address that was seen.
+            proxy_headers=False,
+        )
+        self._scheme = "https" if cert else "http"
+        self._uvicorn = _Uvicorn(config)
+        self.running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Bind and serve.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        listening = _listening(self._bind)
+        self.port = listening.getsockname()[1]
+        self.running = asyncio.create_task(self._run(listening))
+        host = self._bind.rpartition(":")[0]
+        shown = "localhost" if host.strip("[]") in ("", "::", "0.0.0.0") else host
+        _log.info("page, API and metrics are at %s://%s:%d/", self._scheme, shown, self.port)
+
+    async def stop(self) -> None:
+        """End all streams and close the port."""
+        assert self.running is not None
+        self._streams.close()
+        self._uvicorn.should_exit = True
+        await asyncio.wait([self.running], timeout=5 * _STOP_TIMEOUT_S)
+        self.running.cancel()
+
+    async def _run(self, listening: socket.socket) -> None:
+        """Serve until stopped.
+
+        Raises:
+            Exception: a part failed. The coordinator does not go on without what people see of it.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            ticking = tasks.create_task(self._tick_forever())
+            await self._uvicorn.serve(sockets=[listening])
+            ticking.cancel()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(STATE_EVERY_S)
+            self._observer.tick()
+
+
+def _listening(bind: str) -> socket.socket:
+    host, _, port = bind.rpartition(":")
+    name = host.strip("[]") or "::"
+    try:
+        family = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        dual = family is socket.AF_INET6 and name == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((name, int(port)), family=family, dualstack_ipv6=dual)
+    except (OSError, ValueError) as error:
+        raise OSError(
+            f"cannot listen on {bind!r} for HTTP: {error}. Stop the other process, or choose another --http."
+        ) from error

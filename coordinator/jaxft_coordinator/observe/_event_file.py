@@ -1,0 +1,75 @@
+"""Writes events to a file, one JSON object a line, without making the event loop wait for the disk."""
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from pathlib import Path
+
+_log = logging.getLogger("jaxft_coordinator.observe")
+
+# Lines that wait for a slow disk. The oldest are dropped then, and counted.
+MAX_WAITING = 20_000
+WRITE_EVERY_S = 0.2
+MENTION_EVERY_S = 60.0
+
+
+class EventFile:
+    """A file of events. It is opened for each write, so that it may be moved away at any time.
+
+    Args:
+        path: the file; new lines go to its end.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: deque[str] = deque(maxlen=MAX_WAITING)
+        self._mention_s = 0.0
+        self.lost = 0  # lines
+        _append(path, "")
+
+    def put(self, job: str, number: int, text: str) -> None:
+        """Write an event soon."""
+        self.lost += len(self._waiting) == MAX_WAITING
+        self._waiting.append(text)
+
+    async def run(self) -> None:
+        """Write, until cancelled."""
+        while True:
+            await asyncio.sleep(WRITE_EVERY_S)
+            if not self._waiting:
+                continue
+            lines = list(self._waiting)
+            self._waiting.clear()
+            try:
+                await asyncio.to_thread(_append, self._path, "".join(f"{line}\n" for line in lines))
+            except OSError as error:
+                self._failed(len(lines), error)
+
+    def close(self) -> None:
+        """Write what waits."""
+        try:
+            _append(self._path, "".join(f"{line}\n" for line in self._waiting))
+        except OSError as error:
+            self._failed(len(self._waiting), error)
+
+    def _failed(self, lines: int, error: OSError) -> None:
+        self.lost += lines
+        if time.monotonic() >= self._mention_s:
+            self._mention_s = time.monotonic() + MENTION_EVERY_S
+            _log.error(
+                "%d events so far could not be written to %s: %s. Training is not affected",
+                self.lost,
+                self._path,
+                error,
+            )
+
+
+def _append(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+        file.write(text)

@@ -1,0 +1,158 @@
+"""Follows all jobs of a coordinator, beside their state machines, for the people who operate them.
+
+The coordinator tells it of each change that it announces (`saw`), and of what groups say of their steps
+(`sampled`). It keeps what `/metrics`, the API and the page show, and passes events on to those who listen. It decides
+nothing, and an error in it stops no job.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from jaxft_protocol.admission import RateLimitFilter
+from jaxft_protocol.coordinator.job import Effect, Event, Job, Received, Tick
+from jaxft_protocol.messages import GroupName, Heartbeat, Sample, Vote
+
+from jaxft_coordinator.observe._happened import Happened, happened
+from jaxft_coordinator.observe._histogram import Histogram
+from jaxft_coordinator.observe._watched import WatchedJob
+
+_log = logging.getLogger("jaxft_coordinator.observe")
+_log.addFilter(RateLimitFilter())
+
+# Events of one job: a burst is what founding a job of two thousand groups takes, and then so many a second.
+BURST = 8000
+EVENTS_PER_S = 50.0
+
+# Gets the job's name ("" for the coordinator itself), a sequence number, and the event's JSON.
+Listener = Callable[[str, int, str], None]
+
+
+class Observer:
+    """Keeps what people see of all jobs. For one asyncio loop."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, WatchedJob] = {}
+        self.appends = Histogram()  # of the store
+        self.errors = 0  # of the observer itself
+        self.dropped = 0  # events, because a job had too many
+        # Of each job: how many events it may still have, as of when, and how many were dropped since the last one.
+        self._allowance: dict[str, tuple[float, float, int]] = {}
+        self._sequence = 0
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Pass all further events to `listener`; return what ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    @staticmethod
+    def interested(event: Event, effects: Sequence[Effect]) -> bool:
+        """Whether `saw` must be told of an event: not of votes, heartbeats and ticks from which nothing follows."""
+        if effects:
+            return True
+        if isinstance(event, Received):
+            return not isinstance(event.message, Vote | Heartbeat)
+        return not isinstance(event, Tick)
+
+    def saw(self, job: Job, event: Event | None, effects: Sequence[Effect], now_s: float) -> None:
+        """Take in a job's new state.
+
+        Args:
+            job: the state.
+            event: what led to it; None if it was restored from a record.
+            effects: what follows from it.
+            now_s: when, on the monotonic clock.
+        """
+        try:
+            self._saw(job, event, effects, now_s)
+        except Exception:  # what people see must not stop a job
+            self._failed(job.name)
+
+    def sampled(self, job: str, group: GroupName, sample: Sample) -> None:
+        """Take in a sample of a group."""
+        try:
+            if (watched := self.jobs.get(job)) is not None:
+                watched.sampled(group, sample)
+        except Exception:
+            self._failed(job)
+
+    def forget(self, job: str) -> None:
+        """A job is forgotten."""
+        if self.jobs.pop(job, None) is not None:
+            self.tell(job, Happened("job_forgotten"))
+        self._allowance.pop(job, None)
+
+    def leads(self, term: int) -> None:
+        """The coordinator leads now."""
+        self.jobs.clear()
+        self.tell("", Happened("leads", more={"term": term}))
+
+    def stands_down(self, reason: str) -> None:
+        """The coordinator does not lead any more: another one knows its jobs now."""
+        self.jobs.clear()
+        self.tell("", Happened("stands_by", reason=reason))
+
+    def tell(self, job: str, found: Happened) -> None:
+        """Keep an event, and pass it to all listeners."""
+        unix_s = time.time()
+        if not self._allowed(job, found, unix_s):
+            return
+        self._sequence += 1
+        text = json.dumps(as_json(job, found, unix_s))
+        if (watched := self.jobs.get(job)) is not None:
+            watched.events.append((self._sequence, text))
+        for listener in list(self._listeners):
+            listener(job, self._sequence, text)
+
+    def tick(self) -> None:
+        """A second has passed."""
+        now_s, unix_s = time.monotonic(), time.time()
+        for watched in self.jobs.values():
+            watched.point(now_s, unix_s)
+
+    def _saw(self, job: Job, event: Event | None, effects: Sequence[Effect], now_s: float) -> None:
+        watched = self.jobs.get(job.name)
+        if watched is None:
+            watched = self.jobs[job.name] = WatchedJob(job.name, now_s)
+        before = watched.job
+        watched.advances(job, now_s)
+        unix_s = time.time()
+        for found in happened(before, job, event, effects):
+            watched.note(found, now_s, unix_s)
+            self.tell(job.name, found)
+        if before is None or job.groups is not before.groups:
+            watched.move_groups(now_s, unix_s)
+
+    def _allowed(self, job: str, found: Happened, unix_s: float) -> bool:
+        """Bound what one job's events can take, and say how many were dropped."""
+        left, since_s, dropped = self._allowance.get(job, (BURST, unix_s, 0))
+        left = min(BURST, left + EVENTS_PER_S * max(0.0, unix_s - since_s))
+        if left < 1:
+            self.dropped += 1
+            self._allowance[job] = (left, unix_s, dropped + 1)
+            return False
+        self._allowance[job] = (left - 1, unix_s, 0)
+        if dropped:
+            self.tell(job, Happened("events_dropped", more={"count": dropped}))
+        return True
+
+    def _failed(self, job: str) -> None:
+        self.errors += 1
+        _log.exception("[%s] could not be observed; the job itself is not affected", job)
+
+
+def as_json(job: str, found: Happened, unix_s: float) -> dict[str, object]:
+    """Return the JSON form of an event, as docs/events.md documents it."""
+    given = {
+        "t": round(unix_s, 3),
+        "event": found.event,
+        "job": job,
+        "group": found.group,
+        "step": found.step,
+        "quorum_id": found.quorum_id,
+        "reason": found.reason,
+        **found.more,
+    }
+    return {name: value for name, value in given.items() if value not in (None, "")}

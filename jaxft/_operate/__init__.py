@@ -1,0 +1,1 @@
+"""Commands for those who operate jobs: `jaxft status` and `jaxft doctor`."""

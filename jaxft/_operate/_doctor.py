@@ -1,0 +1,83 @@
+"""`jaxft doctor`: whether a group could train on this machine, and what to do if not."""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxft._operate import _machine_checks, _network_checks
+from jaxft._operate._findings import Finding, fail
+
+_File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+_SIGNS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Check whether a group could train on this machine. Exits with 1 if something must be fixed first."""
+
+    coordinator: Annotated[str, tyro.conf.arg(metavar="HOST:PORT,...")] = ""
+    """The coordinators. By default those of the environment variable JAXFT_COORDINATOR."""
+    http: Annotated[str, tyro.conf.arg(metavar="URL")] = ""
+    """The coordinator's HTTP port, to check the clock and the way to the other groups. By default JAXFT_HTTP."""
+    host: str = ""
+    """The address at which the other groups would reach this one. By default JAXFT_HOST, or found by the route."""
+    state_gb: float = 0.0
+    """The size of this group's state on this host, in GB."""
+    tls_ca: _File = None
+    """CA of the coordinator's certificate."""
+    tls_cert: _File = None
+    """This group's certificate."""
+    tls_key: _File = None
+    """Its private key."""
+    devices: bool = True
+    """Start JAX's backend and look at the devices."""
+
+
+def run_doctor(options: DoctorOptions) -> int:
+    """Print all findings; return 1 if one must be fixed, else 0."""
+    failed = 0
+    for finding in findings(options):
+        failed += finding.level == "fail"
+        sys.stdout.write(f"{_SIGNS[finding.level]}  {finding.text}\n")
+        if finding.advice:
+            sys.stdout.write(f"      -> {finding.advice}\n")
+        sys.stdout.flush()
+    return int(failed > 0)
+
+
+def findings(options: DoctorOptions) -> Iterator[Finding]:
+    """Check one thing after the other."""
+    yield from _machine_checks.versions()
+    if options.devices:
+        yield from _devices()
+    yield from _machine_checks.limits()
+    yield from _machine_checks.memory(options.state_gb)
+    yield from _machine_checks.variables(os.environ)
+    files = (options.tls_ca, options.tls_cert)
+    yield from _machine_checks.certificates(path for path in files if path is not None)
+    coordinator = options.coordinator or os.environ.get("JAXFT_COORDINATOR", "")
+    if coordinator:
+        tls = {"ca": options.tls_ca, "cert": options.tls_cert, "key": options.tls_key}
+        yield from _network_checks.coordinators(coordinator, **tls)
+        host = options.host or os.environ.get("JAXFT_HOST") or None
+        yield from _network_checks.own_address(coordinator, host)
+    if url := options.http or os.environ.get("JAXFT_HTTP", ""):
+        yield from _network_checks.peers(url)
+
+
+def _devices() -> Iterator[Finding]:
+    import jax
+
+    try:
+        found = jax.devices()
+    except RuntimeError as error:
+        yield fail(
+            f"JAX cannot use its devices: {error}", "check the driver, and the versions of JAX's plug-ins"
+        )
+        return
+    yield from _machine_checks.devices(found[0].platform, len(found), os.environ.get("XLA_FLAGS", ""))

@@ -1,0 +1,140 @@
+"""What `jaxft doctor` checks on this machine alone."""
+
+import re
+import resource
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from importlib import metadata
+from pathlib import Path
+
+from cryptography import x509
+
+from jaxft._operate._findings import Finding, fail, ok, warn
+from jaxft._programs._environment import nondeterminism, xla_flags
+from jaxft._version import __version__
+
+_PLUGIN = re.compile(r"(jax-(?:rocm|cuda)\d+)-(plugin|pjrt)")
+# A group needs a descriptor for each peer and each joiner, and some dozens for itself.
+FEW_DESCRIPTORS = 1024
+EXPIRES_SOON = timedelta(days=14)
+
+
+def versions() -> Iterator[Finding]:
+    """Check that what must have the same version has it."""
+    found = {package.metadata["Name"].lower(): package.version for package in metadata.distributions()}
+    yield from version_findings(found)
+
+
+def version_findings(found: Mapping[str, str]) -> Iterator[Finding]:
+    """Check versions, given by the name of each installed distribution."""
+    yield ok(f"Python {sys.version.split()[0]}, jaxft {__version__}, jax {found.get('jax', 'missing')}")
+    for name in ("jaxft-protocol", "jaxft-coordinator"):
+        if name in found and found[name] != __version__:
+            yield fail(
+                f"{name} is {found[name]}, but jaxft is {__version__}",
+                f"install the same version of both: pip install {name}=={__version__}",
+            )
+    jax = found.get("jax", "")
+    if found.get("jaxlib", jax) != jax:
+        yield fail(f"jaxlib is {found['jaxlib']}, but jax is {jax}", f"pip install jaxlib=={jax}")
+    parts = {name: version for name, version in found.items() if _PLUGIN.fullmatch(name)}
+    for name, version in parts.items():
+        kind = name.rpartition("-")[0]
+        other = f"{kind}-{'pjrt' if name.endswith('plugin') else 'plugin'}"
+        if parts.get(other) != version and name.endswith("plugin"):
+            yield fail(
+                f"{name} is {version}, and {other} is {parts.get(other, 'missing')}: JAX will not find the device",
+                f"pip install {other}=={version}",
+            )
+        elif _release(version) != _release(jax):
+            yield fail(f"{name} is {version}, made for another jax than {jax}", f"pip install {name}=={jax}")
+
+
+def _release(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:3])
+
+
+def devices(platform: str, count: int, flags: str) -> Iterator[Finding]:
+    """Check whether the kernels of this platform give the same bits each time.
+
+    Args:
+        platform: as JAX names it.
+        count: how many devices there are.
+        flags: the value of XLA_FLAGS.
+    """
+    yield ok(f"{count} {platform} devices")
+    if problem := nondeterminism(platform, xla_flags(flags)):
+        yield warn(problem.partition(": set ")[0], "set" + problem.partition(": set")[2])
+
+
+def limits() -> Iterator[Finding]:
+    """Check how many descriptors a process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = float("inf") if hard == resource.RLIM_INFINITY else hard
+    if most < FEW_DESCRIPTORS:
+        yield warn(
+            f"a process may open {hard} files and connections at most (limit nofile)",
+            f"raise the hard limit to at least {FEW_DESCRIPTORS}: `ulimit -Hn`, LimitNOFILE= of systemd, or the "
+            "container's setting",
+        )
+    else:
+        yield ok(f"limit nofile: {soft} now, {hard} at most; jaxft raises it itself")
+
+
+def memory(state_gb: float, meminfo: Path = Path("/proc/meminfo")) -> Iterator[Finding]:
+    """Check whether the host has room for one more state: a donor keeps a snapshot while a joiner heals.
+
+    Args:
+        state_gb: the size of this group's state on this host, in GB; 0: not known.
+        meminfo: where the kernel tells.
+    """
+    found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.exists() else None
+    if found is None:
+        return
+    free_gb = int(found[1]) * 1024 / 1e9
+    if not state_gb:
+        yield ok(f"{free_gb:.1f} GB of host memory are available (--state-gb compares them with your state)")
+    elif free_gb < state_gb:
+        yield fail(
+            f"{free_gb:.1f} GB of host memory are available, less than the {state_gb:g} GB of one more state",
+            "a donor keeps a snapshot of its state for joiners: use hosts with more memory, or shard over more hosts",
+        )
+    else:
+        yield ok(
+            f"{free_gb:.1f} GB of host memory are available, enough for one more state of {state_gb:g} GB"
+        )
+
+
+def certificates(paths: Iterable[Path], now: datetime | None = None) -> Iterator[Finding]:
+    """Check that certificates can be read and are valid for a while."""
+    now = now or datetime.now(UTC)
+    for path in paths:
+        try:
+            found = x509.load_pem_x509_certificates(path.read_bytes())
+        except (OSError, ValueError) as error:
+            yield fail(f"the certificate {path} cannot be read: {error}", "name a file in PEM form")
+            continue
+        until = min(each.not_valid_after_utc for each in found)
+        since = max(each.not_valid_before_utc for each in found)
+        if until <= now:
+            yield fail(f"the certificate {path} expired on {until:%Y-%m-%d %H:%M} UTC", "renew it")
+        elif since > now:
+            yield fail(
+                f"the certificate {path} is valid from {since:%Y-%m-%d %H:%M} UTC on",
+                "check this machine's clock",
+            )
+        elif until - now < EXPIRES_SOON:
+            yield warn(
+                f"the certificate {path} expires on {until:%Y-%m-%d %H:%M} UTC",
+                "renew it in time: running streams stay, but a group that reconnects after that is refused",
+            )
+        else:
+            yield ok(f"the certificate {path} is valid until {until:%Y-%m-%d}")
+
+
+def variables(given: Mapping[str, str]) -> Iterator[Finding]:
+    """List the environment variables that jaxft reads; arguments are stronger than they are."""
+    names = sorted(name for name in given if name.startswith("JAXFT_"))
+    shown = ", ".join(f"{name}={'(set)' if name == 'JAXFT_TOKEN' else given[name]}" for name in names)
+    yield ok(f"environment: {shown or 'no JAXFT_ variable is set'}")

@@ -1,0 +1,130 @@
+"""What `jaxft doctor` checks between this machine and the others."""
+
+import socket
+import time
+from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import grpc
+
+from jaxft._errors import JaxftError
+from jaxft._operate._findings import Finding, fail, ok, warn
+from jaxft._operate._port import ask, job_path
+from jaxft._replica._config import GroupConfig
+
+TIMEOUT_S = 5.0
+# Half a heartbeat timeout. jaxft itself measures no time across machines, but logs and certificates do.
+SKEW_S = 2.5
+_HEALTH = "/grpc.health.v1.Health/Check"
+_SERVICE = b"jaxft.v1.Coordinator"
+_MOST_GROUPS = 50
+
+
+def coordinators(
+    addresses: str, *, ca: Path | None = None, cert: Path | None = None, key: Path | None = None
+) -> Iterator[Finding]:
+    """Check that each coordinator answers, and that one leads.
+
+    Args:
+        addresses: host:port, separated by commas.
+        ca: the authority of their certificates, if they use TLS.
+        cert: this group's certificate, if they ask for one.
+        key: its private key.
+    """
+    leads = 0
+    for address in (each.strip() for each in addresses.split(",")):
+        try:
+            status = _health(address, _credentials(ca, cert, key))
+        except grpc.RpcError as error:
+            code, details = error.code().name, error.details()  # pyright: ignore[reportAttributeAccessIssue]
+            yield fail(
+                f"the coordinator {address} does not answer: {code}, {details}",
+                "check that it runs (its log says on which port), the network between, and TLS: --tls-ca",
+            )
+            continue
+        leads += status == 1
+        yield ok(f"the coordinator {address} answers, and {'leads' if status == 1 else 'stands by'}")
+    if not leads:
+        yield fail(
+            "no coordinator leads", "start one; if several stand by, look at their logs and at their store"
+        )
+
+
+def _credentials(ca: Path | None, cert: Path | None, key: Path | None) -> grpc.ChannelCredentials | None:
+    if ca is None and cert is None:
+        return None
+    texts = [None if path is None else path.read_bytes() for path in (ca, key, cert)]
+    return grpc.ssl_channel_credentials(*texts)
+
+
+def _health(address: str, proven: grpc.ChannelCredentials | None) -> int:
+    """Return the status of the coordinator's service as gRPC's health protocol numbers it: 1 serves."""
+    channel = grpc.insecure_channel(address) if proven is None else grpc.secure_channel(address, proven)
+    with channel:
+        request = b"\x0a" + bytes([len(_SERVICE)]) + _SERVICE
+        answer: bytes = channel.unary_unary(_HEALTH)(request, timeout=TIMEOUT_S)
+    return answer[1] if len(answer) > 1 else 0
+
+
+def own_address(coordinator: str, host: str | None) -> Iterator[Finding]:
+    """Check that this machine can be reached at the address that it would give to the other groups."""
+    try:
+        with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
+            address = GroupConfig(coordinator=coordinator, group="doctor", host=host).address(
+                listening.getsockname()[1]
+            )
+            where, _, port = address.rpartition(":")
+            listening.settimeout(TIMEOUT_S)
+            with socket.create_connection((where.strip("[]"), int(port)), TIMEOUT_S):
+                pass
+    except (OSError, JaxftError) as error:
+        yield fail(
+            f"this machine cannot be reached at its own address: {error}",
+            "pass `Manager(host=...)` or JAXFT_HOST: the address at which the other groups reach this one",
+        )
+        return
+    if where in ("127.0.0.1", "localhost", "::1", "[::1]") and "localhost" not in coordinator:
+        yield warn(
+            f"the other groups would be told to reach this one at {where}, which is every machine's own",
+            "pass `Manager(host=...)` or JAXFT_HOST, unless all groups run here",
+        )
+        return
+    yield ok(f"the other groups will reach this one at {where}")
+
+
+def peers(url: str) -> Iterator[Finding]:
+    """Check that this machine reaches the groups that are there, and that its clock agrees with the coordinator's."""
+    try:
+        listed, headers = ask(url, "jobs")
+        yield clock(str(headers["Date"]), time.time())
+        for job in listed["jobs"]:
+            groups = ask(url, job_path(job["job"]))[0]["group_list"]
+            there = [group for group in groups if "address" in group][:_MOST_GROUPS]
+            yield from (_reached(job["job"], group["group"], group["address"]) for group in there)
+    except JaxftError as error:
+        yield fail(str(error), "without it, the clock and the way to the other groups cannot be checked")
+
+
+def _reached(job: str, group: str, address: str) -> Finding:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S):
+            return ok(f"group {group!r} of job {job!r} is reached at {address}")
+    except OSError as error:
+        return fail(
+            f"group {group!r} of job {job!r} is not reached at {address}: {error}",
+            "open all ports between the hosts of a job's groups; if it listens elsewhere, set its JAXFT_HOST",
+        )
+
+
+def clock(date: str, now_s: float) -> Finding:
+    """Compare this machine's clock with the time that the coordinator has sent, which counts whole seconds."""
+    apart_s = now_s - parsedate_to_datetime(date).timestamp() - 0.5
+    if abs(apart_s) <= SKEW_S:
+        return ok("this machine's clock agrees with the coordinator's")
+    return warn(
+        f"this machine's clock is {abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the coordinator's",
+        "synchronise both (chrony, systemd-timesyncd): otherwise logs cannot be compared, and certificates may be "
+        "refused",
+    )

@@ -1,0 +1,153 @@
+"""`jaxft status` and `jaxft doctor`, against a real coordinator with real groups."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import pytest
+import trustme
+
+from jaxft._operate import _machine_checks, _network_checks
+from jaxft._version import __version__
+from tests import patience
+from tests.clusters import cluster
+from tests.operate import port
+
+
+def jaxft(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jaxft._cli", *words]
+    variables = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "COLUMNS": "160", **environment}
+    return patience.run(command, capture_output=True, text=True, limit_s=60.0, env=variables)
+
+
+@pytest.mark.processes
+def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with cluster(tmp_path) as here:
+        web = port.start(here)
+        assert "The coordinator has no job yet." in jaxft("status", "--http", web.url).stdout
+        flags = ("--steps", "8", "--gate", f"4:{gate}", "--show")
+        workers = here.start_together(("group-0", "group-1"), lambda name: flags)
+        here.until(lambda: web.job()["values"].get("loss"), "a sample")
+        shown = jaxft("status", JAXFT_HTTP=web.url).stdout
+        told = json.loads(jaxft("status", "toy", "--json", "--http", web.url).stdout)
+        missing = jaxft("status", "other", "--http", web.url)
+        doctor = jaxft("doctor", "--coordinator", f"localhost:{here.port}", "--http", web.url)
+        gate.touch()
+        here.until_finished(*workers.values())
+    assert re.search(r"toy: training  step 4  loss \d\.\d+  .* groups 2/2  quorum 1  goodput", shown)
+    assert re.search(r"group-1 +member +\d+ s +4 ", shown)
+    assert "quorum_changed  step=0  quorum_id=1  members=2" in shown
+    assert (told["job"], len(told["group_list"])) == ("toy", 2)
+    assert (missing.returncode, missing.stderr) == (
+        1,
+        "jaxft: this coordinator knows no job 'other'; 1 jobs are listed at /api/v1/jobs\n",
+    )
+    assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+    for text in (
+        f"ok    the coordinator localhost:{here.port} answers, and leads",
+        "ok    this machine's clock agrees with the coordinator's",
+        "ok    group 'group-0' of job 'toy' is reached at 127.0.0.1:",
+        "ok    the other groups will reach this one at",
+    ):
+        assert text in doctor.stdout
+
+
+def test_without_a_coordinator_both_say_what_to_do() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nothing = f"localhost:{free.getsockname()[1]}"
+        status = jaxft("status", "--http", f"http://{nothing}")
+        doctor = jaxft("doctor", "--no-devices", "--coordinator", nothing)
+    assert status.returncode == 1
+    assert "Connection refused" in status.stderr
+    assert "Does the coordinator run, with --http?" in status.stderr
+    assert doctor.returncode == 1
+    assert f"FAIL  the coordinator {nothing} does not answer: UNAVAILABLE" in doctor.stdout
+    assert "FAIL  no coordinator leads" in doctor.stdout
+
+
+@pytest.mark.parametrize(
+    ("found", "text", "advice"),
+    [
+        (
+            {"jaxft-protocol": "0.0.1"},
+            "jaxft-protocol is 0.0.1, but jaxft is",
+            "pip install jaxft-protocol==",
+        ),
+        ({"jax": "0.10.2", "jaxlib": "0.10.1"}, "jaxlib is 0.10.1, but jax is 0.10.2", "jaxlib==0.10.2"),
+        (
+            {"jax": "0.10.2", "jax-rocm7-plugin": "0.10.2", "jax-rocm7-pjrt": "0.12.0"},
+            "jax-rocm7-plugin is 0.10.2, and jax-rocm7-pjrt is 0.12.0",
+            "pip install jax-rocm7-pjrt==0.10.2",
+        ),
+        (
+            {"jax": "0.12.0", "jax-cuda13-plugin": "0.10.2", "jax-cuda13-pjrt": "0.10.2"},
+            "jax-cuda13-plugin is 0.10.2, made for another jax than 0.12.0",
+            "pip install jax-cuda13-plugin==0.12.0",
+        ),
+    ],
+)
+def test_versions_that_do_not_fit(found: dict[str, str], text: str, advice: str) -> None:
+    wrong = [each for each in _machine_checks.version_findings(found) if each.level == "fail"]
+    assert any(text in each.text and advice in each.advice for each in wrong)
+
+
+def test_versions_that_fit() -> None:
+    names = ("jax", "jaxlib", "jax-rocm7-plugin", "jax-rocm7-pjrt")
+    found = {
+        **dict.fromkeys(names, "0.12.0.1"),
+        "jax": "0.12.0",
+        "jaxlib": "0.12.0",
+        "jaxft-protocol": __version__,
+    }
+    assert [each.level for each in _machine_checks.version_findings(found)] == ["ok"]
+
+
+def test_a_gpu_without_deterministic_kernels_is_a_warning() -> None:
+    _, warned = _machine_checks.devices("gpu", 8, "--xla_foo=1")
+    assert (warned.level, "bits from run to run" in warned.text) == ("warn", True)
+    assert warned.advice.startswith("set XLA_FLAGS=--xla_gpu_exclude_nondeterministic_ops=true")
+    assert [each.level for each in _machine_checks.devices("gpu", 8, "--xla_gpu_deterministic_ops=true")] == [
+        "ok"
+    ]
+
+
+def test_memory_for_one_more_state(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:   8000000 kB\n")
+    levels = [next(iter(_machine_checks.memory(size, meminfo))).level for size in (0.0, 8.0, 8.5)]
+    assert levels == ["ok", "ok", "fail"]
+
+
+def test_a_certificate_that_expires(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    file = tmp_path / "cert.pem"
+    trustme.CA().issue_cert("localhost", not_after=now + timedelta(days=30)).cert_chain_pems[0].write_to_path(
+        str(file)
+    )
+    levels = {
+        days: next(_machine_checks.certificates([file], now + timedelta(days=days))).level
+        for days in (0, 20, 31)
+    }
+    assert levels == {0: "ok", 20: "warn", 31: "fail"}
+    missing = next(_machine_checks.certificates([tmp_path / "none.pem"]))
+    assert (missing.level, "cannot be read: " in missing.text) == ("fail", True)
+
+
+def test_a_clock_that_is_wrong() -> None:
+    now = datetime.now(UTC)
+    date = format_datetime(now, usegmt=True)
+    assert _network_checks.clock(date, now.timestamp()).level == "ok"
+    assert "60 s ahead of" in _network_checks.clock(date, now.replace(microsecond=0).timestamp() + 60.5).text
+    assert "60 s behind" in _network_checks.clock(date, now.replace(microsecond=0).timestamp() - 59.5).text
+
+
+def test_a_host_that_leads_nowhere_is_a_failure() -> None:
+    (found,) = _network_checks.own_address("localhost:29510", "host.invalid")
+    assert (found.level, "JAXFT_HOST" in found.advice) == ("fail", True)

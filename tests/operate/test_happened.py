@@ -1,0 +1,175 @@
+"""Which events people see, for what the protocol's machine does."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jsonschema
+from jaxft_coordinator.observe._happened import Happened, happened
+from jaxft_coordinator.observe._watched import GONE
+from jaxft_coordinator.observe.observer import Observer, as_json
+from jaxft_protocol.coordinator.job import Event, Job, SessionClosed
+from jaxft_protocol.messages import GroupName, Step
+
+from tests.protocol.coordinator.helpers import Desk, Done, digest_of, healing, running
+
+DOCS = Path(__file__).parents[2] / "docs"
+SCHEMA = json.loads((DOCS / "events.schema.json").read_text())
+
+
+@dataclass
+class Watching(Desk):
+    """A desk whose every event is observed, as the coordinator's shell does it."""
+
+    observer: Observer = field(default_factory=Observer)
+    seen: list[Happened] = field(default_factory=list)
+    before: Job | None = None
+
+    def do(self, event: Event) -> Done:
+        done = super().do(event)
+        if self.observer.interested(event, done.effects):
+            self.seen += happened(self.before, self.job, event, done.effects)
+            self.before = self.job
+            for each in self.seen:
+                jsonschema.validate(as_json("job", each, 1.0), SCHEMA)
+            self.observer.saw(self.job, event, done.effects, self.now_s)
+            assert self.observer.errors == 0
+        return done
+
+    def news(self) -> list[str]:
+        """What has happened since the last call, as short texts."""
+        seen, self.seen = self.seen, []
+        return [f"{each.event} {each.group}".strip() for each in seen]
+
+
+def watching(*names: str, **options: float) -> Watching:
+    """A job in its first quorum."""
+    desk = running(*names, **options)
+    watched = Watching(desk.job, desk.now_s, desk.sessions, desk.names)
+    watched.before = desk.job
+    watched.observer.saw(desk.job, None, (), desk.now_s)
+    return watched
+
+
+def test_a_job_begins():
+    desk = Watching(Desk.open(min_replicas=2).job)
+    desk.come("a")
+    desk.come("b")
+    assert desk.news() == [
+        "group_present a",
+        "group_joined a",
+        "group_present b",
+        "job_founded",
+        "quorum_changed",
+    ]
+    watched = desk.observer.jobs["job"]
+    assert [group.state for group in watched.groups.values()] == ["member", "member"]
+    assert watched.account.standing.value == "training"
+
+
+def test_a_commit_is_counted_and_is_no_event():
+    desk = watching("a", "b")
+    desk.commit()
+    assert desk.news() == []
+    assert desk.observer.jobs["job"].committed == 1
+    assert desk.observer.jobs["job"].account.good_s >= 0
+
+
+def test_a_loss_says_who_why_and_that_the_step_is_retried():
+    desk = watching("a", "b", "c")
+    desk.commit()
+    desk.close("b")
+    assert [(each.event, each.group) for each in desk.seen] == [
+        ("group_lost", "b"),
+        ("step_retried", ""),
+        ("quorum_changed", ""),
+    ]
+    assert desk.seen[0].reason
+    assert desk.seen[1].reason.startswith("b: ")
+    assert desk.seen[2].more["members"] == 2
+    watched = desk.observer.jobs["job"]
+    assert watched.retried == {"lost a member": 1}
+    assert watched.departures == {"lost": 1}
+    assert (watched.groups[GroupName("b")].state, watched.groups[GroupName("b")].losses) == (GONE, 1)
+
+
+def test_a_joiner_heals_and_enters():
+    desk = watching("a", "b")
+    desk.commit()
+    healing(desk, "c")
+    assert desk.news() == ["group_present c", "heal_began c"]
+    desk.ready("c")
+    desk.commit()
+    assert desk.news() == ["group_ready c", "quorum_changed"]
+    assert desk.observer.jobs["job"].groups[GroupName("c")].state == "member"
+
+
+def test_a_silent_group_is_evicted_with_the_reason():
+    desk = watching("a", "b", heartbeat_timeout_s=2.0)
+    desk.wait(3.0, silent=("b",))
+    evicted = next(each for each in desk.seen if each.event == "group_evicted")
+    assert (evicted.group, evicted.reason[:16]) == ("b", "no heartbeat for")
+
+
+def test_one_that_leaves_is_not_lost():
+    desk = watching("a", "b")
+    desk.commit()
+    desk.leave("b")
+    assert "group_left b" in desk.news()
+    desk.close("b")
+    assert desk.observer.jobs["job"].departures.get("lost", 0) == 0
+
+
+def test_a_job_without_a_quorum_waits_and_its_time_is_lost():
+    desk = watching("a", "b", min_replicas=2)
+    desk.commit()
+    desk.close("b")
+    desk.wait(0.1)
+    assert [text for text in desk.news() if text != "group_lost b"] == ["quorum_ended", "job_waiting"]
+    desk.now_s += 30.0
+    _, lost_s = desk.observer.jobs["job"].account.seconds(desk.now_s)
+    assert max(lost_s, key=lambda source: lost_s[source]).value == "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"
+
+
+def test_different_states_halt_the_job_with_the_kind():
+    desk = watching("a", "b")
+    desk.votes(a=digest_of("x"), b=digest_of("y"))
+    halted = next(each for each in desk.seen if each.event == "job_halted")
+    assert halted.more == {"kind": "diverged"}
+    assert "different states" in halted.reason
+
+
+def test_the_json_form_leaves_out_what_is_empty():
+    text = as_json("job", Happened("quorum_ended", step=0, quorum_id=3), 1.25)
+    assert text == {"t": 1.25, "event": "quorum_ended", "job": "job", "step": Step(0), "quorum_id": 3}
+
+
+def test_a_storm_of_events_is_bounded_and_says_how_many_are_missing(monkeypatch):
+    monkeypatch.setattr("jaxft_coordinator.observe.observer.BURST", 5)
+    observer, told = Observer(), []
+    observer.listen(lambda job, number, text: told.append(text))
+    clock = [1000.0]
+    monkeypatch.setattr("jaxft_coordinator.observe.observer.time.time", lambda: clock[0])
+    for _ in range(100):
+        observer.tell("job", Happened("group_present", "a"))
+    assert len(told) == 5
+    assert observer.dropped == 95
+    clock[0] += 10.0
+    observer.tell("job", Happened("group_present", "b"))
+    assert '"count": 95' in told[5]
+    assert '"b"' in told[6] or '"b"' in told[5]
+
+
+def test_an_error_in_the_observer_is_counted_and_reaches_no_job():
+    desk = watching("a", "b")
+    desk.observer.listen(lambda job, number, text: 1 / 0)  # pyright: ignore[reportArgumentType]
+    Desk.do(desk, SessionClosed(desk.sessions["b"], "gone"))
+    desk.observer.saw(desk.job, None, (), desk.now_s)
+    assert desk.observer.errors == 1
+
+
+def test_the_documented_events_are_those_of_the_schema():
+    table = (DOCS / "operate-api.md").read_text().partition("## Events")[2]
+    documented = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert documented == [each["title"] for each in SCHEMA["oneOf"]]

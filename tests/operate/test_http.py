@@ -1,0 +1,225 @@
+"""The HTTP port, on a coordinator in this process."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from jaxft_coordinator import _cli
+from jaxft_coordinator._cli import Arguments, _problem
+from jaxft_coordinator._server import Server
+from jaxft_coordinator.http import _stream
+from jaxft_coordinator.http.serve import HttpPort
+from jaxft_coordinator.observe._event_file import EventFile
+from jaxft_coordinator.observe._happened import Happened
+from jaxft_coordinator.observe.observer import Observer
+from jaxft_coordinator.stores import Opened
+from jaxft_protocol import credentials
+from jaxft_protocol.coordinator.job import Options
+
+from tests import patience
+from tests.coordinator.test_server import Client, run
+from tests.operate.port import Port
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+
+class Behind:
+    """A store that another coordinator leads."""
+
+    leader = ""
+
+    async def open(self, address: str) -> Opened:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def append(self, records: object) -> None: ...
+
+    async def lost(self) -> str:
+        return ""
+
+    async def close(self) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    store: Behind | None = None, secret: bytes | None = None
+) -> AsyncIterator[tuple[Server, HttpPort, Observer, Port]]:
+    observer = Observer()
+    server = Server("localhost:0", Options(founding_wait_s=0.0), store=store, observer=observer)  # pyright: ignore
+    http = HttpPort("localhost:0", server, observer, secret=secret)
+    await server.start()
+    await http.start()
+    try:
+        yield server, http, observer, Port(f"http://localhost:{http.port}")
+    finally:
+        await http.stop()
+        await server.stop(grace_s=0.0)
+
+
+def test_a_standby_is_ready_once_it_knows_the_leader() -> None:
+    async def scenario() -> None:
+        store = Behind()
+        async with serving(store) as (_, _, _, web):
+            status, text = await asyncio.to_thread(web.get, "/readyz")
+            assert (status, json.loads(text)["role"]) == (503, "starting")
+            store.leader = "other:29510"
+            status, text = await asyncio.to_thread(web.get, "/readyz")
+            assert (status, json.loads(text)["leader"]) == (200, "other:29510")
+            assert await asyncio.to_thread(web.metric, "jaxft_leads") == 0
+            assert await asyncio.to_thread(web.metric, "jaxft_ready") == 1
+
+    run(scenario)
+
+
+def test_a_job_name_with_a_slash_has_its_page() -> None:
+    async def scenario() -> None:
+        async with serving() as (server, _, _, web), Client(server.port, "a", "team/run 1") as client:
+            await client.hello()
+            told = await asyncio.to_thread(web.json, "/api/v1/jobs/team/run%201")
+            assert told["job"] == "team/run 1"
+            assert told["state"] == "starting"
+            (group,) = told["group_list"]
+            assert (group["group"], group["state"], group["address"]) == ("a", "present", "a:1")
+            status, text = await asyncio.to_thread(web.get, "/api/v1/jobs/none")
+            assert (status, json.loads(text)["text"][:40]) == (
+                404,
+                "this coordinator knows no job 'none'; 1 ",
+            )
+
+    run(scenario)
+
+
+def test_every_answer_forbids_what_the_page_does_not_need() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, _, _, web):
+            answer = await asyncio.to_thread(urllib.request.urlopen, f"{web.url}/")
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "frame-ancestors 'none'" in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+
+    run(scenario)
+
+
+def test_viewers_are_bounded_and_each_gets_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stream, "MAX_VIEWERS", 1)
+
+    async def scenario() -> None:
+        async with serving() as (_, _, observer, web):
+            stream = await asyncio.to_thread(urllib.request.urlopen, f"{web.url}/api/v1/events", None, 60)
+            status, text = await asyncio.to_thread(web.get, "/api/v1/events")
+            assert (status, "1 viewers are connected" in text) == (503, True)
+            observer.tell("", Happened("leads", more={"term": 7}))
+            lines = [await asyncio.to_thread(stream.readline)]
+            while b'"term": 7' not in lines[-1]:
+                lines.append(await asyncio.to_thread(stream.readline))
+            assert b"event: event\n" in lines
+            assert b"event: state\n" in lines
+            await asyncio.to_thread(stream.close)
+
+    run(scenario)
+
+
+def test_actions_are_off_by_default_and_need_a_token() -> None:
+    body = json.dumps({"action": "evict", "job": "job", "group": "a"}).encode()
+
+    async def off() -> None:
+        async with serving() as (_, _, _, web):
+            status, told = await asyncio.to_thread(web.post, "/api/v1/actions", body, "x")
+            assert (status, told["ok"]) == (403, False)
+            assert (await asyncio.to_thread(web.get, "/api/v1/actions"))[0] == 405
+
+    async def on() -> None:
+        operator = credentials.operator_key(SECRET).hex()
+        other = credentials.job_key(SECRET, "other").hex()
+        async with serving(secret=SECRET) as (server, _, _, web), Client(server.port, "a") as client:
+            await client.hello()
+            cases = [
+                (body, "", 401, "neither this job's nor"),
+                (body, other, 401, "neither this job's nor"),
+                (b"{", operator, 400, "must be JSON"),
+                (b"[]", operator, 400, "must be one of evict"),
+                (json.dumps({"action": 1}).encode(), operator, 400, "must be texts"),
+                (b" " * 5000, operator, 413, "at most 4096 bytes"),
+                (body.replace(b'"a"', b'"b"'), operator, 404, "group 'b' of job 'job' is not connected"),
+                (body.replace(b'"job"}', b'"x"}'), operator, 200, "is evicted"),
+            ]
+            for said, token, status, text in cases:
+                got, told = await asyncio.to_thread(web.post, "/api/v1/actions", said, token)
+                assert (got, text in told["text"]) == (status, True), (said, told)
+            assert server.jobs.get("job") is None or not server.jobs.get("job").groups  # pyright: ignore
+
+    run(off)
+    run(on)
+
+
+def test_the_port_in_use_is_a_message() -> None:
+    async def scenario() -> None:
+        async with serving() as (server, http, observer, _):
+            other = HttpPort(f"localhost:{http.port}", server, observer)
+            with pytest.raises(OSError, match=r"cannot listen on .* for HTTP: .*choose another --http"):
+                await other.start()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"http_actions": True}, "--http-actions needs --http, and --token-file"),
+        (
+            {"http_actions": True, "http": "[::]:29511", "token_file": Path("s")},
+            "--http-actions on [::]:29511, which other machines can reach, needs --tls-cert",
+        ),
+        ({"http_actions": True, "http": "localhost:29511", "token_file": Path("s")}, ""),
+    ],
+)
+def test_flags_that_do_not_fit(arguments: dict[str, object], text: str) -> None:
+    found = _problem(Arguments(**arguments))  # pyright: ignore[reportArgumentType]
+    assert found.startswith(text)
+    assert bool(found) == bool(text)
+
+
+def test_a_part_that_fails_is_logged_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise RuntimeError("broken")
+
+    async def scenario() -> None:
+        task = asyncio.create_task(fails())
+        task.add_done_callback(_cli._say_why)
+        await asyncio.wait([task])
+
+    with caplog.at_level(logging.ERROR, logger="jaxft_coordinator"):
+        run(scenario)
+    assert "training goes on" in caplog.text
+    assert "RuntimeError: broken" in caplog.text
+
+
+def test_events_go_to_their_file_even_if_it_is_moved_and_a_full_disk_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+
+    async def scenario() -> None:
+        events = EventFile(path)
+        writing = asyncio.create_task(events.run())
+        events.put("job", 1, "one")
+        await asyncio.to_thread(patience.until, lambda: path.read_text() == "one\n", "the first event")
+        path.rename(tmp_path / "moved")
+        events.put("job", 2, "two")
+        await asyncio.to_thread(patience.until, path.exists, "the file to come back")
+        path.unlink(missing_ok=True)
+        path.mkdir()
+        events.put("job", 3, "three")
+        await asyncio.to_thread(patience.until, lambda: events.lost == 1, "the loss")
+        writing.cancel()
+        path.rmdir()
+        events.put("job", 4, "four")
+        events.close()
+
+    run(scenario)
+    assert path.read_text() == "four\n"

@@ -1,0 +1,78 @@
+"""The HTTP port of a real coordinator, with real groups, one of which is killed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.clusters import Cluster, cluster
+from tests.operate import port
+from tests.operate.port import Port
+
+pytestmark = pytest.mark.processes
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "events.schema.json").read_text())
+GROUPS = ("group-0", "group-1", "group-2")
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def group(web: Port, name: str) -> Any:
+    return next((each for each in web.job()["group_list"] if each["group"] == name), None)
+
+
+def train(here: Cluster, gate: Path) -> dict[str, Any]:
+    flags = ("--steps", "60", "--gate", f"20:{gate}", "--show")
+    return here.start_together(GROUPS, lambda name: flags)
+
+
+def test_a_kill_is_seen_in_metrics_api_and_events(tmp_path: Path) -> None:
+    gate, written = tmp_path / "gate", tmp_path / "events.jsonl"
+    with cluster(tmp_path) as here:
+        web = port.start(here, "--events", str(written), "--heartbeat-timeout-ms", "2000")
+        assert web.get("/healthz") == (200, "ok\n")
+        workers = train(here, gate)
+        here.until(lambda: web.metric("jaxft_step", job="toy") == 20, "step 20")
+        assert web.metric("jaxft_quorum_members", job="toy") == 3
+        here.until(lambda: web.job()["values"].get("loss", 0) > 0, "the loss of the training")
+        workers["group-1"].process.kill()
+        here.until(lambda: group(web, "group-1")["state"] == "gone", "the loss to be seen")
+        assert "connection closed" in group(web, "group-1")["reason"]
+        assert web.metric("jaxft_quorum_members", job="toy") == 2
+        back = here.start("group-1", "--steps", "60", "--gate", f"20:{gate}", "--show")
+        here.until(lambda: group(web, "group-1")["state"] == "ready", "group-1 to heal")
+        gate.touch()
+        here.until(lambda: web.job()["state"] == "finished", "the end")
+        here.until_finished(back, workers["group-0"], workers["group-2"])
+        told = web.job()
+        families = {family.name: family for family in text_string_to_metric_families(web.get("/metrics")[1])}
+        here.until(lambda: events(written)[-1]["event"] == "job_finished", "the last event to be written")
+    assert told["step"] == 60
+    assert told["steps_committed"] == 60
+    assert told["steps_retried"] == {"lost a member": 1}
+    assert told["departures"]["lost"] == 1
+    assert 0 < told["goodput"] <= 1
+    assert any(point.get("loss", 0) > 0 for point in told["points"])
+    assert told["goodput_seconds"] > 0
+    assert told["badput_seconds"]["PROGRAM_STARTUP"] > 0
+    kinds = [event["event"] for event in events(written)]
+    for kind in ("leads", "group_present", "job_founded", "quorum_changed", "group_lost", "step_retried"):
+        assert kind in kinds
+    for kind in ("heal_began", "group_ready", "group_left", "job_finished"):
+        assert kind in kinds[kinds.index("group_lost") :]
+    assert [event["event"] for event in told["events"]] == [
+        event["event"] for event in events(written) if event.get("job") == "toy"
+    ]
+    for event in events(written):
+        jsonschema.validate(event, SCHEMA)
+    heals = next(each for each in families["jaxft_heal_seconds"].samples if each.name.endswith("_count"))
+    assert heals.value == 1
+    exchanges = [each for each in families["jaxft_exchange_seconds"].samples if each.name.endswith("_count")]
+    # Two groups took 60 steps, and group-1 most of them, in two lives. What a group takes after its last heartbeat is
+    # sent when it leaves.
+    assert 120 <= exchanges[0].value <= 181
+    assert families["jaxft_heal_bytes"].samples[0].value > 1000

@@ -1,0 +1,234 @@
+"""The alert rules and the dashboard, against what the coordinator really exports, and with a real Prometheus."""
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jaxft_coordinator._server import Server
+from jaxft_coordinator.http._metrics import JaxftCollector
+from jaxft_protocol.coordinator.job import Options
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests import patience
+from tests.clusters import cluster
+from tests.operate import port
+from tests.operate.test_happened import watching
+from tests.protocol.coordinator.helpers import healing
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "deploy" / "prometheus" / "jaxft-alerts.yaml"
+BOARD = ROOT / "deploy" / "grafana" / "jaxft.json"
+ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+NAME = re.compile(r"\bjaxft_[a-z_]+\b")
+
+
+def exported() -> set[str]:
+    """The names of all series that a coordinator exports once everything has happened to a job."""
+    desk = watching("a", "b", "c")
+    desk.now_s += 1.0
+    desk.commit()
+    desk.close("b")
+    healing(desk, "b", incarnation=2)
+    registry = CollectorRegistry()
+    registry.register(JaxftCollector(Server("localhost:0", Options()), desk.observer))
+    text = generate_latest(registry).decode()
+    return {
+        line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if not line.startswith("#")
+    }
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    yield from ((rule["alert"], rule["expr"]) for rule in ALERTS)
+    for panel in json.loads(BOARD.read_text())["panels"]:
+        yield from ((panel["title"], target["expr"]) for target in panel["targets"])
+
+
+def test_every_metric_that_is_asked_for_is_exported() -> None:
+    known = exported() | {"jaxft_job_failures_total"}  # of a job that has failed
+    wanted = {name for _, query in queries() for name in NAME.findall(query)}
+    assert len(wanted) > 20
+    assert wanted <= known, wanted - known
+
+
+def test_every_exported_metric_is_documented_and_no_other() -> None:
+    text = (ROOT / "docs" / "operate-metrics.md").read_text()
+    documented = set(re.findall(r"^\| `(jaxft_\w+)`", text, re.MULTILINE))
+    families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exported()} | {
+        "jaxft_job_failures_total"
+    }
+    assert documented == families
+
+
+def test_every_alert_says_what_to_do() -> None:
+    text = (ROOT / "docs" / "operate-alerts.md").read_text()
+    sections = re.findall(r"^## (\w+)$", text, re.MULTILINE)
+    assert sections == [rule["alert"] for rule in ALERTS]
+    for rule in ALERTS:
+        assert rule["annotations"]["runbook"] == f"docs/operate-alerts.md#{rule['alert'].lower()}"
+        assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def test_the_dashboard_has_no_overlap() -> None:
+    panels = json.loads(BOARD.read_text())["panels"]
+    cells = [
+        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
+        for panel in panels
+        for x in range(panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+def promtool(*words: str) -> None:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("needs promtool, which comes with Prometheus")
+    done = patience.run([found, *words], capture_output=True, text=True, limit_s=60.0)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_accepts_the_rules() -> None:
+    promtool("check", "rules", str(RULES))
+
+
+def case(alert: str, at: str, series: dict[str, str], *firing: dict[str, str]) -> dict[str, Any]:
+    """One test of promtool: these series, one value a minute, and for which labels the alert fires."""
+    severity = next(rule["labels"]["severity"] for rule in ALERTS if rule["alert"] == alert)
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [
+            {
+                "eval_time": at,
+                "alertname": alert,
+                "exp_alerts": [{"exp_labels": {**labels, "severity": severity}} for labels in firing],
+            }
+        ],
+    }
+
+
+JOB = 'job="j"'
+CASES = [
+    case("JaxftNoLeader", "5m", {"jaxft_leads": "0x10"}, {}),
+    case("JaxftNoLeader", "5m", {'jaxft_leads{i="1"}': "0x10", 'jaxft_leads{i="2"}': "1x10"}),
+    case("JaxftJobHalted", "1m", {f"jaxft_halted{{{JOB}}}": "0 1"}, {"job": "j"}),
+    case("JaxftJobWaiting", "4m", {f"jaxft_waiting{{{JOB}}}": "1x10"}),
+    case("JaxftJobWaiting", "6m", {f"jaxft_waiting{{{JOB}}}": "1x10"}, {"job": "j"}),
+    case(
+        "JaxftJobStalled",
+        "40m",
+        {f"jaxft_last_commit_timestamp_seconds{{{JOB}}}": "60x60", f"jaxft_quorum_members{{{JOB}}}": "3x60"},
+        {"job": "j"},
+    ),
+    case(
+        "JaxftJobStalled",
+        "40m",
+        {f"jaxft_last_commit_timestamp_seconds{{{JOB}}}": "60x60", f"jaxft_quorum_members{{{JOB}}}": "0x60"},
+    ),
+    case(
+        "JaxftGroupsMissing",
+        "20m",
+        {f"jaxft_quorum_members{{{JOB}}}": "2x30", f"jaxft_quorum_places{{{JOB}}}": "3x30"},
+        {"job": "j"},
+    ),
+    case("JaxftGroupsFlap", "30m", {f'jaxft_departures_total{{{JOB},how="lost"}}': "0+1x40"}, {"job": "j"}),
+    case("JaxftGroupsFlap", "30m", {f'jaxft_departures_total{{{JOB},how="left"}}': "0+1x40"}),
+    case(
+        "JaxftStepsRetried",
+        "60m",
+        {
+            f'jaxft_steps_retried_total{{{JOB},reason="failed"}}': "0+1x90",
+            f"jaxft_steps_committed_total{{{JOB}}}": "0+10x90",
+        },
+        {"job": "j"},
+    ),
+    case(
+        "JaxftGoodputLow",
+        "2h",
+        {
+            f"jaxft_goodput_seconds_total{{{JOB}}}": "0+30x200",
+            f'jaxft_badput_seconds_total{{{JOB},source="OTHER"}}': "0+30x200",
+        },
+        {"job": "j"},
+    ),
+    case("JaxftStoreSlow", "10m", {'jaxft_store_blocked_seconds{instance="c"}': "9x20"}, {"instance": "c"}),
+    case(
+        "JaxftCoordinatorError",
+        "10m",
+        {'jaxft_job_failures_total{instance="c",job="j"}': "0 0 1x20"},
+        {"instance": "c", "job": "j"},
+    ),
+]
+
+
+def test_every_alert_fires_when_it_should(tmp_path: Path) -> None:
+    assert {each["alert_rule_test"][0]["alertname"] for each in CASES} == {rule["alert"] for rule in ALERTS}
+    file = tmp_path / "test.yaml"
+    rules = tmp_path / "rules.yaml"
+    text = yaml.safe_load(RULES.read_text())
+    for rule in text["groups"][0]["rules"]:
+        del rule["annotations"]  # promtool would compare their texts
+    rules.write_text(yaml.safe_dump(text))
+    file.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": CASES}))
+    promtool("test", "rules", str(file))
+
+
+@pytest.mark.processes
+def test_a_real_prometheus_scrapes_a_real_coordinator(tmp_path: Path) -> None:
+    command = shutil.which("prometheus")
+    if command is None:
+        pytest.skip("needs prometheus")
+    with cluster(tmp_path) as here:
+        web = port.start(here)
+        target = web.url.partition("//")[2]
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(RULES)],
+            "scrape_configs": [
+                # What a job is called is ours to say, not the scraper's.
+                {"job_name": "jaxft", "honor_labels": True, "static_configs": [{"targets": [target]}]}
+            ],
+        }
+        (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
+        workers = [here.start("group-0", "--steps", "12", "--show")]
+        asked = f"http://{_started(here, command, tmp_path)}/api/v1"
+        here.until(lambda: _value(asked, 'jaxft_step{job="toy"}') == 12, "the last step in Prometheus")
+        assert _value(asked, 'jaxft_steps_committed_total{job="toy"}') == 12
+        states = json.load(urllib.request.urlopen(f"{asked}/rules", timeout=30))["data"]["groups"][0]["rules"]
+        assert {rule["name"]: rule["health"] for rule in states} == {rule["alert"]: "ok" for rule in ALERTS}
+        assert [rule["name"] for rule in states if rule["state"] == "firing"] == []
+        here.until_finished(*workers)
+
+
+def _started(here: Any, command: str, folder: Path) -> str:
+    """Start Prometheus on a free port and return its address."""
+    log = folder / "prometheus.out"
+    flags = ["--web.listen-address=127.0.0.1:0", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    with log.open("wb") as out:
+        arguments = [command, f"--config.file={folder / 'prometheus.yaml'}", *flags]
+        here.started.append(subprocess.Popen(arguments, stdout=out, stderr=out))
+    pattern = re.compile(r'msg="Listening on" address=(127\.0\.0\.1:[1-9]\d*)')
+    here.until(lambda: pattern.search(log.read_text()), "Prometheus to listen")
+    found = pattern.search(log.read_text())
+    assert found is not None
+    return found.group(1)
+
+
+def _value(asked: str, query: str) -> float | None:
+    url = f"{asked}/query?query={urllib.parse.quote(query)}"
+    try:
+        found = json.load(urllib.request.urlopen(url, timeout=30))["data"]["result"]
+    except urllib.error.HTTPError:
+        return None  # it is not ready yet
+    return float(found[0]["value"][1]) if found else None
