@@ -55,15 +55,14 @@ class Member:
         return found
 
     def ranks(self) -> list[dict[str, str]]:
-        """Return what each of its processes has for itself in one life, with ports that are free now."""
-        ports = free_ports(2) if self.nproc > 1 else []
+        """Return what each of its processes has for itself in one life, with a port that is free now."""
+        meeting = f"{HOST}:{free_ports(1)[0]}" if self.nproc > 1 else ""
         share = len(self.devices) // self.nproc
         environments: list[dict[str, str]] = []
         for rank in range(self.nproc):
             own = {"JAXFT_RANK": str(rank)}
-            if ports:
-                own["JAXFT_LEADER"] = f"{HOST}:{ports[0]}"
-                own["JAX_COORDINATOR_ADDRESS"] = f"{HOST}:{ports[1]}"
+            if meeting:
+                own["JAX_COORDINATOR_ADDRESS"] = meeting
             if devices := self.devices[rank * share : (rank + 1) * share]:
                 text = ",".join(map(str, devices))
                 own["JAX_LOCAL_DEVICE_IDS"] = text

@@ -22,11 +22,9 @@ def test_several_processes_get_what_jax_distributed_needs() -> None:
     member = Member(name="g", nproc=2, coordinator="head:1", devices=(4, 5, 6, 7))
     one, other = member.ranks()
     assert (one["JAXFT_RANK"], other["JAXFT_RANK"]) == ("0", "1")
-    for name in ("JAXFT_LEADER", "JAX_COORDINATOR_ADDRESS"):
-        assert one[name] == other[name]
-        host, _, port = one[name].partition(":")
-        assert (host, port.isdigit()) == ("127.0.0.1", True)
-    assert one["JAXFT_LEADER"] != one["JAX_COORDINATOR_ADDRESS"]
+    assert one["JAX_COORDINATOR_ADDRESS"] == other["JAX_COORDINATOR_ADDRESS"]
+    host, _, port = one["JAX_COORDINATOR_ADDRESS"].partition(":")
+    assert (host, port.isdigit()) == ("127.0.0.1", True)
     for name in ("JAX_LOCAL_DEVICE_IDS", "JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES"):
         assert (one[name], other[name]) == ("4,5", "6,7")
 

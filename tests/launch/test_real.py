@@ -77,13 +77,19 @@ class Training:
 
     def until_back(self, group: str, lives: int) -> None:
         """Wait until a group has taken part in a step after its restart."""
+        self._until_back(group, group, lives)
+
+    def until_rank_back(self, group: str, rank: int, lives: int) -> None:
+        self._until_back(group, f"{group}.{rank}", lives)
+
+    def _until_back(self, group: str, file: str, lives: int) -> None:
 
         def back() -> bool:
             started = [event for event in self.running.events("group_started") if event["group"] == group]
             if len(started) < lives:
                 return False
             return any(
-                event["t"] > started[-1]["t"] and event["event"] == "step" for event in self.events(group)
+                event["t"] > started[-1]["t"] and event["event"] == "step" for event in self.events(file)
             )
 
         patience.until(back, f"{group} to come back", context=self.running.text)
@@ -177,3 +183,38 @@ def test_a_spare_stands_by_and_takes_the_place_of_a_lost_group(folder: Path) -> 
         job.hurry()
         assert job.running.status() == 0, job.running.text()
     assert job.digests("group-0", "spare-0") == {digest_alone(STEPS)}
+
+
+def ranks_of(groups: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the event files of all ranks."""
+    return tuple(f"{group}.{rank}" for group in groups for rank in range(2))
+
+
+@contextlib.contextmanager
+def training_ranks(folder: Path, *words: str) -> Iterator[Training]:
+    """Groups of two ranks; each rank has an event file."""
+    program = (
+        *(sys.executable, str(WORKER), "--group", "{group}", "--coordinator", "{coordinator}"),
+        *("--events", "{folder}/{group}.{rank}.jsonl", "--steps", str(STEPS), "--world", "env"),
+        *("--pace", "0.03", "--hurry", "{folder}/hurry"),
+    )
+    with launch(folder, "--nproc", "2", *words, program=program, JAX_PLATFORMS="cpu") as running:
+        yield Training(running)
+
+
+def test_every_rank_of_groups_of_two_is_killed_and_the_bits_stay(folder: Path, tmp_path: Path) -> None:
+    with training_ranks(tmp_path / "undisturbed", "--groups", "1") as job:
+        job.until_step(1, *ranks_of(("group-0",)))
+        job.hurry()
+        assert job.running.status() == 0, job.running.text()
+        (undisturbed,) = job.digests(*ranks_of(("group-0",)))
+    groups = GROUPS[:2]
+    with training_ranks(folder, "--groups", "2") as job:
+        job.until_step(3, *ranks_of(groups))
+        for number, (group, rank) in enumerate((group, rank) for group in groups for rank in range(2)):
+            started = [event for event in job.running.events("group_started") if event["group"] == group]
+            os.kill(started[-1]["pids"][rank], signal.SIGKILL)
+            job.until_rank_back(group, rank, lives=2 + number % 2)
+        job.hurry()
+        assert job.running.status() == 0, job.running.text()
+    assert job.digests(*ranks_of(groups)) == {undisturbed}

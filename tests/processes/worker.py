@@ -148,7 +148,11 @@ def main() -> None:
     parser.add_argument(
         "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
     )
-    parser.add_argument("--world", default="", help="RANK:RANKS:PORT: one process of a group of several")
+    parser.add_argument(
+        "--world",
+        default="",
+        help="RANK:RANKS:PORT: one process of a group of several; env: as `jaxft launch` says",
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logger = logging.getLogger("jaxft")
@@ -158,7 +162,10 @@ def main() -> None:
     if arguments.murder:
         pid, text = arguments.murder.split(":", 1)
         logger.addHandler(KillAt(text, int(pid)))
-    if arguments.world:
+    if arguments.world == "env":
+        port = os.environ["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2]
+        join_world(int(os.environ["JAXFT_RANK"]), int(os.environ["JAXFT_NPROC"]), int(port))
+    elif arguments.world:
         join_world(*map(int, arguments.world.split(":")))
     gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
 
