@@ -73,6 +73,7 @@ class Follower:
         self._decisions: queue.SimpleQueue[pb.Decision] = queue.SimpleQueue()
         self._verdicts: queue.SimpleQueue[pb.Verdict] = queue.SimpleQueue()
         self._operation = 0
+        self._progress = 0
         self._working: tuple[str, Abort] | None = None
         self._stopped = ""  # the operation that rank 0 stopped last
         self._ended: str | None = None
@@ -82,7 +83,7 @@ class Follower:
             other=0,
             receive=leader_message,
             handle=self._hear,
-            beat=pb.RankMessage(beat=pb.Beat()).SerializeToString(),
+            beat=lambda: pb.RankMessage(beat=pb.Beat(progress=self._progress)).SerializeToString(),
             silence_s=silence_s,
             name=name,
         )
@@ -115,7 +116,8 @@ class Follower:
         return contextlib.nullcontext()
 
     def got_on(self) -> None:
-        """Rank 0 says whether the group gets on."""
+        """Bytes have moved, or a shard is computed: rank 0 waits for this rank as long as it gets on."""
+        self._progress += 1
 
     def wants_digest(self, step: Step) -> bool:
         return False  # rank 0 decides
@@ -196,6 +198,8 @@ class Follower:
             case "all_computed":
                 found = message.all_computed
                 self.all_computed = QuorumId(found.quorum_id), Step(found.step)
+            case "beat":
+                pass  # it has broken the silence
             case "group_ends":
                 self._ended = message.group_ends.error
                 self._link.expect_end(message.group_ends.error)

@@ -1,8 +1,10 @@
 """Rank 0 of a group of several processes."""
 
 import contextlib
+import logging
 import queue
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 from jaxft_protocol.proto import ranks_pb2 as pb
@@ -15,6 +17,10 @@ from jaxft._ranks._ranks import Operation, Verdict
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
 
+_log = logging.getLogger("jaxft")
+
+# Log waits longer than this, and again each time the wait has doubled.
+_FIRST_MENTION_S = 5.0
 # How often a wait for another rank checks whether that one has ended.
 _LOOK_S = 0.5
 
@@ -25,13 +31,19 @@ class Leader:
     Args:
         connections: one for each other rank, in their order; owned.
         silence_s: how long a rank may be silent.
+        stuck_s: how long a rank may make no progress while rank 0 waits for its part of an operation.
         name: this group's name, for logs.
     """
 
     rank = 0
 
-    def __init__(self, connections: Sequence[Connection], *, silence_s: float, name: str) -> None:
+    def __init__(
+        self, connections: Sequence[Connection], *, silence_s: float, stuck_s: float, name: str
+    ) -> None:
         self.size = 1 + len(connections)
+        self._name = name
+        self._stuck_s = stuck_s
+        self._progress = [0] * (1 + len(connections))
         self._lock = threading.Lock()
         self._outcomes: list[queue.SimpleQueue[pb.Outcome]] = [queue.SimpleQueue() for _ in connections]
         self._abort: Abort | None = None  # of the current operation
@@ -47,7 +59,7 @@ class Leader:
                 other=rank,
                 receive=rank_message,
                 handle=lambda message, rank=rank: self._hear(rank, message),
-                beat=pb.LeaderMessage(beat=pb.Beat()).SerializeToString(),
+                beat=pb.LeaderMessage(beat=pb.Beat()).SerializeToString,
                 silence_s=silence_s,
                 name=name,
             )
@@ -145,6 +157,8 @@ class Leader:
             link.send(message)
 
     def _outcome(self, rank: int, what: str) -> pb.Outcome:
+        began_s = moved_s = time.monotonic()
+        mention_s, progress = _FIRST_MENTION_S, self._progress[rank]
         while True:
             with contextlib.suppress(queue.Empty):
                 found = self._outcomes[rank - 1].get(timeout=_LOOK_S)
@@ -154,6 +168,17 @@ class Leader:
                     f"The ranks of this group have come apart: rank {rank} reports {found.what!r}, and rank 0 is at "
                     f"{what!r}. Every rank must run the same program, with the same calls of the step."
                 )
+            now_s = time.monotonic()
+            if progress != self._progress[rank]:
+                progress, moved_s = self._progress[rank], now_s
+            if now_s - moved_s > self._stuck_s:
+                self._links[rank - 1].lost(f"no progress in {what!r} for {now_s - moved_s:.0f} s")
+            if now_s - began_s >= mention_s:
+                mention_s = 2 * (now_s - began_s)
+                _log.info(
+                    "[jaxft %s] waiting %.0f s for rank %d in %r",
+                    *(self._name, now_s - began_s, rank, what),
+                )
             if (error := self._ended.get(rank)) is not None:
                 raise SessionFailed(
                     f"Rank {rank} of this group has ended{f' with {error}' if error else ''}, while rank 0 is at "
@@ -162,6 +187,8 @@ class Leader:
 
     def _hear(self, rank: int, message: pb.RankMessage) -> None:
         match message.WhichOneof("kind"):
+            case "beat":
+                self._progress[rank] = message.beat.progress
             case "hello":
                 self._addresses[rank - 1].put(message.hello.address)
             case "outcome":

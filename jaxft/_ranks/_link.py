@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxft_protocol.proto import ranks_pb2 as pb
 
@@ -40,8 +40,8 @@ class Link:
         connection: from the handshake; owned.
         other: the other rank's number.
         receive: decodes a message.
-        handle: called with each message but beats, in the receiving thread. Must not block.
-        beat: the encoded message that this side sends while it has nothing else to say.
+        handle: called with each message, in the receiving thread. Must not block.
+        beat: encodes the message that this side sends all the time.
         silence_s: how long the other rank may be silent.
         name: this group's name, for logs.
     """
@@ -53,7 +53,7 @@ class Link:
         other: int,
         receive: Callable[[bytes], Any],
         handle: Callable[[Any], None],
-        beat: bytes,
+        beat: Callable[[], bytes],
         silence_s: float,
         name: str,
     ) -> None:
@@ -92,6 +92,11 @@ class Link:
             thread.join()
         self._connection.close()
 
+    def lost(self, why: str) -> NoReturn:
+        """End this process: the other rank does not move any more."""
+        self._end(why)
+        raise AssertionError("this process has ended")
+
     def expect_end(self, error: str) -> None:
         """The other rank ends. With an error, this process ends too, unless it ends by itself soon."""
         self._other_ends.set()
@@ -116,9 +121,7 @@ class Link:
 
     def _receive(self) -> None:
         while not self._other_ends.is_set():
-            message = self._receive_message(self._read())
-            if message.WhichOneof("kind") != "beat":
-                self._handle(message)
+            self._handle(self._receive_message(self._read()))
 
     def _read(self) -> bytes:
         deadline_s = time.monotonic() + self._silence_s
@@ -148,7 +151,7 @@ class Link:
     def _beats(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):  # the receiving thread knows why
             while not self._leaving:
-                self._send(self._beat)
+                self._send(self._beat())
                 pause(BEAT_S, abort=self._closing)
 
     def _guarded(self, run: Callable[[], None]) -> None:

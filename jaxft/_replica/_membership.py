@@ -113,7 +113,12 @@ def _listener(
 def _lead(config: GroupConfig, listener: Listener, size: int) -> Leader:
     deadline_s = time.monotonic() + config.failure_timeout_s
     connections = [listener.take_rank(rank, deadline_s=deadline_s) for rank in range(1, size)]
-    leader = Leader(connections, silence_s=silence_s(config.failure_timeout_s), name=config.group)
+    leader = Leader(
+        connections,
+        silence_s=silence_s(config.failure_timeout_s),
+        stuck_s=config.failure_timeout_s,
+        name=config.group,
+    )
     leader.start()
     return leader
 

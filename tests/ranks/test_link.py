@@ -1,7 +1,9 @@
 """Rank 0 and another rank over a real connection, in one process: decisions, verdicts, and their ends."""
 
+import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ from jaxft._ranks._directives import decode, encode
 from jaxft._ranks._follower import Follower
 from jaxft._ranks._leader import Leader
 from jaxft._ranks._link import Link, leader_message
-from jaxft._ranks._ranks import OneRank
+from jaxft._ranks._ranks import OneRank, Operation
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
 from tests import patience
@@ -71,7 +73,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         )
     else:
         ends = Connection.plain(one), Connection.plain(two)
-    leader = Leader([ends[0]], silence_s=patience.FAR_S, name="a")
+    leader = Leader([ends[0]], silence_s=patience.FAR_S, stuck_s=patience.FAR_S, name="a")
     leader.start()
     kept = Kept()
     follower = Follower(ends[1], rank=1, size=2, address="h:2", pins=kept, silence_s=patience.FAR_S, name="a")
@@ -263,7 +265,7 @@ def lonely(silence_s: float) -> tuple[Link, Connection]:
         other=0,
         receive=leader_message,
         handle=lambda message: None,
-        beat=b"",
+        beat=bytes,
         silence_s=silence_s,
         name="a",
     )
@@ -318,3 +320,35 @@ def test_a_group_of_one_process_decides_for_itself() -> None:
         assert not operation.settle("broken", ("b",)).stopped
         abort.set("a newer directive")
         assert operation.settle("broken").stopped
+
+
+def test_a_rank_that_is_stuck_ends_the_group_and_one_that_gets_on_does_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    exits = Exits(monkeypatch)
+    one, two = socket.socketpair()
+    leader = Leader([Connection.plain(one)], silence_s=patience.FAR_S, stuck_s=3.0, name="a")
+    leader.start()
+    follower = Follower(
+        Connection.plain(two), rank=1, size=2, address="h:2", pins=Kept(), silence_s=patience.FAR_S, name="a"
+    )
+    with follower.operation("exchange", Abort()), leader.operation("exchange", Abort()) as operation:
+        waits = threading.Thread(target=_settled, args=(operation,))
+        waits.start()
+        began_s = time.monotonic()
+        while time.monotonic() < began_s + 6.0:  # twice as long as it may be stuck
+            follower.got_on()
+            assert not exits.happened.wait(0.1)
+        assert exits.happened.wait(patience.FAR_S)
+    assert exits.statuses == [75]
+    assert "no progress in 'exchange#1'" in caplog.text
+    waits.join()
+    ending = threading.Thread(target=leader.close)
+    ending.start()
+    follower.close()
+    ending.join()
+
+
+def _settled(operation: Operation) -> None:
+    with contextlib.suppress(AssertionError):  # here the process does not end
+        operation.settle()

@@ -150,8 +150,10 @@ class PinState(_message.Message):
     def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ..., log_only: bool = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("progress",)
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    progress: int
+    def __init__(self, progress: _Optional[int] = ...) -> None: ...
 
 class GroupEnds(_message.Message):
     __slots__ = ("error",)
