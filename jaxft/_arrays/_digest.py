@@ -1,5 +1,6 @@
 """A digest of a state that does not depend on its sharding."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -30,9 +31,14 @@ def digest(tree: Any) -> str:
         >>> jaxft.digest({"w": jnp.ones(3)}) == jaxft.digest({"w": jnp.ones(3)})
         True
     """
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return digest_of_leaves([jax.tree_util.keystr(path) for path, _ in found], [leaf for _, leaf in found])
+
+
+def digest_of_leaves(names: Sequence[str], leaves: Sequence[Any]) -> str:
+    """`digest` of a tree whose leaves have these paths."""
     whole = xxhash.xxh3_128()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = jax.tree_util.keystr(path)
+    for name, leaf in zip(names, leaves, strict=True):
         array, dtype = _host(leaf, name)
         head = f"{name} {dtype} {array.shape}".encode()
         # The lengths separate the parts, so that no name can look like another leaf's bytes.

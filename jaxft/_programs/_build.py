@@ -11,7 +11,7 @@ from jaxft._arrays._layout import LeafSpec
 from jaxft._programs import _environment, _fingerprint
 from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._compile import Applies, Spec, compile_cut
-from jaxft._programs._leaves import DonationGuard, labels, own, refuse_tracers
+from jaxft._programs._leaves import DonationGuard, own, refuse_tracers
 from jaxft._programs._partition import Cut, cut
 from jaxft._programs._primitive import path_names, pmean
 from jaxft._programs._programs import Programs, batch_key
@@ -65,7 +65,7 @@ def cut_programs(
     """
     shared = shared or Shared()
     leaves, state_tree = jax.tree.flatten(state)
-    leaves = own(leaves, state_tree)
+    leaves = own(leaves, state)
     batch_leaves, batch_tree = jax.tree.flatten(batch)
     refuse_tracers(batch_leaves)
     state_specs, batch_specs = specs(leaves, batch_leaves)
@@ -73,7 +73,9 @@ def cut_programs(
         train_step, (state_specs, state_tree), (batch_specs, batch_tree), static_args, static_kwargs or {}
     )
     kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
-    pinned = shared.pins.get(kind) or pins(parts.contributions, state_specs, _paths(state_tree))
+    pinned = shared.pins.get(kind) or pins(
+        parts.contributions, state_specs, list(map(path_names, traced.state_paths))
+    )
     executables = compile_cut(parts, state_specs, batch_specs, pinned, shared.applies)
     if any(spec.sharding is not None for spec in state_specs):
         shared.pins[kind] = executables.compute.output_shardings[: len(pinned)]
@@ -83,7 +85,7 @@ def cut_programs(
     )
     return Programs(
         contribution=contribution,
-        fingerprint=_describe(parts, contribution, labels(state_tree), state_specs, leaves, batch_leaves),
+        fingerprint=_describe(parts, contribution, traced.state_labels, state_specs, leaves, batch_leaves),
         flops=executables.flops,
         batch_key=batch_key(batch_leaves, batch_tree),
         traced=traced,
@@ -102,7 +104,7 @@ def cut_only(
 ) -> Cut:
     """Trace and cut a step as `cut_programs` does, and compile nothing."""
     (leaves, state_tree), (batch_leaves, batch_tree) = jax.tree.flatten(state), jax.tree.flatten(batch)
-    state_specs, batch_specs = specs(own(leaves, state_tree), batch_leaves)
+    state_specs, batch_specs = specs(own(leaves, state), batch_leaves)
     _, parts = _trace_and_cut(
         train_step, (state_specs, state_tree), (batch_specs, batch_tree), static_args, static_kwargs or {}
     )
@@ -116,13 +118,13 @@ def _trace_and_cut(
     static_args: tuple[Any, ...],
     static_kwargs: Mapping[str, Any],
 ) -> tuple[Traced, Cut]:
-    state_specs, state_tree = state
+    state_specs = state[0]
     traced = trace_step(train_step, state, batch, static_args, static_kwargs)
 
     def may_forward(old: int, new: int) -> bool:
         return state_specs[old].sharding == state_specs[new].sharding
 
-    return traced, cut(traced.jaxpr, labels(state_tree), labels(batch[1]), may_forward)
+    return traced, cut(traced.jaxpr, traced.state_labels, traced.batch_labels, may_forward)
 
 
 def joined(
@@ -144,11 +146,6 @@ def program_settings(parts: Sequence[Part]) -> dict[str, str]:
         "program": _fingerprint.program_digest(parts),
         "program on any mesh": _fingerprint.program_digest(parts, meshes=False),
     }
-
-
-def _paths(tree: PyTreeDef) -> list[tuple[str, ...]]:
-    dummy = jax.tree.unflatten(tree, range(tree.num_leaves))
-    return [path_names(path) for path, _ in jax.tree_util.tree_flatten_with_path(dummy)[0]]
 
 
 def _describe(

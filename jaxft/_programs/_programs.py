@@ -79,7 +79,7 @@ class Programs:
                 f"The state has another structure than the one that this step was compiled for: {tree} is not "
                 f"{self.traced.state_tree}."
             )
-        return own(leaves, tree)
+        return own(leaves, state)
 
     def unflatten(self, leaves: Sequence[jax.Array]) -> Any:
         """The state of these leaves."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
@@ -12,6 +12,7 @@ from jaxft._programs._compat import AnyJaxpr, PyTreeDef
 from jaxft._programs._leaves import labels
 
 Spec = jax.ShapeDtypeStruct
+KeyPath: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,12 @@ class Traced:
     state_tree: PyTreeDef
     batch_tree: PyTreeDef
     metrics_tree: PyTreeDef
+    state_paths: Sequence[KeyPath]
+    batch_labels: Sequence[str]
+
+    @property
+    def state_labels(self) -> list[str]:
+        return list(map(jax.tree_util.keystr, self.state_paths))
 
 
 def trace_step(
@@ -37,27 +44,37 @@ def trace_step(
         StepError: it does not return (state, metrics), or changes the structure, shapes or dtypes of the state.
     """
     (state_specs, state_tree), (batch_specs, batch_tree) = state, batch
-    trees: list[PyTreeDef] = []
+    seen: list[_Seen] = []
 
     def flat_step(*leaves: Any) -> tuple[list[Any], list[Any]]:
         count = len(state_specs)
-        result = train_step(
-            jax.tree.unflatten(state_tree, leaves[:count]),
-            jax.tree.unflatten(batch_tree, leaves[count:]),
-            *static_args,
-            **static_kwargs,
-        )
-        new_state, metrics = _pair(result)
+        given = jax.tree.unflatten(state_tree, leaves[:count])
+        batch_given = jax.tree.unflatten(batch_tree, leaves[count:])
+        # Now, because the step may change what it is given.
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(given)]
+        batch_labels = labels(batch_given)
+        new_state, metrics = _pair(train_step(given, batch_given, *static_args, **static_kwargs))
         new_leaves, new_tree = jax.tree.flatten(new_state)
         if new_tree != state_tree:
-            raise StepError(_other_structure(state_tree, new_tree))
+            had = list(map(jax.tree_util.keystr, paths))
+            raise StepError(_other_structure((state_tree, had), (new_tree, labels(new_state))))
         metric_leaves, metrics_tree = jax.tree.flatten(metrics)
-        trees.append(metrics_tree)
+        seen.append(_Seen(metrics_tree, paths, batch_labels))
         return new_leaves, metric_leaves
 
     jaxpr = _compat.trace(flat_step, *state_specs, *batch_specs)
-    _check_types(_compat.open_jaxpr(jaxpr).outvars, state_specs, state_tree)
-    return Traced(jaxpr, state_tree, batch_tree, trees[-1])
+    metrics_tree, paths, batch_labels = seen[-1]
+    traced = Traced(jaxpr, state_tree, batch_tree, metrics_tree, paths, batch_labels)
+    _check_types(_compat.open_jaxpr(jaxpr).outvars, state_specs, traced.state_labels)
+    return traced
+
+
+class _Seen(NamedTuple):
+    """What only the trees themselves tell, which exist while the step is traced."""
+
+    metrics_tree: PyTreeDef
+    state_paths: Sequence[KeyPath]
+    batch_labels: Sequence[str]
 
 
 def _pair(result: Any) -> tuple[Any, Any]:
@@ -70,8 +87,8 @@ def _pair(result: Any) -> tuple[Any, Any]:
     )
 
 
-def _other_structure(old: PyTreeDef, new: PyTreeDef) -> str:
-    had, has = labels(old), labels(new)
+def _other_structure(before: tuple[PyTreeDef, list[str]], after: tuple[PyTreeDef, list[str]]) -> str:
+    (old, had), (new, has) = before, after
     missing = [path or "the state itself" for path in had if path not in has]
     extra = [path or "the state itself" for path in has if path not in had]
     parts = [
@@ -84,12 +101,12 @@ def _other_structure(old: PyTreeDef, new: PyTreeDef) -> str:
     )
 
 
-def _check_types(outvars: Sequence[Any], specs: Sequence[Spec], tree: PyTreeDef) -> None:
+def _check_types(outvars: Sequence[Any], specs: Sequence[Spec], paths: Sequence[str]) -> None:
     for index, (var, spec) in enumerate(zip(outvars, specs, strict=False)):
         if var.aval.shape == spec.shape and var.aval.dtype == spec.dtype:
             continue
         raise StepError(
-            f"The new state's leaf {labels(tree)[index] or 'state'} has type {var.aval.str_short()}, but the old "
+            f"The new state's leaf {paths[index] or 'state'} has type {var.aval.str_short()}, but the old "
             f"one has {spec.dtype}{list(spec.shape)}. A step must keep the types of its state; convert the leaf "
             "(`.astype(old.dtype)`) or start from a state of the new type."
         )
