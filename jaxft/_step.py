@@ -1,7 +1,7 @@
 """The step as users call it: `fault_tolerant`, `from_functions`, and the callable that they return."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,11 +12,13 @@ from jaxft._manager import Manager
 from jaxft._programs._build import Shared, cut_only, cut_programs, joined, program_settings
 from jaxft._programs._leaves import refuse_tracers
 from jaxft._programs._nonfinite import Policy, checked_policy
-from jaxft._programs._programs import OtherTypes, Programs
+from jaxft._programs._programs import Programs
 from jaxft._programs._shardings import placed
 from jaxft._programs._static_args import Statics
 from jaxft._replica._alone import Alone
 from jaxft._replica._engine import BatchFor, Call, Engine, OwnBatch
+from jaxft._replica._same_state import edited, same_state
+from jaxft._replica._steps import steps
 
 
 def fault_tolerant(
@@ -145,11 +147,98 @@ class Step:
         self._programs: dict[Any, Programs] = {}
         self._current: dict[tuple[Any, ...], Programs] = {}
         self._reference: dict[Any, Programs] = {}
+        self._last: Programs | None = None  # those of the last call
 
     @property
     def step(self) -> int:
         """How many steps have been committed: by the job, or, without a manager, by this object."""
-        return self._alone.step if self._manager is None else self._manager.step
+        if self._manager is not None:
+            return self._manager.step
+        self._alone.loop.read()
+        return self._alone.step
+
+    def steps(self, total: int | None) -> Iterator[int]:
+        """As `Manager.steps`, also without a manager: iterate over the steps that are still to be done."""
+        return steps(self._engine, total)
+
+    def join(self, state: Any, batch: Any, *static: Any, **static_kw: Any) -> Any:
+        """Join the job before the first step; return the job's state, and let `manager.step` be its step.
+
+        Compiles the step, and heals if the job is under way. So what the program does before its first step, such as
+        an evaluation, is done with the state of the job, not with a fresh one. It returns once this group is ready
+        for a step: a member of the job, with the newest state; a spare, after the job's next step. Without a manager
+        it returns `state`.
+
+        Args:
+            state: a state of the job's structure, shapes and dtypes: the initial one, or what `restore` returned.
+            batch: as for a call of the step.
+            *static: as there.
+            **static_kw: as there.
+
+        Returns:
+            The job's newest state, on this group's devices. Numbers and numpy arrays have become JAX arrays.
+
+        Raises:
+            JobFinished: the job is over, and its state is gone. A program that does not catch it ends with status 0.
+            ConfigurationError: as from a call of the step.
+        """
+        programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
+        call = Call(programs, batch_for, self._shards, self._nonfinite)
+        return programs.unflatten(self._engine.join(call, self._leaves(programs, state)))
+
+    def edit(self, state: Any, function: Callable[[Any], Any]) -> Any:
+        """Change the state between two steps, in the whole job: a learning rate, metrics that begin again at zero.
+
+        Call it in a loop over `steps`, before the step of the iteration. The edit is then part of that step: all
+        groups must make the same one, or the step is not committed. It is logged for joiners with the step's means. A
+        checkpoint of state `n` is from before the edit of step `n`; a run that resumes there makes the edit again.
+
+        So whether it is called at a step, and what `function` does, may depend only on the number of the step and on
+        the state: a group that joins knows no other history. What a decision needs, such as the losses of the last
+        steps, belongs into the state. If groups differ, those that are not of the majority end with `Evicted`, and
+        without a majority the job halts with `JobHalted`.
+
+        Example:
+            >>> import jax.numpy as jnp, jaxft
+            >>> def train_step(state, batch):
+            ...     w, rate = state
+            ...     return (w - rate * jaxft.pmean(batch), rate), {}
+            >>> step = jaxft.fault_tolerant(train_step, manager=None)
+            >>> state = step.join((jnp.ones(3), 0.5), jnp.ones(3))
+            >>> for number in step.steps(4):
+            ...     if number == 2:
+            ...         state = step.edit(state, lambda state: (state[0], state[1] / 2))
+            ...     state, metrics = step(state, jnp.ones(3))
+            >>> state[0].tolist()
+            [-0.5, -0.5, -0.5]
+
+        Args:
+            state: what the step returned; not consumed.
+            function: returns the new state: a pytree of the same structure, shapes and dtypes. It may return leaves
+                as they are, and must not donate them.
+
+        Returns:
+            The new state, for the next call of the step.
+
+        Raises:
+            ConfigurationError: this is not the beginning of an iteration over `steps`, or `function` has changed the
+                structure or a type.
+        """
+        engine = self._engine
+        programs, held = self._last, engine.handed
+        if not engine.loop.at_top or programs is None or held is None:
+            raise ConfigurationError(
+                f"step.edit was called at step {engine.step}, but not at the beginning of an iteration over `steps`. "
+                "An edit is part of the step that follows it, so that a group that joins or resumes at this step "
+                "makes it too. Write `for number in manager.steps(total):` (`step.steps(total)` without a manager), "
+                "and call step.edit in its body before the step."
+            )
+        leaves = same_state(state, programs.state_leaves(state), held, engine.step)
+        before = programs.unflatten(leaves)
+        engine.edit(edited(before, function(before), held))
+        after = engine.handed
+        assert after is not None
+        return programs.unflatten(after)
 
     def __call__(self, state: Any, batch: Any, *static: Any, **static_kw: Any) -> tuple[Any, Any]:
         """Run one step, until the job has committed it.
@@ -170,26 +259,25 @@ class Step:
             ConfigurationError: the state was consumed before, or the arguments are wrong.
             NonFinite: the means are not finite, with `nonfinite="raise"`; the state is as it was.
         """
-        given = _Given.of(static, static_kw)
+        programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
+        call = Call(programs, batch_for, self._shards, self._nonfinite)
+        leaves, metrics = self._engine.run(call, self._leaves(programs, state))
+        return programs.unflatten(leaves), metrics
+
+    def _prepared(self, given: "_Given", state: Any, batch: Any) -> tuple[Programs, BatchFor]:
+        """The programs for these arguments, and the batch of each shard."""
         batch_for = self._batch_for(batch)
         programs = self._current.get(given.key)
         if programs is None:
             batch_for = _asked_once(batch_for)
             programs = self._current[given.key] = self._first(given, state, batch_for)
-        try:
-            return self._run(programs, state, batch_for)
-        except OtherTypes:
-            # Alone, a state of other types is the beginning of another run. A job has one type of state.
-            others = None if self._manager is not None else self._find(given, state, batch_for(self.step, 0))
-            if others is None or others is programs:
-                raise
-        self._current[given.key] = others
-        return self._run(others, state, batch_for)
+        self._last = programs
+        return programs, batch_for
 
-    def _run(self, programs: Programs, state: Any, batch_for: BatchFor) -> tuple[Any, Any]:
-        call = Call(programs, batch_for, self._shards, self._nonfinite)
-        leaves, metrics = self._engine.run(call, programs.state_leaves(state))
-        return programs.unflatten(leaves), metrics
+    def _leaves(self, programs: Programs, state: Any) -> Sequence[jax.Array]:
+        """The leaves of a state, which is the one that went out last."""
+        leaves, held = programs.state_leaves(state), self._engine.handed
+        return leaves if held is None else same_state(state, leaves, held, self._engine.step)
 
     @property
     def _engine(self) -> Engine:
@@ -212,7 +300,7 @@ class Step:
         to step, and `compute` with it. So all groups compare the programs for the batch of step 0 and shard 0. Where
         each group brings its own batch there is none that all have, and they compare what they do with the means.
         """
-        example = batch_for(self.step, 0)
+        example = batch_for(self._engine.step, 0)
         programs = self._find(given, state, example)
         if self._manager is None:
             return programs

@@ -14,7 +14,7 @@ def place(arrays: Sequence[np.ndarray], like: Sequence[Any]) -> list[jax.Array]:
     """Place host arrays like the leaves of `like`. On the CPU backend this does not copy.
 
     An array whose leaf in `like` is not committed is not committed either: programs that span a mesh accept it, but
-    would refuse one that is committed to a single device. A weak type stays weak: it is part of a program's signature.
+    would refuse one that is committed to a single device. A weak type, which is part of a program's signature, stays.
     """
     keys = [isinstance(leaf, jax.Array) and is_key(leaf) for leaf in like]
     raw = [

@@ -100,6 +100,11 @@ class Checkpoints:
         self._saving = 0  # the step that the thread saves
         self._damaged: set[int] = set()
 
+    @property
+    def folder(self) -> Path:
+        """The folder, as an absolute path."""
+        return self._folder
+
     def due(self, step: int) -> bool:
         """Whether the state after `step` committed steps should be saved."""
         return step > 0 and step % self._every_steps == 0

@@ -30,9 +30,10 @@ def own(leaves: Sequence[Any], state: Any) -> list[jax.Array]:
         if not any(leaf.is_deleted() for leaf in leaves):
             return leaves
     dead = next(index for index, leaf in enumerate(leaves) if leaf.is_deleted())
+    name = labels(state)[dead] or "(the state itself)"
     raise ConfigurationError(
-        f"The state's leaf {labels(state)[dead] or '(the state itself)'} was consumed by an earlier step: a step reuses the memory of the "
-        "state it is given. Use only the state that the step returned (`state, metrics = step(state, batch)`); to "
+        f"The state's leaf {name} was consumed by an earlier step: a step reuses the memory of the state it is given."
+        " Use only the state that the step returned (`state, metrics = step(state, batch)`); to "
         "keep an older state too, copy it first (`jax.tree.map(jax.numpy.copy, state)`)."
     )
 

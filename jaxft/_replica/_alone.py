@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jaxft._exchange._partials import Partials
 from jaxft._programs._nonfinite import find
 from jaxft._programs._programs import Local
 from jaxft._replica._engine import Call
+from jaxft._replica._steps import LoopWatch
 
 _log = logging.getLogger("jaxft")
 
@@ -21,17 +22,29 @@ class Alone:
 
     def __init__(self) -> None:
         self.step = 0
+        self.loop = LoopWatch()
+        self.handed: Sequence[jax.Array] | None = None
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
+    def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        self.handed = state
+        return state
+
+    def edit(self, changes: Mapping[int, jax.Array]) -> None:
+        assert self.handed is not None
+        self.handed = [changes.get(index, leaf) for index, leaf in enumerate(self.handed)]
+
     def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
+        self.loop.called(self.step)
         means, local = self._means(call, state)
         if self._skips(call, means):
             result = state, call.programs.blank_metrics()
         else:
             result = call.programs.apply(state, means, local)
         self.step += 1
+        self.handed = result[0]
         return result
 
     def _means(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[Any], Local]:

@@ -122,7 +122,7 @@ class Attempts:
             if key not in work.locals:
                 _log.debug("compute step %d shard %d", work.step, shard)
                 batch = call.batch_for(work.step, shard)
-                contribution, work.locals[key] = call.programs.compute(self._held.leaves, batch)
+                contribution, work.locals[key] = call.programs.compute(self._held.current, batch)
                 record.shards.append(shard)
                 if call.shards is None:
                     work.contributions[key] = contribution
@@ -200,7 +200,7 @@ class Attempts:
         assert digest is not None or step != quorum.step, "the first step of a quorum is compared"
         work.nonfinite = record.nonfinite = self._finite.look(call, work.means, step)
         stop = work.nonfinite if call.nonfinite == "raise" else ""
-        self._session.post(Exchanged(quorum.quorum_id, Step(step), digest, stop))
+        self._session.post(Exchanged(quorum.quorum_id, Step(step), digest, stop, self._held.edit_digest()))
 
     def _drop_links(self) -> None:
         if self._links is not None:

@@ -3,9 +3,11 @@
 import logging
 import time
 
+import numpy as np
 from jaxft_protocol.messages import Heal, Step
 from jaxft_protocol.replica.state import HealBroke, Healed, HealFrom, Identity, Replay, Replayed
 
+from jaxft._arrays._layout import LeafSpec
 from jaxft._errors import HealFailed
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._replica._config import GroupConfig
@@ -72,10 +74,13 @@ class CatchUp:
         with self._session.activity(directive, Abort()) as abort:
             fetcher = self._fetcher_for(heal)
             try:
-                means = fetcher.means(step, call.programs.contribution, cancel=abort)
+                *means, changed = fetcher.means(step, self._logged(call), cancel=abort)
+                numbers = np.flatnonzero(changed).tolist()
+                edits = fetcher.edits(step, [self._held.leaves[number] for number in numbers], cancel=abort)
             except HealFailed as error:
                 self._session.post(HealBroke(heal.heal_id, str(error)))
                 return False
+            self._held.replay_edit(dict(zip(numbers, edits, strict=True)))
             record.nonfinite = self._finite.look(call, means, step)
             skip = bool(record.nonfinite) and call.nonfinite == "skip"
             metrics = self._held.advance(call.programs, means, None, skip=skip)
@@ -85,6 +90,10 @@ class CatchUp:
             replayed = so_far.replayed_steps + 1
             record.heal = self._report(fetcher, so_far.snapshot_step, replayed, so_far.donors)
         return True
+
+    def _logged(self, call: Call) -> list[LeafSpec]:
+        """What donors log of a step: the means, and which leaves were edited before it."""
+        return [*call.programs.contribution, LeafSpec("edited", (len(self._held.leaves),), "uint8")]
 
     def close(self) -> None:
         if self._fetcher is not None:

@@ -8,8 +8,9 @@ All share the state that this group holds (`_held_state`).
 """
 
 import contextlib
+import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,8 +39,11 @@ from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
 from jaxft._replica._saving import Saving
 from jaxft._replica._session import Session, error_of
+from jaxft._replica._steps import LoopWatch
 from jaxft._report import Record, StepReport
 from jaxft._transport._listener import Listener
+
+_log = logging.getLogger("jaxft")
 
 
 class Runner:
@@ -65,10 +69,15 @@ class Runner:
         self._programs: Programs | None = None  # of the last call
         self._seen = -1  # number of the last directive that was carried out
         self._report: StepReport | None = None
+        self.loop = LoopWatch()
 
     @property
     def step(self) -> int:
         return self._held.step
+
+    @property
+    def handed(self) -> Sequence[jax.Array] | None:
+        return self._held.current if self.started else None
 
     @property
     def started(self) -> bool:
@@ -89,21 +98,40 @@ class Runner:
         A group that had to heal returns as soon as it has reached the frontier, with the metrics of the last step
         it replayed, so that its loop can see the job's progress. A spare returns after each step it replays.
         """
+        self.loop.called(self._held.step)
+        before = self._held.step
+        self._take_part(call, state, joins=False)
+        if self._held.step != before + 1:
+            self.loop.jumped("this group was behind and has caught up with the others")
+        return self._held.leaves, self._record.metrics
+
+    def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        before = self._held.step
+        self._take_part(call, state, joins=True)
+        if self._held.step != before:
+            self.loop.jumped("this group has joined a job that was under way")
+        return self._held.current
+
+    def edit(self, changes: Mapping[int, jax.Array]) -> None:
+        self._held.edit(changes)
+        self._attempts.forget()
+
+    def _take_part(self, call: Call, state: Sequence[jax.Array], *, joins: bool) -> None:
         with self._session.in_step(True):
             self._joining.prepare(call, state)
             self._programs = call.programs
             self._record = self._record.next_call()
             try:
-                self._follow_directives(call, self._record)
+                self._follow_directives(call, self._record, joins=joins)
             finally:
                 self._report = self._record.report(self._held.step)
-        return self._held.leaves, self._record.metrics
 
-    def _follow_directives(self, call: Call, record: Record) -> None:
+    def _follow_directives(self, call: Call, record: Record, *, joins: bool) -> None:
+        """Do what the core directs until a step is committed, or until this group is ready for one (`joins`)."""
         while True:
             self._seen, directive = self._session.wait(self._seen)
             match directive:
-                case Attempt() if record.caught_up:
+                case Attempt() if record.caught_up or joins:
                     self._seen -= 1  # the next call continues from here
                     return
                 case Attempt(quorum, step):
@@ -123,10 +151,12 @@ class Runner:
                 case Replay():
                     if self._replayed(directive, call, record):
                         return
-                case Over(step) if record.caught_up and self._held.step == step:
+                case Over(step) if (record.caught_up or joins) and self._held.step == step:
                     return
                 case Over(step):
-                    raise JobFinished(self._finished_text(step))
+                    text = self._finished_text(step)
+                    _log.warning("[jaxft %s] %s", self._config.group, text)
+                    raise JobFinished(text)
                 case Fail(failure):
                     raise error_of(failure)
                 case _:
@@ -147,7 +177,10 @@ class Runner:
 
     def restore(self, state: Any, changed: Collection[str]) -> Any:
         """Before the first call: return the state of the newest checkpoint, or `state`."""
-        return self._saving.restore(state, changed)
+        found = self._saving.restore(state, changed)
+        if self._held.step != self._config.step:
+            self.loop.jumped("its state was restored from a checkpoint")
+        return found
 
     def save_last(self) -> None:
         """Save the state at the end of this group's loop, if this group is the one to save."""
@@ -156,7 +189,8 @@ class Runner:
 
     def serve_until_left(self, timeout_s: float) -> None:
         """Take digests of the last state for joiners until this group has left the job."""
-        self._held.leaves = self._held.newest or ()
+        if not self._held.made:
+            self._held.leaves = ()  # other code may have consumed what it passed
         deadline_s = time.monotonic() + timeout_s
         told: Step | None = None
         while (step := self._session.wait_until_left(deadline_s, told)) is not None:

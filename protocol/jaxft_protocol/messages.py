@@ -76,6 +76,7 @@ class Vote:
     reason: str = ""
     digest: int | None = None
     nonfinite: str = ""
+    edit: int = 0  # digest of the edit of the state before this step; 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class WireError(ValueError):
 
 def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
     match message:
-        case m.Vote(quorum_id, step, ok, accused, reason, digest, nonfinite):
+        case m.Vote(quorum_id, step, ok, accused, reason, digest, nonfinite, edit):
             vote = pb.Vote(
                 quorum_id=quorum_id,
                 step=step,
@@ -33,6 +33,7 @@ def group_to_proto(message: m.GroupMessage) -> pb.GroupMessage:
                 accused=accused,
                 reason=reason,
                 nonfinite=nonfinite,
+                edit=edit,
             )
             if digest is not None:
                 vote.digest = digest
@@ -313,6 +314,7 @@ def _vote(vote: pb.Vote) -> m.Vote:
         _text("reason", vote.reason),
         vote.digest if vote.HasField("digest") else None,
         _text("nonfinite", vote.nonfinite),
+        vote.edit,
     )
 
 

@@ -196,7 +196,7 @@ def test_a_step_that_is_skipped_keeps_the_state_and_counts(listener: Listener, p
     assert group.heard.events[-1] == Applied(Step(STEP + 1))
     assert group.held.step == STEP + 1
     assert (group.held.leaves is before) == (policy == "skip")
-    assert group.held.newest is group.held.leaves
+    assert group.held.made
     assert group.held.started_digest() is None
     assert group.counted == ()
     assert np.isnan(group.record.metrics) == (policy == "skip")
@@ -214,7 +214,7 @@ def test_a_call_of_another_step_does_not_replace_the_state(listener: Listener) -
     with pytest.raises(ConfigurationError, match=r"differs from the one .* in shards: '2' then, '3' now"):
         group.joining.prepare(group.call._replace(shards=3), [jnp.ones(3)])
     assert group.held.leaves is given
-    assert group.held.newest is None, "and there is nothing to save"
+    assert not group.held.made, "and there is nothing to save"
     assert len(group.heard.events) == 1
 
 

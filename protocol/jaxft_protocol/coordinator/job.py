@@ -156,6 +156,8 @@ class Ballot:
     lost: int = 0
     failures: tuple[Failure, ...] = ()
     digests: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
+    # Of those that made an edit of the state before this step.
+    edits: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     nonfinite: str = ""  # which of the means is not finite, according to the first vote that says so
     deadline_s: float | None = None
     # Until when further losses are collected.

@@ -89,6 +89,7 @@ def vote(turn: Turn, group: Group, vote: Vote) -> None:
     if vote.ok:
         known = job.ballot.digests
         given = known if vote.digest is None else {**known, group.name: vote.digest}
+        edits = {**job.ballot.edits, group.name: vote.edit} if vote.edit else job.ballot.edits
         ahead_s = turn.now_s if job.ballot.ahead_s is None else job.ballot.ahead_s
         voted_s = turn.now_s if job.ballot.voted_s is None else job.ballot.voted_s
         nonfinite = job.ballot.nonfinite or vote.nonfinite[:MAX_REASON_LENGTH]
@@ -96,6 +97,7 @@ def vote(turn: Turn, group: Group, vote: Vote) -> None:
             job.ballot,
             ok=job.ballot.ok | bit,
             digests=given,
+            edits=edits,
             nonfinite=nonfinite,
             ahead_s=ahead_s,
             voted_s=voted_s,
@@ -166,6 +168,8 @@ def end_gathering(turn: Turn) -> None:
 
 def _compare(turn: Turn, quorum: NewQuorum) -> None:
     """All living members hold the sum: commit it if all contributions with a known digest are from the same state."""
+    if turn.job.ballot.edits and not _edited_alike(turn, quorum):
+        return
     given = turn.job.ballot.digests
     odd = digests.odd_ones(given)
     unknown = _without_fingerprint(turn, quorum)
@@ -179,13 +183,47 @@ def _compare(turn: Turn, quorum: NewQuorum) -> None:
         commit(turn, quorum)
 
 
+def _edited_alike(turn: Turn, quorum: NewQuorum) -> bool:
+    """Return whether all voters have made the same edit of the state, or none has; act on it if not.
+
+    An edit is the whole job's. A group that edits otherwise than the majority runs another program or loop. It would
+    do so again after a heal, so it may not return.
+    """
+    ballot, job = turn.job.ballot, turn.job
+    made = {name: ballot.edits.get(name, 0) for name in _voters(quorum, ballot)}
+    odd = digests.odd_ones(made)
+    if odd == ():
+        return True
+    assert job.frontier is not None
+    editors = listed([name for name, edit in made.items() if edit])
+    others = listed([name for name, edit in made.items() if not edit]) or "none"
+    reason = (
+        f"the groups did not make the same edit of state {job.frontier.step} of job {job.name!r}: edited by "
+        f"{editors}; not edited by {others}. Whether a group calls `step.edit` at a step, and what its function "
+        "does, may depend only on the number of the step and on the state"
+    )
+    if odd is None:
+        halting.halt(turn, HaltKind.FAILED, reason)
+        return False
+    for name in odd:
+        if (group := job.groups.get(name)) is not None:  # it may have left since it voted
+            turn.expel(group, reason, may_return=False)
+    mark_lost(turn, *odd)
+    retry(turn, quorum, silent=0)
+    return False
+
+
+def _voters(quorum: NewQuorum, ballot: Ballot) -> list[GroupName]:
+    """The members that voted ok."""
+    return [member.group for place, member in enumerate(quorum.members) if ballot.ok >> place & 1]
+
+
 def _without_fingerprint(turn: Turn, quorum: NewQuorum) -> tuple[GroupName, ...]:
     """Return the voters that sent no digest in the first step of a quorum, if others did."""
     ballot, frontier = turn.job.ballot, turn.job.frontier
     if not ballot.digests or frontier is None or quorum.step != frontier.step:
         return ()
-    voted = (member.group for place, member in enumerate(quorum.members) if ballot.ok >> place & 1)
-    return tuple(name for name in voted if name not in ballot.digests)
+    return tuple(name for name in _voters(quorum, ballot) if name not in ballot.digests)
 
 
 def _stop_at_nonfinite(turn: Turn) -> None:

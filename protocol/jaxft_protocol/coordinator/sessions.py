@@ -57,7 +57,7 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
         turn.effects.append(Close(known.session))  # its other end is gone, which was not noticed here
         remove(turn, known, "it lost its connection")
     elif known is not None:
-        dismiss(turn, known, f"another process has joined as {message.group!r}", may_return=False)
+        dismiss(turn, known, _twice_text(message.group), may_return=False)
     group = Group(message.group, message.incarnation, session, message.address, turn.now_s, came_s=turn.now_s)
     if group.holder not in turn.job.distrusted:
         group = changed(group, step=message.step, history=message.history)
@@ -70,6 +70,13 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
         held = bool(turn.holders())
         turn.send(group, Welcome(interval_ms, frontier.step, frontier.quorum_id, held, term))
     turn.report(f"{group.name} is present")
+
+
+def _twice_text(group: GroupName) -> str:
+    return (
+        f"another process has joined as {group!r}. Each group of a job needs a unique name; is an older process of "
+        "this group still running?"
+    )
 
 
 def join(turn: Turn, group: Group, message: Join) -> None:

@@ -141,7 +141,7 @@ class Ready(_message.Message):
     def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("quorum_id", "step", "ok", "accused", "reason", "digest", "nonfinite")
+    __slots__ = ("quorum_id", "step", "ok", "accused", "reason", "digest", "nonfinite", "edit")
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class Vote(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    EDIT_FIELD_NUMBER: _ClassVar[int]
     quorum_id: int
     step: int
     ok: bool
@@ -156,7 +157,8 @@ class Vote(_message.Message):
     reason: str
     digest: int
     nonfinite: str
-    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., ok: bool = ..., accused: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., digest: _Optional[int] = ..., nonfinite: _Optional[str] = ...) -> None: ...
+    edit: int
+    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., ok: bool = ..., accused: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., digest: _Optional[int] = ..., nonfinite: _Optional[str] = ..., edit: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("computed_quorum_id", "computed_step", "away", "moves")

@@ -156,8 +156,9 @@ def _happened(turn: Turn, event: Event) -> None:
             sessions.no_longer_busy(turn)
         case Prepared():
             sessions.prepared(turn, event)
-        case Exchanged(quorum_id, number, digest, nonfinite):
-            quorums.cast(turn, Vote(quorum_id, number, ok=True, digest=digest, nonfinite=nonfinite))
+        case Exchanged(quorum_id, number, digest, nonfinite, edit):
+            vote = Vote(quorum_id, number, ok=True, digest=digest, nonfinite=nonfinite, edit=edit)
+            quorums.cast(turn, vote)
             if digest is not None:
                 healing.digested(turn, number, digest)
         case ExchangeBroke(quorum_id, number, accused, reason):

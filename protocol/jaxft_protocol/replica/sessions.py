@@ -219,8 +219,7 @@ def evicted(turn: Turn, reason: str, *, may_return: bool, aside: bool) -> None:
     me = turn.replica.identity
     turn.fail(
         FailureKind.EVICTED,
-        f"group {me.group!r} of job {me.job!r} was evicted by the coordinator {me.coordinator}: {reason}. "
-        "Each group of a job needs a unique name; is an older process of this group still running?",
+        f"group {me.group!r} of job {me.job!r} was evicted by the coordinator {me.coordinator}: {reason}",
     )
 
 

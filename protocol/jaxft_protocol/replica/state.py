@@ -95,13 +95,15 @@ class Prepared:
 class Exchanged:
     """This group holds the sum of `step`. `digest` is that of the state it computed from, if a digest was due.
 
-    `nonfinite` says which of the means is not finite, if the job's policy is to stop then.
+    `nonfinite` says which of the means is not finite, if the job's policy is to stop then. `edit` is the digest of
+    the edit that this group made of the state before it computed; 0: none. `digest` is that of the state before it.
     """
 
     quorum_id: QuorumId
     step: Step
     digest: int | None = None
     nonfinite: str = ""
+    edit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
