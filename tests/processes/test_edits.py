@@ -23,14 +23,12 @@ def finished_alone(here: Cluster, *flags: str) -> str:
 def started(here: Cluster, flags: dict[str, tuple[str, ...]]) -> dict[str, Worker]:
     """Start groups that are all members from the first step on."""
     gate = here.folder / "all-joined"
-    made = {name: here.start(name, "--gate", f"0:{gate}", *own, script=LOOPS) for name, own in flags.items()}
+    made = {name: here.start(name, "--gate", f"joined:{gate}", *own, script=LOOPS) for name, own in flags.items()}
     members = [name for name, own in flags.items() if "--spare" not in own]
     for name in members:
         here.until(made[name].events, f"{name} to join")
-    last = here.coordinator_log
-    here.until(
-        lambda: all(name in last.read_text().split("quorum")[-1] for name in members), "all in a quorum"
-    )
+    quorum = f"now {', '.join(members)}; from step 0"
+    here.until(lambda: all(made[name].says(quorum) for name in members), "all to be in one quorum")
     gate.touch()
     return made
 
