@@ -108,18 +108,12 @@ def with_keys(host: Sequence[np.ndarray], impls: Sequence[Any]) -> list[Any]:
 
 
 def placed(host: Sequence[np.ndarray], like: Any) -> Any:
-    """Leaves placed like those of `like`: arrays with its shardings, Python numbers as such."""
-    leaves = jax.tree.leaves(like)
-    found = place(host, leaves)
-    return jax.tree.unflatten(
-        jax.tree.structure(like), [_as_like(one, leaf) for one, leaf in zip(found, leaves, strict=True)]
-    )
-
-
-def _as_like(array: jax.Array, like: Any) -> Any:
-    if isinstance(like, bool | int | float | complex):
-        return type(like)(array.item())
-    return array
+    """Leaves placed like those of `like`. Where that has a Python number, it is the array that jit makes of one."""
+    leaves, tree = jax.tree.flatten(like)
+    arrays = [
+        jnp.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else leaf for leaf in leaves
+    ]
+    return jax.tree.unflatten(tree, place(host, arrays))
 
 
 def _is_key(leaf: Any) -> bool:

@@ -23,10 +23,15 @@ def finished_alone(here: Cluster, *flags: str) -> str:
 def started(here: Cluster, flags: dict[str, tuple[str, ...]]) -> dict[str, Worker]:
     """Start groups that are all members from the first step on."""
     gate = here.folder / "all-joined"
-    made = {name: here.start(name, "--gate", f"joined:{gate}", *own, script=LOOPS) for name, own in flags.items()}
+    made = {
+        name: here.start(name, "--gate", f"joined:{gate}", *own, script=LOOPS) for name, own in flags.items()
+    }
     members = [name for name, own in flags.items() if "--spare" not in own]
     for name in members:
         here.until(made[name].events, f"{name} to join")
+    for name in flags.keys() - members:
+        text = f"{name} stands by at step 0"
+        here.until(lambda text=text: text in here.coordinator_log.read_text(), f"{name} to follow")
     quorum = f"now {', '.join(members)}; from step 0"
     here.until(lambda: all(made[name].says(quorum) for name in members), "all to be in one quorum")
     gate.touch()
@@ -48,16 +53,39 @@ def test_a_joiner_a_spare_and_a_resumed_job_make_the_same_edits(tmp_path: Path) 
             {
                 "group-0": gated,
                 "group-1": (*gated, "--die", "exchange step 7"),
-                # It makes no edit itself, and replays those of the others.
-                "spare": ("--spare",),
+                "spare": (*gated, "--spare"),
             },
         )
         here.until_dead(workers["group-1"])
         back = here.start("group-1", *gated, script=LOOPS)
-        here.until(lambda: back.says("heals to step"), "it to heal")
+        here.until(lambda: back.says("heals to step") or back.events(), "it to heal")
         held.touch()
         here.until_finished(workers["group-0"], workers["spare"], back)
         assert {worker.digest for worker in (workers["group-0"], workers["spare"], back)} == {expected}
+
+
+def test_one_that_replays_the_steps_takes_the_edits_from_the_log(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        expected = finished_alone(here, *EDITS)
+        # It makes no edit itself, but is never a member.
+        workers = started(here, {"group-0": EDITS, "spare": ("--spare",)})
+        here.until_finished(*workers.values())
+        assert {worker.digest for worker in workers.values()} == {expected}
+
+
+def test_a_spare_that_makes_an_edit_of_its_own_is_told(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        held = tmp_path / "held"
+        workers = started(here, {"group-0": ("--gate", f"8:{held}"), "spare": ("--spare", "--edit", "8")})
+        group, spare = workers.values()
+        here.until(lambda: len(group.steps()) == 8 and spare.steps()[-1:] == group.steps()[-1:], "step 8")
+        held.touch()
+        until_ended(here, spare)
+        assert spare.process.returncode == 1
+        assert spare.says("This group has edited the state before step 8")
+        here.until_finished(group)
 
 
 def test_a_resumed_job_makes_the_edit_of_the_step_at_which_it_resumes(tmp_path: Path) -> None:
