@@ -5,6 +5,7 @@ library announces a phase on its logger (`--die "exchange step 5"`), so that a d
 """
 
 import argparse
+import ctypes
 import json
 import logging
 import os
@@ -62,12 +63,12 @@ def make_batch(step: int, shard: int, rows: int = 8) -> tuple[np.ndarray, np.nda
     return x, np.tanh(x[:, :4] * 2)
 
 
-def flipped(state: dict[str, Any], path: str) -> dict[str, Any]:
-    """The state with a high bit of one mantissa in the leaf `path` changed, as faulty memory would do it."""
+def flip(state: dict[str, Any], path: str) -> None:
+    """Change a high bit of one mantissa in the leaf `path`, where it lies, as faulty memory would do it."""
     kind, name = path.split(".")
-    leaf = np.array(state[kind][name])
-    leaf.reshape(-1)[leaf.size // 2 :].view(np.uint8)[leaf.itemsize - 2] ^= 0x40
-    return {**state, kind: {**state[kind], name: jnp.asarray(leaf)}}
+    leaf = jax.block_until_ready(state[kind][name])
+    address = leaf.unsafe_buffer_pointer() + (leaf.size // 2 + 1) * leaf.dtype.itemsize - 2
+    ctypes.c_uint8.from_address(address).value ^= 0x40
 
 
 class KillAt(logging.Handler):
@@ -212,7 +213,7 @@ def main() -> None:
                     wait_for(Path(pause_path), PAUSE_TIMEOUT_S)
                     pause_path = ""
                 if flip_leaf and manager.step == int(flip_step):
-                    state = flipped(state, flip_leaf)
+                    flip(state, flip_leaf)
                     flip_leaf = ""
             write(event="finished", step=manager.step, digest=jaxft.digest(state))
 

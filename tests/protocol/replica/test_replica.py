@@ -534,7 +534,7 @@ def test_an_eviction_for_good_is_an_error():
         "group 'a' of job 'job' was evicted by the coordinator coordinator:29510"
         in group.directive.failure.text
     )
-    assert "is an older process of this group still running?" in group.directive.failure.text
+    assert "another process has joined as 'a'" in group.directive.failure.text
 
 
 # ---- deadlines and heartbeats ----
