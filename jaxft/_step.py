@@ -1,6 +1,7 @@
 """The step as users call it: `fault_tolerant`, `from_functions`, and the callable that they return."""
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from jaxft._programs._shardings import placed
 from jaxft._programs._static_args import Statics
 from jaxft._replica._alone import Alone
 from jaxft._replica._engine import BatchFor, Call, Engine, OwnBatch
+
+_log = logging.getLogger("jaxft")
 
 
 def fault_tolerant(
@@ -188,8 +191,22 @@ class Step:
 
     def _run(self, programs: Programs, state: Any, batch_for: BatchFor) -> tuple[Any, Any]:
         call = Call(programs, batch_for, self._shards, self._nonfinite)
-        leaves, metrics = self._engine.run(call, programs.state_leaves(state))
+        leaves, metrics = self._engine.run(call, self._leaves(programs, state))
         return programs.unflatten(leaves), metrics
+
+    def _leaves(self, programs: Programs, state: Any) -> Sequence[jax.Array]:
+        """The state's leaves; of the newest state, if `state` was consumed by a call that could not return that."""
+        try:
+            return programs.state_leaves(state)
+        except ConfigurationError:
+            newest = self._engine.unreturned
+            if newest is None:
+                raise
+        _log.warning(
+            "the last call of the step had committed before it was interrupted: goes on from step %d",
+            self.step,
+        )
+        return newest
 
     @property
     def _engine(self) -> Engine:

@@ -110,6 +110,10 @@ class Watched:
     def step(self) -> int:
         return self._runner.step
 
+    @property
+    def unreturned(self) -> Sequence[jax.Array] | None:
+        return self._runner.unreturned
+
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return self._runner.compiling()
 

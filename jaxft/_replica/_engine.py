@@ -39,6 +39,11 @@ class Engine(Protocol):
         """The number of committed steps."""
         ...
 
+    @property
+    def unreturned(self) -> Sequence[jax.Array] | None:
+        """The leaves of the state that the last call committed, if it ended by an exception after that."""
+        ...
+
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         """Within this context, the group does not count as hung."""
         ...

@@ -56,8 +56,11 @@ class HeldState:
             leaves, metrics = self.leaves, programs.blank_metrics()
         else:
             leaves, metrics = programs.apply(self.leaves, means, local)
+        try:
             jax.block_until_ready(leaves)
-        self.replace(self.step + 1, leaves)
+        finally:
+            # Also if Ctrl-C came meanwhile: the state before is consumed.
+            self.replace(self.step + 1, leaves)
         return metrics
 
     def digest_period(self) -> int:

@@ -117,9 +117,9 @@ def _alone_line(turn: Turn, frontier: int) -> str:
     """Said at once: the group gives up only after its failure timeout."""
     me, timeout_s = turn.replica.identity, turn.replica.failure_timeout_s
     return (
-        f"brings a fresh state, but job {me.job!r} has committed {frontier} steps and no group that holds its state is "
-        f"connected; waits up to {timeout_s:g} s for one. To go on, restart that group or restore a checkpoint; for a "
-        "new run, such as a notebook cell that is run again, choose another job name"
+        f"brings a fresh state, but job {me.job!r} has committed {frontier} steps and no group that holds its state "
+        f"is connected; waits up to {timeout_s:g} s for one. To go on, restart that group or restore a checkpoint; "
+        "for a new run, such as a notebook cell that is run again, choose another job name"
     )
 
 
