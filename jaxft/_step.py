@@ -16,6 +16,7 @@ from jaxft._programs._nonfinite import Policy, checked_policy
 from jaxft._programs._programs import OtherTypes, Programs
 from jaxft._programs._shardings import placed
 from jaxft._programs._static_args import Statics
+from jaxft._pure import PureCheck
 from jaxft._replica._alone import Alone
 from jaxft._replica._engine import BatchFor, Call, Engine, OwnBatch
 
@@ -144,6 +145,7 @@ class Step:
         self._alone = Alone()
         self._shards = shards
         self._nonfinite: Policy = checked_policy(nonfinite)
+        self._pure = PureCheck()
         self._shared = Shared()
         self._programs: dict[Any, Programs] = {}
         self._current: dict[tuple[Any, ...], Programs] = {}
@@ -170,7 +172,9 @@ class Step:
 
         Raises:
             StepError: the step cannot be cut; the first call of each type of arguments finds out.
-            ConfigurationError: the state was consumed before, or the arguments are wrong.
+            ConfigurationError: the state was consumed before, the batch function is not pure, or the arguments are
+                wrong.
+            JobHalted: the step raises an exception in every group.
             NonFinite: the means are not finite, with `nonfinite="raise"`; the state is as it was.
         """
         given = _Given.of(static, static_kw)
@@ -214,13 +218,27 @@ class Step:
 
     def _batch_for(self, batch: Any) -> BatchFor:
         if callable(batch):
-            return batch
+            self._check_shards(batch)
+            return self._pure.of(batch)
         if self._shards not in (None, 1):
             raise ConfigurationError(
                 f"The step has {self._shards} shards, so each group must be able to compute any of them, but it was "
                 "called with one batch. Give it a function `batch(step, shard) -> batch`, or leave out shards."
             )
         return OwnBatch(batch)
+
+    def _check_shards(self, batch_for: Any) -> None:
+        """Batches that know their number of shards, such as `jaxft.data.Batches`, must be read as a whole."""
+        theirs = getattr(batch_for, "shards", None)
+        ours = 1 if self._shards is None and self._manager is None else self._shards
+        if theirs == ours or not isinstance(theirs, int):
+            return
+        mine = "no shards=, so that each group computes one" if ours is None else f"shards={ours}"
+        raise ConfigurationError(
+            f"The step has {mine}, but its batches are divided into {theirs} shards: samples would be left "
+            "out, or asked for that do not exist. Pass the same number to both: "
+            f"`jaxft.fault_tolerant(..., shards=batches.shards)`, which is {theirs} here."
+        )
 
     def _first(self, given: "_Given", state: Any, batch_for: BatchFor) -> Programs:
         """The programs of the first call with these static arguments.

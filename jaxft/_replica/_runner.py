@@ -40,6 +40,7 @@ from jaxft._replica._joining import Joining
 from jaxft._replica._raised import Raising
 from jaxft._replica._saving import Saving
 from jaxft._replica._session import Session, error_of
+from jaxft._replica._writer import Writer
 from jaxft._report import Record, StepReport
 from jaxft._transport._listener import Listener
 
@@ -68,6 +69,7 @@ class Runner:
         # The number of the last directive that was taken, and the directive while it is carried out.
         self._taken: tuple[int, Directive | None] = (-1, None)
         self._raising = Raising(config, session)
+        self._writer = Writer(config.group)
         self._unreturned: Sequence[jax.Array] | None = None
         self._report: StepReport | None = None
 
@@ -89,6 +91,10 @@ class Runner:
     def unreturned(self) -> Sequence[jax.Array] | None:
         """The state that the last call committed, if an exception such as Ctrl-C kept it from returning that."""
         return self._unreturned
+
+    @property
+    def is_writer(self) -> bool:
+        return self._writer.is_it(self._session.quorum)
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return self._session.in_step(False)
@@ -112,7 +118,9 @@ class Runner:
                 self._left_by(error)
                 raise
             finally:
-                self._report = self._record.report(self._held.step)
+                if self._held.step != before:
+                    self._writer.committed(self._record.committed_by, self._held.step)
+                self._report = self._record.report(self._held.step, self._writer.name)
         return self._held.leaves, self._record.metrics
 
     def _left_by(self, error: BaseException) -> None:

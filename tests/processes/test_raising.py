@@ -93,6 +93,24 @@ def test_a_shard_that_no_group_can_read_stops_the_job_once_with_its_name(tmp_pat
         assert log.count("halts: shard 2 of step 5") == 1
 
 
+def test_a_group_whose_batches_come_from_an_iterator_is_stopped_before_it_joins(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        gate = tmp_path / "gate"
+        first = here.start("group-0", *RUN, "--gate", f"3:{gate}")
+        here.until(lambda: len(first.steps()) == 3, "the job to run")
+        impure = here.start("group-1", *RUN, "--impure")
+        until_failed(here, impure)
+        assert impure.says(
+            "The batch function is not pure: it was called twice for step 0 and shard 0, and [0] dif"
+        )
+        assert impure.steps() == []
+        gate.touch()
+        here.until_finished(first)
+        assert first.digest == digest_alone(STEPS)
+        assert not first.says("joined group-1")
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_ctrl_c_in_a_group_alone_changes_nothing_but_the_time(phase: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:

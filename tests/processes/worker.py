@@ -5,6 +5,7 @@ library announces a phase on its logger (`--die "exchange step 5"`), so that a d
 """
 
 import argparse
+import itertools
 import json
 import logging
 import os
@@ -125,6 +126,9 @@ def main() -> None:
     parser.add_argument("--nonfinite", default="warn")
     parser.add_argument("--vary", action="store_true", help="batches of another shape at each step")
     parser.add_argument("--poison", default="", help="STEP:SHARD: that shard's batch is not finite")
+    parser.add_argument(
+        "--impure", action="store_true", help="batches from an iterator, whatever is asked for"
+    )
     parser.add_argument("--unreadable", default="", help="STEP:SHARD: that shard's batch cannot be read")
     parser.add_argument("--times", type=int, default=1 << 30, help="so often, then it can")
     parser.add_argument("--interrupt", default="", help="Ctrl-C when the library says so")
@@ -147,6 +151,8 @@ def main() -> None:
         logger.addHandler(KillAt(text, int(pid)))
     gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
 
+    drawn = itertools.count()
+
     def batch_for(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
         if str(step) in gates:
             wait_for(gates[str(step)])
@@ -155,6 +161,7 @@ def main() -> None:
         if f"{step}:{shard}" == arguments.unreadable and arguments.times:
             arguments.times -= 1
             raise OSError("cannot read sample 17")
+        step = next(drawn) if arguments.impure else step
         x, y = make_batch(step, shard, 8 + 4 * (step % 3) if arguments.vary else 8)
         return (x * np.float32(np.inf), y) if f"{step}:{shard}" == arguments.poison else (x, y)
 
@@ -226,6 +233,8 @@ def main() -> None:
                     attempts=report.attempts,
                     shards=report.shards,
                     quorum_id=report.quorum_id,
+                    is_writer=manager.is_writer,
+                    writer=report.writer,
                     members=report.members,
                     nonfinite=report.nonfinite,
                     healed=None if report.heal is None else report.heal.replayed_steps,
