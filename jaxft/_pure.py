@@ -42,7 +42,7 @@ class PureCheck:
 
 
 def _compare(batch: Any, again: Any, of: str) -> None:
-    if differing := _difference(batch, again):
+    if differing := difference(batch, again):
         raise ConfigurationError(
             f"The batch function is not pure: it was called twice for {of}, and {differing}. Any group may have to "
             "compute any shard, at any time and more than once; with this function a run with failures would train "
@@ -53,7 +53,7 @@ def _compare(batch: Any, again: Any, of: str) -> None:
         )
 
 
-def _difference(batch: Any, again: Any) -> str:
+def difference(batch: Any, again: Any) -> str:
     """Say where two batches differ; "" if they have the same bits."""
     leaves, tree = jax.tree_util.tree_flatten_with_path(batch)
     others, other_tree = jax.tree.flatten(again)

@@ -18,6 +18,7 @@ from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._programs._programs import Local
+from jaxft._progress import told
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import Call, OwnBatch
 from jaxft._replica._finite import FiniteCheck
@@ -133,7 +134,8 @@ class Attempts:
             if key not in work.locals:
                 self._shard = shard
                 _log.debug("compute step %d shard %d", work.step, shard)
-                batch = call.batch_for(work.step, shard)
+                with told(self._session.got_on):
+                    batch = call.batch_for(work.step, shard)
                 contribution, work.locals[key] = call.programs.compute(self._held.leaves, batch)
                 record.shards.append(shard)
                 if call.shards is None:
