@@ -1,8 +1,8 @@
 """Which group writes for the job: logs, plots, evaluations, files of the user's.
 
 It is the first member of the quorum that has committed the state, as for checkpoints. One quorum commits a state, so
-of each step there is at most one writer. A group that was put out since, as while it evaluates for long, stops being
-one when it hears of that.
+of each step there is at most one writer. A group that the job has gone on without since, as while it evaluates for
+long, is no longer one.
 """
 
 import logging

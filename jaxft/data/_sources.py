@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxft import _progress
+from jaxft.data._states import Kept
 
 _log = logging.getLogger("jaxft")
 
@@ -33,12 +34,12 @@ class Source:
         self._iterator: Iterator[Any] = iter(())
         self.position = 0  # the number of the next batch
 
-    def open(self, position: int, known: tuple[int, Any] | None) -> None:
+    def open(self, position: int, known: Kept | None) -> None:
         """Open the stream so that the next batch is number `position`.
 
         Args:
             position: counts from 0.
-            known: a position at or before it, and the state there, if one is known.
+            known: a state at a position before it, if there is one.
         """
         if self.seeks:
             self._source = self._make(self._shard, start=position)
@@ -46,7 +47,7 @@ class Source:
             return
         self._source = self._make(self._shard)
         if known is not None:
-            self._restore(*known)
+            self._restore(known.position, known.state)
         elif position and callable(skip := getattr(self._source, "skip", None)):
             _log.info("shard %d: its source skips to batch %d", self._shard, position)
             rest: Any = skip(position)

@@ -6,9 +6,18 @@ import logging
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _log = logging.getLogger("jaxft")
+
+
+class Kept(NamedTuple):
+    """The state of a stream before batch `position`, and the digest of that batch."""
+
+    position: int
+    state: Any
+    digest: str
+
 
 # So many of each shard are kept: the job may go back to a checkpoint.
 KEPT = 8
@@ -20,16 +29,21 @@ class States:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._refused = False
+        self.proven = False  # a stream that was restored went on with the batch that it should
 
-    def save(self, shard: int, position: int, state: Any) -> None:
+    def refuse(self, why: str) -> None:
+        """Neither save nor use a state any more."""
+        self._refused = True
+        _log.warning("states of streams in %s are not used: %s", self._folder, why)
+
+    def save(self, shard: int, kept: Kept) -> None:
         """Write a state. One that is not JSON and bytes is left out, with one warning."""
-        if self._refused or (path := self._path(shard, position)).exists():
+        if self._refused or (path := self._path(shard, kept.position)).exists():
             return
         try:
-            text = json.dumps(state, default=_encoded)
+            text = json.dumps({"state": kept.state, "digest": kept.digest}, default=_encoded)
         except (TypeError, ValueError) as error:
-            self._refused = True
-            _log.warning("states of streams are not kept in %s: %s", self._folder, error)
+            self.refuse(str(error))
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
@@ -41,14 +55,19 @@ class States:
         for old in self._positions(shard)[:-KEPT]:
             self._path(shard, old).unlink(missing_ok=True)
 
-    def newest(self, shard: int, position: int) -> tuple[int, Any] | None:
-        """The last state at or before `position`, with its position."""
-        for found in reversed(self._positions(shard)):
+    def newest(self, shard: int, position: int) -> Kept | None:
+        """The last state at or before `position`."""
+        for found in [] if self._refused else reversed(self._positions(shard)):
             if found > position:
                 continue
             try:
-                return found, json.loads(self._path(shard, found).read_text(), object_hook=_decoded)
-            except (OSError, ValueError) as error:  # another group has deleted it, or the disk has damaged it
+                read = json.loads(self._path(shard, found).read_text(), object_hook=_decoded)
+                return Kept(found, read["state"], read["digest"])
+            except (
+                OSError,
+                ValueError,
+                KeyError,
+            ) as error:  # another group has deleted it, or the disk has damaged it
                 _log.warning("the state of shard %d before batch %d cannot be read: %s", shard, found, error)
         return None
 

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxft._arrays._digest import digest
 from jaxft._errors import ConfigurationError
 from jaxft._pure import difference
 from jaxft.data._sources import Source
-from jaxft.data._states import States
+from jaxft.data._states import Kept, States
 
 # Batches of each shard that are kept: a step that is tried again, and what a prefetching worker is ahead.
 KEPT = 8
@@ -144,11 +145,10 @@ class _Stream:
         try:
             if source is None:
                 source = self._new()
-                source.open(number, self._known(number))
+                source.open(number, self._proven(number))
             else:
                 source.skip_to(number)
-            self._save(source)
-            batch = jax.tree.map(_as_numpy, source.read())
+            batch = self._next(source)
         except StopIteration as error:
             position = 0 if source is None else source.position
             raise ConfigurationError(
@@ -165,19 +165,41 @@ class _Stream:
             return None
         best = max(behind, key=lambda source: source.position)
         far = number - best.position > KEPT
-        if far and (best.seeks or ((known := self._known(number)) is not None and known[0] > best.position)):
+        if far and (
+            best.seeks or ((known := self._known(number)) is not None and known.position > best.position)
+        ):
             return None
         self._open.remove(best)  # until it has been read: one that raises is not used again
         return best
 
-    def _known(self, number: int) -> tuple[int, Any] | None:
-        return None if self._states is None else self._states.newest(self._shard, number)
+    def _next(self, source: Source) -> Any:
+        """Read the next batch, and keep the state before it now and then."""
+        position, states = source.position, self._states
+        due = states is not None and position > 0 and position % self._every == 0
+        state = source.state() if due else None
+        batch = jax.tree.map(_as_numpy, source.read())
+        if states is not None and state is not None:
+            states.save(self._shard, Kept(position, state, digest(batch)))
+        return batch
 
-    def _save(self, source: Source) -> None:
-        if self._states is not None and source.position and source.position % self._every == 0:
-            state = source.state()
-            if state is not None:
-                self._states.save(self._shard, source.position, state)
+    def _proven(self, number: int) -> Kept | None:
+        """A state before batch `number`. The first is tried out: some sources leave a shuffle buffer out of it."""
+        known = self._known(number)
+        if known is None or self._states is None or self._states.proven:
+            return known
+        trial = self._new()
+        trial.open(known.position, known)
+        if digest(jax.tree.map(_as_numpy, trial.read())) == known.digest:
+            self._states.proven = True
+            return known
+        self._states.refuse(
+            f"restored from its state before batch {known.position}, the stream of shard {self._shard} does not go "
+            "on with the same batch, as streams with a shuffle buffer often do not"
+        )
+        return None
+
+    def _known(self, number: int) -> Kept | None:
+        return None if self._states is None else self._states.newest(self._shard, number)
 
 
 def _as_numpy(leaf: Any) -> Any:

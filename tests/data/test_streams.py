@@ -127,7 +127,9 @@ def test_another_process_goes_on_from_a_kept_state(tmp_path: Path) -> None:
 
     second = from_iterator(make, 2, states=tmp_path, states_every=10)
     assert values(second, (37, 1)) == [37.0]
-    assert [one.restored for one in made] == [1]
+    assert [one.restored for one in made] == [1, 1], "the first is tried out"
+    assert values(second, (5, 1), (49, 1)) == [5.0, 49.0]
+    assert len(made) == 4
     # One that is damaged is passed over, and said.
     (tmp_path / "shard-1" / "40.json").write_text("{")
     assert values(from_iterator(make, 2, states=tmp_path), (42, 1)) == [42.0]
@@ -150,8 +152,30 @@ def test_a_state_that_cannot_be_written_is_left_out_with_a_word(
     batches = from_iterator(lambda shard: Odd(), 1, states=tmp_path, states_every=1)
     values(batches, *[(step, 0) for step in range(3)])
     assert [record.message for record in caplog.records] == [
-        f"states of streams are not kept in {tmp_path}: a object in the state of the stream cannot be written as JSON"
+        f"states of streams in {tmp_path} are not used: a object in the state of the stream cannot be written as JSON"
     ]
+
+
+def test_a_state_from_which_a_stream_goes_on_elsewhere_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As that of a Hugging Face dataset with a shuffle buffer."""
+
+    class Forgets(Stated):
+        def set_state(self, state: dict[str, Any]) -> None:
+            super().set_state({**state, "number": state["number"] + 3})
+
+    values(
+        from_iterator(lambda shard: Forgets(), 1, states=tmp_path, states_every=5),
+        *[(s, 0) for s in range(12)],
+    )
+    again = from_iterator(lambda shard: Forgets(), 1, states=tmp_path)
+    assert values(again, (11, 0), (12, 0)) == [11.0, 12.0]
+    (said,) = (record.message for record in caplog.records)
+    assert (
+        "restored from its state before batch 10, the stream of shard 0 does not go on with the same batch"
+        in said
+    )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grain") is None, reason="grain is not installed")

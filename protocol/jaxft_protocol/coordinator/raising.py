@@ -2,8 +2,8 @@
 
 A group whose code raises leaves the quorum at once, and the others try the step without it: they compute its shards.
 
-* If they commit the step, the failure was the group's: its disk, its memory, its user who pressed Ctrl-C. It is told
-  that the frontier has moved, and its user gets the exception.
+* If they commit the step, the failure was the group's: its disk, its memory, its user who pressed Ctrl-C. It gets
+  FrontierMoved, and its user the exception.
 * If the exception comes in one group after the other until none is left, the failure is the data's or the program's,
   and the job halts once, with the step, the shard and the text.
 
