@@ -191,6 +191,21 @@ class Manager:
         return quorum is not None and self._config.group in {member.group for member in quorum.members}
 
     @property
+    def is_writer(self) -> bool:
+        """Whether this group writes for the job: log lines, plots, evaluations, checkpoints of your own.
+
+        True in at most one group for each step, and the same in the whole time between two calls of the step, unless
+        the job goes on without this group meanwhile. It is the first group of the quorum that committed the step; the
+        log says when it changes, and `report.writer` names it in every group. False before the first step.
+
+        Example:
+            >>> import jaxft
+            >>> jaxft.Manager("localhost:29510", group="group-0").is_writer
+            False
+        """
+        return self._runner is not None and self._runner.is_writer
+
+    @property
     def report(self) -> StepReport:
         """What the last call of the step did."""
         if self._runner is None:

@@ -1,6 +1,7 @@
 """The step as users call it: `fault_tolerant`, `from_functions`, and the callable that they return."""
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,10 +16,13 @@ from jaxft._programs._nonfinite import Policy, checked_policy
 from jaxft._programs._programs import Programs
 from jaxft._programs._shardings import placed
 from jaxft._programs._static_args import Statics
+from jaxft._pure import PureCheck
 from jaxft._replica._alone import Alone
 from jaxft._replica._engine import BatchFor, Call, Engine, OwnBatch
 from jaxft._replica._same_state import edited, same_state
 from jaxft._replica._steps import steps
+
+_log = logging.getLogger("jaxft")
 
 
 def fault_tolerant(
@@ -143,6 +147,7 @@ class Step:
         self._alone = Alone()
         self._shards = shards
         self._nonfinite: Policy = checked_policy(nonfinite)
+        self._pure = PureCheck()
         self._shared = Shared()
         self._programs: dict[Any, Programs] = {}
         self._current: dict[tuple[Any, ...], Programs] = {}
@@ -233,8 +238,7 @@ class Step:
                 "makes it too. Write `for number in manager.steps(total):` (`step.steps(total)` without a manager), "
                 "and call step.edit in its body before the step."
             )
-        leaves = same_state(state, programs.state_leaves(state), held, engine.step)
-        before = programs.unflatten(leaves)
+        before = programs.unflatten(self._leaves(programs, state))
         engine.edit(edited(before, function(before), held))
         after = engine.handed
         assert after is not None
@@ -256,7 +260,9 @@ class Step:
 
         Raises:
             StepError: the step cannot be cut; the first call of each type of arguments finds out.
-            ConfigurationError: the state was consumed before, or the arguments are wrong.
+            ConfigurationError: the state was consumed before, the batch function is not pure, or the arguments are
+                wrong.
+            JobHalted: the step raises an exception in every group.
             NonFinite: the means are not finite, with `nonfinite="raise"`; the state is as it was.
         """
         programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
@@ -275,8 +281,20 @@ class Step:
         return programs, batch_for
 
     def _leaves(self, programs: Programs, state: Any) -> Sequence[jax.Array]:
-        """The leaves of a state, which is the one that went out last."""
-        leaves, held = programs.state_leaves(state), self._engine.handed
+        """The leaves of a state, which is the one that went out last.
+
+        If the last call could not return the state that it had come to, `state` is an older one, which may be
+        consumed: it stands for the newest.
+        """
+        held = self._engine.handed
+        if held is not None and self._engine.unreturned is not None:
+            _log.warning(
+                "the last call of the step was interrupted before it could return the state: goes on with that of "
+                "step %d",
+                self._engine.step,
+            )
+            return held
+        leaves = programs.state_leaves(state)
         return leaves if held is None else same_state(state, leaves, held, self._engine.step)
 
     @property
@@ -285,13 +303,27 @@ class Step:
 
     def _batch_for(self, batch: Any) -> BatchFor:
         if callable(batch):
-            return batch
+            self._check_shards(batch)
+            return self._pure.of(batch)
         if self._shards not in (None, 1):
             raise ConfigurationError(
                 f"The step has {self._shards} shards, so each group must be able to compute any of them, but it was "
                 "called with one batch. Give it a function `batch(step, shard) -> batch`, or leave out shards."
             )
         return OwnBatch(batch)
+
+    def _check_shards(self, batch_for: Any) -> None:
+        """Batches that know their number of shards, such as `jaxft.data.Batches`, must be read as a whole."""
+        theirs = getattr(batch_for, "shards", None)
+        ours = 1 if self._shards is None and self._manager is None else self._shards
+        if theirs == ours or not isinstance(theirs, int):
+            return
+        mine = "no shards=, so that each group computes one" if ours is None else f"shards={ours}"
+        raise ConfigurationError(
+            f"The step has {mine}, but its batches are divided into {theirs} shards: samples would be left "
+            "out, or asked for that do not exist. Pass the same number to both: "
+            f"`jaxft.fault_tolerant(..., shards=batches.shards)`, which is {theirs} here."
+        )
 
     def _first(self, given: "_Given", state: Any, batch_for: BatchFor) -> Programs:
         """The programs of the first call with these static arguments.

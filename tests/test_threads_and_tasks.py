@@ -29,6 +29,8 @@ KNOWN = {
     ("jaxft/_transport/_listener.py", "Listener.__init__"): "tests/transport/test_listener.py",
     ("jaxft/_transport/_listener.py", "Listener._admit_heal"): "tests/transport/test_listener.py",
     ("jaxft/_checkpoints/_checkpoints.py", "Checkpoints.save"): "tests/checkpoints/test_saving.py",
+    ("jaxft/data/_prefetch.py", "Prefetch.__init__"): "tests/data/test_prefetch.py",
+    ("jaxft/data/_prefetch.py", "Prefetch.__call__"): "tests/data/test_prefetch.py",
     ("jaxft/_heal/_fetch.py", "Fetcher._fetch"): "tests/heal/test_hostile.py",
     ("jaxft/_chaos/_victim.py", "Doom._die_soon"): "tests/chaos/test_chaos_victim.py",
     ("jaxft/_chaos/_victim.py", "take_orders"): "tests/chaos/test_chaos_victim.py",

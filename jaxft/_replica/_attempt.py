@@ -18,6 +18,7 @@ from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._programs._programs import Local
+from jaxft._progress import told
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import Call, OwnBatch
 from jaxft._replica._finite import FiniteCheck
@@ -63,6 +64,7 @@ class Attempts:
         self._links: Links | None = None
         self._abort = Abort()
         self._voted_s = 0.0
+        self._shard: int | None = None  # which is being computed
 
     def attempt(self, call: Call, quorum: NewQuorum, step: int, record: Record) -> None:
         """Try a step in a quorum up to the vote, or until the core directs something else."""
@@ -95,13 +97,23 @@ class Attempts:
         assert work.step == step == self._held.step
         local = work.locals[min(work.counted)] if work.counted else None
         skip = call.nonfinite == "skip" and bool(work.nonfinite)
-        record.metrics = self._held.advance(call.programs, work.means, local, skip=skip)
-        self._session.post(Applied(Step(self._held.step)))
-        self.forget()
+        try:
+            record.metrics = self._held.advance(call.programs, work.means, local, skip=skip)
+        finally:
+            if self._held.step == step + 1:  # also if Ctrl-C came while it was applied
+                self._session.post(Applied(Step(self._held.step)))
+                self.forget()
 
     def forget(self) -> None:
         """Drop what was computed from a state that is no longer held."""
         self._work = _Work(self._held.step)
+
+    def give_up(self) -> int | None:
+        """After an exception: drop what may be half done. Return the shard that was being computed, if any."""
+        shard, self._shard = self._shard, None
+        self._drop_links()
+        self.forget()
+        return shard
 
     def close(self) -> None:
         self._drop_links()
@@ -120,8 +132,10 @@ class Attempts:
                 return False
             key = 0 if own else shard
             if key not in work.locals:
+                self._shard = shard
                 _log.debug("compute step %d shard %d", work.step, shard)
-                batch = call.batch_for(work.step, shard)
+                with told(self._session.got_on):
+                    batch = call.batch_for(work.step, shard)
                 contribution, work.locals[key] = call.programs.compute(self._held.current, batch)
                 record.shards.append(shard)
                 if call.shards is None:
@@ -131,6 +145,7 @@ class Attempts:
             if call.shards is None:
                 partials.add(shard, work.contributions[key])
             work.counted = (*work.counted, key)
+            self._shard = None
             self._session.got_on()
         record.compute_s += time.perf_counter() - began_s
         return not abort.is_set

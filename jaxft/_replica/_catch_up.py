@@ -83,8 +83,11 @@ class CatchUp:
             self._held.replay_edit(dict(zip(numbers, edits, strict=True)))
             record.nonfinite = self._finite.look(call, means, step)
             skip = bool(record.nonfinite) and call.nonfinite == "skip"
-            metrics = self._held.advance(call.programs, means, None, skip=skip)
-            self._session.post(Replayed(heal.heal_id, Step(self._held.step)))
+            try:
+                metrics = self._held.advance(call.programs, means, None, skip=skip)
+            finally:
+                if self._held.step == step + 1:  # also if Ctrl-C came while it was applied
+                    self._session.post(Replayed(heal.heal_id, Step(self._held.step)))
         record.caught_up_with(metrics)
         if (so_far := record.heal) is not None:
             replayed = so_far.replayed_steps + 1
@@ -98,6 +101,7 @@ class CatchUp:
     def close(self) -> None:
         if self._fetcher is not None:
             self._fetcher.close()
+            self._fetcher = None
 
     def _fetcher_for(self, heal: Heal) -> Fetcher:
         if self._fetcher is None or self._fetches_for != heal.heal_id:

@@ -42,7 +42,12 @@ class Engine(Protocol):
 
     @property
     def handed(self) -> Sequence[jax.Array] | None:
-        """The leaves of the state that the user's code got last, with edits; None before the first call or join."""
+        """The leaves of the state that is held, with edits; None before the first call or join."""
+        ...
+
+    @property
+    def unreturned(self) -> Sequence[jax.Array] | None:
+        """The leaves of the state that the last call came to, if it ended by an exception after that."""
         ...
 
     @property

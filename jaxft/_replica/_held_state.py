@@ -107,8 +107,11 @@ class HeldState:
             leaves, metrics = self.current, programs.blank_metrics()
         else:
             leaves, metrics = programs.apply(self.current, means, local)
+        try:
             jax.block_until_ready(leaves)
-        self.replace(self.step + 1, leaves)
+        finally:
+            # Also if Ctrl-C came meanwhile: the state before is consumed.
+            self.replace(self.step + 1, leaves)
         return metrics
 
     def _log(self, means: Sequence[np.ndarray]) -> None:

@@ -18,6 +18,7 @@ from jaxft_protocol.messages import Step
 from jaxft_protocol.replica.state import (
     Apply,
     Attempt,
+    Directive,
     Fail,
     HealFrom,
     Identity,
@@ -37,9 +38,11 @@ from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
+from jaxft._replica._raised import Raising
 from jaxft._replica._saving import Saving
 from jaxft._replica._session import Session, error_of
 from jaxft._replica._steps import LoopWatch
+from jaxft._replica._writer import Writer
 from jaxft._report import Record, StepReport
 from jaxft._transport._listener import Listener
 
@@ -67,7 +70,11 @@ class Runner:
         self._joining = Joining(config, session, self._held, self._saving)
         self._record = Record()
         self._programs: Programs | None = None  # of the last call
-        self._seen = -1  # number of the last directive that was carried out
+        # The number of the last directive that was taken, and the directive while it is carried out.
+        self._taken: tuple[int, Directive | None] = (-1, None)
+        self._raising = Raising(config, session)
+        self._writer = Writer(config.group)
+        self._unreturned: Sequence[jax.Array] | None = None
         self._report: StepReport | None = None
         self.loop = LoopWatch()
 
@@ -88,6 +95,15 @@ class Runner:
     def report(self) -> StepReport:
         """A report of the last call."""
         return self._report or StepReport(step=self._held.step)
+
+    @property
+    def unreturned(self) -> Sequence[jax.Array] | None:
+        """The state that the last call came to, if an exception such as Ctrl-C kept it from returning that."""
+        return self._unreturned
+
+    @property
+    def is_writer(self) -> bool:
+        return self._writer.is_it(self._session.quorum)
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return self._session.in_step(False)
@@ -121,18 +137,40 @@ class Runner:
             self._joining.prepare(call, state)
             self._programs = call.programs
             self._record = self._record.next_call()
+            before, given, self._unreturned = self._held.step, self._held.leaves, None
             try:
                 self._follow_directives(call, self._record, joins=joins)
+            except BaseException as error:
+                if self._held.leaves is not given:
+                    self._unreturned = self._held.leaves
+                if self._held.step not in (before, before + 1):
+                    self.loop.jumped("this group had caught up when an exception ended the last call")
+                self._left_by(error)
+                raise
             finally:
-                self._report = self._record.report(self._held.step)
+                if self._held.step != before:
+                    self._writer.committed(self._record.committed_by, self._held.step)
+                self._report = self._record.report(self._held.step, self._writer.name)
+
+    def _left_by(self, error: BaseException) -> None:
+        """An exception leaves the call: let the next one find what is still to be done."""
+        number, directive = self._taken
+        if isinstance(directive, Attempt):
+            self._taken = (number, None)
+            self._raising.raised(error, directive.step, self._attempts.give_up())
+        elif directive is not None:
+            self._taken = (number - 1, None)
+            self._catch_up.close()
 
     def _follow_directives(self, call: Call, record: Record, *, joins: bool) -> None:
         """Do what the core directs until a step is committed, or until this group is ready for one (`joins`)."""
         while True:
-            self._seen, directive = self._session.wait(self._seen)
+            self._taken = (self._taken[0], None)
+            self._taken = self._session.wait(self._taken[0])
+            number, directive = self._taken
             match directive:
                 case Attempt() if record.caught_up or joins:
-                    self._seen -= 1  # the next call continues from here
+                    self._taken = (number - 1, None)  # the next call continues from here
                     return
                 case Attempt(quorum, step):
                     self._attempts.attempt(call, quorum, step, record)

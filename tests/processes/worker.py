@@ -6,6 +6,7 @@ library announces a phase on its logger (`--die "exchange step 5"`), so that a d
 
 import argparse
 import ctypes
+import itertools
 import json
 import logging
 import os
@@ -72,17 +73,18 @@ def flip(state: dict[str, Any], path: str) -> None:
 
 
 class KillAt(logging.Handler):
-    """Ends a process, as kill -9 does, when the library says `text` for the first time."""
+    """Sends a signal to a process, such as kill -9 does, when the library says `text` for the first time."""
 
-    def __init__(self, text: str, pid: int) -> None:
+    def __init__(self, text: str, pid: int, number: int = signal.SIGKILL) -> None:
         super().__init__(logging.DEBUG)
         self.text = text
         self.pid = pid
+        self.number = number
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.text and self.text in record.getMessage():
             self.text = ""
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, self.number)
 
 
 def wait_for(path: Path, timeout_s: float = GATE_TIMEOUT_S) -> None:
@@ -126,6 +128,13 @@ def main() -> None:
     parser.add_argument("--vary", action="store_true", help="batches of another shape at each step")
     parser.add_argument("--poison", default="", help="STEP:SHARD: that shard's batch is not finite")
     parser.add_argument(
+        "--impure", action="store_true", help="batches from an iterator, whatever is asked for"
+    )
+    parser.add_argument("--unreadable", default="", help="STEP:SHARD: that shard's batch cannot be read")
+    parser.add_argument("--times", type=int, default=1 << 30, help="so often, then it can")
+    parser.add_argument("--interrupt", default="", help="Ctrl-C when the library says so")
+    parser.add_argument("--again", action="store_true", help="call the step again after an exception")
+    parser.add_argument(
         "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
     )
     arguments = parser.parse_args()
@@ -134,16 +143,26 @@ def main() -> None:
     if arguments.die or arguments.murder:
         logger.setLevel(logging.DEBUG)
         logger.addHandler(KillAt(arguments.die, os.getpid()))
+    if arguments.interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(KillAt(arguments.interrupt, os.getpid(), signal.SIGINT))
     if arguments.murder:
         pid, text = arguments.murder.split(":", 1)
         logger.addHandler(KillAt(text, int(pid)))
     gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
+
+    drawn = itertools.count()
 
     def batch_for(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
         if str(step) in gates:
             wait_for(gates[str(step)])
         if arguments.pace and not arguments.hurry.is_file():
             time.sleep(arguments.pace)
+        if f"{step}:{shard}" == arguments.unreadable and arguments.times:
+            arguments.times -= 1
+            raise OSError("cannot read sample 17")
+        step = next(drawn) if arguments.impure else step
         x, y = make_batch(step, shard, 8 + 4 * (step % 3) if arguments.vary else 8)
         return (x * np.float32(np.inf), y) if f"{step}:{shard}" == arguments.poison else (x, y)
 
@@ -195,7 +214,18 @@ def main() -> None:
                 state = manager.restore(state)
                 write(event="began", step=manager.step)
             while manager.step < arguments.steps:
-                state, metrics = step(state, batch_for, arguments.rate)
+                try:
+                    state, metrics = step(state, batch_for, arguments.rate)
+                except (OSError, KeyboardInterrupt) as error:
+                    write(
+                        event="raised",
+                        error=repr(error),
+                        notes=getattr(error, "__notes__", []),
+                        step=manager.step,
+                    )
+                    if not arguments.again:
+                        raise
+                    continue
                 report = manager.report
                 write(
                     event="step",
@@ -204,6 +234,8 @@ def main() -> None:
                     attempts=report.attempts,
                     shards=report.shards,
                     quorum_id=report.quorum_id,
+                    is_writer=manager.is_writer,
+                    writer=report.writer,
                     members=report.members,
                     nonfinite=report.nonfinite,
                     healed=None if report.heal is None else report.heal.replayed_steps,

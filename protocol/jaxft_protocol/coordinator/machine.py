@@ -37,7 +37,7 @@ Deliberately not here: sockets, clocks (time is an argument), files, groups of s
 
 from typing import assert_never
 
-from jaxft_protocol.coordinator import bounds, durable, founding, progress, quorums, sessions
+from jaxft_protocol.coordinator import bounds, durable, founding, progress, quorums, raising, sessions
 from jaxft_protocol.coordinator.draft import Turn
 from jaxft_protocol.coordinator.job import (
     Effect,
@@ -130,7 +130,10 @@ def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
             return turn.job.quorum is not quorum
         case Vote():
             frontier, quorum = turn.job.frontier, turn.job.quorum
-            quorums.vote(turn, group, message)
+            if message.raised:
+                raising.raised(turn, group, message)
+            else:
+                quorums.vote(turn, group, message)
             return turn.job.frontier is not frontier or turn.job.quorum is not quorum
         case Hello():
             raise IllegalEvent("a session sends Hello only once")

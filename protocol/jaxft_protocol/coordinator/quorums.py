@@ -252,11 +252,13 @@ def commit(turn: Turn, quorum: NewQuorum) -> None:
     held = frozenset(group.holder for group in living)
     frontier = Frontier(Step(frontier.step + 1), quorum.quorum_id, None, held)
     progress.measure(turn)
-    turn.update(frontier=frontier, ballot=progress.fresh_ballot(turn), voted_s=ballot.began_s)
+    tried = turn.job.raised
+    turn.update(frontier=frontier, ballot=progress.fresh_ballot(turn), voted_s=ballot.began_s, raised={})
     for group in living:
         turn.release_heal(group)  # a member since this step: donors no longer need to keep anything for it
     for group in turn.job.groups.values():
-        if group.phase in (Phase.HEALING, Phase.READY, Phase.STALE):
+        waits = group.phase is Phase.PRESENT and group.name in tried
+        if waits or group.phase in (Phase.HEALING, Phase.READY, Phase.STALE):
             turn.send(group, FrontierMoved(frontier.step))
     # A ready group without a donor cannot fetch the sum of this step.
     alone = turn.select(lambda group: group.phase is Phase.READY and group.heal_id is None)

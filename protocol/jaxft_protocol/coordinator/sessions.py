@@ -12,6 +12,7 @@ from jaxft_protocol.messages import (
     FrontierMoved,
     Goodbye,
     GroupName,
+    HaltKind,
     Heal,
     HealFailed,
     HealId,
@@ -70,6 +71,8 @@ def hello(turn: Turn, session: SessionId, message: Hello) -> None:
         held = bool(turn.holders())
         turn.send(group, Welcome(interval_ms, frontier.step, frontier.quorum_id, held, term))
     turn.report(f"{group.name} is present")
+    if turn.job.halted is not None and turn.job.halted.kind is HaltKind.RAISED:
+        halting.stop_late(turn, group)  # already now: it may wait for this, and not join
 
 
 def _twice_text(group: GroupName) -> str:

@@ -74,6 +74,7 @@ from jaxft_protocol.replica.state import (
     Over,
     Phase,
     Prepared,
+    Raised,
     ReadCheckpoint,
     Replay,
     Replayed,
@@ -163,6 +164,8 @@ def _happened(turn: Turn, event: Event) -> None:
                 healing.digested(turn, number, digest)
         case ExchangeBroke(quorum_id, number, accused, reason):
             quorums.cast(turn, Vote(quorum_id, number, ok=False, accused=accused, reason=reason))
+        case Raised(number, reason, shard):
+            quorums.raised(turn, number, reason, shard)
         case Applied(number):
             quorums.applied(turn, number)
         case Digested(number, digest):
@@ -223,9 +226,13 @@ def _whom(replica: Replica) -> str:
     match replica.phase:
         case Phase.OFFLINE | Phase.GREETING:
             return f"the coordinator {me.coordinator} ({replica.offline_reason or 'connecting'})"
-        case Phase.VOTED if replica.quorum is not None:
+        case Phase.VOTED if (
+            replica.quorum is not None and replica.vote is not None and not replica.vote.raised
+        ):
             others = ", ".join(member.group for member in replica.quorum.members if member.group != me.group)
             return f"the decision on step {replica.step}" + (f": the votes of {others}" if others else "")
+        case _ if replica.vote is not None and replica.vote.raised:
+            return f"the other groups to try step {replica.vote.step}, in which this group's code raised an exception"
         case Phase.FOLLOWING if replica.prepared is not None and replica.prepared.spare:
             return f"the commit of step {replica.step}, as a spare"
         case Phase.FOLLOWING:

@@ -30,6 +30,13 @@ def cast(turn: Turn, vote: Vote) -> None:
     turn.say(vote)
 
 
+def raised(turn: Turn, number: Step, reason: str, shard: int | None) -> None:
+    """Leave the quorum, also if it has replaced that of the attempt: the training thread is no longer in the step."""
+    quorum = turn.replica.quorum
+    assert quorum is not None
+    cast(turn, Vote(quorum.quorum_id, number, ok=False, reason=reason, raised=True, shard=shard))
+
+
 def commit(turn: Turn, following: NewQuorum | None) -> None:
     turn.enter(Phase.APPLYING, commit_heard=True)
     if following is not None:

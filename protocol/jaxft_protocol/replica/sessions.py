@@ -32,6 +32,11 @@ _HALTS = {
         FailureKind.JOB_HALTED,
         "Start the groups again: they resume from the newest checkpoint.",
     ),
+    HaltKind.RAISED: (
+        FailureKind.JOB_HALTED,
+        "That step has not been applied. Repair the data or the code, then start the groups again: they resume from "
+        "the newest checkpoint.",
+    ),
 }
 
 
@@ -90,6 +95,8 @@ def join_or_wait(turn: Turn) -> None:
         turn.enter(Phase.PRESENT)
         read_after_all(turn, "the coordinator no longer knows the job")
         return
+    if replica.frontier_step and not replica.frontier_held and not replica.history:
+        turn.note(_alone_line(turn, replica.frontier_step), warning=True)
     turn.enter(Phase.JOINING, joined=True, vote=None)
     turn.say(
         Join(
@@ -103,6 +110,16 @@ def join_or_wait(turn: Turn) -> None:
             replica.last_members,
             prepared.total_shards,
         )
+    )
+
+
+def _alone_line(turn: Turn, frontier: int) -> str:
+    """Said at once: the group gives up only after its failure timeout."""
+    me, timeout_s = turn.replica.identity, turn.replica.failure_timeout_s
+    return (
+        f"brings a fresh state, but job {me.job!r} has committed {frontier} steps and no group that holds its state "
+        f"is connected; waits up to {timeout_s:g} s for one. To go on, restart that group or restore a checkpoint; "
+        "for a new run, such as a notebook cell that is run again, choose another job name"
     )
 
 

@@ -115,6 +115,15 @@ class ExchangeBroke:
 
 
 @dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception has left the attempt at `step`: `reason` is its text, and `shard` was being computed, if any."""
+
+    step: Step
+    reason: str
+    shard: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """The training thread now holds state `step`."""
 
@@ -203,6 +212,7 @@ Event = (
     Prepared
     | Exchanged
     | ExchangeBroke
+    | Raised
     | Applied
     | Digested
     | Healed
