@@ -9,6 +9,7 @@ import jax
 
 from jaxft._errors import ConfigurationError, StepError
 from jaxft._manager import Manager
+from jaxft._programs._axis import Axis
 from jaxft._programs._build import Shared, cut_only, cut_programs, joined, program_settings
 from jaxft._programs._leaves import refuse_tracers
 from jaxft._programs._nonfinite import Policy, checked_policy
@@ -24,6 +25,7 @@ def fault_tolerant(
     manager: Manager | None,
     *,
     shards: int | None = None,
+    axis_name: str | None = None,
     nonfinite: Policy = "warn",
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -62,6 +64,9 @@ def fault_tolerant(
             them out, and the mean is over all of them, whichever groups are there. Needs a batch function. None:
             one for each group that takes part, so that a lost group's batch is lost. A batch function is then asked
             for shard i by the group at place i of the quorum, so that each of the batches 0 to n-1 counts once.
+        axis_name: the name that the step has for the axis of the shards, if it was written for `jax.pmap` or
+            `jax.shard_map`. `lax.pmean`, `lax.psum`, `lax.axis_index` and `lax.axis_size` over it then mean those of
+            jaxft, at the top level of the step, and may be differentiated. Needs `shards`, the size of the axis.
         nonfinite: what the job does with a step whose means (or sums) are not finite. "raise" ends it for all groups
             with `NonFinite`, and nothing of that step is applied. "skip" leaves the state as it was and goes on with
             the next step: metrics are blank, and `report.nonfinite` says why. "allow" applies it: for steps that
@@ -80,7 +85,7 @@ def fault_tolerant(
     """
     statics = Statics.of(train_step, static_argnums, static_argnames)
 
-    return Step(train_step, statics, manager, shards, nonfinite)
+    return Step(train_step, statics, manager, Axis(axis_name, shards), nonfinite)
 
 
 def from_functions(
@@ -119,7 +124,7 @@ def from_functions(
         A `Step`: call it as `state, metrics = step(state, batch)`.
     """
 
-    return Step(joined(grad_fn, update_fn), Statics.none(), manager, shards, nonfinite)
+    return Step(joined(grad_fn, update_fn), Statics.none(), manager, Axis(shards=shards), nonfinite)
 
 
 class Step:
@@ -130,16 +135,16 @@ class Step:
         train_step: Callable[..., Any],
         statics: Statics,
         manager: Manager | None,
-        shards: int | None,
+        axis: Axis,
         nonfinite: Policy,
     ) -> None:
-        if shards is not None and shards < 1:
-            raise ConfigurationError(f"shards is {shards}; a job divides its batch into at least one.")
+        _check_axis(axis)
         self._train_step = train_step
         self._statics = statics
         self._manager = manager
         self._alone = Alone()
-        self._shards = shards
+        self._axis = axis
+        self._shards = axis.shards
         self._nonfinite: Policy = checked_policy(nonfinite)
         self._shared = Shared()
         self._programs: dict[Any, Programs] = {}
@@ -221,7 +226,7 @@ class Step:
         elif _types(first := batch_for(0, 0)) == _types(example):
             return programs
         else:
-            parts = cut_only(self._train_step, state, first, given.args, given.kwargs)
+            parts = cut_only(self._train_step, state, first, given.args, given.kwargs, axis=self._axis)
             settings = program_settings([parts.compute, parts.apply])
         return replace(programs, fingerprint={**programs.fingerprint, **settings})
 
@@ -235,12 +240,30 @@ class Step:
             self._statics.check(given.args, given.kwargs)
             with self._engine.compiling():
                 built = cut_programs(
-                    self._train_step, state, batch, given.args, given.kwargs, shared=self._shared
+                    *(self._train_step, state, batch, given.args, given.kwargs),
+                    shared=self._shared,
+                    axis=self._axis,
                 )
             _check_repeatable(built, self._reference.setdefault(state_types, built))
             siblings = functools.partial(self._find, given)
             programs = self._programs[signature] = replace(built, siblings=siblings)
         return programs
+
+
+def _check_axis(axis: Axis) -> None:
+    """Raise ConfigurationError for a number of shards, or a name of their axis, that cannot be right."""
+    shards, name = axis.shards, axis.name
+    if shards is not None and (not isinstance(shards, int) or isinstance(shards, bool)):
+        raise ConfigurationError(
+            f"shards is {shards!r}, a {type(shards).__name__}. It is the number of slices of a step's batch: an int."
+        )
+    if shards is not None and shards < 1:
+        raise ConfigurationError(f"shards is {shards}; a job divides its batch into at least one.")
+    if name is not None and (not isinstance(name, str) or shards is None):
+        raise ConfigurationError(
+            f"axis_name is {name!r} and shards is {shards!r}. The axis has a name, a str, and a size, which is the "
+            'number of shards: pass, say, `axis_name="batch", shards=8`.'
+        )
 
 
 def _asked_once(batch_for: BatchFor) -> BatchFor:

@@ -13,6 +13,8 @@ from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Part
 
 Spec = jax.ShapeDtypeStruct
+# The number of a shard: the last of the inputs that count as the batch.
+SHARD_SPEC = Spec((), jnp.int32)
 # Compiled `apply` programs by their source: steps on batches of different shapes share one.
 Applies = dict[Hashable, "Program"]
 
@@ -72,7 +74,7 @@ def compile_cut(
     Args:
         cut: the programs' jaxprs.
         state: the types of the leaves of the state; new ones are pinned to the same shardings.
-        batch: the types of the leaves of the batch.
+        batch: the types of the leaves of the batch, and then SHARD_SPEC.
         pins: the sharding in which each contribution leaves `compute`; None leaves it to XLA.
         applies: the `apply` programs compiled so far; extended.
     """

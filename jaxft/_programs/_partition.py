@@ -29,6 +29,7 @@ from typing import Any
 from jaxft._arrays._layout import Operation
 from jaxft._errors import StepError
 from jaxft._programs import _compat
+from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._compat import AnyJaxpr, Atom, Var
 from jaxft._programs._inline import inline
 from jaxft._programs._primitive import Path, call_name, pmean_p
@@ -61,7 +62,13 @@ class Cut:
     applied: tuple[int, ...]
     reported: tuple[int, ...]
     metrics: tuple[Any, ...]  # abstract values
+    batch_leaves: int
     consts: tuple[Any, ...]  # what the step closes over, of all programs
+
+    @property
+    def depends_on_shard(self) -> bool:
+        """Whether compute reads the number of the shard, which follows the leaves of the batch."""
+        return self.batch_leaves in self.compute.batch
 
 
 def cut(
@@ -69,6 +76,7 @@ def cut(
     state_labels: Sequence[str],
     batch_labels: Sequence[str],
     may_forward: Callable[[int, int], bool],
+    axis: Axis = NO_AXIS,
 ) -> Cut:
     """Partition a step that was traced over flat leaves of state and batch.
 
@@ -77,14 +85,15 @@ def cut(
         state_labels: the paths of the state's leaves, for messages.
         batch_labels: the same for the batch.
         may_forward: whether the old leaf `i` may be reused unchanged as the new leaf `j`.
+        axis: the axis of the shards.
 
     Raises:
         StepError: the step has no pmean or psum that matters, has one where it cannot be cut, or has a new state
             that derives from the batch other than through them.
     """
-    flat = inline(closed)
+    flat = inline(closed, axis)
     count = len(state_labels)
-    taints = analyse(flat, flat.invars[count:])
+    taints = analyse(flat, flat.invars[count:], axis.shards)
     step = Analysed(
         flat, taints, state=flat.invars[:count], batch=flat.invars[count:], alias=dict(taints.alias)
     )
@@ -117,6 +126,7 @@ def cut(
         applied=applied,
         reported=reported,
         metrics=tuple(atom.aval for atom in metrics),
+        batch_leaves=len(batch_labels),
         consts=tuple(flat.consts.values()),
     )
 
@@ -174,10 +184,12 @@ def _check_state(
     if not leaks:
         return
     maker = {var: eqn for eqn in step.flat.eqns for var in eqn.outvars}
-    batch = dict(zip(step.batch, batch_labels, strict=True))
+    batch = dict(zip(step.batch[:-1], batch_labels, strict=True))
     atom = new_state[leaks[0]]
     assert _compat.is_var(atom)
-    if atom in batch:
+    if atom is step.batch[-1]:
+        source = "it is the number of the shard"
+    elif atom in batch:
         source = f"it is the leaf {batch[atom] or 'itself'} of the batch"
     else:
         source = f"computed at {_compat.source_line(maker[atom])}"

@@ -85,12 +85,15 @@ class Programs:
         """The state of these leaves."""
         return self.traced.state_tree.unflatten(leaves)
 
-    def compute(self, state: Sequence[jax.Array], batch: Any) -> tuple[list[jax.Array], Local]:
+    def compute(
+        self, state: Sequence[jax.Array], batch: Any, shard: int = 0
+    ) -> tuple[list[jax.Array], Local]:
         """The contribution of one shard, in the order of `contribution`, and what stays here.
 
         Args:
             state: its leaves, from `state_leaves`.
             batch: the batch of the shard.
+            shard: its number, which is what `jaxft.shard_index` returns.
 
         Raises:
             OtherTypes: state or batch are of other types.
@@ -98,15 +101,16 @@ class Programs:
         leaves, tree = jax.tree.flatten(batch)
         key = batch_key(leaves, tree)
         if key != self.batch_key:
-            return self._sibling(key, state, batch).compute(state, batch)
+            return self._sibling(key, state, batch).compute(state, batch, shard)
         try:
-            outputs = self._call(self.executables.compute, self.cut.compute.inputs(state, batch=leaves))
+            inputs = self.cut.compute.inputs(state, batch=[*leaves, np.int32(shard)])
+            outputs = self._call(self.executables.compute, inputs)
         except OtherTypes:
             # A batch of the same type, but placed elsewhere: that is another program too.
             found = self if self.siblings is None else self.siblings(self.unflatten(state), batch)
             if found.executables.apply is not self.executables.apply or found is self:
                 raise
-            return found.compute(state, batch)
+            return found.compute(state, batch, shard)
         count = len(self.contribution)
         direct = count + len(self.cut.direct)
         return outputs[:count], Local(self, outputs[count:direct], outputs[direct:])

@@ -37,13 +37,13 @@ class Alone:
     def _means(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[Any], Local]:
         """The means over all shards, and the local values of the first shard."""
         programs, count = call.programs, call.shards or 1
-        contribution, local = programs.compute(state, call.batch_for(self.step, 0))
+        contribution, local = programs.compute(state, call.batch_for(self.step, 0), 0)
         if count == 1:
             return contribution, local  # on the device, without waiting for them
         partials = Partials(programs.layout, count)
         partials.add(0, contribution)
         for shard in range(1, count):
-            partials.add(shard, programs.compute(state, call.batch_for(self.step, shard))[0])
+            partials.add(shard, programs.compute(state, call.batch_for(self.step, shard), shard)[0])
         return partials.mean_alone(), local
 
     def _skips(self, call: Call, means: Sequence[Any]) -> bool:

@@ -112,8 +112,9 @@ class Attempts:
         shards = _shards_of(quorum, self._me)
         work, partials = self._work_for(call, quorum, shards)
         # If each member has one shard, its number is the member's place, which may change. A batch that the group
-        # brings is valid at any place; one that is made for a place is valid only there.
-        own = call.shards is None and isinstance(call.batch_for, OwnBatch)
+        # brings is valid at any place; one that is made for a place is valid only there, as if the step asks for it.
+        anywhere = isinstance(call.batch_for, OwnBatch) and not call.programs.cut.depends_on_shard
+        own = call.shards is None and anywhere
         work.counted = ()
         for shard in shards:
             if abort.is_set:
@@ -122,7 +123,7 @@ class Attempts:
             if key not in work.locals:
                 _log.debug("compute step %d shard %d", work.step, shard)
                 batch = call.batch_for(work.step, shard)
-                contribution, work.locals[key] = call.programs.compute(self._held.leaves, batch)
+                contribution, work.locals[key] = call.programs.compute(self._held.leaves, batch, shard)
                 record.shards.append(shard)
                 if call.shards is None:
                     work.contributions[key] = contribution
