@@ -227,7 +227,7 @@ class Step:
             return programs
         else:
             parts = cut_only(self._train_step, state, first, given.args, given.kwargs, axis=self._axis)
-            settings = program_settings([parts.compute, parts.apply])
+            settings = program_settings(parts.programs)
         return replace(programs, fingerprint={**programs.fingerprint, **settings})
 
     def _find(self, given: "_Given", state: Any, batch: Any) -> Programs:

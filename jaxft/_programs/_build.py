@@ -47,7 +47,8 @@ class Shared:
 
     def warn_of_draws(self, parts: Cut, axis: Axis) -> None:
         """Warn, once for each line, of random numbers that are the same in all shards."""
-        for line in () if axis.shards == 1 else shared_draws(parts.compute):
+        lines = [line for stage in parts.stages for line in shared_draws(stage.compute)]
+        for line in () if axis.shards == 1 else lines:
             if line not in self.warned:
                 self.warned.add(line)
                 _log.warning("%s", warning(line))
@@ -63,7 +64,7 @@ def cut_programs(
     shared: Shared | None = None,
     axis: Axis = NO_AXIS,
 ) -> Programs:
-    """Trace a train step once, cut it at its pmean and psum, and compile the two halves.
+    """Trace a train step once, cut it at its pmean and psum, and compile the parts.
 
     Args:
         train_step: `train_step(state, batch, *static_args, **static_kwargs) -> (new_state, metrics)`.
@@ -97,7 +98,7 @@ def cut_programs(
     pinned = shared.pins.get(kind) or pins(parts.contributions, state_specs, _paths(state_tree))
     executables = compile_cut(parts, state_specs, [*batch_specs, SHARD_SPEC], pinned, shared.applies)
     if any(spec.sharding is not None for spec in state_specs):
-        shared.pins[kind] = executables.compute.output_shardings[: len(pinned)]
+        shared.pins[kind] = executables.pins
     contribution = tuple(
         LeafSpec(one.label, tuple(one.aval.shape), one.aval.dtype.name, one.operation)
         for one in parts.contributions
@@ -194,7 +195,7 @@ def _describe(
     some = widest.device_set if widest is not None else leaves[0].sharding.device_set if leaves else set()
     devices = sorted(some, key=lambda device: device.id) or jax.devices()[:1]
     return {
-        **program_settings([parts.compute, parts.apply]),
+        **program_settings(parts.programs),
         "state": _fingerprint.leaves_digest(state_labels, state_specs),
         "sharding": _fingerprint.shardings_digest(state_specs),
         "contribution": _fingerprint.leaves_digest([one.path for one in contribution], contribution),

@@ -1,14 +1,17 @@
-"""What each value of a step derives from: the batch, a mean or sum over shards, both, or the state alone.
+"""What each value of a step derives from: the batch, the results of which exchanges, both, or the state alone.
 
-Theory of operation. A taint is a set of two facts, kept as bits:
+Theory of operation. A taint is a set of facts, kept as bits:
 
 - BATCH: derives from the batch, or from a host callback, without a pmean or psum in between. Groups hold
   different values, and a group that joins later cannot recompute them.
-- MEAN: derives from the result of a pmean or psum, so it exists only after the exchange.
+- One bit for each exchange of the step: derives from a mean or sum of that exchange, so it exists only after it.
 
-A value with neither derives from the state (and from constants): every group can compute it, at any time.
-`pmean` and `psum` clear BATCH and set MEAN. For a value without BATCH, a pmean is the identity; a psum is that value
-times the number of shards, if that is known (without `shards` it changes with the quorum).
+A value with none of them derives from the state (and from constants): every group can compute it, at any time.
+
+The *stage* of a value is the number of exchanges that come before it: one more than the last exchange that it derives
+from. A pmean or psum of a value with BATCH is exchanged as soon as it can be, in exchange number `stage`; its result
+has the bit of that exchange alone. For a value without BATCH, a pmean is the identity; a psum is that value times the
+number of shards, if that is known (without `shards` it changes with the quorum).
 
 Taints flow forward, one equation at a time, result by result through nested calls, custom derivatives, remat,
 cond, scan and while (the two loops by iterating to a fixed point; taints only grow, so this terminates). Each
@@ -24,13 +27,12 @@ from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._inline import Flat
-from jaxft._programs._primitive import call_name, check_dtype, pmean_p
+from jaxft._programs._primitive import check_dtype, pmean_p
 
 Taint = int
 STATE: Taint = 0
 BATCH: Taint = 1
-MEAN: Taint = 2
-BOTH: Taint = BATCH | MEAN
+_FIRST_MEAN: Taint = 2
 
 # Their results come from outside the program, so groups may see different ones.
 _FROM_OUTSIDE = frozenset({"io_callback", "pure_callback", "buffer_callback", "infeed", "rng_uniform"})
@@ -44,6 +46,11 @@ _CALLS = frozenset(
         "remat", "remat2", "checkpoint", "shard_map", "composite",
     }
 )  # fmt: skip
+
+
+def stage_of(taint: Taint) -> int:
+    """The number of exchanges that come before a value with this taint."""
+    return (taint // _FIRST_MEAN).bit_length()
 
 
 @dataclass
@@ -65,8 +72,8 @@ def analyse(flat: Flat, batch: Sequence[Var], shards: int | None = None) -> Tain
     Each psum of a value that does not depend on the batch is replaced in `flat` by a multiplication.
 
     Raises:
-        StepError: a pmean or psum of a value that depends on an earlier one and on the batch at once, or of a dtype
-            that it does not accept; a psum of a value that does not depend on the batch, if `shards` is None.
+        StepError: a pmean or psum of a dtype that it does not accept; a psum of a value that does not depend on the
+            batch, if `shards` is None.
     """
     taints = Taints(of=dict.fromkeys(batch, BATCH), exchanged={}, alias={})
     rules = Rules()
@@ -87,12 +94,6 @@ def _mark(eqn: Eqn, ins: Sequence[Taint], taints: Taints, shards: int | None) ->
     more: list[Eqn] = []
     operation: Operation = eqn.params["operation"]
     for var, atom, taint, label in zip(eqn.outvars, eqn.invars, ins, eqn.params["labels"], strict=True):
-        if taint == BOTH:
-            raise StepError(
-                f"{call_name(eqn)} of a value that depends both on an earlier pmean or psum and on the batch "
-                f"({_compat.source_line(eqn)}). A step has one exchange: average or sum everything that depends "
-                "on the batch in one place, and compute the rest from those results."
-            )
         if operation == "sum" and not taint & BATCH and shards is None:
             raise StepError(
                 f"jaxft.psum was given a leaf that does not depend on the batch, {label or 'its whole argument'} "
@@ -100,11 +101,11 @@ def _mark(eqn: Eqn, ins: Sequence[Taint], taints: Taints, shards: int | None) ->
                 "number of shards, which changes with the quorum. Pass shards= to jaxft.fault_tolerant, or compute "
                 "the leaf from the batch: a count as `jnp.sum(batch.weight)`, for instance, rather than from a shape."
             )
-        if taint == BATCH:
+        if taint & BATCH:
             assert _compat.is_var(atom)
             check_dtype(_compat.dtype(atom), operation, label, f" ({_compat.source_line(eqn)})")
             taints.exchanged[var] = atom
-            taints.of[var] = MEAN
+            taints.of[var] = _FIRST_MEAN << stage_of(taint)
             continue
         taints.of[var] = taint
         if operation == "mean" or shards == 1:

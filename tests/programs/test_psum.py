@@ -172,17 +172,6 @@ def test_what_does_not_depend_on_the_batch_is_multiplied(shards: int) -> None:
     )
 
 
-def test_a_second_exchange() -> None:
-    refused(
-        lambda state, batch: jaxft.psum(batch["x"] - jaxft.psum(batch["x"])),
-        r"psum of a value .* earlier pmean or psum",
-    )
-    refused(
-        lambda state, batch: jaxft.pmean(batch["x"] - jaxft.psum(batch["x"])),
-        r"pmean of a value .* earlier pmean or psum",
-    )
-
-
 def test_a_mean_of_a_sum_is_the_identity() -> None:
     def identity(state: Any, batch: Any) -> Any:
         return state | {"w": jaxft.pmean(jaxft.psum(batch["x"][0]))}, {}
