@@ -11,6 +11,7 @@ from jaxft._errors import ConfigurationError, StepError
 from jaxft._manager import Manager
 from jaxft._programs._axis import Axis
 from jaxft._programs._build import Shared, cut_only, cut_programs, joined, program_settings
+from jaxft._programs._checks import check_signature, refuse_disabled_jit, refuse_iterator, refuse_others
 from jaxft._programs._leaves import refuse_tracers
 from jaxft._programs._nonfinite import Policy, checked_policy
 from jaxft._programs._programs import OtherTypes, Programs
@@ -139,6 +140,11 @@ class Step:
         nonfinite: Policy,
     ) -> None:
         _check_axis(axis)
+        if manager is not None and not isinstance(manager, Manager):
+            raise ConfigurationError(
+                f"manager is {manager!r}. It is a jaxft.Manager, which is entered before the first step: `with "
+                'jaxft.Manager("host:29510", group="group-0") as manager:`. None runs the step alone.'
+            )
         self._train_step = train_step
         self._statics = statics
         self._manager = manager
@@ -175,6 +181,7 @@ class Step:
             ConfigurationError: the state was consumed before, or the arguments are wrong.
             NonFinite: the means are not finite, with `nonfinite="raise"`; the state is as it was.
         """
+        self._statics.check(static, static_kw)
         given = _Given.of(static, static_kw)
         batch_for = self._batch_for(batch)
         programs = self._current.get(given.key)
@@ -203,6 +210,7 @@ class Step:
     def _batch_for(self, batch: Any) -> BatchFor:
         if callable(batch):
             return batch
+        refuse_iterator(batch)
         if self._shards not in (None, 1):
             raise ConfigurationError(
                 f"The step has {self._shards} shards, so each group must be able to compute any of them, but it was "
@@ -233,11 +241,14 @@ class Step:
     def _find(self, given: "_Given", state: Any, batch: Any) -> Programs:
         """The programs for these types of arguments, built if they are new."""
         refuse_tracers([*jax.tree.leaves(state), *jax.tree.leaves(batch)])
+        refuse_others("state", state)
+        refuse_others("batch", batch)
         state_types = _types(state)
         signature = (given.key, state_types, _types(batch))
         programs = self._programs.get(signature)
         if programs is None:
-            self._statics.check(given.args, given.kwargs)
+            refuse_disabled_jit()
+            check_signature(self._train_step, given.args, given.kwargs)
             with self._engine.compiling():
                 built = cut_programs(
                     *(self._train_step, state, batch, given.args, given.kwargs),

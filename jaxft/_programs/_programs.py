@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._errors import ConfigurationError
+from jaxft._programs._checks import refuse_disabled_jit
 from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._compile import Executables, Program
 from jaxft._programs._leaves import DonationGuard, all_alive, own, refuse_tracers
@@ -225,6 +226,7 @@ class Programs:
             return program(*inputs)
         except (TypeError, ValueError) as error:
             refuse_tracers(inputs)
+            refuse_disabled_jit()
             # Raised by the check of the arguments, before anything runs; the text says which one and why.
             raise OtherTypes(
                 "A fault-tolerant step was called with arrays of other types or shardings than it was compiled "
