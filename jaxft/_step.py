@@ -140,7 +140,7 @@ class Step:
         nonfinite: Policy,
     ) -> None:
         _check_axis(axis)
-        if manager is not None and not isinstance(manager, Manager):
+        if manager is not None and not hasattr(type(manager), "_engine"):
             raise ConfigurationError(
                 f"manager is {manager!r}. It is a jaxft.Manager, which is entered before the first step: `with "
                 'jaxft.Manager("host:29510", group="group-0") as manager:`. None runs the step alone.'
