@@ -53,5 +53,7 @@ def test_a_kill_between_two_exchanges_changes_nothing(model: str, phase: str, tm
         assert_same_run([back, *survivors], undisturbed)
         for worker in survivors:
             assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))
-            assert any(event["attempts"] > 1 for event in worker.steps()), "the step was tried again"
+            # A kill before its vote may leave the others with all means, and the step counts at once.
+            again = any(event["attempts"] > 1 for event in worker.steps())
+            assert again or "vote" in phase, "the step was tried again"
         assert any(event["healed"] for event in back.steps()), "it has replayed steps"
