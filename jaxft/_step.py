@@ -36,7 +36,8 @@ def fault_tolerant(
     The step is an ordinary, pure function of a state and a batch which averages with `jaxft.pmean`, or sums with
     `jaxft.psum`. It is traced once for each type of its arguments, cut there, and compiled to two programs: one
     that computes what is averaged, and one that applies the means. Between the two, groups exchange and vote.
-    Do not wrap it in `jax.jit`: that is done here.
+    Do not wrap it in `jax.jit`: that is done here. A step that averages what depends on earlier means and on the
+    batch has several such exchanges, and still one vote.
 
     If a group fails during a step, the others compute the shards that it had taken and commit that same step.
     An attempt that fails leaves the state untouched. What was proved when the step was traced is that groups

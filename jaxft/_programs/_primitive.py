@@ -20,12 +20,13 @@ Path = tuple[str, ...]
 def pmean(tree: T) -> T:
     """Average a pytree over the shards of the job's global batch.
 
-    Call it in a train step, once, on everything that must be the same in all groups: the gradients, and metrics
-    over the whole batch. `jaxft.fault_tolerant` cuts the step here. The code before it runs on each shard; then the
-    groups exchange and vote; the code after it runs once the job has committed the step, in every group, on the
-    same means. It is the fault-tolerant counterpart of `jax.lax.pmean`.
+    Call it in a train step on everything that must be the same in all groups: the gradients, and metrics over the
+    whole batch. `jaxft.fault_tolerant` cuts the step here. The code before it runs on each shard; then the groups
+    exchange and vote; the code after it runs once the job has committed the step, in every group, on the same means.
+    It is the fault-tolerant counterpart of `jax.lax.pmean`.
 
-    Several calls that do not depend on each other are one exchange. A value that does not depend on the batch is
+    Several calls that do not depend on each other are one exchange. A call with a value that depends on earlier means
+    and on the batch is another exchange of the same step. A value that does not depend on the batch is
     already the same in all groups and is returned unchanged, whatever its dtype. Under `jax.vmap` it averages each
     element.
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -15,9 +16,12 @@ from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
 
 import jaxft
 from jaxft._errors import ConfigurationError, JaxftError
+from jaxft._exchange._partials import Partials
+from jaxft._exchange._patience import Patience
 from jaxft._heal._store import StateStore
 from jaxft._programs._build import Programs, cut_programs, joined
 from jaxft._programs._nonfinite import Policy
+from jaxft._replica import _attempt
 from jaxft._replica._attempt import Attempts, _Stage, _Work
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import BatchFor, Call, OwnBatch
@@ -175,6 +179,20 @@ def test_a_batch_that_the_group_brings_is_kept_at_any_place(listener: Listener) 
     assert group.record.shards == [1], "it is computed once"
 
 
+def test_a_step_that_asks_for_its_place_counts_only_there(listener: Listener) -> None:
+    """Without `shards`, `shard_index` is the place: a group that brings its batch computes it again at another."""
+
+    def placed(state: Any, batch: jax.Array) -> tuple[Any, Any]:
+        return {"w": state["w"] - jaxft.pmean(batch + jaxft.shard_index().astype(jnp.float32))}, {}
+
+    group = Group(listener, shards=None, batch_for=OwnBatch(jnp.full(3, 7.0)))
+    group.call = group.call._replace(programs=cut_programs(placed, {"w": jnp.zeros(3)}, jnp.full(3, 7.0)))
+    assert group.compute(quorum(1, 2, group_0=(0,), group_1=(1,)))
+    assert group.summed(1) == [8.0, 8.0, 8.0]
+    assert group.compute(quorum(2, 1, group_1=(0,)))
+    assert group.summed(0) == [7.0, 7.0, 7.0]
+
+
 # Several exchanges
 
 
@@ -231,6 +249,24 @@ def test_later_stages_of_other_means_are_computed_again(listener: Listener) -> N
     assert set(locals_of(group, 1)) == {0}
     group.attempts.apply(group.call, STEP, group.record)
     np.testing.assert_array_equal(group.held.leaves[0], np.zeros(3))
+
+
+def test_a_later_exchange_waits_longer_because_peers_may_still_compute(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s: list[float] = []
+
+    def alone(links: object, *, patience: Patience, partials: Partials, **_: object) -> list[np.ndarray]:
+        waits_s.append(patience.timeout_s)
+        return partials.mean_alone()
+
+    monkeypatch.setattr(_attempt, "exchange", alone)
+    group = staged(listener, shards=1)
+    began_s = time.monotonic()
+    group.attempt(quorum(1, 1, group_1=(0,)))
+    took_s = time.monotonic() - began_s
+    assert waits_s[0] == 15.0
+    assert 15.0 < waits_s[1] <= 15.0 + _attempt.STAGES_OF_PATIENCE * took_s
 
 
 def test_a_changed_mean_is_noticed_bit_by_bit() -> None:
