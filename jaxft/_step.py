@@ -10,7 +10,9 @@ import jax
 
 from jaxft._errors import ConfigurationError, StepError
 from jaxft._manager import Manager
+from jaxft._programs._axis import Axis
 from jaxft._programs._build import Shared, cut_only, cut_programs, joined, program_settings
+from jaxft._programs._checks import check_signature, refuse_disabled_jit, refuse_iterator, refuse_others
 from jaxft._programs._leaves import refuse_tracers
 from jaxft._programs._nonfinite import Policy, checked_policy
 from jaxft._programs._programs import Programs
@@ -30,6 +32,7 @@ def fault_tolerant(
     manager: Manager | None,
     *,
     shards: int | None = None,
+    axis_name: str | None = None,
     nonfinite: Policy = "warn",
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -39,7 +42,8 @@ def fault_tolerant(
     The step is an ordinary, pure function of a state and a batch which averages with `jaxft.pmean`, or sums with
     `jaxft.psum`. It is traced once for each type of its arguments, cut there, and compiled to two programs: one
     that computes what is averaged, and one that applies the means. Between the two, groups exchange and vote.
-    Do not wrap it in `jax.jit`: that is done here.
+    Do not wrap it in `jax.jit`: that is done here. A step that averages what depends on earlier means and on the
+    batch has several such exchanges, and still one vote.
 
     If a group fails during a step, the others compute the shards that it had taken and commit that same step.
     An attempt that fails leaves the state untouched. What was proved when the step was traced is that groups
@@ -68,6 +72,9 @@ def fault_tolerant(
             them out, and the mean is over all of them, whichever groups are there. Needs a batch function. None:
             one for each group that takes part, so that a lost group's batch is lost. A batch function is then asked
             for shard i by the group at place i of the quorum, so that each of the batches 0 to n-1 counts once.
+        axis_name: the name that the step has for the axis of the shards, if it was written for `jax.pmap` or
+            `jax.shard_map`. `lax.pmean`, `lax.psum`, `lax.axis_index` and `lax.axis_size` over it then mean those of
+            jaxft, at the top level of the step, and may be differentiated. Needs `shards`, the size of the axis.
         nonfinite: what the job does with a step whose means (or sums) are not finite. "raise" ends it for all groups
             with `NonFinite`, and nothing of that step is applied. "skip" leaves the state as it was and goes on with
             the next step: metrics are blank, and `report.nonfinite` says why. "allow" applies it: for steps that
@@ -86,7 +93,7 @@ def fault_tolerant(
     """
     statics = Statics.of(train_step, static_argnums, static_argnames)
 
-    return Step(train_step, statics, manager, shards, nonfinite)
+    return Step(train_step, statics, manager, Axis(axis_name, shards), nonfinite)
 
 
 def from_functions(
@@ -125,7 +132,7 @@ def from_functions(
         A `Step`: call it as `state, metrics = step(state, batch)`.
     """
 
-    return Step(joined(grad_fn, update_fn), Statics.none(), manager, shards, nonfinite)
+    return Step(joined(grad_fn, update_fn), Statics.none(), manager, Axis(shards=shards), nonfinite)
 
 
 class Step:
@@ -136,16 +143,21 @@ class Step:
         train_step: Callable[..., Any],
         statics: Statics,
         manager: Manager | None,
-        shards: int | None,
+        axis: Axis,
         nonfinite: Policy,
     ) -> None:
-        if shards is not None and shards < 1:
-            raise ConfigurationError(f"shards is {shards}; a job divides its batch into at least one.")
+        _check_axis(axis)
+        if manager is not None and not hasattr(type(manager), "_engine"):
+            raise ConfigurationError(
+                f"manager is {manager!r}. It is a jaxft.Manager, which is entered before the first step: `with "
+                'jaxft.Manager("host:29510", group="group-0") as manager:`. None runs the step alone.'
+            )
         self._train_step = train_step
         self._statics = statics
         self._manager = manager
         self._alone = Alone()
-        self._shards = shards
+        self._axis = axis
+        self._shards = axis.shards
         self._nonfinite: Policy = checked_policy(nonfinite)
         self._pure = PureCheck()
         self._shared = Shared()
@@ -187,6 +199,7 @@ class Step:
             JobFinished: the job is over, and its state is gone. A program that does not catch it ends with status 0.
             ConfigurationError: as from a call of the step.
         """
+        self._statics.check(static, static_kw)
         programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
         call = Call(programs, batch_for, self._shards, self._nonfinite)
         return programs.unflatten(self._engine.join(call, self._leaves(programs, state)))
@@ -265,6 +278,7 @@ class Step:
             JobHalted: the step raises an exception in every group.
             NonFinite: the means are not finite, with `nonfinite="raise"`; the state is as it was.
         """
+        self._statics.check(static, static_kw)
         programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
         call = Call(programs, batch_for, self._shards, self._nonfinite)
         leaves, metrics = self._engine.run(call, self._leaves(programs, state))
@@ -305,6 +319,7 @@ class Step:
         if callable(batch):
             self._check_shards(batch)
             return self._pure.of(batch)
+        refuse_iterator(batch)
         if self._shards not in (None, 1):
             raise ConfigurationError(
                 f"The step has {self._shards} shards, so each group must be able to compute any of them, but it was "
@@ -341,26 +356,47 @@ class Step:
         elif _types(first := batch_for(0, 0)) == _types(example):
             return programs
         else:
-            parts = cut_only(self._train_step, state, first, given.args, given.kwargs)
-            settings = program_settings([parts.compute, parts.apply])
+            parts = cut_only(self._train_step, state, first, given.args, given.kwargs, axis=self._axis)
+            settings = program_settings(parts.programs)
         return replace(programs, fingerprint={**programs.fingerprint, **settings})
 
     def _find(self, given: "_Given", state: Any, batch: Any) -> Programs:
         """The programs for these types of arguments, built if they are new."""
         refuse_tracers([*jax.tree.leaves(state), *jax.tree.leaves(batch)])
+        refuse_others("state", state)
+        refuse_others("batch", batch)
         state_types = _types(state)
         signature = (given.key, state_types, _types(batch))
         programs = self._programs.get(signature)
         if programs is None:
-            self._statics.check(given.args, given.kwargs)
+            refuse_disabled_jit()
+            check_signature(self._train_step, given.args, given.kwargs)
             with self._engine.compiling():
                 built = cut_programs(
-                    self._train_step, state, batch, given.args, given.kwargs, shared=self._shared
+                    *(self._train_step, state, batch, given.args, given.kwargs),
+                    shared=self._shared,
+                    axis=self._axis,
                 )
             _check_repeatable(built, self._reference.setdefault(state_types, built))
             siblings = functools.partial(self._find, given)
             programs = self._programs[signature] = replace(built, siblings=siblings)
         return programs
+
+
+def _check_axis(axis: Axis) -> None:
+    """Raise ConfigurationError for a number of shards, or a name of their axis, that cannot be right."""
+    shards, name = axis.shards, axis.name
+    if shards is not None and (not isinstance(shards, int) or isinstance(shards, bool)):
+        raise ConfigurationError(
+            f"shards is {shards!r}, a {type(shards).__name__}. It is the number of slices of a step's batch: an int."
+        )
+    if shards is not None and shards < 1:
+        raise ConfigurationError(f"shards is {shards}; a job divides its batch into at least one.")
+    if name is not None and (not isinstance(name, str) or shards is None):
+        raise ConfigurationError(
+            f"axis_name is {name!r} and shards is {shards!r}. The axis has a name, a str, and a size, which is the "
+            'number of shards: pass, say, `axis_name="batch", shards=8`.'
+        )
 
 
 def _asked_once(batch_for: BatchFor) -> BatchFor:

@@ -336,7 +336,7 @@ def program_digest(model: Model) -> str:
     step = model.step(jaxft.pmean)
     traced = trace_step(step, (state_specs, state_tree), (batch_specs, batch_tree), (), {})
     parts = cut(traced.jaxpr, traced.state_labels, traced.batch_labels, lambda old, new: True)
-    return fingerprint_of([parts.compute, parts.apply])
+    return fingerprint_of(parts.programs)
 
 
 def compute(programs: Programs, state: Any, batch: Any) -> Any:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
+from jaxft._errors import ConfigurationError
+
 
 def digest(tree: Any) -> str:
     """Return a digest of a pytree of arrays: equal trees have equal digests.
@@ -25,6 +27,7 @@ def digest(tree: Any) -> str:
 
     Raises:
         TypeError: a leaf is neither an array nor a number.
+        ConfigurationError: a leaf was consumed by a step.
 
     Example:
         >>> import jax.numpy as jnp, jaxft
@@ -51,6 +54,11 @@ def digest_of_leaves(names: Sequence[str], leaves: Sequence[Any]) -> str:
 
 def _host(leaf: Any, name: str) -> tuple[np.ndarray, str]:
     """A leaf's values in the machine's own byte order, and the name of its dtype."""
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise ConfigurationError(
+            f"jaxft.digest was given a state whose leaf {name or 'itself'} was consumed by a step. Take the digest "
+            "of the state that the step returned, or of the old one before the step."
+        )
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf)), str(leaf.dtype)
     array = np.asarray(leaf)

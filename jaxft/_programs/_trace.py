@@ -1,5 +1,6 @@
 """Traces a train step over flat leaves, and checks that it has the signature that jaxft needs."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -8,11 +9,13 @@ import jax
 
 from jaxft._errors import StepError
 from jaxft._programs import _compat
+from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._compat import AnyJaxpr, PyTreeDef
 from jaxft._programs._leaves import labels
 
 Spec = jax.ShapeDtypeStruct
 KeyPath: TypeAlias = tuple[Any, ...]
+_UNBOUND = re.compile(r"unbound axis name:? '?(\w+)")
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,13 @@ def trace_step(
     batch: tuple[Sequence[Spec], PyTreeDef],
     static_args: tuple[Any, ...],
     static_kwargs: Mapping[str, Any],
+    axis: Axis = NO_AXIS,
 ) -> Traced:
     """Trace a step once.
 
     Raises:
-        StepError: it does not return (state, metrics), or changes the structure, shapes or dtypes of the state.
+        StepError: it does not return (state, metrics), changes the structure, shapes or dtypes of the state, or uses
+            a named axis other than `axis`.
     """
     (state_specs, state_tree), (batch_specs, batch_tree) = state, batch
     seen: list[_Seen] = []
@@ -62,7 +67,10 @@ def trace_step(
         seen.append(_Seen(metrics_tree, paths, batch_labels))
         return new_leaves, metric_leaves
 
-    jaxpr = _compat.trace(flat_step, *state_specs, *batch_specs)
+    try:
+        jaxpr = _compat.trace(flat_step, *state_specs, *batch_specs, axis_sizes=axis.sizes)
+    except NameError as error:
+        raise _unbound_axis(error) or error from error
     metrics_tree, paths, batch_labels = seen[-1]
     traced = Traced(jaxpr, state_tree, batch_tree, metrics_tree, paths, batch_labels)
     _check_types(_compat.open_jaxpr(jaxpr).outvars, state_specs, traced.state_labels)
@@ -75,6 +83,19 @@ class _Seen(NamedTuple):
     metrics_tree: PyTreeDef
     state_paths: Sequence[KeyPath]
     batch_labels: Sequence[str]
+
+
+def _unbound_axis(error: NameError) -> StepError | None:
+    found = _UNBOUND.search(str(error))
+    if found is None:
+        return None
+    line = _compat.raising_line(error)
+    return StepError(
+        f"The step uses the named axis {found[1]!r}, which is not bound{f' ({line})' if line else ''}. For a step "
+        "that was written for jax.pmap or jax.shard_map, pass "
+        f"`axis_name={found[1]!r}` to jaxft.fault_tolerant, with the number of shards: lax.pmean, lax.psum and "
+        "lax.axis_index over it then mean those of jaxft. Or write jaxft.pmean, jaxft.psum and jaxft.shard_index."
+    )
 
 
 def _pair(result: Any) -> tuple[Any, Any]:

@@ -52,14 +52,23 @@ class Alone:
     def _means(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[Any], Local]:
         """The means over all shards, and the local values of the first shard."""
         programs, count = call.programs, call.shards or 1
-        contribution, local = programs.compute(state, call.batch_for(self.step, 0))
-        if count == 1:
-            return contribution, local  # on the device, without waiting for them
-        partials = Partials(programs.layout, count)
-        partials.add(0, contribution)
-        for shard in range(1, count):
-            partials.add(shard, programs.compute(state, call.batch_for(self.step, shard))[0])
-        return partials.mean_alone(), local
+        means: list[Any] = []
+        local: dict[int, Local] = {}
+        for stage, layout in enumerate(programs.layouts):
+            partials = Partials(layout, count)
+            made: Sequence[Any] = ()
+            for shard in range(count):
+                if stage == 0:
+                    made, now = programs.compute(state, call.batch_for(self.step, shard), shard)
+                else:
+                    made, now = programs.compute_next(state, means, local[shard])
+                if shard == 0 or stage + 1 < programs.stages:
+                    local[shard] = now
+                if count > 1:
+                    partials.add(shard, made)
+            # A single contribution stays on the device, and is not waited for.
+            means += partials.mean_alone() if count > 1 else made
+        return means, local[0]
 
     def _skips(self, call: Call, means: Sequence[Any]) -> bool:
         # A warning alone is not worth copying the means to the host.

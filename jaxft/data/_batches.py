@@ -93,6 +93,12 @@ class Batches:
         for name in ("shards", "samples_per_shard"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not (hasattr(self.source, "__len__") and hasattr(self.source, "__getitem__")):
+            raise ConfigurationError(
+                f"The source is a {type(self.source).__name__}, which has no length or cannot be indexed. Batches "
+                "reads samples in any order and more than once, `source[i]`: pass a list, a numpy array, or a class "
+                "of your own with __len__ and __getitem__. For iterators there is jaxft.data.from_iterator."
+            )
         object.__setattr__(self, "size", len(self.source))
         if not 1 <= self.size <= _MAX_SAMPLES:
             raise ConfigurationError(

@@ -1,7 +1,8 @@
 """One replica group of a small job, as a process of its own: `python worker.py --coordinator ... --group ...`.
 
-Trains a two-layer network with Adam, writes one JSON line per event, and can be told to kill itself when the
-library announces a phase on its logger (`--die "exchange step 5"`), so that a death falls exactly there.
+Trains a two-layer network with Adam, or a model of `tests/staged_models.py`. Writes one JSON line per event, and can
+be told to kill itself when the library announces a phase on its logger (`--die "exchange step 5"`), so that a death
+falls exactly there.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import itertools
 import json
 import logging
 import os
+import runpy
 import signal
 import time
 from pathlib import Path
@@ -100,6 +102,7 @@ def main() -> None:
     parser.add_argument("--coordinator", default="")
     parser.add_argument("--group", default="alone")
     parser.add_argument("--job", default="toy")
+    parser.add_argument("--model", default="", help="one of tests/staged_models.py")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--shards", type=int, default=4, help="0: one for each member")
     parser.add_argument("--events", type=Path, required=True)
@@ -171,10 +174,15 @@ def main() -> None:
         def write(**event: Any) -> None:
             events.write(json.dumps({"t": time.time(), **event}) + "\n")
 
-        state = init(arguments.width)
+        state, a_step = init(arguments.width), train_step
+        if arguments.model:
+            model = runpy.run_path(str(Path(__file__).parents[1] / "staged_models.py"))["MODELS"][
+                arguments.model
+            ]
+            state, a_step = model.state(), model.step(jaxft.pmean)
         if not arguments.coordinator:
             step = jaxft.fault_tolerant(
-                train_step,
+                a_step,
                 None,
                 shards=arguments.shards or None,
                 nonfinite=arguments.nonfinite,
@@ -204,7 +212,7 @@ def main() -> None:
             if "start" in gates:
                 wait_for(gates["start"])
             step = jaxft.fault_tolerant(
-                train_step,
+                a_step,
                 manager,
                 shards=arguments.shards or None,
                 nonfinite=arguments.nonfinite,

@@ -155,6 +155,9 @@ def test_undeclared_arguments() -> None:
         step(state, numpy_batch(0), 0.5)
     with pytest.raises(ConfigurationError, match=r"additional argument train=False.*static_argnames='train'"):
         step(state, numpy_batch(0), train=False)
+    with pytest.raises(ConfigurationError, match=r"additional argument Array.*at position 2.*into the state"):
+        step(state, numpy_batch(0), jnp.ones(3))
+    step = jaxft.fault_tolerant(lambda state, batch, rate: train_step(state, batch), None, static_argnums=2)
     with pytest.raises(ConfigurationError, match=r"must be hashable.*Put arrays into the state"):
         step(state, numpy_batch(0), jnp.ones(3))
 
@@ -262,7 +265,7 @@ def test_inside_other_transformations(transform: Any) -> None:
 
 def test_not_arrays() -> None:
     step = jaxft.fault_tolerant(train_step, None)
-    with pytest.raises(TypeError, match="not a valid JAX"):
+    with pytest.raises(ConfigurationError, match=r"leaf \['x'\] of the batch is 'text', a str"):
         step(step_models.mlp_params(), {"x": "text", "y": None})
 
 
@@ -303,7 +306,7 @@ class Recorder:
         assert call.nonfinite == "warn"
         self.calls.append(call)
         for shard in (1, 0):
-            contribution, local = call.programs.compute(state, call.batch_for(self.step, shard))
+            contribution, local = call.programs.compute(state, call.batch_for(self.step, shard), shard)
         return call.programs.apply(state, contribution, local)
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:

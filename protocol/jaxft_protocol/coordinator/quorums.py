@@ -41,7 +41,7 @@ from jaxft_protocol.messages import (
     Step,
     Vote,
 )
-from jaxft_protocol.names import natural_key
+from jaxft_protocol.names import gone_text, natural_key
 from jaxft_protocol.values import changed
 
 # How often the same members may retry the same step before one of them is evicted.
@@ -467,7 +467,7 @@ def _why(name: GroupName, failures: tuple[Failure, ...]) -> str:
 
 def _quorum_line(quorum: NewQuorum) -> str:
     members = listed([member.group for member in quorum.members])
-    gone = listed([f"lost {change.group} ({change.reason})" for change in quorum.left], "; ")
+    gone = listed([gone_text(change.group, change.reason) for change in quorum.left], "; ")
     came = listed([change.group for change in quorum.joined])
     details = "".join([f"; {gone}" if gone else "", f"; joined {came}" if came else ""])
     return f"quorum {quorum.quorum_id} from step {quorum.step}: {members}{details}"

@@ -32,7 +32,7 @@ from jaxft_protocol.messages import (
     Waiting,
     Welcome,
 )
-from jaxft_protocol.names import shards_text
+from jaxft_protocol.names import LEFT, shards_text
 from jaxft_protocol.values import changed
 
 MAX_NAME_LENGTH = 200
@@ -187,7 +187,7 @@ def leave(turn: Turn, group: Group, message: Leave) -> None:
         return
     left = turn.put(turn.release_heal(group), phase=Phase.LEAVING)
     if group.phase is Phase.MEMBER:
-        turn.note_left(left.name, "it left")
+        turn.note_left(left.name, LEFT)
     if message.finished and not group.spare and group.phase is Phase.MEMBER:
         _give_up_place(turn, group)
     last = not turn.select(quorums.is_member)
