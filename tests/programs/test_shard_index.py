@@ -63,8 +63,8 @@ def test_it_may_be_inside_a_nested_jit_under_vmap_and_under_grad() -> None:
         grads = jax.grad(lambda w: inner(w).sum())(state["mean"])
         return state | {"mean": jaxft.pmean(grads + jax.vmap(inner)(batch))}, {}
 
-    step = jaxft.fault_tolerant(train_step, None, shards=3)
     for _ in range(2):  # and again from the cache of the nested jit
+        step = jaxft.fault_tolerant(train_step, None, shards=3)
         after, _ = step(state(), lambda step, shard: np.ones(4, np.float32))
         np.testing.assert_array_equal(after["mean"], np.full(4, 2.0))
 
