@@ -106,7 +106,7 @@ def test_an_iterator_as_batch(batch: Any) -> None:
 
 def test_an_iterator_as_source() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"source is a list_iterator.*cannot be indexed.*`list\(iterator\)`"
+        ConfigurationError, match=r"source is a list_iterator.*cannot be indexed.*data\.from_iterator"
     ):
         jaxft.data.Batches(iter([1, 2]), shards=2, samples_per_shard=2)  # type: ignore[arg-type]
 
