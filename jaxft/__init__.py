@@ -20,7 +20,7 @@ from jaxft._errors import (
     StepError,
 )
 from jaxft._manager import Manager
-from jaxft._programs._primitive import pmean, psum
+from jaxft._programs._primitive import pmean, psum, shard_index
 from jaxft._replica._credentials import TLS
 from jaxft._report import HealReport, StepReport
 from jaxft._step import fault_tolerant, from_functions
@@ -51,6 +51,7 @@ __all__ = [
     "from_functions",
     "pmean",
     "psum",
+    "shard_index",
 ]
 
 _logging.getLogger("jaxft").addHandler(_logging.NullHandler())

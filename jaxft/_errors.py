@@ -49,8 +49,15 @@ class JobHalted(JaxftError):
     """The coordinator has stopped the job for all its groups; the message says why."""
 
 
-class JobFinished(JaxftError):
-    """The job has finished, and all groups that held its state have left."""
+class JobFinished(JaxftError, SystemExit):
+    """The job has finished, and all groups that held its state have left: there is nothing left to do.
+
+    A program that does not catch it ends with status 0, so that a supervisor does not start it again.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = 0
 
 
 class ExchangeFailed(JaxftError):

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from jaxft._replica._engine import Engine
 from jaxft._replica._membership import Membership, assemble
 from jaxft._replica._runner import Runner
 from jaxft._replica._samples import check_shown
+from jaxft._replica._steps import steps
 from jaxft._report import StepReport
 
 _log = logging.getLogger("jaxft")
@@ -143,7 +144,40 @@ class Manager:
     @property
     def step(self) -> int:
         """The number of committed steps behind the state that this group holds."""
-        return self._config.step if self._runner is None else self._runner.step
+        if self._runner is None:
+            return self._config.step
+        self._runner.loop.read()
+        return self._runner.step
+
+    def steps(self, total: int | None) -> Iterator[int]:
+        """Iterate over the steps of the job that are still to be done, up to `total` steps of the whole run.
+
+        The loop follows the job: after a heal it goes on at the step that the job has come to, and all groups end at
+        the same state. A `for` loop over a range would count the calls of this group, and end elsewhere.
+
+        Example:
+            >>> import jax.numpy as jnp, jaxft
+            >>> def train_step(w, batch):
+            ...     return w - 0.1 * jaxft.pmean((batch @ w) @ batch), {}
+            >>> batch_for = lambda step, shard: jnp.eye(3) * (step + shard)
+            >>> step = jaxft.fault_tolerant(train_step, manager=None, shards=2)
+            >>> state = step.join(jnp.ones(3), batch_for)
+            >>> for number in step.steps(3):  # with a Manager: manager.steps(3)
+            ...     state, metrics = step(state, batch_for)
+            >>> number
+            2
+
+        Args:
+            total: how many steps the run has, those before a restart included; the same in all groups. None: no end.
+
+        Yields:
+            The number of the next step, which is `manager.step`: 0 at first, and greater by one each time, unless
+            this group was behind and has caught up.
+
+        Raises:
+            ConfigurationError: `step.join` was not called before, or the loop's body has not called the step.
+        """
+        return steps(self._engine, total)
 
     @property
     def quorum(self) -> NewQuorum | None:
@@ -157,9 +191,27 @@ class Manager:
         return quorum is not None and self._config.group in {member.group for member in quorum.members}
 
     @property
+    def is_writer(self) -> bool:
+        """Whether this group writes for the job: log lines, plots, evaluations, checkpoints of your own.
+
+        True in at most one group for each step, and the same in the whole time between two calls of the step, unless
+        the job goes on without this group meanwhile. It is the first group of the quorum that committed the step; the
+        log says when it changes, and `report.writer` names it in every group. False before the first step.
+
+        Example:
+            >>> import jaxft
+            >>> jaxft.Manager("localhost:29510", group="group-0").is_writer
+            False
+        """
+        return self._runner is not None and self._runner.is_writer
+
+    @property
     def report(self) -> StepReport:
         """What the last call of the step did."""
-        return StepReport(step=self._config.step) if self._runner is None else self._runner.report
+        if self._runner is None:
+            return StepReport(step=self._config.step)
+        self._runner.loop.read()
+        return self._runner.report
 
     def show(self, **values: float) -> None:
         """Show numbers of this training, such as its loss, on the coordinator's page and API, beside the job.

@@ -45,6 +45,7 @@ class StepReport:
         heal: set if this group had to fetch the job's state first.
         nonfinite: which of the step's means was not finite, as far as the step's `nonfinite` has this looked for.
             With "skip" such a step has changed nothing.
+        writer: the group that writes for the job at this step (`Manager.is_writer`); empty if this group has healed.
     """
 
     step: int = 0
@@ -60,6 +61,7 @@ class StepReport:
     left: tuple[tuple[str, str], ...] = ()
     heal: HealReport | None = None
     nonfinite: str = ""
+    writer: str = ""
 
 
 @dataclass(slots=True)
@@ -100,7 +102,12 @@ class Record:
         self.attempts = 0
         self.shards.clear()
 
-    def report(self, step: int) -> StepReport:
+    @property
+    def committed_by(self) -> tuple[str, ...]:
+        """The quorum that committed the step, if this group took part in that."""
+        return self.members if self.attempts else ()
+
+    def report(self, step: int, writer: str = "") -> StepReport:
         return StepReport(
             step=step,
             attempts=self.attempts,
@@ -115,4 +122,5 @@ class Record:
             left=tuple(self.left),
             heal=self.heal,
             nonfinite=self.nonfinite,
+            writer=writer,
         )

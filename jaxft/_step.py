@@ -1,7 +1,8 @@
 """The step as users call it: `fault_tolerant`, `from_functions`, and the callable that they return."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,14 +10,21 @@ import jax
 
 from jaxft._errors import ConfigurationError, StepError
 from jaxft._manager import Manager
+from jaxft._programs._axis import Axis
 from jaxft._programs._build import Shared, cut_only, cut_programs, joined, program_settings
+from jaxft._programs._checks import check_signature, refuse_disabled_jit, refuse_iterator, refuse_others
 from jaxft._programs._leaves import refuse_tracers
 from jaxft._programs._nonfinite import Policy, checked_policy
-from jaxft._programs._programs import OtherTypes, Programs
+from jaxft._programs._programs import Programs
 from jaxft._programs._shardings import placed
 from jaxft._programs._static_args import Statics
+from jaxft._pure import PureCheck
 from jaxft._replica._alone import Alone
 from jaxft._replica._engine import BatchFor, Call, Engine, OwnBatch
+from jaxft._replica._same_state import edited, same_state
+from jaxft._replica._steps import steps
+
+_log = logging.getLogger("jaxft")
 
 
 def fault_tolerant(
@@ -24,6 +32,7 @@ def fault_tolerant(
     manager: Manager | None,
     *,
     shards: int | None = None,
+    axis_name: str | None = None,
     nonfinite: Policy = "warn",
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -33,7 +42,8 @@ def fault_tolerant(
     The step is an ordinary, pure function of a state and a batch which averages with `jaxft.pmean`, or sums with
     `jaxft.psum`. It is traced once for each type of its arguments, cut there, and compiled to two programs: one
     that computes what is averaged, and one that applies the means. Between the two, groups exchange and vote.
-    Do not wrap it in `jax.jit`: that is done here.
+    Do not wrap it in `jax.jit`: that is done here. A step that averages what depends on earlier means and on the
+    batch has several such exchanges, and still one vote.
 
     If a group fails during a step, the others compute the shards that it had taken and commit that same step.
     An attempt that fails leaves the state untouched. What was proved when the step was traced is that groups
@@ -62,6 +72,9 @@ def fault_tolerant(
             them out, and the mean is over all of them, whichever groups are there. Needs a batch function. None:
             one for each group that takes part, so that a lost group's batch is lost. A batch function is then asked
             for shard i by the group at position i of the quorum, so that each of the batches 0 to n-1 counts once.
+        axis_name: the name that the step has for the axis of the shards, if it was written for `jax.pmap` or
+            `jax.shard_map`. `lax.pmean`, `lax.psum`, `lax.axis_index` and `lax.axis_size` over it then mean those of
+            jaxft, at the top level of the step, and may be differentiated. Needs `shards`, the size of the axis.
         nonfinite: what the job does with a step whose means (or sums) are not finite. "raise" ends it for all groups
             with `NonFinite`, and nothing of that step is applied. "skip" leaves the state as it was and goes on with
             the next step: metrics are blank, and `report.nonfinite` says why. "allow" applies it: for steps that
@@ -80,7 +93,7 @@ def fault_tolerant(
     """
     statics = Statics.of(train_step, static_argnums, static_argnames)
 
-    return Step(train_step, statics, manager, shards, nonfinite)
+    return Step(train_step, statics, manager, Axis(axis_name, shards), nonfinite)
 
 
 def from_functions(
@@ -119,7 +132,7 @@ def from_functions(
         A `Step`: call it as `state, metrics = step(state, batch)`.
     """
 
-    return Step(joined(grad_fn, update_fn), Statics.none(), manager, shards, nonfinite)
+    return Step(joined(grad_fn, update_fn), Statics.none(), manager, Axis(shards=shards), nonfinite)
 
 
 class Step:
@@ -130,26 +143,119 @@ class Step:
         train_step: Callable[..., Any],
         statics: Statics,
         manager: Manager | None,
-        shards: int | None,
+        axis: Axis,
         nonfinite: Policy,
     ) -> None:
-        if shards is not None and shards < 1:
-            raise ConfigurationError(f"shards is {shards}; a job divides its batch into at least one.")
+        _check_axis(axis)
+        if manager is not None and not hasattr(type(manager), "_engine"):
+            raise ConfigurationError(
+                f"manager is {manager!r}. It is a jaxft.Manager, which is entered before the first step: `with "
+                'jaxft.Manager("host:29510", group="group-0") as manager:`. None runs the step alone.'
+            )
         self._train_step = train_step
         self._statics = statics
         self._manager = manager
         self._alone = Alone()
-        self._shards = shards
+        self._axis = axis
+        self._shards = axis.shards
         self._nonfinite: Policy = checked_policy(nonfinite)
+        self._pure = PureCheck()
         self._shared = Shared()
         self._programs: dict[Any, Programs] = {}
         self._current: dict[tuple[Any, ...], Programs] = {}
         self._reference: dict[Any, Programs] = {}
+        self._last: Programs | None = None  # those of the last call
 
     @property
     def step(self) -> int:
         """How many steps have been committed: by the job, or, without a manager, by this object."""
-        return self._alone.step if self._manager is None else self._manager.step
+        if self._manager is not None:
+            return self._manager.step
+        self._alone.loop.read()
+        return self._alone.step
+
+    def steps(self, total: int | None) -> Iterator[int]:
+        """As `Manager.steps`, also without a manager: iterate over the steps that are still to be done."""
+        return steps(self._engine, total)
+
+    def join(self, state: Any, batch: Any, *static: Any, **static_kw: Any) -> Any:
+        """Join the job before the first step; return the job's state, and let `manager.step` be its step.
+
+        Compiles the step, and heals if the job is under way. So what the program does before its first step, such as
+        an evaluation, is done with the state of the job, not with a fresh one. It returns once this group is ready
+        for a step: a member of the job, with the newest state; a spare, after the job's next step. Without a manager
+        it returns `state`.
+
+        Args:
+            state: a state of the job's structure, shapes and dtypes: the initial one, or what `restore` returned.
+            batch: as for a call of the step.
+            *static: as there.
+            **static_kw: as there.
+
+        Returns:
+            The job's newest state, on this group's devices. Numbers and numpy arrays have become JAX arrays.
+
+        Raises:
+            JobFinished: the job is over, and its state is gone. A program that does not catch it ends with status 0.
+            ConfigurationError: as from a call of the step.
+        """
+        self._statics.check(static, static_kw)
+        programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
+        call = Call(programs, batch_for, self._shards, self._nonfinite)
+        return programs.unflatten(self._engine.join(call, self._leaves(programs, state)))
+
+    def edit(self, state: Any, function: Callable[[Any], Any]) -> Any:
+        """Change the state between two steps, in the whole job: a learning rate, metrics that begin again at zero.
+
+        Call it in a loop over `steps`, before the step of the iteration. The edit is then part of that step: all
+        groups must make the same one, or the step is not committed. It is logged for joiners with the step's means. A
+        checkpoint of state `n` is from before the edit of step `n`; a run that resumes there makes the edit again.
+
+        So whether it is called at a step, and what `function` does, may depend only on the number of the step and on
+        the state: a group that joins knows no other history. What a decision needs, such as the losses of the last
+        steps, belongs into the state. If groups differ, those that are not of the majority end with `Evicted`, and
+        without a majority the job halts with `JobHalted`.
+
+        Example:
+            >>> import jax.numpy as jnp, jaxft
+            >>> def train_step(state, batch):
+            ...     w, rate = state
+            ...     return (w - rate * jaxft.pmean(batch), rate), {}
+            >>> step = jaxft.fault_tolerant(train_step, manager=None)
+            >>> state = step.join((jnp.ones(3), 0.5), jnp.ones(3))
+            >>> for number in step.steps(4):
+            ...     if number == 2:
+            ...         state = step.edit(state, lambda state: (state[0], state[1] / 2))
+            ...     state, metrics = step(state, jnp.ones(3))
+            >>> state[0].tolist()
+            [-0.5, -0.5, -0.5]
+
+        Args:
+            state: what the step returned; not consumed.
+            function: returns the new state: a pytree of the same structure, shapes and dtypes. It may return leaves
+                as they are, and must not donate them.
+
+        Returns:
+            The new state, for the next call of the step.
+
+        Raises:
+            ConfigurationError: this is not the beginning of an iteration over `steps`, or `function` has changed the
+                structure or a type.
+        """
+        engine = self._engine
+        programs, held = self._last, engine.handed
+        if not engine.loop.at_top or programs is None or held is None:
+            raise ConfigurationError(
+                f"step.edit was called at step {engine.step}, but not at the beginning of an iteration over `steps`. "
+                "An edit is part of the step that follows it, so that a group that joins or resumes at this step "
+                "makes it too. Write `for number in manager.steps(total):` (`step.steps(total)` without a manager), "
+                "and call step.edit in its body before the step."
+            )
+        before = programs.unflatten(self._leaves(programs, state))
+        engine.edit(edited(before, function(before), held))
+        after = engine.handed
+        assert after is not None
+        return programs.unflatten(after)
 
     def __call__(self, state: Any, batch: Any, *static: Any, **static_kw: Any) -> tuple[Any, Any]:
         """Run one step, until the job has committed it.
@@ -167,29 +273,43 @@ class Step:
 
         Raises:
             StepError: the step cannot be cut; the first call of each type of arguments finds out.
-            ConfigurationError: the state was consumed before, or the arguments are wrong.
+            ConfigurationError: the state was consumed before, the batch function is not pure, or the arguments are
+                wrong.
+            JobHalted: the step raises an exception in every group.
             NonFinite: the means are not finite, with `nonfinite="raise"`; the state is as it was.
         """
-        given = _Given.of(static, static_kw)
+        self._statics.check(static, static_kw)
+        programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
+        call = Call(programs, batch_for, self._shards, self._nonfinite)
+        leaves, metrics = self._engine.run(call, self._leaves(programs, state))
+        return programs.unflatten(leaves), metrics
+
+    def _prepared(self, given: "_Given", state: Any, batch: Any) -> tuple[Programs, BatchFor]:
+        """The programs for these arguments, and the batch of each shard."""
         batch_for = self._batch_for(batch)
         programs = self._current.get(given.key)
         if programs is None:
             batch_for = _asked_once(batch_for)
             programs = self._current[given.key] = self._first(given, state, batch_for)
-        try:
-            return self._run(programs, state, batch_for)
-        except OtherTypes:
-            # Alone, a state of other types is the beginning of another run. A job has one type of state.
-            others = None if self._manager is not None else self._find(given, state, batch_for(self.step, 0))
-            if others is None or others is programs:
-                raise
-        self._current[given.key] = others
-        return self._run(others, state, batch_for)
+        self._last = programs
+        return programs, batch_for
 
-    def _run(self, programs: Programs, state: Any, batch_for: BatchFor) -> tuple[Any, Any]:
-        call = Call(programs, batch_for, self._shards, self._nonfinite)
-        leaves, metrics = self._engine.run(call, programs.state_leaves(state))
-        return programs.unflatten(leaves), metrics
+    def _leaves(self, programs: Programs, state: Any) -> Sequence[jax.Array]:
+        """The leaves of a state, which is the one that went out last.
+
+        If the last call could not return the state that it had come to, `state` is an older one, which may be
+        consumed: it stands for the newest.
+        """
+        held = self._engine.handed
+        if held is not None and self._engine.unreturned is not None:
+            _log.warning(
+                "the last call of the step was interrupted before it could return the state: goes on with that of "
+                "step %d",
+                self._engine.step,
+            )
+            return held
+        leaves = programs.state_leaves(state)
+        return leaves if held is None else same_state(state, leaves, held, self._engine.step)
 
     @property
     def _engine(self) -> Engine:
@@ -197,13 +317,28 @@ class Step:
 
     def _batch_for(self, batch: Any) -> BatchFor:
         if callable(batch):
-            return batch
+            self._check_shards(batch)
+            return self._pure.of(batch)
+        refuse_iterator(batch)
         if self._shards not in (None, 1):
             raise ConfigurationError(
                 f"The step has {self._shards} shards, so each group must be able to compute any of them, but it was "
                 "called with one batch. Give it a function `batch(step, shard) -> batch`, or leave out shards."
             )
         return OwnBatch(batch)
+
+    def _check_shards(self, batch_for: Any) -> None:
+        """Batches that know their number of shards, such as `jaxft.data.Batches`, must be read as a whole."""
+        theirs = getattr(batch_for, "shards", None)
+        ours = 1 if self._shards is None and self._manager is None else self._shards
+        if theirs == ours or not isinstance(theirs, int):
+            return
+        mine = "no shards=, so that each group computes one" if ours is None else f"shards={ours}"
+        raise ConfigurationError(
+            f"The step has {mine}, but its batches are divided into {theirs} shards: samples would be left "
+            "out, or asked for that do not exist. Pass the same number to both: "
+            f"`jaxft.fault_tolerant(..., shards=batches.shards)`, which is {theirs} here."
+        )
 
     def _first(self, given: "_Given", state: Any, batch_for: BatchFor) -> Programs:
         """The programs of the first call with these static arguments.
@@ -212,7 +347,7 @@ class Step:
         to step, and `compute` with it. So all groups compare the programs for the batch of step 0 and shard 0. Where
         each group brings its own batch there is none that all have, and they compare what they do with the means.
         """
-        example = batch_for(self.step, 0)
+        example = batch_for(self._engine.step, 0)
         programs = self._find(given, state, example)
         if self._manager is None:
             return programs
@@ -221,26 +356,47 @@ class Step:
         elif _types(first := batch_for(0, 0)) == _types(example):
             return programs
         else:
-            parts = cut_only(self._train_step, state, first, given.args, given.kwargs)
-            settings = program_settings([parts.compute, parts.apply])
+            parts = cut_only(self._train_step, state, first, given.args, given.kwargs, axis=self._axis)
+            settings = program_settings(parts.programs)
         return replace(programs, fingerprint={**programs.fingerprint, **settings})
 
     def _find(self, given: "_Given", state: Any, batch: Any) -> Programs:
         """The programs for these types of arguments, built if they are new."""
         refuse_tracers([*jax.tree.leaves(state), *jax.tree.leaves(batch)])
+        refuse_others("state", state)
+        refuse_others("batch", batch)
         state_types = _types(state)
         signature = (given.key, state_types, _types(batch))
         programs = self._programs.get(signature)
         if programs is None:
-            self._statics.check(given.args, given.kwargs)
+            refuse_disabled_jit()
+            check_signature(self._train_step, given.args, given.kwargs)
             with self._engine.compiling():
                 built = cut_programs(
-                    self._train_step, state, batch, given.args, given.kwargs, shared=self._shared
+                    *(self._train_step, state, batch, given.args, given.kwargs),
+                    shared=self._shared,
+                    axis=self._axis,
                 )
             _check_repeatable(built, self._reference.setdefault(state_types, built))
             siblings = functools.partial(self._find, given)
             programs = self._programs[signature] = replace(built, siblings=siblings)
         return programs
+
+
+def _check_axis(axis: Axis) -> None:
+    """Raise ConfigurationError for a number of shards, or a name of their axis, that cannot be right."""
+    shards, name = axis.shards, axis.name
+    if shards is not None and (not isinstance(shards, int) or isinstance(shards, bool)):
+        raise ConfigurationError(
+            f"shards is {shards!r}, a {type(shards).__name__}. It is the number of slices of a step's batch: an int."
+        )
+    if shards is not None and shards < 1:
+        raise ConfigurationError(f"shards is {shards}; a job divides its batch into at least one.")
+    if name is not None and (not isinstance(name, str) or shards is None):
+        raise ConfigurationError(
+            f"axis_name is {name!r} and shards is {shards!r}. The axis has a name, a str, and a size, which is the "
+            'number of shards: pass, say, `axis_name="batch", shards=8`.'
+        )
 
 
 def _asked_once(batch_for: BatchFor) -> BatchFor:

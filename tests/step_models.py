@@ -13,7 +13,6 @@ import optax
 import jaxft
 from jaxft._programs._build import Programs, cut_programs
 from jaxft._programs._fingerprint import program_digest as fingerprint_of
-from jaxft._programs._leaves import labels
 from jaxft._programs._partition import cut
 from jaxft._programs._shardings import specs
 from jaxft._programs._trace import trace_step
@@ -336,8 +335,8 @@ def program_digest(model: Model) -> str:
     state_specs, batch_specs = specs(state, batch)
     step = model.step(jaxft.pmean)
     traced = trace_step(step, (state_specs, state_tree), (batch_specs, batch_tree), (), {})
-    parts = cut(traced.jaxpr, labels(state_tree), labels(batch_tree), lambda old, new: True)
-    return fingerprint_of([parts.compute, parts.apply])
+    parts = cut(traced.jaxpr, traced.state_labels, traced.batch_labels, lambda old, new: True)
+    return fingerprint_of(parts.programs)
 
 
 def compute(programs: Programs, state: Any, batch: Any) -> Any:

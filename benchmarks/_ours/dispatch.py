@@ -65,7 +65,7 @@ def _ways(state: State, batch: jax.Array) -> dict[str, Call]:
 def _bare(programs: Programs, state: State, batch: jax.Array) -> State:
     """Only the two programs: both read all leaves, in this order."""
     params = state["params"]
-    grads = programs.executables.compute(*params, batch)
+    grads = programs.executables.computes[0](*params, batch)
     return {"params": programs.executables.apply(*params, *grads)}
 
 

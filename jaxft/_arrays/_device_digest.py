@@ -19,6 +19,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from jaxft._errors import ConfigurationError
+
 # A digest may take this long: 1 % of a step of 100 ms.
 _BUDGET_S = 1e-3
 # Bytes per second. CPU: 13 to 37 GB/s were measured in large leaves and 5 to 10 in 300 small ones, on two
@@ -49,13 +51,15 @@ class StateDigest:
                 them: on several meshes of the same devices, in host memory (`pinned_host`), or uncommitted.
 
         Raises:
-            RuntimeError: a leaf was donated before.
+            ConfigurationError: a leaf was consumed before.
         """
         deleted = [number for number, leaf in enumerate(leaves) if leaf.is_deleted()]
         if deleted:
             # On two or more CPU devices, a program that is given such an array crashes the process.
-            raise RuntimeError(
-                f"Cannot compute the digest of a state whose leaf {deleted[0]} of {len(leaves)} was donated before."
+            raise ConfigurationError(
+                f"Leaf {deleted[0]} of the {len(leaves)} leaves of the state was consumed by an earlier step, or by "
+                "other code that donates it, so the state cannot be compared with that of the other groups. Use only "
+                "the state that the step returned (`state, metrics = step(state, batch)`)."
             )
         shardings = tuple(leaf.sharding for leaf in leaves)
         if shardings not in self._folds:

@@ -1,5 +1,6 @@
 """A digest of a state that does not depend on its sharding."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -7,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 from jax.experimental import multihost_utils
+
+from jaxft._errors import ConfigurationError
 
 
 def digest(tree: Any) -> str:
@@ -25,15 +28,21 @@ def digest(tree: Any) -> str:
 
     Raises:
         TypeError: a leaf is neither an array nor a number.
+        ConfigurationError: a leaf was consumed by a step.
 
     Example:
         >>> import jax.numpy as jnp, jaxft
         >>> jaxft.digest({"w": jnp.ones(3)}) == jaxft.digest({"w": jnp.ones(3)})
         True
     """
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return digest_of_leaves([jax.tree_util.keystr(path) for path, _ in found], [leaf for _, leaf in found])
+
+
+def digest_of_leaves(names: Sequence[str], leaves: Sequence[Any]) -> str:
+    """`digest` of a tree whose leaves have these paths."""
     whole = xxhash.xxh3_128()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = jax.tree_util.keystr(path)
+    for name, leaf in zip(names, leaves, strict=True):
         array, dtype = _host(leaf, name)
         head = f"{name} {dtype} {array.shape}".encode()
         # The lengths separate the parts, so that no name can look like another leaf's bytes.
@@ -46,6 +55,11 @@ def digest(tree: Any) -> str:
 
 def _host(leaf: Any, name: str) -> tuple[np.ndarray, str]:
     """A leaf's values in the machine's own byte order, and the name of its dtype."""
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise ConfigurationError(
+            f"jaxft.digest was given a state whose leaf {name or 'itself'} was consumed by a step. Take the digest "
+            "of the state that the step returned, or of the old one before the step."
+        )
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return _gathered(jax.random.key_data(leaf)), str(leaf.dtype)
     array = _gathered(leaf)

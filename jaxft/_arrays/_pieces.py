@@ -70,6 +70,7 @@ class Pieces:
     def __init__(self, leaves: Sequence[Spread]) -> None:
         self._leaves = tuple(leaves)
         self._counts = [max(1, len(leaf.blocks)) for leaf in leaves]
+        self.count = sum(self._counts)
         self.whole = all(leaf.sharding is None for leaf in leaves)  # nothing to split
 
     @staticmethod

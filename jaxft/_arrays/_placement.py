@@ -14,7 +14,7 @@ def place(arrays: Sequence[np.ndarray], like: Sequence[Any]) -> list[jax.Array]:
     """Place host arrays like the leaves of `like`. On the CPU backend this does not copy.
 
     An array whose leaf in `like` is not committed is not committed either: programs that span a mesh accept it, but
-    would refuse one that is committed to a single device.
+    would refuse one that is committed to a single device. A weak type, which is part of a program's signature, stays.
     """
     keys = [isinstance(leaf, jax.Array) and is_key(leaf) for leaf in like]
     raw = [
@@ -24,9 +24,16 @@ def place(arrays: Sequence[np.ndarray], like: Sequence[Any]) -> list[jax.Array]:
     shardings = [leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None for leaf in like]
     placed = jax.device_put(raw, [None if key else one for key, one in zip(keys, shardings, strict=True)])
     return [
-        _key(data, leaf, sharding) if key else data
+        _key(data, leaf, sharding) if key else _weak_like(data, leaf)
         for data, leaf, key, sharding in zip(placed, like, keys, shardings, strict=True)
     ]
+
+
+def _weak_like(data: jax.Array, like: Any) -> jax.Array:
+    if not (isinstance(like, jax.Array) and like.weak_type):
+        return data
+    # An indexed update is the public way to keep a weak type.
+    return jax.device_put(like.at[...].set(data), like.sharding if like.committed else None)
 
 
 def _key(data: jax.Array, like: jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:

@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from jaxft._errors import ConfigurationError
 from jaxft._launch._events import steps_beside
 from jaxft._replica._engine import Call
 from jaxft._replica._runner import Runner
+from jaxft._replica._steps import LoopWatch
 from jaxft._report import StepReport
 
 
@@ -110,6 +111,24 @@ class Watched:
     @property
     def step(self) -> int:
         return self._runner.step
+
+    @property
+    def handed(self) -> Sequence[jax.Array] | None:
+        return self._runner.handed
+
+    @property
+    def unreturned(self) -> Sequence[jax.Array] | None:
+        return self._runner.unreturned
+
+    @property
+    def loop(self) -> LoopWatch:
+        return self._runner.loop
+
+    def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return self._runner.join(call, state)
+
+    def edit(self, changes: Mapping[int, jax.Array]) -> None:
+        self._runner.edit(changes)
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return self._runner.compiling()

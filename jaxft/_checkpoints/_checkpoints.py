@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxft._arrays._digest import digest
+from jaxft._arrays._digest import digest_of_leaves
 from jaxft._checkpoints import _folder, _orbax
-from jaxft._checkpoints._host import HostCopy, key_impls, placed, template, with_keys
+from jaxft._checkpoints._host import (
+    HostCopy,
+    emptied,
+    filled,
+    key_impls,
+    placed,
+    skeleton,
+    template,
+    with_keys,
+)
 from jaxft._checkpoints._manifest import Damaged, Manifest, difference, leaves_of
 from jaxft._checkpoints._readers import turn
 from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
@@ -90,6 +99,11 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._saving = 0  # the step that the thread saves
         self._damaged: set[int] = set()
+
+    @property
+    def folder(self) -> Path:
+        """The folder, as an absolute path."""
+        return self._folder
 
     def due(self, step: int) -> bool:
         """Whether the state after `step` committed steps should be saved."""
@@ -173,8 +187,10 @@ class Checkpoints:
                 f"The checkpoint {str(folder)!r} is of a different state: {differs}. Restore with the model and the "
                 "optimizer that it was saved with, or choose another folder."
             )
-        host = _or_damaged(_orbax.read, folder, template(like))
-        if (read := digest(with_keys(host, key_impls(like)))) != manifest.digest:
+        numbers = skeleton(like)
+        host = emptied(numbers, _or_damaged(_orbax.read, folder, filled(numbers, template(like))))
+        names = [name for name, _ in leaves_of(like)]
+        if (read := digest_of_leaves(names, with_keys(host, key_impls(like)))) != manifest.digest:
             raise Damaged(f"the state read has the digest {read}, but the state saved had {manifest.digest}")
         state = placed(host, like)
         return Restored(step, state, manifest.history, manifest.digest, folder, manifest.settings)

@@ -1,6 +1,11 @@
-"""Copies a state to host memory for a save, and back to devices after a load."""
+"""Copies a state to host memory for a save, and back to devices after a load.
 
-from collections.abc import Sequence
+On the host a state is a list of numpy arrays, its leaves in their order. For Orbax they are put into dicts, lists and
+tuples (`skeleton`): a node of another class may accept only what `jax.jit` makes of it.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,15 +26,18 @@ class HostCopy:
     """
 
     def __init__(self, state: Any) -> None:
-        leaves, self._tree = jax.tree.flatten(state)
+        found = jax.tree_util.tree_leaves_with_path(state)
+        leaves = [leaf for _, leaf in found]
+        self.names = [jax.tree_util.keystr(path) for path, _ in found]
+        self.skeleton = skeleton(state)
         for leaf in leaves:
             _begin(leaf)
         self.key_impls = key_impls(state)
         self._types = [type_of(leaf) for leaf in leaves]
         self._pieces = [_pieces(leaf) for leaf in leaves]
 
-    def join(self) -> Any:
-        """The state as a tree of numpy arrays, a key as its key data. Call it once."""
+    def join(self) -> list[np.ndarray]:
+        """The leaves as numpy arrays, a key as its key data. Call it once."""
         joined: list[np.ndarray] = []
         for leaf_type in self._types:
             pieces = self._pieces.pop(0)  # freed one by one, so that a large state is not held twice
@@ -40,17 +48,50 @@ class HostCopy:
             for index, piece in pieces:
                 whole[index] = piece
             joined.append(whole)
-        return jax.tree.unflatten(self._tree, joined)
+        return joined
 
 
-def template(like: Any) -> Any:
+def skeleton(state: Any) -> Any:
+    """A state as dicts, lists and tuples of the numbers of its leaves. A node of another class becomes a dict."""
+    return _skeleton(state, itertools.count())
+
+
+def _skeleton(node: Any, numbers: Iterator[int]) -> Any:
+    def is_child(other: Any) -> bool:
+        return other is not node
+
+    if type(node) in (dict, list, tuple) or (isinstance(node, tuple) and hasattr(node, "_fields")):
+        return jax.tree.map(lambda child: _skeleton(child, numbers), node, is_leaf=is_child)
+    children = jax.tree_util.tree_leaves_with_path(node, is_leaf=is_child)
+    if [path for path, _ in children] == [()]:
+        return next(numbers)
+    if node is None:
+        return None
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): _skeleton(child, numbers)
+        for path, child in children
+    }
+
+
+def filled(numbers: Any, arrays: Sequence[np.ndarray]) -> Any:
+    """A skeleton with the arrays in the places of their numbers."""
+    return jax.tree.map(arrays.__getitem__, numbers)
+
+
+def emptied(numbers: Any, tree: Any) -> list[np.ndarray]:
+    """The arrays of a filled skeleton, in the order of their numbers."""
+    by_number = dict(zip(jax.tree.leaves(numbers), jax.tree.leaves(tree), strict=True))
+    return [by_number[number] for number in range(len(by_number))]
+
+
+def template(like: Any) -> list[np.ndarray]:
     """Like `HostCopy(like).join()`, but without memory: every array is a broadcast zero."""
 
     def zeros(leaf: Any) -> np.ndarray:
         leaf_type = type_of(leaf)
         return np.broadcast_to(np.zeros((), np.dtype(leaf_type.dtype)), leaf_type.shape)
 
-    return jax.tree.map(zeros, like)
+    return list(map(zeros, jax.tree.leaves(like)))
 
 
 def key_impls(state: Any) -> list[Any]:
@@ -58,34 +99,21 @@ def key_impls(state: Any) -> list[Any]:
     return [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in jax.tree.leaves(state)]
 
 
-def with_keys(host: Any, impls: Sequence[Any]) -> Any:
-    """A host tree with key data made into keys again, as `jaxft.digest` needs them."""
-    leaves, tree = jax.tree.flatten(host)
-    return jax.tree.unflatten(
-        tree,
-        [
-            leaf if impl is None else jax.random.wrap_key_data(jnp.array(leaf), impl=impl)
-            for leaf, impl in zip(leaves, impls, strict=True)
-        ],
-    )
+def with_keys(host: Sequence[np.ndarray], impls: Sequence[Any]) -> list[Any]:
+    """Leaves with key data made into keys again, as their digest needs them."""
+    return [
+        leaf if impl is None else jax.random.wrap_key_data(jnp.array(leaf), impl=impl)
+        for leaf, impl in zip(host, impls, strict=True)
+    ]
 
 
-def placed(host: Any, like: Any) -> Any:
-    """A host tree placed like `like`: arrays with its shardings, Python numbers as such."""
-    arrays, leaves = jax.tree.leaves(host), jax.tree.leaves(like)
-    found = place(arrays, leaves)
-    return jax.tree.unflatten(
-        jax.tree.structure(like), [_as_like(one, leaf) for one, leaf in zip(found, leaves, strict=True)]
-    )
-
-
-def _as_like(array: jax.Array, like: Any) -> Any:
-    if isinstance(like, bool | int | float | complex):
-        return type(like)(array.item())
-    if isinstance(like, jax.Array) and not is_key(like) and like.weak_type:
-        # A weak type is part of the program's signature. An indexed update is the public way to keep it.
-        return jax.device_put(like.at[...].set(array), like.sharding if like.committed else None)
-    return array
+def placed(host: Sequence[np.ndarray], like: Any) -> Any:
+    """Leaves placed like those of `like`. Where that has a Python number, it is the array that jit makes of one."""
+    leaves, tree = jax.tree.flatten(like)
+    arrays = [
+        jnp.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else leaf for leaf in leaves
+    ]
+    return jax.tree.unflatten(tree, place(host, arrays))
 
 
 def _is_key(leaf: Any) -> bool:

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Set
 from pathlib import Path
 
-from jaxft._arrays._digest import digest
+from jaxft._arrays._digest import digest_of_leaves
 from jaxft._checkpoints import _folder, _orbax
-from jaxft._checkpoints._host import HostCopy, with_keys
+from jaxft._checkpoints._host import HostCopy, filled, with_keys
 from jaxft._checkpoints._manifest import Manifest
 
 
@@ -30,8 +30,9 @@ def write(folder: Path, manifest: Manifest, copy: HostCopy, *, keep: int, damage
     _folder.sweep(folder)
     with _folder.unfinished(folder) as work:
         host = copy.join()
-        manifest = dataclasses.replace(manifest, digest=digest(with_keys(host, copy.key_impls)))
-        _orbax.write(work / str(step), host, manifest.to_json())
+        digest = digest_of_leaves(copy.names, with_keys(host, copy.key_impls))
+        manifest = dataclasses.replace(manifest, digest=digest)
+        _orbax.write(work / str(step), filled(copy.skeleton, host), manifest.to_json())
         if step in damaged:
             _folder.retire(folder, step, work)
         _folder.publish(work / str(step), folder, step)

@@ -100,10 +100,10 @@ class Links:
         )
 
     def plan(self, layout: Layout, total_shards: int) -> Plan:
-        """The plan of an exchange over these links, cached for the last layout."""
+        """The plan of an exchange over these links, cached: a step has one for each of its exchanges."""
         key = (layout.digest, total_shards)
         if key not in self._plans:
-            self._plans = {key: Plan.of(layout, [peer.shards for peer in self.members], total_shards)}
+            self._plans[key] = Plan.of(layout, [peer.shards for peer in self.members], total_shards)
         return self._plans[key]
 
     def sheet(self, layout: Layout, total_shards: int) -> Sheet:

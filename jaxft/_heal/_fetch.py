@@ -121,6 +121,18 @@ class Fetcher:
         self._fetch(Request(Kind.MEANS, self._heal_id, step), layout, arena, cancel)
         return layout.arrays(arena)
 
+    def edits(self, step: int, like: Sequence[Any], *, cancel: Abort) -> list[jax.Array]:
+        """Fetch the leaves that were edited before a committed step, placed as those of `like` are.
+
+        Raises:
+            HealFailed: no donor is left, or `cancel` was set.
+        """
+        layout = BlobLayout.of([type_of(leaf) for leaf in like])
+        arena = _aligned(layout.total_bytes)
+        if layout.total_bytes:
+            self._fetch(Request(Kind.EDITS, self._heal_id, step), layout, arena, cancel)
+        return place(layout.arrays(arena), like)
+
     def close(self) -> None:
         for donor in self._donors:
             donor.close()

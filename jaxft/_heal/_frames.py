@@ -25,6 +25,7 @@ class Kind(enum.IntEnum):
     STATE = 2
     MEANS = 3
     HOLDS = 4  # the joiner holds state `step`; has no answer
+    EDITS = 5  # the leaves that were edited before step `step`
 
 
 class Status(enum.IntEnum):

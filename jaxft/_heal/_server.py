@@ -52,7 +52,7 @@ class HealServer:
                     self._send_manifest(connection, request)
                 case Kind.HOLDS:
                     self._store.holds(request.heal_id, request.step)
-                case Kind.STATE | Kind.MEANS:
+                case Kind.STATE | Kind.MEANS | Kind.EDITS:
                     self._send_chunks(connection, request)
         except NotYet as error:
             _send_text(connection, Status.NOT_YET, str(error))
@@ -67,6 +67,8 @@ class HealServer:
         deadline_s = time.monotonic() + LONG_POLL_S
         if request.kind is Kind.MEANS:
             blob = self._store.means(request.heal_id, request.step, deadline_s=deadline_s)
+        elif request.kind is Kind.EDITS:
+            blob = self._store.edits(request.heal_id, request.step, deadline_s=deadline_s)
         else:
             step, blob = self._store.state(request.heal_id, deadline_s=deadline_s)
             if step != request.step:

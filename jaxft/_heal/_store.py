@@ -57,18 +57,23 @@ class _Pin:
 
 
 class _Logged:
-    """The means of one step, made into a blob when the first joiner asks for them."""
+    """The means of one step and the edits before it, made into blobs when the first joiner asks for them."""
 
-    def __init__(self, means: Sequence[np.ndarray]) -> None:
+    def __init__(self, means: Sequence[np.ndarray], edits: Sequence[np.ndarray]) -> None:
         self._means = [np.asarray(mean) for mean in means]
+        self._edits = edits
         self._blob: Blob | None = None
-        self.size_bytes = sum(mean.nbytes for mean in self._means)
+        self.size_bytes = sum(array.nbytes for array in (*self._means, *edits))
 
     @property
     def blob(self) -> Blob:
         if self._blob is None:  # two threads may each make one; they are equal
             self._blob = blob_of(self._means)
         return self._blob
+
+    @property
+    def edits_blob(self) -> Blob:
+        return blob_of(self._edits)
 
 
 class StateStore:
@@ -109,13 +114,16 @@ class StateStore:
             with self._changed:
                 self._abandon_state(step, f"it could not be captured: {error!r}")
 
-    def log(self, step: int, means: Sequence[np.ndarray]) -> None:
-        """Keep the means of a committed step, if a heal needs them. They must not be written to again."""
+    def log(self, step: int, means: Sequence[np.ndarray], edits: Sequence[np.ndarray] = ()) -> None:
+        """Keep the means of a committed step, and the leaves that were edited before it, if a heal needs them.
+
+        They must not be written to again.
+        """
         with self._changed:
             if all(step < pin.needs_means_from for pin in self._pins.values()):
                 return
             self._state_bytes = sum(leaf.nbytes for leaf in self._leaves if hasattr(leaf, "nbytes"))
-            self._log[step] = _Logged(means)
+            self._log[step] = _Logged(means, edits)
             self._bound_log()
             self._changed.notify_all()
 
@@ -155,6 +163,13 @@ class StateStore:
 
     def means(self, heal_id: int, step: int, *, deadline_s: float) -> Blob:
         """The logged means of a step. Raises Gone or NotYet."""
+        return self._logged(heal_id, step, deadline_s).blob
+
+    def edits(self, heal_id: int, step: int, *, deadline_s: float) -> Blob:
+        """The logged edits before a step. Raises Gone or NotYet."""
+        return self._logged(heal_id, step, deadline_s).edits_blob
+
+    def _logged(self, heal_id: int, step: int, deadline_s: float) -> _Logged:
         with self._changed:
             while (logged := self._log.get(step)) is None or heal_id not in self._pins:
                 pin = self._pins.get(heal_id)
@@ -162,7 +177,7 @@ class StateStore:
                     raise Gone(f"the means of step {step} are not kept for heal {heal_id}")
                 if not self._changed.wait(deadline_s - time.monotonic()):
                     raise NotYet(f"step {step} is not committed yet")
-        return logged.blob
+        return logged
 
     def holds(self, heal_id: int, step: int) -> None:
         """Note that the joiner holds state `step` and needs nothing before it."""

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from jaxft._launch._announcements import WAIT, follow
 from jaxft._launch._phase_file import Word, WordFile
 from jaxft._launch._statuses import AGAIN
 from jaxft._replica._engine import Call, Engine
+from jaxft._replica._steps import LoopWatch
 
 VARIABLE = "JAXFT_PHASE_FILE"
 # Between two calls of the step, in the user's own code.
@@ -106,8 +107,29 @@ class Watched:
     def step(self) -> int:
         return self._engine.step
 
+    @property
+    def handed(self) -> Sequence[jax.Array] | None:
+        return self._engine.handed
+
+    @property
+    def unreturned(self) -> Sequence[jax.Array] | None:
+        return self._engine.unreturned
+
+    @property
+    def loop(self) -> LoopWatch:
+        return self._engine.loop
+
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return self._engine.compiling()
+
+    def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        self._beacon.begins(self._engine.step)
+        result = self._engine.join(call, state)
+        self._beacon.ends(self._engine.step)
+        return result
+
+    def edit(self, changes: Mapping[int, jax.Array]) -> None:
+        self._engine.edit(changes)
 
     def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
         self._beacon.begins(self._engine.step)

@@ -1,5 +1,6 @@
 """Builds the programs of a step: trace, cut, compile, and say what must agree between groups."""
 
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,12 +10,14 @@ from jax.sharding import Sharding
 
 from jaxft._arrays._layout import LeafSpec
 from jaxft._programs import _environment, _fingerprint
+from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._compat import PyTreeDef
-from jaxft._programs._compile import Applies, Spec, compile_cut
-from jaxft._programs._leaves import DonationGuard, labels, own, refuse_tracers
+from jaxft._programs._compile import SHARD_SPEC, Applies, Spec, compile_cut
+from jaxft._programs._leaves import DonationGuard, own, refuse_tracers
 from jaxft._programs._partition import Cut, cut
 from jaxft._programs._primitive import path_names, pmean
 from jaxft._programs._programs import Programs, batch_key
+from jaxft._programs._randomness import shared_draws, warning
 from jaxft._programs._shardings import pins, placed, specs
 from jaxft._programs._slice import Part
 from jaxft._programs._trace import Traced, trace_step
@@ -28,6 +31,8 @@ __all__ = [
     "program_settings",
 ]
 
+_log = logging.getLogger("jaxft")
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -38,6 +43,15 @@ class Shared:
     # How contributions left the first `compute`, by the types of the state and of the contributions: where
     # that was left to XLA, it must not choose again for each batch, or `apply` would differ.
     pins: dict[Hashable, Sequence[Sharding | None]] = field(default_factory=dict)
+    warned: set[str] = field(default_factory=set)  # the lines that the log has been warned of
+
+    def warn_of_draws(self, parts: Cut, axis: Axis) -> None:
+        """Warn, once for each line, of random numbers that are the same in all shards."""
+        lines = [line for stage in parts.stages for line in shared_draws(stage.compute)]
+        for line in () if axis.shards == 1 else lines:
+            if line not in self.warned:
+                self.warned.add(line)
+                _log.warning("%s", warning(line))
 
 
 def cut_programs(
@@ -48,8 +62,9 @@ def cut_programs(
     static_kwargs: Mapping[str, Any] | None = None,
     *,
     shared: Shared | None = None,
+    axis: Axis = NO_AXIS,
 ) -> Programs:
-    """Trace a train step once, cut it at its pmean and psum, and compile the two halves.
+    """Trace a train step once, cut it at its pmean and psum, and compile the parts.
 
     Args:
         train_step: `train_step(state, batch, *static_args, **static_kwargs) -> (new_state, metrics)`.
@@ -58,6 +73,7 @@ def cut_programs(
         static_args: further arguments, part of the program.
         static_kwargs: those that are given by name.
         shared: what to share with programs built before of the same step.
+        axis: the axis of the shards.
 
     Raises:
         StepError: the step cannot be cut as written.
@@ -65,25 +81,33 @@ def cut_programs(
     """
     shared = shared or Shared()
     leaves, state_tree = jax.tree.flatten(state)
-    leaves = own(leaves, state_tree)
+    leaves = own(leaves, state)
     batch_leaves, batch_tree = jax.tree.flatten(batch)
     refuse_tracers(batch_leaves)
     state_specs, batch_specs = specs(leaves, batch_leaves)
     traced, parts = _trace_and_cut(
-        train_step, (state_specs, state_tree), (batch_specs, batch_tree), static_args, static_kwargs or {}
+        train_step,
+        (state_specs, state_tree),
+        (batch_specs, batch_tree),
+        static_args,
+        static_kwargs or {},
+        axis,
     )
+    shared.warn_of_draws(parts, axis)
     kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
-    pinned = shared.pins.get(kind) or pins(parts.contributions, state_specs, _paths(state_tree))
-    executables = compile_cut(parts, state_specs, batch_specs, pinned, shared.applies)
+    pinned = shared.pins.get(kind) or pins(
+        parts.contributions, state_specs, list(map(path_names, traced.state_paths))
+    )
+    executables = compile_cut(parts, state_specs, [*batch_specs, SHARD_SPEC], pinned, shared.applies)
     if any(spec.sharding is not None for spec in state_specs):
-        shared.pins[kind] = executables.compute.output_shardings[: len(pinned)]
+        shared.pins[kind] = executables.pins
     contribution = tuple(
         LeafSpec(one.label, tuple(one.aval.shape), one.aval.dtype.name, one.operation)
         for one in parts.contributions
     )
     return Programs(
         contribution=contribution,
-        fingerprint=_describe(parts, contribution, labels(state_tree), state_specs, leaves, batch_leaves),
+        fingerprint=_describe(parts, contribution, traced.state_labels, state_specs, leaves, batch_leaves),
         flops=executables.flops,
         batch_key=batch_key(batch_leaves, batch_tree),
         traced=traced,
@@ -99,12 +123,19 @@ def cut_only(
     batch: Any,
     static_args: tuple[Any, ...] = (),
     static_kwargs: Mapping[str, Any] | None = None,
+    *,
+    axis: Axis = NO_AXIS,
 ) -> Cut:
     """Trace and cut a step as `cut_programs` does, and compile nothing."""
     (leaves, state_tree), (batch_leaves, batch_tree) = jax.tree.flatten(state), jax.tree.flatten(batch)
-    state_specs, batch_specs = specs(own(leaves, state_tree), batch_leaves)
+    state_specs, batch_specs = specs(own(leaves, state), batch_leaves)
     _, parts = _trace_and_cut(
-        train_step, (state_specs, state_tree), (batch_specs, batch_tree), static_args, static_kwargs or {}
+        train_step,
+        (state_specs, state_tree),
+        (batch_specs, batch_tree),
+        static_args,
+        static_kwargs or {},
+        axis,
     )
     return parts
 
@@ -115,14 +146,15 @@ def _trace_and_cut(
     batch: tuple[Sequence[Spec], PyTreeDef],
     static_args: tuple[Any, ...],
     static_kwargs: Mapping[str, Any],
+    axis: Axis,
 ) -> tuple[Traced, Cut]:
-    state_specs, state_tree = state
-    traced = trace_step(train_step, state, batch, static_args, static_kwargs)
+    state_specs = state[0]
+    traced = trace_step(train_step, state, batch, static_args, static_kwargs, axis)
 
     def may_forward(old: int, new: int) -> bool:
         return state_specs[old].sharding == state_specs[new].sharding
 
-    return traced, cut(traced.jaxpr, labels(state_tree), labels(batch[1]), may_forward)
+    return traced, cut(traced.jaxpr, traced.state_labels, traced.batch_labels, may_forward, axis)
 
 
 def joined(
@@ -146,11 +178,6 @@ def program_settings(parts: Sequence[Part]) -> dict[str, str]:
     }
 
 
-def _paths(tree: PyTreeDef) -> list[tuple[str, ...]]:
-    dummy = jax.tree.unflatten(tree, range(tree.num_leaves))
-    return [path_names(path) for path, _ in jax.tree_util.tree_flatten_with_path(dummy)[0]]
-
-
 def _describe(
     parts: Cut,
     contribution: Sequence[LeafSpec],
@@ -165,7 +192,7 @@ def _describe(
     some = widest.device_set if widest is not None else leaves[0].sharding.device_set if leaves else set()
     devices = sorted(some, key=lambda device: device.id) or jax.devices()[:1]
     return {
-        **program_settings([parts.compute, parts.apply]),
+        **program_settings(parts.programs),
         "state": _fingerprint.leaves_digest(state_labels, state_specs),
         "sharding": _fingerprint.shardings_digest(state_specs),
         "contribution": _fingerprint.leaves_digest([one.path for one in contribution], contribution),

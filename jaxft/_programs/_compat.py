@@ -13,10 +13,12 @@ What differs in that range:
 """
 
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
+import numpy as np
 from jax.extend import core as jex
 from jax.extend import source_info_util
 from jax.interpreters import ad, batching, mlir, partial_eval
@@ -65,6 +67,20 @@ def make_primitive(
     return primitive
 
 
+def make_source(name: str, *, eagerly: Callable[..., Any], lowering: Callable[..., Any]) -> jex.Primitive:
+    """A primitive without operands that gives one int32 scalar. The two rules raise, as in `make_primitive`."""
+    primitive = jex.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(eagerly)
+    primitive.def_abstract_eval(lambda: [int32_aval()])
+    mlir.register_lowering(primitive, lowering)
+    return primitive
+
+
+def int32_aval() -> Any:
+    return jax.typeof(np.int32(0))
+
+
 def open_jaxpr(jaxpr: AnyJaxpr) -> AnyJaxpr:
     """The `Jaxpr` with the equations, whether it is closed or not."""
     return getattr(jaxpr, "jaxpr", jaxpr)
@@ -94,13 +110,27 @@ def as_function(jaxpr: AnyJaxpr) -> Callable[..., list[Any]]:
     return jex.jaxpr_as_fun(close(jaxpr))
 
 
-def trace(function: Callable[..., Any], *args: Any) -> AnyJaxpr:
-    """The closed jaxpr of a function over flat arguments."""
-    return jax.make_jaxpr(function)(*args)
+def trace(function: Callable[..., Any], *args: Any, axis_sizes: Sequence[tuple[str, int]] = ()) -> AnyJaxpr:
+    """The closed jaxpr of a function over flat arguments, within named axes of these sizes."""
+    return jax.make_jaxpr(function, axis_env=list(axis_sizes))(*args)
+
+
+def over_axis(eqn: Eqn, name: str) -> bool:
+    """Whether an equation itself communicates over a named axis, or asks for the position on it."""
+    for parameter in ("axes", "axis_name"):
+        names = eqn.params.get(parameter, ())
+        if name in (names if isinstance(names, tuple | list) else (names,)):
+            return True
+    return False
 
 
 def new_var(aval: Any) -> Var:
     return jex.Var(aval)
+
+
+def dtype(atom: Atom) -> Any:
+    aval: Any = atom.aval
+    return aval.dtype
 
 
 def is_var(atom: Atom) -> "TypeIs[Var]":
@@ -279,12 +309,28 @@ def zeros_eqns(variables: Sequence[Var]) -> list[Eqn]:
     """Equations that set variables to zeros."""
     eqns: list[Eqn] = []
     for var in variables:
-        made = open_jaxpr(trace(lambda var=var: zeros_like_aval(var.aval)))
-        names: dict[Var, Var] = {made.outvars[0]: var}
-        for eqn in made.eqns:
-            invars = [names[atom] if is_var(atom) else atom for atom in eqn.invars]
-            outvars = [names.setdefault(out, new_var(out.aval)) for out in eqn.outvars]
-            eqns.append(eqn.replace(invars=invars, outvars=outvars))
+        eqns += _eqns_of(trace(lambda var=var: zeros_like_aval(var.aval)), [], var)
+    return eqns
+
+
+def scaled_eqns(atom: Atom, result: Var, factor: int) -> list[Eqn]:
+    """Equations that set a variable to a value times a number, rounded once."""
+    aval: Any = atom.aval
+    wide = np.float32 if aval.dtype.itemsize < 4 else aval.dtype
+    made = trace(lambda x: (x.astype(wide) * factor).astype(aval.dtype), aval)
+    return _eqns_of(made, [atom], result)
+
+
+def _eqns_of(made: AnyJaxpr, inputs: Sequence[Atom], result: Var) -> list[Eqn]:
+    """The equations of a function without constants, from these inputs to a variable."""
+    jaxpr = open_jaxpr(made)
+    names: dict[Var, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
+    names[jaxpr.outvars[0]] = result
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        invars = [names[atom] if is_var(atom) else atom for atom in eqn.invars]
+        outvars = [names.setdefault(out, new_var(out.aval)) for out in eqn.outvars]
+        eqns.append(eqn.replace(invars=invars, outvars=outvars))
     return eqns
 
 
@@ -310,7 +356,17 @@ def source_line(*eqns: Eqn) -> str:
 
 def _user_line(eqn: Eqn) -> str | None:
     for frame in getattr(eqn.source_info.traceback, "frames", None) or ():
-        name = frame.file_name
-        if not name.startswith(_ROOTS) and not any(part in name for part in _PACKAGES):
-            return f"{name}:{frame.line_num} ({frame.function_name})"
+        if _is_user_code(frame.file_name):
+            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
     return None
+
+
+def raising_line(error: BaseException) -> str | None:
+    """The innermost line of user code that an exception came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    user = [frame for frame in frames if _is_user_code(frame.filename)]
+    return f"{user[-1].filename}:{user[-1].lineno} ({user[-1].name})" if user else None
+
+
+def _is_user_code(file_name: str) -> bool:
+    return not file_name.startswith(_ROOTS) and not any(part in file_name for part in _PACKAGES)

@@ -13,6 +13,8 @@ from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Part
 
 Spec = jax.ShapeDtypeStruct
+# The number of a shard: the last of the inputs that count as the batch.
+SHARD_SPEC = Spec((), jnp.int32)
 # Compiled `apply` programs by their source: steps on batches of different shapes share one.
 Applies = dict[Hashable, "Program"]
 
@@ -43,15 +45,16 @@ class Program:
 class Executables:
     """The compiled programs of a step, each over the flat leaves that it reads."""
 
-    compute: Program
+    computes: tuple[Program, ...]  # one for each stage
     apply: Program
     report: Program | None
     apply_key: Hashable  # equal keys mean the same apply program
+    pins: tuple[Sharding | None, ...]  # how the contributions of all stages leave them
 
     @property
     def flops(self) -> float | None:
-        """Floating point operations of one compute and one apply, as far as XLA can tell."""
-        costs = [program.cost_analysis() for program in (self.compute, self.apply)]
+        """Floating point operations of each compute and of apply, run once, as far as XLA can tell."""
+        costs = [program.cost_analysis() for program in (*self.computes, self.apply)]
         if not all(isinstance(cost, dict) and "flops" in cost for cost in costs):
             return None
         return float(sum(cost["flops"] for cost in costs if cost is not None))
@@ -72,18 +75,28 @@ def compile_cut(
     Args:
         cut: the programs' jaxprs.
         state: the types of the leaves of the state; new ones are pinned to the same shardings.
-        batch: the types of the leaves of the batch.
-        pins: the sharding in which each contribution leaves `compute`; None leaves it to XLA.
+        batch: the types of the leaves of the batch, and then SHARD_SPEC.
+        pins: the sharding in which each contribution of all stages leaves `compute`; None leaves it to XLA.
         applies: the `apply` programs compiled so far; extended.
     """
-    compute = _compile("compute", cut.compute, cut.compute.inputs(state, batch=batch), pins)
     # Without committed inputs nothing is pinned, so that results stay uncommitted, as under jit.
     devices = max((_devices(spec.sharding) for spec in (*state, *batch)), default=0)
-    # If `compute` does not read the state, its results on one device may move to the state's devices.
-    made = _output_specs(
-        cut.compute, [one if _devices(one) == devices else None for one in compute.output_shardings]
-    )
-    means, rest = made[: len(cut.contributions)], made[len(cut.contributions) + len(cut.direct) :]
+    computes: list[Program] = []
+    means: list[Spec] = []
+    rest: list[Spec] = []
+    left: list[Sharding | None] = []
+    for number, stage in enumerate(cut.stages):
+        part, count = stage.compute, len(stage.contributions)
+        pinned = pins[len(means) : len(means) + count]
+        name = f"compute_{number}" if number else "compute"
+        compute = _compile(name, part, part.inputs(state, batch=batch, means=means, rest=rest), pinned)
+        # If `compute` does not read the state, its results on one device may move to the state's devices.
+        shardings = compute.output_shardings
+        made = _output_specs(part, [one if _devices(one) == devices else None for one in shardings])
+        computes.append(compute)
+        left += shardings[:count]
+        means += made[:count]
+        rest += made[count + len(stage.direct) :]
     inputs = cut.apply.inputs(state, means=means)
     apply_key = _key(cut, inputs, state)
     if apply_key not in applies:
@@ -93,7 +106,13 @@ def compile_cut(
     report = None
     if cut.report is not None:
         report = _compile("report", cut.report, cut.report.inputs(state, means=means, rest=rest), ())
-    return Executables(compute=compute, apply=applies[apply_key], report=report, apply_key=apply_key)
+    return Executables(
+        computes=tuple(computes),
+        apply=applies[apply_key],
+        report=report,
+        apply_key=apply_key,
+        pins=tuple(left),
+    )
 
 
 def _devices(sharding: Sharding | None) -> int:

@@ -1,4 +1,4 @@
-"""Moves every `pmean` of a traced step to the top level, where the step can be cut."""
+"""Moves every `pmean`, `psum` and `shard_index` of a traced step to the top level, where the step can be cut."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,8 +8,9 @@ import jax
 
 from jaxft._errors import StepError
 from jaxft._programs import _compat
+from jaxft._programs._axis import NO_AXIS, Axis, translated
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
-from jaxft._programs._primitive import call_name, pmean_p
+from jaxft._programs._primitive import pmean_p, shard_index_p
 
 # Primitives that only call a jaxpr. Any other primitive around a pmean changes whether or how often it runs.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
@@ -17,9 +18,9 @@ _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
 
 @dataclass
 class Flat:
-    """A step as one list of equations, with every pmean at the top level.
+    """A step as one list of equations, with every pmean and psum at the top level.
 
-    Constants are variables of it, whose values are in `consts`.
+    Its last input is the number of the shard. Constants are variables of it, whose values are in `consts`.
     """
 
     invars: list[Var]
@@ -28,28 +29,32 @@ class Flat:
     consts: dict[Var, Any] = field(default_factory=dict)
 
 
-def inline(closed: AnyJaxpr) -> Flat:
-    """Inline the nested calls that contain a pmean; keep the others.
+def inline(closed: AnyJaxpr, axis: Axis = NO_AXIS) -> Flat:
+    """Inline the nested calls that contain a pmean, psum or shard_index; keep the others.
 
     Raises:
-        StepError: a pmean is inside a primitive that does more than call (scan, cond, remat, ...), or the
-            step has effects that cannot be split over two programs.
+        StepError: one of these is inside a primitive that does more than call (scan, cond, remat, ...), the step
+            uses another collective over `axis`, or it has effects that cannot be split over several programs.
     """
     jaxpr = _compat.open_jaxpr(closed)
-    flat = Flat(invars=list(jaxpr.invars))
+    flat = Flat(invars=[*jaxpr.invars, _compat.new_var(_compat.int32_aval())])
     flat.consts.update(zip(jaxpr.constvars, _compat.consts_of(closed), strict=True))
-    flat.outvars = _Inliner(flat).body(jaxpr, {}, rename=False)
+    flat.outvars = _Inliner(flat, axis).body(jaxpr, {}, rename=False)
     return flat
 
 
 class _Inliner:
-    def __init__(self, flat: Flat) -> None:
+    def __init__(self, flat: Flat, axis: Axis) -> None:
         self._flat = flat
+        self._axis = axis
         self._has_marker: dict[int, bool] = {}
 
     def body(self, jaxpr: AnyJaxpr, env: dict[Var, Atom], *, rename: bool) -> list[Atom]:
         """Append a body's equations. Since a body may be called twice, its variables may need new names."""
-        for eqn in jaxpr.eqns:
+        for eqn in translated(jaxpr, self._axis):
+            if eqn.primitive is shard_index_p:
+                env[eqn.outvars[0]] = self._flat.invars[-1]
+                continue
             invars = [_read(env, atom) for atom in eqn.invars]
             if eqn.primitive is not pmean_p and self._contains_marker(eqn):
                 self._call(eqn, invars, env)
@@ -97,19 +102,19 @@ class _Inliner:
     def _jaxpr_has_marker(self, jaxpr: AnyJaxpr) -> bool:
         known = self._has_marker.get(id(jaxpr))
         if known is None:
-            known = any(eqn.primitive is pmean_p or self._contains_marker(eqn) for eqn in jaxpr.eqns)
+            known = any(self._axis.marks(eqn) or self._contains_marker(eqn) for eqn in jaxpr.eqns)
             self._has_marker[id(jaxpr)] = known
         return known
 
     def _marker(self, eqn: Eqn) -> tuple[str, str]:
-        """The first pmean or psum inside an equation, and its source line."""
+        """The first pmean, psum or shard_index inside an equation, and its source line."""
         for sub in _compat.sub_jaxprs(eqn):
             for inner in _compat.open_jaxpr(sub).eqns:
-                if inner.primitive is pmean_p:
-                    return call_name(inner), _compat.source_line(inner, eqn)
+                if self._axis.marks(inner):
+                    return self._axis.name_of(inner), _compat.source_line(inner, eqn)
                 if self._contains_marker(inner):
                     return self._marker(inner)
-        raise AssertionError("called for an equation without a pmean or psum")
+        raise AssertionError("called for an equation without a pmean, psum or shard_index")
 
 
 def _read(env: dict[Var, Atom], atom: Atom) -> Atom:
@@ -117,6 +122,11 @@ def _read(env: dict[Var, Atom], atom: Atom) -> Atom:
 
 
 def _inside(eqn: Eqn, call: str, line: str) -> str:
+    if "index" in call:
+        return (
+            f"{call} is inside {eqn.primitive.name!r} ({line}). Move the call out of it: call it first, at the top "
+            "level of the step, and use its result inside (a plain nested jax.jit is fine)."
+        )
     return (
         f"{call} is inside {eqn.primitive.name!r} ({line}). The step is cut where groups exchange, and a "
         f"{eqn.primitive.name!r} cannot be cut in two. Move the call out of it: accumulate first, then exchange "

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from jaxft._errors import ConfigurationError
-from jaxft._programs._compat import PyTreeDef
 
 
-def own(leaves: Sequence[Any], tree: PyTreeDef) -> list[jax.Array]:
-    """Return the leaves of a state as arrays that a program may consume.
+def own(leaves: Sequence[Any], state: Any) -> list[jax.Array]:
+    """Return the leaves of `state` as arrays that a program may consume.
 
     Numbers and numpy arrays are copied to the device. Arrays are returned as they are.
 
@@ -31,9 +30,10 @@ def own(leaves: Sequence[Any], tree: PyTreeDef) -> list[jax.Array]:
         if not any(leaf.is_deleted() for leaf in leaves):
             return leaves
     dead = next(index for index, leaf in enumerate(leaves) if leaf.is_deleted())
+    name = labels(state)[dead] or "(the state itself)"
     raise ConfigurationError(
-        f"The state's leaf {label(tree, dead)} was consumed by an earlier step: a step reuses the memory of the "
-        "state it is given. Use only the state that the step returned (`state, metrics = step(state, batch)`); to "
+        f"The state's leaf {name} was consumed by an earlier step: a step reuses the memory of the state it is given."
+        " Use only the state that the step returned (`state, metrics = step(state, batch)`); to "
         "keep an older state too, copy it first (`jax.tree.map(jax.numpy.copy, state)`)."
     )
 
@@ -61,14 +61,12 @@ def _as_array(leaf: Any) -> jax.Array:
     return jnp.array(leaf, copy=True) if hasattr(leaf, "dtype") else jnp.asarray(leaf)
 
 
-def label(tree: PyTreeDef, index: int) -> str:
-    """The path of a leaf, as in `['params']['w']`."""
-    return labels(tree)[index] or "(the state itself)"
+def labels(tree: Any) -> list[str]:
+    """The paths of a tree's leaves, as in `['params']['w']`.
 
-
-def labels(tree: PyTreeDef) -> list[str]:
-    dummy = jax.tree.unflatten(tree, range(tree.num_leaves))
-    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(dummy)[0]]
+    Of the tree, not of its structure: there are nodes that cannot be made with anything else than their own leaves.
+    """
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 class DonationGuard:

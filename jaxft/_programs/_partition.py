@@ -1,13 +1,25 @@
 """Partitions a traced train step at its pmean and psum into programs with closed types.
 
-Theory of operation. The step is one list of equations (`_inline`), and for every value we know whether it
-derives from the batch, from a mean, from both or from the state alone (`_taint`). That decides where it is
-computed ("means" are the results of the exchange, including those of psum):
+Theory of operation. The step is one list of equations (`_inline`), and for every value we know whether it derives
+from the batch, and how many exchanges come before it (`_taint`). That decides where it is computed ("means" are the
+results of an exchange, including those of psum):
 
-    program   runs                          reads                  makes
-    compute   once for each shard           state, batch           contributions, metrics of the batch, rest
-    apply     once the job has committed    state, means           new state, metrics of state and means
-    report    before apply, if needed       state, means, rest     metrics of batch *and* means
+    program    runs                          reads                        makes
+    compute    once for each shard           state, batch                 contributions, metrics of the batch, rest
+    compute k  once for each shard, after    state, means so far, rest    the same
+               exchange k - 1
+    apply      once the job has committed    state, all means             new state, metrics of state and means
+    report     before apply, if needed       state, all means, rest       metrics of the batch *and* of all means
+
+Most steps have one exchange, and so no `compute k`. A step has more if it averages what derives both from the batch
+and from earlier means: SAM (gradients at a point that the mean gradient gives), a generator that is trained against
+the new discriminator, statistics over all shards in a forward pass. A *stage* is what comes between two exchanges.
+There is one vote and one commit, after the last exchange. So only these programs and what runs them (`_attempt.py`,
+`_alone.py`) know of stages. For all others a step has one list of contributions, and of means, in the order of the
+exchanges; a joiner replays apply on all means of a step.
+
+What compute makes for later programs on the same shard ("rest") is kept, not computed again: a stage of a step that
+synchronises its statistics begins in the middle of the forward pass.
 
 A value that derives from the state alone (a PRNG split, a schedule) is computed in each program that needs it
 and never passed between programs, so `apply` is a function of only the state and the means. A group that joins
@@ -29,11 +41,12 @@ from typing import Any
 from jaxft._arrays._layout import Operation
 from jaxft._errors import StepError
 from jaxft._programs import _compat
+from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._compat import AnyJaxpr, Atom, Var
 from jaxft._programs._inline import inline
 from jaxft._programs._primitive import Path, call_name, pmean_p
-from jaxft._programs._slice import Analysed, Kind, Part, gather
-from jaxft._programs._taint import BATCH, BOTH, MEAN, STATE, analyse
+from jaxft._programs._slice import Analysed, Gathered, Kind, Part
+from jaxft._programs._taint import BATCH, analyse
 
 
 @dataclass(frozen=True)
@@ -47,21 +60,51 @@ class Contribution:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """The program before an exchange, and what is exchanged."""
+
+    compute: (
+        Part  # makes the contributions, then the metrics of `direct`, then what later programs read as rest
+    )
+    contributions: tuple[Contribution, ...]
+    direct: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Cut:
     """A partitioned step. The indices count leaves of the state or of the metrics."""
 
-    compute: Part  # makes the contributions, then the metrics of `direct`, then what `report` reads as rest
+    stages: tuple[Stage, ...]
     apply: Part  # makes the new leaves of `made`, then the metrics of `applied`
     report: Part | None  # makes the metrics of `reported`
-    contributions: tuple[Contribution, ...]
     made: tuple[int, ...]  # in the order in which apply makes them
     donated: tuple[int, ...]  # the first of `made`: apply may consume their old arrays
     forwarded: dict[int, int]  # from a new leaf to the old leaf that it equals
-    direct: tuple[int, ...]
     applied: tuple[int, ...]
     reported: tuple[int, ...]
     metrics: tuple[Any, ...]  # abstract values
+    batch_leaves: int
     consts: tuple[Any, ...]  # what the step closes over, of all programs
+
+    @property
+    def depends_on_shard(self) -> bool:
+        """Whether compute reads the number of the shard, which follows the leaves of the batch."""
+        return self.batch_leaves in self.stages[0].compute.batch
+
+    @property
+    def programs(self) -> list[Part]:
+        """What a group needs for the new state: compute of each stage, and apply."""
+        return [*(stage.compute for stage in self.stages), self.apply]
+
+    @property
+    def contributions(self) -> tuple[Contribution, ...]:
+        """Those of all exchanges."""
+        return tuple(one for stage in self.stages for one in stage.contributions)
+
+    @property
+    def direct(self) -> tuple[int, ...]:
+        """The metrics that the stages make."""
+        return tuple(index for stage in self.stages for index in stage.direct)
 
 
 def cut(
@@ -69,6 +112,7 @@ def cut(
     state_labels: Sequence[str],
     batch_labels: Sequence[str],
     may_forward: Callable[[int, int], bool],
+    axis: Axis = NO_AXIS,
 ) -> Cut:
     """Partition a step that was traced over flat leaves of state and batch.
 
@@ -77,14 +121,15 @@ def cut(
         state_labels: the paths of the state's leaves, for messages.
         batch_labels: the same for the batch.
         may_forward: whether the old leaf `i` may be reused unchanged as the new leaf `j`.
+        axis: the axis of the shards.
 
     Raises:
         StepError: the step has no pmean or psum that matters, has one where it cannot be cut, or has a new state
             that derives from the batch other than through them.
     """
-    flat = inline(closed)
+    flat = inline(closed, axis)
     count = len(state_labels)
-    taints = analyse(flat, flat.invars[count:])
+    taints = analyse(flat, flat.invars[count:], axis.shards)
     step = Analysed(
         flat, taints, state=flat.invars[:count], batch=flat.invars[count:], alias=dict(taints.alias)
     )
@@ -97,39 +142,52 @@ def cut(
     kept = set(forwarded.values())
     made = sorted((i for i in range(count) if i not in forwarded), key=lambda i: i in kept)
     donated = [i for i in made if i not in kept]
-    taint_of = [taints.taint(atom) for atom in metrics]
-    direct, reported = (tuple(i for i, t in enumerate(taint_of) if t == kind) for kind in (BATCH, BOTH))
-    applied = tuple(i for i, t in enumerate(taint_of) if t in (STATE, MEAN))
+    of_batch = [bool(taints.taint(atom) & BATCH) for atom in metrics]
+    applied = tuple(i for i, is_of_batch in enumerate(of_batch) if not is_of_batch)
+    # The metrics of a shard, by stage. Those of the last one, after all exchanges, are reported.
+    local = [
+        tuple(i for i, atom in enumerate(metrics) if of_batch[i] and step.stage(atom) == stage)
+        for stage in range(len(contributions) + 1)
+    ]
 
-    apply = gather(step, Kind.APPLY, [new_state[i] for i in made] + [metrics[i] for i in applied], donated)
-    # Before compute, because it determines what compute must make for it.
-    report = gather(step, Kind.REPORT, [metrics[i] for i in reported])
-    compute = gather(step, Kind.COMPUTE, [*step.operands, *(metrics[i] for i in direct), *step.rest])
+    last = len(contributions)
+    results = [new_state[i] for i in made] + [metrics[i] for i in applied]
+    apply = Gathered(step, Kind(last, per_shard=False), results, donated)
+    report = Gathered(step, Kind(last, per_shard=True), [metrics[i] for i in local[last]])
+    computes: list[Gathered] = []
+    for stage in reversed(range(last)):
+        operands = [operand for operand, _ in contributions[stage]]
+        results = [*operands, *(metrics[i] for i in local[stage]), *step.rest_of(stage)]
+        computes.insert(0, Gathered(step, Kind(stage, per_shard=True), results))
+    reporting = report.part()
     return Cut(
-        compute=compute,
-        apply=apply,
-        report=report if report.jaxpr.eqns else None,
-        contributions=contributions,
+        stages=tuple(
+            Stage(gathered.part(), tuple(one for _, one in contributions[stage]), local[stage])
+            for stage, gathered in enumerate(computes)
+        ),
+        apply=apply.part(),
+        report=reporting if reporting.jaxpr.eqns else None,
         made=tuple(made),
         donated=tuple(donated),
         forwarded=forwarded,
-        direct=direct,
         applied=applied,
-        reported=reported,
+        reported=local[last],
         metrics=tuple(atom.aval for atom in metrics),
+        batch_leaves=len(batch_labels),
         consts=tuple(flat.consts.values()),
     )
 
 
-def _collect(step: Analysed) -> tuple[Contribution, ...]:
-    """Find the values to exchange, each once per operation, and where the results enter."""
+def _collect(step: Analysed) -> list[list[tuple[Var, Contribution]]]:
+    """Find the values of each exchange, each once per operation, and where the results enter."""
     calls = [eqn for eqn in step.flat.eqns if eqn.primitive is pmean_p]
     if not calls:
         raise StepError(
             "The step has no jaxft.pmean and no jaxft.psum, so the groups would train independently. Average the "
             "gradients after jax.grad and before the optimizer: `grads, loss = jaxft.pmean((grads, loss))`."
         )
-    found: list[Contribution] = []
+    found: dict[int, list[tuple[Var, Contribution]]] = {}
+    means: dict[int, list[Var]] = {}
     result_of: dict[tuple[Var, Operation], Var] = {}
     for number, eqn in enumerate(calls):
         operation: Operation = eqn.params["operation"]
@@ -143,16 +201,18 @@ def _collect(step: Analysed) -> tuple[Contribution, ...]:
                 step.alias[var] = result_of[operand, operation]
                 continue
             result_of[operand, operation] = var
-            step.operands.append(operand)
-            step.means.append(var)
-            found.append(Contribution(operand.aval, path, name + label, operation))
+            stage = step.stage(operand)
+            means.setdefault(stage, []).append(var)
+            contribution = Contribution(operand.aval, path, name + label, operation)
+            found.setdefault(stage, []).append((operand, contribution))
     if not found:
         raise StepError(
             f"No argument of {call_name(calls[0])} depends on the batch "
             f"({_compat.source_line(calls[0])}): every group would compute the same, and there is nothing to "
             "average. Make the loss depend on the step's second argument."
         )
-    return tuple(found)
+    step.means = [var for stage in sorted(means) for var in means[stage]]
+    return [found[stage] for stage in range(len(found))]
 
 
 def _forwarded(
@@ -174,10 +234,12 @@ def _check_state(
     if not leaks:
         return
     maker = {var: eqn for eqn in step.flat.eqns for var in eqn.outvars}
-    batch = dict(zip(step.batch, batch_labels, strict=True))
+    batch = dict(zip(step.batch[:-1], batch_labels, strict=True))
     atom = new_state[leaks[0]]
     assert _compat.is_var(atom)
-    if atom in batch:
+    if atom is step.batch[-1]:
+        source = "it is the number of the shard"
+    elif atom in batch:
         source = f"it is the leaf {batch[atom] or 'itself'} of the batch"
     else:
         source = f"computed at {_compat.source_line(maker[atom])}"

@@ -1,4 +1,4 @@
-"""`pmean` and `psum`: the primitive in a train step at which it is partitioned."""
+"""`pmean`, `psum` and `shard_index`: the primitives of a train step at which it is partitioned."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
@@ -20,13 +20,15 @@ Path = tuple[str, ...]
 def pmean(tree: T) -> T:
     """Average a pytree over the shards of the job's global batch.
 
-    Call it in a train step, once, on everything that must be the same in all groups: the gradients, and metrics
-    over the whole batch. `jaxft.fault_tolerant` cuts the step here. The code before it runs on each shard; then the
-    groups exchange and vote; the code after it runs once the job has committed the step, in every group, on the
-    same means. It is the fault-tolerant counterpart of `jax.lax.pmean`.
+    Call it in a train step on everything that must be the same in all groups: the gradients, and metrics over the
+    whole batch. `jaxft.fault_tolerant` cuts the step here. The code before it runs on each shard; then the groups
+    exchange and vote; the code after it runs once the job has committed the step, in every group, on the same means.
+    It is the fault-tolerant counterpart of `jax.lax.pmean`.
 
-    Several calls that do not depend on each other are one exchange. A value that does not depend on the batch is
-    already the same in all groups and is returned unchanged. Under `jax.vmap` it averages each element.
+    Several calls that do not depend on each other are one exchange. A call with a value that depends on earlier means
+    and on the batch is another exchange of the same step. A value that does not depend on the batch is
+    already the same in all groups and is returned unchanged, whatever its dtype. Under `jax.vmap` it averages each
+    element.
 
     If a group fails during the exchange, the others compute its shards and average again: the result is the
     mean over the same shards, in the same order of summation, with the same bits.
@@ -41,16 +43,17 @@ def pmean(tree: T) -> T:
         >>> params, metrics = step(jnp.ones(3), jnp.eye(3))
 
     Args:
-        tree: a pytree of floating point arrays (float16, bfloat16, float32, float64) of any shapes. The half
-            precisions are summed in float32 and rounded once.
+        tree: a pytree of arrays of any shapes. Those that depend on the batch must be floating point (float16,
+            bfloat16, float32, float64). The half precisions are summed in float32 and rounded once.
 
     Returns:
         The means, as a pytree of the same structure, shapes, dtypes and shardings.
 
     Raises:
-        StepError: the tree is empty or has a leaf that is not floating point; or the step cannot be cut at this
-            pmean: it is outside a step given to `jaxft.fault_tolerant`, under `jax.grad`, or inside a control flow
-            primitive, `jax.checkpoint`, a custom derivative or `jax.shard_map`.
+        StepError: the tree is empty, or has a leaf that is not an array, or one that depends on the batch and is not
+            floating point; or the step cannot be cut at this pmean: it is outside a step given to
+            `jaxft.fault_tolerant`, under `jax.grad`, or inside a control flow primitive, `jax.checkpoint`, a custom
+            derivative or `jax.shard_map`.
     """
     return _mark(tree, "mean")
 
@@ -77,21 +80,51 @@ def psum(tree: T) -> T:
 
     Args:
         tree: a pytree of arrays of any shapes: floating point as in `jaxft.pmean`, or int32, int64 or uint32,
-            which are exact and wrap around. Every leaf must depend on the batch: the sum of a leaf that is the same
-            in all shards would be the leaf times the number of shards, which a step does not know.
+            which are exact and wrap around. The sum of a leaf that does not depend on the batch is that leaf times
+            the number of shards, so it needs `shards` in `jaxft.fault_tolerant`.
 
     Returns:
         The sums, as a pytree of the same structure, shapes, dtypes and shardings.
 
     Raises:
-        StepError: as for `jaxft.pmean`; or a leaf does not depend on the batch.
+        StepError: as for `jaxft.pmean`; or a leaf does not depend on the batch, and the number of shards is unknown.
     """
     return _mark(tree, "sum")
 
 
+def shard_index() -> jax.Array:
+    """The number of the shard that a train step computes: 0 to `shards` - 1.
+
+    Call it in a train step, before the means are taken, to give each shard its own random numbers. A key from the
+    state alone gives all shards the same ones: the noise of dropout or augmentation would then not average out.
+
+    It counts as part of the batch, so it cannot reach the new state except through `jaxft.pmean` or `jaxft.psum`.
+    It is the counterpart of `jax.lax.axis_index`. Without `shards` it is the group's place in the quorum.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxft
+        >>> def train_step(state, batch):
+        ...     key, use = jax.random.split(state["key"])
+        ...     noise = jax.random.normal(jax.random.fold_in(use, jaxft.shard_index()), batch.shape)
+        ...     return {"key": key, "mean": jaxft.pmean(jnp.mean(batch + noise))}, {}
+        >>> step = jaxft.fault_tolerant(train_step, manager=None, shards=2)
+        >>> state = {"key": jax.random.key(0), "mean": jnp.zeros(())}
+        >>> state, metrics = step(state, lambda step, shard: jnp.ones(3))
+
+    Returns:
+        An int32 scalar.
+
+    Raises:
+        StepError: it is called outside a step given to `jaxft.fault_tolerant`, or inside a control flow primitive,
+            `jax.checkpoint`, a custom derivative or `jax.shard_map`.
+    """
+    (index,) = shard_index_p.bind()
+    return index
+
+
 def call_name(eqn: Eqn) -> str:
     """The call that the user wrote."""
-    return f"jaxft.p{eqn.params['operation']}"
+    return "jaxft.shard_index" if eqn.primitive is shard_index_p else f"jaxft.p{eqn.params['operation']}"
 
 
 def _mark(tree: T, operation: Operation) -> T:
@@ -113,12 +146,8 @@ def path_names(path: Sequence[Any]) -> Path:
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
 
 
-def _check_leaf(label: str, leaf: Any, operation: Operation) -> None:
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None:
-        dtype = (
-            jnp.result_type(leaf) if isinstance(leaf, bool | int | float | complex) else type(leaf).__name__
-        )
+def check_dtype(dtype: Any, operation: Operation, label: str, line: str = "") -> None:
+    """Raise StepError if an operation does not accept a dtype, or a thing that has none."""
     name = getattr(dtype, "name", str(dtype))
     if name in DTYPES[operation]:
         return
@@ -127,24 +156,32 @@ def _check_leaf(label: str, leaf: Any, operation: Operation) -> None:
     else:
         rule = f"It sums {', '.join(DTYPES[operation])}: convert the leaf (`x.astype(jnp.int32)`)"
     raise StepError(
-        f"jaxft.p{operation} was given a leaf of type {name} at {label or 'the top of its argument'}. "
+        f"jaxft.p{operation} was given a leaf of type {name} at {label or 'the top of its argument'}{line}. "
         f"{rule}, or leave it out if it is the same in all groups."
     )
 
 
-def _refuse(where: str, operation: Operation) -> NoReturn:
+def _check_leaf(label: str, leaf: Any, operation: Operation) -> None:
+    if getattr(leaf, "dtype", None) is None and not isinstance(leaf, bool | int | float | complex):
+        check_dtype(type(leaf).__name__, operation, label)
+    # Whether the leaf depends on the batch, and so must have a mean, is known when the step is cut.
+    if operation == "sum":
+        check_dtype(jnp.result_type(leaf), operation, label)
+
+
+def _refuse(call: str, where: str) -> NoReturn:
     raise StepError(
-        f"jaxft.p{operation} was {where}. It marks where jaxft cuts the step and has no effect on its own: pass the "
+        f"jaxft.{call} was {where}. It has a meaning only where jaxft cuts the step, and none on its own: pass the "
         "step to `jaxft.fault_tolerant(train_step, manager)` and call the result (with manager=None it runs alone)."
     )
 
 
 def _eagerly(*_: Any, operation: Operation, **__: Any) -> NoReturn:
-    _refuse("called outside a traced step", operation)
+    _refuse(f"p{operation}", "called outside a traced step")
 
 
 def _lowering(*_: Any, operation: Operation, **__: Any) -> NoReturn:
-    _refuse("reached by plain `jax.jit`", operation)
+    _refuse(f"p{operation}", "reached by plain `jax.jit`")
 
 
 def _jvp(*_: Any, operation: Operation, **__: Any) -> NoReturn:
@@ -155,5 +192,14 @@ def _jvp(*_: Any, operation: Operation, **__: Any) -> NoReturn:
     )
 
 
-# The primitive of both functions; its parameter `operation` says which.
+def _index_eagerly(*_: Any, **__: Any) -> NoReturn:
+    _refuse("shard_index", "called outside a traced step")
+
+
+def _index_lowering(*_: Any, **__: Any) -> NoReturn:
+    _refuse("shard_index", "reached by plain `jax.jit`")
+
+
+# The primitive of `pmean` and `psum`; its parameter `operation` says which.
 pmean_p = _compat.make_primitive("jaxft_pmean", eagerly=_eagerly, lowering=_lowering, jvp=_jvp)
+shard_index_p = _compat.make_source("jaxft_shard_index", eagerly=_index_eagerly, lowering=_index_lowering)

@@ -1,7 +1,8 @@
-"""The two programs of a fault-tolerant step, compiled: `compute` before the exchange, `apply` after the vote."""
+"""The programs of a fault-tolerant step, compiled: `compute` before each exchange, `apply` after the vote."""
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._pieces import Pieces, Spread
 from jaxft._errors import ConfigurationError
+from jaxft._programs._checks import refuse_disabled_jit
 from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._compile import Executables, Program
 from jaxft._programs._leaves import DonationGuard, all_alive, own, refuse_tracers
@@ -30,9 +32,10 @@ class OtherTypes(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What `compute` made of a shard besides its contribution. It may reach metrics only."""
+    """What the stages so far made of a shard besides contributions: for its later ones, and for metrics."""
 
     programs: "Programs"
+    stage: int  # the last of them
     direct: Sequence[jax.Array]
     rest: Sequence[jax.Array]
 
@@ -41,8 +44,10 @@ class Local:
 class Programs:
     """A train step, cut and compiled for one type of state, and for one type of batch.
 
-    Both programs are pure. `compute` consumes nothing, so it may run again for other shards, and a step that
-    is not committed has nothing to undo. `apply` consumes the state: the arrays of the old one are deleted.
+    All programs are pure. `compute` and `compute_next` consume nothing, so they may run again for other shards, and
+    a step that is not committed has nothing to undo. `apply` consumes the state: the old arrays are deleted.
+
+    `contribution` lists what is exchanged, in the order of the exchanges. Means are given in the same order.
     """
 
     contribution: tuple[LeafSpec, ...]
@@ -59,26 +64,53 @@ class Programs:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Where the elements of the contribution lie in an exchange between groups of one process."""
+        """The layout of all that is exchanged: groups that agree on it exchange the same."""
         return Layout.of(self.contribution)
 
     @functools.cached_property
-    def contribution_pieces(self) -> Pieces:
-        """How the leaves of a contribution are split in this process."""
-        made = self.executables.compute.output_shardings[: len(self.contribution)]
-        return Pieces(
-            [Spread.of(spec.shape, sharding) for spec, sharding in zip(self.contribution, made, strict=True)]
-        )
+    def stage_pieces(self) -> tuple[Pieces, ...]:
+        """How the leaves of each stage's contribution are split in this process."""
+        made: list[Pieces] = []
+        for specs, program in zip(self._stage_specs, self.executables.computes, strict=True):
+            shardings = program.output_shardings[: len(specs)]
+            made.append(
+                Pieces([Spread.of(spec.shape, one) for spec, one in zip(specs, shardings, strict=True)])
+            )
+        return tuple(made)
 
     @functools.cached_property
     def piece_specs(self) -> tuple[LeafSpec, ...]:
-        """The types of these pieces: what this process exchanges with the same rank of other groups."""
-        return self.contribution_pieces.specs(self.contribution)
+        """The types of all pieces: what this process exchanges with the same rank of other groups."""
+        by_stage = zip(self.stage_pieces, self._stage_specs, strict=True)
+        return tuple(spec for pieces, specs in by_stage for spec in pieces.specs(specs))
 
     @functools.cached_property
-    def piece_layout(self) -> Layout:
-        """Where the elements of these pieces lie in an exchange."""
-        return self.layout if self.contribution_pieces.whole else Layout.of(self.piece_specs)
+    def layouts(self) -> tuple[Layout, ...]:
+        """Where the elements lie in each exchange. All differ, so frames of one are not taken for another's."""
+        by_stage = zip(self.stage_pieces, self._stage_specs, strict=True)
+        made = tuple(Layout.of(pieces.specs(specs)) for pieces, specs in by_stage)
+        assert len({layout.digest for layout in made}) == len(made)
+        return made
+
+    @property
+    def stages(self) -> int:
+        """How many exchanges a step has."""
+        return len(self.cut.stages)
+
+    def joined(self, means: Sequence[np.ndarray], stages: int | None = None) -> list[Any]:
+        """The means of the first stages as `compute_next` and `apply` take them, from this process's pieces."""
+        found: list[Any] = []
+        start = 0
+        for pieces in self.stage_pieces[:stages]:
+            found += pieces.join(means[start : start + pieces.count])
+            start += pieces.count
+        return found
+
+    @functools.cached_property
+    def _stage_specs(self) -> tuple[tuple[LeafSpec, ...], ...]:
+        """The contribution, stage by stage."""
+        rest = iter(self.contribution)
+        return tuple(tuple(itertools.islice(rest, len(stage.contributions))) for stage in self.cut.stages)
 
     def state_leaves(self, state: Any) -> list[jax.Array]:
         """The leaves of a state, as `compute` and `apply` take them. Numbers and numpy arrays are copied to a device.
@@ -98,18 +130,21 @@ class Programs:
                 f"The state has another structure than the one that this step was compiled for: {tree} is not "
                 f"{self.traced.state_tree}."
             )
-        return own(leaves, tree)
+        return own(leaves, state)
 
     def unflatten(self, leaves: Sequence[jax.Array]) -> Any:
         """The state of these leaves."""
         return self.traced.state_tree.unflatten(leaves)
 
-    def compute(self, state: Sequence[jax.Array], batch: Any) -> tuple[list[jax.Array], Local]:
-        """The contribution of one shard, in the order of `contribution`, and what stays here.
+    def compute(
+        self, state: Sequence[jax.Array], batch: Any, shard: int = 0
+    ) -> tuple[list[jax.Array], Local]:
+        """The contribution of one shard to the first exchange, and what stays here.
 
         Args:
             state: its leaves, from `state_leaves`.
             batch: the batch of the shard.
+            shard: its number, which is what `jaxft.shard_index` returns.
 
         Raises:
             OtherTypes: state or batch are of other types.
@@ -117,18 +152,46 @@ class Programs:
         leaves, tree = jax.tree.flatten(batch)
         key = batch_key(leaves, tree)
         if key != self.batch_key:
-            return self._sibling(key, state, batch).compute(state, batch)
+            return self._sibling(key, state, batch).compute(state, batch, shard)
         try:
-            outputs = self._call(self.executables.compute, self.cut.compute.inputs(state, batch=leaves))
+            inputs = self.cut.stages[0].compute.inputs(state, batch=[*leaves, np.int32(shard)])
+            outputs = self._call(self.executables.computes[0], inputs)
         except OtherTypes:
             # A batch of the same type, but placed elsewhere: that is another program too.
             found = self if self.siblings is None else self.siblings(self.unflatten(state), batch)
             if found.executables.apply is not self.executables.apply or found is self:
                 raise
-            return found.compute(state, batch)
-        count = len(self.contribution)
-        direct = count + len(self.cut.direct)
-        return outputs[:count], Local(self, outputs[count:direct], outputs[direct:])
+            return found.compute(state, batch, shard)
+        return self._split(0, outputs, (), ())
+
+    def compute_next(
+        self, state: Sequence[jax.Array], means: Sequence[np.ndarray | jax.Array], local: Local
+    ) -> tuple[list[jax.Array], Local]:
+        """The contribution of one shard to the next exchange, and what stays here.
+
+        Args:
+            state: as in `compute`.
+            means: the results of all exchanges so far, with the same guarantees as in `apply`.
+            local: of this shard, from the stage before.
+
+        Raises:
+            OtherTypes: state or means are of other types.
+        """
+        if local.programs is not self:
+            return local.programs.compute_next(state, means, local)
+        number = local.stage + 1
+        inputs = self.cut.stages[number].compute.inputs(state, means=means, rest=local.rest)
+        outputs = self._call(self.executables.computes[number], inputs)
+        return self._split(number, outputs, local.direct, local.rest)
+
+    def _split(
+        self, number: int, outputs: list[jax.Array], direct: Sequence[jax.Array], rest: Sequence[jax.Array]
+    ) -> tuple[list[jax.Array], Local]:
+        stage = self.cut.stages[number]
+        count = len(stage.contributions)
+        stop = count + len(stage.direct)
+        local = Local(self, number, (*direct, *outputs[count:stop]), (*rest, *outputs[stop:]))
+        return outputs[:count], local
 
     def apply(
         self, state: Sequence[jax.Array], means: Sequence[np.ndarray | jax.Array], local: Local | None
@@ -141,7 +204,7 @@ class Programs:
         Args:
             state: the leaves of the state of the step; consumed.
             means: one for each leaf of `contribution`, in that order; sums where it was given to psum.
-            local: from `compute` of this step; None if this group computed no shard. The metrics that need it
+            local: from the last stage of this step; None if this group computed no shard. The metrics that need it
                 are then NaN (zero if they are integers). The new state never needs it.
 
         Raises:
@@ -193,6 +256,7 @@ class Programs:
             return program(*inputs)
         except (TypeError, ValueError) as error:
             refuse_tracers(inputs)
+            refuse_disabled_jit()
             # Raised by the check of the arguments, before anything runs; the text says which one and why.
             raise OtherTypes(
                 "A fault-tolerant step was called with arrays of other types or shardings than it was compiled "

@@ -8,16 +8,15 @@ zeros replace it.
 
 import functools
 import operator
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from jaxft._programs import _compat
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._inline import Flat
 from jaxft._programs._primitive import pmean_p
-from jaxft._programs._taint import BATCH, BOTH, MEAN, STATE, Taint, Taints
+from jaxft._programs._taint import BATCH, STATE, Taint, Taints, stage_of
 
 Picker = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -29,16 +28,32 @@ def picker(indices: Sequence[int]) -> Picker:
     return lambda entries: [entries[index] for index in indices]
 
 
-class Kind(Enum):
-    """A program of the partitioned step: the taints it computes, and those whose visible effects it runs."""
+@dataclass(frozen=True)
+class Kind:
+    """Which program of the partitioned step.
 
-    COMPUTE = ({STATE, BATCH}, {BATCH})
-    APPLY = ({STATE, MEAN}, {STATE, MEAN})
-    REPORT = ({STATE, MEAN, BOTH}, {BOTH})
+    Attributes:
+        stage: how many exchanges come before it.
+        per_shard: whether it runs on one shard and computes what derives from its batch, in this stage; otherwise it
+            computes what derives from state and means alone.
+    """
 
-    def __init__(self, computes: set[Taint], effects: set[Taint]) -> None:
-        self.computes = computes
-        self.effects = effects
+    stage: int
+    per_shard: bool
+
+    def computes(self, taint: Taint) -> bool:
+        """Whether the program may compute a value. A value without BATCH is computed wherever it is needed."""
+        if taint & BATCH:
+            return self.per_shard and stage_of(taint) == self.stage
+        return stage_of(taint) <= self.stage
+
+    def reads(self, taint: Taint) -> bool:
+        """Whether the program may read a value that an earlier one has computed of the same shard."""
+        return self.per_shard and bool(taint & BATCH) and stage_of(taint) < self.stage
+
+    def runs_effects(self, taint: Taint) -> bool:
+        """Whether the program runs the visible effects of an equation: exactly one does."""
+        return bool(taint & BATCH) == self.per_shard and (not self.per_shard or self.computes(taint))
 
 
 @dataclass(frozen=True)
@@ -93,9 +108,9 @@ class Analysed:
     taints: Taints
     state: list[Var]
     batch: list[Var]
-    operands: list[Var] = field(default_factory=list)  # the contributed values, each once
-    means: list[Var] = field(default_factory=list)  # the results of pmean and psum for them
-    rest: list[Var] = field(default_factory=list)  # what compute makes for report; set when report is built
+    means: list[Var] = field(default_factory=list)  # the results of the exchanges, in their order
+    # What one program makes for a later one on the same shard, an ordered set. Complete when all are gathered.
+    rest: dict[Var, None] = field(default_factory=dict)
     alias: dict[Var, Atom] = field(default_factory=dict)
 
     def resolve(self, atom: Atom) -> Atom:
@@ -104,58 +119,64 @@ class Analysed:
             atom = self.alias[atom]
         return atom
 
+    def stage(self, atom: Atom) -> int:
+        return stage_of(self.taints.taint(atom))
 
-def gather(step: Analysed, kind: Kind, outvars: Sequence[Atom], donated: Sequence[int] = ()) -> Part:
-    """Build the program of a kind that makes `outvars`. It has the donated leaves as inputs even if unused."""
-    gatherer = _Gatherer(step, kind)
-    gatherer.run(outvars)
-    needed = gatherer.needed
-    if kind is Kind.REPORT:
-        step.rest = list(gatherer.rest)
-    also = {step.state[i] for i in donated}
-    groups = {
-        "state": _present(step.state, needed | also),
-        "batch": _present(step.batch, needed),
-        "means": _present(step.means, needed),
-        "rest": _present(step.rest, gatherer.rest),
-    }
-    consts = [var for var in step.flat.consts if var in needed]
-    inputs = [getattr(step, name)[i] for name, indices in groups.items() for i in indices]
-    jaxpr = _compat.new_jaxpr([*consts, *inputs, *gatherer.zeros.values()], outvars, gatherer.eqns[::-1])
-    return Part(
-        jaxpr=jaxpr,
-        consts=tuple(step.flat.consts[var] for var in consts),
-        zeros=tuple(var.aval for var in gatherer.zeros.values()),
-        **{name: tuple(indices) for name, indices in groups.items()},
-    )
+    def rest_of(self, stage: int) -> list[Var]:
+        """What the program of a stage makes for those of later stages, which must have been gathered."""
+        return [var for var in self.rest if self.stage(var) == stage]
 
 
-def _present(variables: Sequence[Var], needed: Container[Var]) -> list[int]:
-    return [i for i, var in enumerate(variables) if var in needed]
+class Gathered:
+    """The equations of one program. Those of later stages must be gathered first, since they say what they read."""
 
-
-class _Gatherer:
-    def __init__(self, step: Analysed, kind: Kind) -> None:
+    def __init__(
+        self, step: Analysed, kind: Kind, outvars: Sequence[Atom], donated: Sequence[int] = ()
+    ) -> None:
+        """Gather what makes `outvars`. The program has the donated leaves as inputs even if it does not read them."""
         self._step = step
         self._kind = kind
-        self.eqns: list[Eqn] = []  # last one first
-        self.needed: set[Var] = set()
-        self.rest: dict[Var, None] = {}  # an ordered set
-        self.zeros: dict[Var, Var] = {}
-
-    def run(self, outvars: Sequence[Atom]) -> None:
-        self.needed.update(atom for atom in outvars if _compat.is_var(atom))
-        for eqn in reversed(self._step.flat.eqns):
+        self._outvars = outvars
+        self._also = {step.state[i] for i in donated}
+        self._eqns: list[Eqn] = []  # last one first
+        self._needed: set[Var] = {atom for atom in outvars if _compat.is_var(atom)}
+        self._rest: set[Var] = set()  # made by an earlier program
+        self._zeros: dict[Var, Var] = {}
+        for eqn in reversed(step.flat.eqns):
             if eqn.primitive is not pmean_p:
                 self._visit(eqn)
 
+    def part(self) -> Part:
+        """The program. Only once all programs are gathered."""
+        step, needed = self._step, self._needed
+        rest = [var for stage in range(self._kind.stage) for var in step.rest_of(stage)]
+        kinds = {
+            "state": (step.state, needed | self._also),
+            "batch": (step.batch if self._kind.stage == 0 else [], needed),
+            "means": (step.means, needed),
+            "rest": (rest, self._rest),
+        }
+        indices = {
+            name: [i for i, var in enumerate(variables) if var in wanted]
+            for name, (variables, wanted) in kinds.items()
+        }
+        inputs = [kinds[name][0][i] for name, found in indices.items() for i in found]
+        consts = [var for var in step.flat.consts if var in needed]
+        invars = [*consts, *inputs, *self._zeros.values()]
+        return Part(
+            jaxpr=_compat.new_jaxpr(invars, self._outvars, self._eqns[::-1]),
+            consts=tuple(step.flat.consts[var] for var in consts),
+            zeros=tuple(var.aval for var in self._zeros.values()),
+            **{name: tuple(found) for name, found in indices.items()},
+        )
+
     def _visit(self, eqn: Eqn) -> None:
-        used = [var in self.needed for var in eqn.outvars]
+        used = [var in self._needed for var in eqn.outvars]
         has_effects = _compat.visible_effects(eqn)
-        keeps_effects = has_effects and self._effect_taint(eqn) in self._kind.effects
+        keeps_effects = has_effects and self._kind.runs_effects(self._effect_taint(eqn))
         if not any(used) and not keeps_effects:
             return
-        wanted = BOTH if keeps_effects else STATE
+        wanted = BATCH if keeps_effects else STATE
         for var, is_used in zip(eqn.outvars, used, strict=True):
             wanted |= self._step.taints.taint(var) if is_used else STATE
         reduced: Eqn | None = eqn
@@ -163,22 +184,23 @@ class _Gatherer:
             reduced = _compat.prune(eqn, used, keep_effects=keeps_effects)
         if reduced is not None:
             invars = [self._operand(atom, wanted) for atom in reduced.invars]
-            self.eqns.append(reduced.replace(invars=invars))
+            self._eqns.append(reduced.replace(invars=invars))
 
     def _operand(self, atom: Atom, wanted: Taint) -> Atom:
         atom = self._step.resolve(atom)
         if not _compat.is_var(atom):
             return atom
         taint = self._step.taints.taint(atom)
-        if taint in self._kind.computes:
-            self.needed.add(atom)
+        if self._kind.reads(taint) and wanted & BATCH:
+            self._step.rest[atom] = None
+            self._rest.add(atom)
             return atom
-        if self._kind is Kind.REPORT and wanted & BATCH:
-            self.rest[atom] = None
+        if self._kind.computes(taint):
+            self._needed.add(atom)
             return atom
-        if atom not in self.zeros:
-            self.zeros[atom] = _compat.new_var(atom.aval)
-        return self.zeros[atom]
+        if atom not in self._zeros:
+            self._zeros[atom] = _compat.new_var(atom.aval)
+        return self._zeros[atom]
 
     def _effect_taint(self, eqn: Eqn) -> Taint:
         taint = STATE

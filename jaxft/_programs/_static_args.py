@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxft._errors import ConfigurationError
+from jaxft._programs._checks import short
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,18 @@ class Statics:
         for number, value in enumerate(args, start=2):
             if number not in self.positions:
                 raise ConfigurationError(
-                    _undeclared(f"{value!r} at position {number}", f"static_argnums={number}")
+                    _undeclared(f"{short(value)} at position {number}", f"static_argnums={number}")
                 )
         for name, value in kwargs.items():
             if name not in self.names:
-                raise ConfigurationError(_undeclared(f"{name}={value!r}", f"static_argnames={name!r}"))
+                raise ConfigurationError(_undeclared(f"{name}={short(value)}", f"static_argnames={name!r}"))
 
 
 def _undeclared(what: str, declaration: str) -> str:
     return (
-        f"The step was called with the additional argument {what}. Besides a state and a batch it accepts only "
-        f"static arguments: declare it ({declaration}) if it is part of the program, or put it into the batch or the "
-        "state."
+        f"The step was called with the additional argument {what}. A step is called with a state, a batch and "
+        f"static arguments: declare it ({declaration}) if it is part of the program. Otherwise put it into the "
+        "batch, such as `(images, labels)`, or, if it lasts from step to step, into the state."
     )
 
 

@@ -1,14 +1,17 @@
-"""What each value of a step derives from: the batch, a mean or sum over shards, both, or the state alone.
+"""What each value of a step derives from: the batch, the results of which exchanges, both, or the state alone.
 
-Theory of operation. A taint is a set of two facts, kept as bits:
+Theory of operation. A taint is a set of facts, kept as bits:
 
 - BATCH: derives from the batch, or from a host callback, without a pmean or psum in between. Groups hold
   different values, and a group that joins later cannot recompute them.
-- MEAN: derives from the result of a pmean or psum, so it exists only after the exchange.
+- One bit for each exchange of the step: derives from a mean or sum of that exchange, so it exists only after it.
 
-A value with neither derives from the state (and from constants): every group can compute it, at any time.
-`pmean` and `psum` clear BATCH and set MEAN. For a value without BATCH, a pmean is the identity; a psum would be
-that value times the number of shards, which a step cannot know (without `shards` it changes with the quorum).
+A value with none of them derives from the state (and from constants): every group can compute it, at any time.
+
+The *stage* of a value is the number of exchanges that come before it: one more than the last exchange that it derives
+from. A pmean or psum of a value with BATCH is exchanged as soon as it can be, in exchange number `stage`; its result
+has the bit of that exchange alone. For a value without BATCH, a pmean is the identity; a psum is that value times the
+number of shards, if that is known (without `shards` it changes with the quorum).
 
 Taints flow forward, one equation at a time, result by result through nested calls, custom derivatives, remat,
 cond, scan and while (the two loops by iterating to a fixed point; taints only grow, so this terminates). Each
@@ -19,17 +22,17 @@ never accepts an invalid one.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from jaxft._arrays._layout import Operation
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._inline import Flat
-from jaxft._programs._primitive import call_name, pmean_p
+from jaxft._programs._primitive import check_dtype, pmean_p
 
 Taint = int
 STATE: Taint = 0
 BATCH: Taint = 1
-MEAN: Taint = 2
-BOTH: Taint = BATCH | MEAN
+_FIRST_MEAN: Taint = 2
 
 # Their results come from outside the program, so groups may see different ones.
 _FROM_OUTSIDE = frozenset({"io_callback", "pure_callback", "buffer_callback", "infeed", "rng_uniform"})
@@ -45,6 +48,11 @@ _CALLS = frozenset(
 )  # fmt: skip
 
 
+def stage_of(taint: Taint) -> int:
+    """The number of exchanges that come before a value with this taint."""
+    return (taint // _FIRST_MEAN).bit_length()
+
+
 @dataclass
 class Taints:
     """The taints of all variables of a flat step, and what each of its pmeans and psums is."""
@@ -58,52 +66,65 @@ class Taints:
         return self.of.get(atom, STATE) if _compat.is_var(atom) else STATE
 
 
-def analyse(flat: Flat, batch: Sequence[Var]) -> Taints:
+def analyse(flat: Flat, batch: Sequence[Var], shards: int | None = None) -> Taints:
     """Find what every value of a flat step derives from.
 
+    Each psum of a value that does not depend on the batch is replaced in `flat` by a multiplication.
+
     Raises:
-        StepError: a pmean or psum of a value that depends on an earlier one and on the batch at once; a psum of
-            a value that does not depend on the batch.
+        StepError: a pmean or psum of a dtype that it does not accept; a psum of a value that does not depend on the
+            batch, if `shards` is None.
     """
     taints = Taints(of=dict.fromkeys(batch, BATCH), exchanged={}, alias={})
-    rules = _Rules()
+    rules = Rules()
+    eqns: list[Eqn] = []
     for eqn in flat.eqns:
+        eqns.append(eqn)
         ins = [taints.taint(atom) for atom in eqn.invars]
         if eqn.primitive is pmean_p:
-            _mark(eqn, ins, taints)
+            eqns += _mark(eqn, ins, taints, shards)
             continue
         taints.of.update(zip(eqn.outvars, rules.results(eqn, ins), strict=True))
+    flat.eqns = eqns
     return taints
 
 
-def _mark(eqn: Eqn, ins: Sequence[Taint], taints: Taints) -> None:
+def _mark(eqn: Eqn, ins: Sequence[Taint], taints: Taints, shards: int | None) -> Sequence[Eqn]:
+    """Note what each result of a pmean or psum is; return the equations for those that need no exchange."""
+    more: list[Eqn] = []
+    operation: Operation = eqn.params["operation"]
     for var, atom, taint, label in zip(eqn.outvars, eqn.invars, ins, eqn.params["labels"], strict=True):
-        if taint == BOTH:
-            raise StepError(
-                f"{call_name(eqn)} of a value that depends both on an earlier pmean or psum and on the batch "
-                f"({_compat.source_line(eqn)}). A step has one exchange: average or sum everything that depends "
-                "on the batch in one place, and compute the rest from those results."
-            )
-        if eqn.params["operation"] == "sum" and not taint & BATCH:
+        if operation == "sum" and not taint & BATCH and shards is None:
             raise StepError(
                 f"jaxft.psum was given a leaf that does not depend on the batch, {label or 'its whole argument'} "
                 f"({_compat.source_line(eqn)}). It is the same in all shards, so its sum is the leaf times the "
-                "number of shards. Multiply it by that number yourself, or compute it from the batch: a count as "
-                "`jnp.sum(batch.weight)`, for instance, rather than from a shape."
+                "number of shards, which changes with the quorum. Pass shards= to jaxft.fault_tolerant, or compute "
+                "the leaf from the batch: a count as `jnp.sum(batch.weight)`, for instance, rather than from a shape."
             )
-        if taint == BATCH:
+        if taint & BATCH:
             assert _compat.is_var(atom)
+            check_dtype(_compat.dtype(atom), operation, label, f" ({_compat.source_line(eqn)})")
             taints.exchanged[var] = atom
-            taints.of[var] = MEAN
-        else:
+            taints.of[var] = _FIRST_MEAN << stage_of(taint)
+            continue
+        taints.of[var] = taint
+        if operation == "mean" or shards == 1:
             taints.alias[var] = atom
-            taints.of[var] = taint
+        else:
+            assert shards is not None
+            more += _compat.scaled_eqns(atom, var, shards)
+    return more
 
 
-class _Rules:
-    """How taints pass through one equation. A jaxpr is analysed once per combination of input taints."""
+class Rules:
+    """How taints pass through one equation. A jaxpr is analysed once per combination of input taints.
 
-    def __init__(self) -> None:
+    Args:
+        see: called with each equation, nested ones included, and the taints of its operands.
+    """
+
+    def __init__(self, see: Callable[[Eqn, Sequence[Taint]], None] = lambda eqn, ins: None) -> None:
+        self._see = see
         self._known: dict[tuple[int, tuple[Taint, ...]], tuple[Taint, ...]] = {}
         self._alive: list[AnyJaxpr] = []  # keeps the objects alive, so that their ids stay unique
         self._rules: dict[str, Callable[[Eqn, list[Taint]], Sequence[Taint]]] = {
@@ -113,6 +134,8 @@ class _Rules:
         }
 
     def results(self, eqn: Eqn, ins: list[Taint]) -> Sequence[Taint]:
+        """The taints of an equation's results, given those of its operands."""
+        self._see(eqn, ins)
         name = eqn.primitive.name
         if name in self._rules:
             return self._rules[name](eqn, ins)

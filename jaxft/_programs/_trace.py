@@ -1,17 +1,21 @@
 """Traces a train step over flat leaves, and checks that it has the signature that jaxft needs."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
 from jaxft._errors import StepError
 from jaxft._programs import _compat
+from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._compat import AnyJaxpr, PyTreeDef
 from jaxft._programs._leaves import labels
 
 Spec = jax.ShapeDtypeStruct
+KeyPath: TypeAlias = tuple[Any, ...]
+_UNBOUND = re.compile(r"unbound axis name:? '?(\w+)")
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,12 @@ class Traced:
     state_tree: PyTreeDef
     batch_tree: PyTreeDef
     metrics_tree: PyTreeDef
+    state_paths: Sequence[KeyPath]
+    batch_labels: Sequence[str]
+
+    @property
+    def state_labels(self) -> list[str]:
+        return list(map(jax.tree_util.keystr, self.state_paths))
 
 
 def trace_step(
@@ -30,34 +40,62 @@ def trace_step(
     batch: tuple[Sequence[Spec], PyTreeDef],
     static_args: tuple[Any, ...],
     static_kwargs: Mapping[str, Any],
+    axis: Axis = NO_AXIS,
 ) -> Traced:
     """Trace a step once.
 
     Raises:
-        StepError: it does not return (state, metrics), or changes the structure, shapes or dtypes of the state.
+        StepError: it does not return (state, metrics), changes the structure, shapes or dtypes of the state, or uses
+            a named axis other than `axis`.
     """
     (state_specs, state_tree), (batch_specs, batch_tree) = state, batch
-    trees: list[PyTreeDef] = []
+    seen: list[_Seen] = []
 
     def flat_step(*leaves: Any) -> tuple[list[Any], list[Any]]:
         count = len(state_specs)
-        result = train_step(
-            jax.tree.unflatten(state_tree, leaves[:count]),
-            jax.tree.unflatten(batch_tree, leaves[count:]),
-            *static_args,
-            **static_kwargs,
-        )
-        new_state, metrics = _pair(result)
+        given = jax.tree.unflatten(state_tree, leaves[:count])
+        batch_given = jax.tree.unflatten(batch_tree, leaves[count:])
+        # Now, because the step may change what it is given.
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(given)]
+        batch_labels = labels(batch_given)
+        new_state, metrics = _pair(train_step(given, batch_given, *static_args, **static_kwargs))
         new_leaves, new_tree = jax.tree.flatten(new_state)
         if new_tree != state_tree:
-            raise StepError(_other_structure(state_tree, new_tree))
+            had = list(map(jax.tree_util.keystr, paths))
+            raise StepError(_other_structure((state_tree, had), (new_tree, labels(new_state))))
         metric_leaves, metrics_tree = jax.tree.flatten(metrics)
-        trees.append(metrics_tree)
+        seen.append(_Seen(metrics_tree, paths, batch_labels))
         return new_leaves, metric_leaves
 
-    jaxpr = _compat.trace(flat_step, *state_specs, *batch_specs)
-    _check_types(_compat.open_jaxpr(jaxpr).outvars, state_specs, state_tree)
-    return Traced(jaxpr, state_tree, batch_tree, trees[-1])
+    try:
+        jaxpr = _compat.trace(flat_step, *state_specs, *batch_specs, axis_sizes=axis.sizes)
+    except NameError as error:
+        raise _unbound_axis(error) or error from error
+    metrics_tree, paths, batch_labels = seen[-1]
+    traced = Traced(jaxpr, state_tree, batch_tree, metrics_tree, paths, batch_labels)
+    _check_types(_compat.open_jaxpr(jaxpr).outvars, state_specs, traced.state_labels)
+    return traced
+
+
+class _Seen(NamedTuple):
+    """What only the trees themselves tell, which exist while the step is traced."""
+
+    metrics_tree: PyTreeDef
+    state_paths: Sequence[KeyPath]
+    batch_labels: Sequence[str]
+
+
+def _unbound_axis(error: NameError) -> StepError | None:
+    found = _UNBOUND.search(str(error))
+    if found is None:
+        return None
+    line = _compat.raising_line(error)
+    return StepError(
+        f"The step uses the named axis {found[1]!r}, which is not bound{f' ({line})' if line else ''}. For a step "
+        "that was written for jax.pmap or jax.shard_map, pass "
+        f"`axis_name={found[1]!r}` to jaxft.fault_tolerant, with the number of shards: lax.pmean, lax.psum and "
+        "lax.axis_index over it then mean those of jaxft. Or write jaxft.pmean, jaxft.psum and jaxft.shard_index."
+    )
 
 
 def _pair(result: Any) -> tuple[Any, Any]:
@@ -70,8 +108,8 @@ def _pair(result: Any) -> tuple[Any, Any]:
     )
 
 
-def _other_structure(old: PyTreeDef, new: PyTreeDef) -> str:
-    had, has = labels(old), labels(new)
+def _other_structure(before: tuple[PyTreeDef, list[str]], after: tuple[PyTreeDef, list[str]]) -> str:
+    (old, had), (new, has) = before, after
     missing = [path or "the state itself" for path in had if path not in has]
     extra = [path or "the state itself" for path in has if path not in had]
     parts = [
@@ -84,12 +122,12 @@ def _other_structure(old: PyTreeDef, new: PyTreeDef) -> str:
     )
 
 
-def _check_types(outvars: Sequence[Any], specs: Sequence[Spec], tree: PyTreeDef) -> None:
+def _check_types(outvars: Sequence[Any], specs: Sequence[Spec], paths: Sequence[str]) -> None:
     for index, (var, spec) in enumerate(zip(outvars, specs, strict=False)):
         if var.aval.shape == spec.shape and var.aval.dtype == spec.dtype:
             continue
         raise StepError(
-            f"The new state's leaf {labels(tree)[index] or 'state'} has type {var.aval.str_short()}, but the old "
+            f"The new state's leaf {paths[index] or 'state'} has type {var.aval.str_short()}, but the old "
             f"one has {spec.dtype}{list(spec.shape)}. A step must keep the types of its state; convert the leaf "
             "(`.astype(old.dtype)`) or start from a state of the new type."
         )

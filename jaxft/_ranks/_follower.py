@@ -74,6 +74,7 @@ class Follower:
         self._verdicts: queue.SimpleQueue[pb.Verdict] = queue.SimpleQueue()
         self._operation = 0
         self._progress = 0
+        self._silence_s = silence_s
         self._working: tuple[str, Abort] | None = None
         self._stopped = ""  # the operation that rank 0 stopped last
         self._ended: str | None = None
@@ -155,6 +156,9 @@ class Follower:
         decision = self._next(self._decisions, f"rank 0 to decide {what!r}")
         self._check("decision", decision.what, what)
         return decision.value
+
+    def await_loss(self) -> None:
+        self._link.await_loss(self._silence_s)
 
     @contextlib.contextmanager
     def operation(self, what: str, abort: Abort) -> Iterator[Operation]:

@@ -43,6 +43,7 @@ class Leader:
         self.size = 1 + len(connections)
         self._name = name
         self._stuck_s = stuck_s
+        self._silence_s = silence_s
         self._progress = [0] * (1 + len(connections))
         self._lock = threading.Lock()
         self._outcomes: list[queue.SimpleQueue[pb.Outcome]] = [queue.SimpleQueue() for _ in connections]
@@ -95,6 +96,11 @@ class Leader:
     def decide(self, what: str, value: bool) -> bool:
         self._send(pb.LeaderMessage(decision=pb.Decision(what=what, value=value)))
         return value
+
+    def await_loss(self) -> None:
+        deadline_s = time.monotonic() + self._silence_s
+        for link in self._links:
+            link.await_loss(max(0.0, deadline_s - time.monotonic()))
 
     @contextlib.contextmanager
     def operation(self, what: str, abort: Abort) -> Iterator[Operation]:

@@ -92,6 +92,10 @@ class Link:
             thread.join()
         self._connection.close()
 
+    def await_loss(self, timeout_s: float) -> None:
+        """Return after `timeout_s`, or as soon as the other rank has ended in an orderly way."""
+        self._other_ends.wait(timeout_s)
+
     def lost(self, why: str) -> NoReturn:
         """End this process: the other rank does not move any more."""
         self._end(why)

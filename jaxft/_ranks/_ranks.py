@@ -51,6 +51,13 @@ class Ranks(Protocol):
         """Return rank 0's value, in every rank. `what` names the decision: it is the same in every rank."""
         ...
 
+    def await_loss(self) -> None:
+        """A collective has failed, most likely because another rank is gone: give its link the time to notice.
+
+        If it does, this process ends here, with the status that says so.
+        """
+        ...
+
     def operation(self, what: str, abort: Abort) -> contextlib.AbstractContextManager[Operation]:
         """Within the context, `abort` is set as soon as the operation has failed in another rank."""
         ...
@@ -117,6 +124,9 @@ class OneRank:
 
     def decide(self, what: str, value: bool) -> bool:
         return value
+
+    def await_loss(self) -> None:
+        """There is no other rank."""
 
     @contextlib.contextmanager
     def operation(self, what: str, abort: Abort) -> Iterator[Operation]:

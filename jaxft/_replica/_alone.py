@@ -2,18 +2,20 @@
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxft._arrays._pieces import Pieces
 from jaxft._errors import NonFinite
 from jaxft._exchange._partials import Partials
 from jaxft._programs._nonfinite import find
 from jaxft._programs._programs import Local
 from jaxft._replica._engine import Call
+from jaxft._replica._steps import LoopWatch
 
 _log = logging.getLogger("jaxft")
 
@@ -21,34 +23,56 @@ _log = logging.getLogger("jaxft")
 class Alone:
     """The engine of a step without a manager: computes all shards itself."""
 
+    unreturned = None  # the state is consumed, and the new one returned, without a wait in between
+
     def __init__(self) -> None:
         self.step = 0
+        self.loop = LoopWatch()
+        self.handed: Sequence[jax.Array] | None = None
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
+    def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        self.handed = state
+        return state
+
+    def edit(self, changes: Mapping[int, jax.Array]) -> None:
+        assert self.handed is not None
+        self.handed = [changes.get(index, leaf) for index, leaf in enumerate(self.handed)]
+
     def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
+        self.loop.called(self.step)
         means, local = self._means(call, state)
         if self._skips(call, means):
             result = state, call.programs.blank_metrics()
         else:
             result = call.programs.apply(state, means, local)
         self.step += 1
+        self.handed = result[0]
         return result
 
     def _means(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[Any], Local]:
         """The means over all shards, and the local values of the first shard."""
         programs, count = call.programs, call.shards or 1
-        contribution, local = programs.compute(state, call.batch_for(self.step, 0))
-        if count == 1:
-            return contribution, local  # on the device, without waiting for them
-        pieces = programs.contribution_pieces
-        partials = Partials(programs.piece_layout, count)
-        partials.add(0, pieces.split(contribution))
-        for shard in range(1, count):
-            contribution, _ = programs.compute(state, call.batch_for(self.step, shard))
-            partials.add(shard, pieces.split(contribution))
-        return pieces.join(partials.mean_alone()), local
+        means: list[Any] = []
+        local: dict[int, Local] = {}
+        for stage, layout in enumerate(programs.layouts):
+            pieces = programs.stage_pieces[stage]
+            partials = Partials(layout, count)
+            made: Sequence[Any] = ()
+            for shard in range(count):
+                if stage == 0:
+                    made, now = programs.compute(state, call.batch_for(self.step, shard), shard)
+                else:
+                    made, now = programs.compute_next(state, means, local[shard])
+                if shard == 0 or stage + 1 < programs.stages:
+                    local[shard] = now
+                if count > 1:
+                    partials.add(shard, pieces.split(made))
+            # A single contribution stays on the device, and is not waited for.
+            means += pieces.join(partials.mean_alone()) if count > 1 else made
+        return means, local[0]
 
     def _skips(self, call: Call, means: Sequence[Any]) -> bool:
         # A warning alone is not worth copying the means to the host.
@@ -67,9 +91,9 @@ class Alone:
 
 def _found_in_any_process(call: Call, means: Sequence[Any]) -> str:
     """Which of the means is not finite; all processes of the program get an answer, or none."""
-    pieces = call.programs.contribution_pieces
-    found = find(call.programs.piece_specs, pieces.split(means), call.nonfinite)
-    if pieces.whole:
+    parts = Pieces.of(means)
+    found = find(call.programs.piece_specs, parts.split(means), call.nonfinite)
+    if parts.whole:
         return found
     (everywhere,) = np.nonzero(multihost_utils.process_allgather(np.asarray(bool(found))))
     return found or (f"a value that process {everywhere[0]} holds" if everywhere.size else "")

@@ -1,6 +1,12 @@
 """Attempts at one step: compute this group's shards, exchange with the others, vote; apply once the job commits.
 
-Each phase is announced on the logger at DEBUG ("compute step 3 shard 1", "exchange step 3", ...).
+A step with several exchanges computes and exchanges in turn, stage by stage, and votes once. An attempt goes through
+all stages again: it exchanges what was computed before, so that all members get the same means, however far each had
+come. The contributions to later stages stay valid, because the means do not depend on the members. Where they do
+(without `shards`, or after a member was evicted for what it had contributed), later stages are computed again.
+
+Each phase is announced on the logger at DEBUG: "compute step 3 shard 1", "exchange step 3", ..., and in later stages
+"compute step 3 shard 1 stage 1", "exchange step 3 stage 1".
 """
 
 import logging
@@ -19,6 +25,7 @@ from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._programs._programs import Local
+from jaxft._progress import told
 from jaxft._ranks._ranks import Directing, Ranks, Verdict
 from jaxft._replica._config import GroupConfig, address_of_rank
 from jaxft._replica._engine import Call, OwnBatch
@@ -29,18 +36,44 @@ from jaxft._transport._listener import Abort, Listener
 
 _log = logging.getLogger("jaxft")
 
+# Before a later exchange of a step, peers may compute for this many times as long as the step took so far, beyond the
+# usual limit. Nothing tells this group when they have; one that died or froze is noticed by its heartbeats.
+STAGES_OF_PATIENCE = 8
+
+
+@dataclass
+class _Stage:
+    """What this group has computed for one exchange, and the means of the last one."""
+
+    contributions: dict[int, Sequence[jax.Array]] = field(default_factory=dict[int, Sequence[jax.Array]])
+    locals: dict[int, Local] = field(default_factory=dict[int, Local])
+    partials: Partials | None = None
+    means: list[np.ndarray] | None = None
+
 
 @dataclass
 class _Work:
     """What this group has computed of one step. It outlives attempts, so nothing is computed twice."""
 
     step: int
-    contributions: dict[int, Sequence[jax.Array]] = field(default_factory=dict[int, Sequence[jax.Array]])
-    locals: dict[int, Local] = field(default_factory=dict[int, Local])
-    counted: tuple[int, ...] = ()  # which of them belong to the last attempt
-    partials: Partials | None = None
-    means: list[np.ndarray] | None = None
+    stages: list[_Stage] = field(default_factory=list[_Stage])
+    counted: tuple[int, ...] = ()  # the keys of the shards that belong to the last attempt
     nonfinite: str = ""  # which of the means is not finite
+
+    def means(self, stages: int) -> list[np.ndarray]:
+        """The means of the first stages, in the order of the contribution."""
+        found: list[np.ndarray] = []
+        for stage in self.stages[:stages]:
+            assert stage.means is not None
+            found += stage.means
+        return found
+
+    def took(self, number: int, means: list[np.ndarray]) -> None:
+        """Note the means of a stage. If they are not what later stages were computed from, these are dropped."""
+        stage = self.stages[number]
+        if stage.means is not None and not all(map(_same_bits, stage.means, means)):
+            del self.stages[number + 1 :]
+        stage.means = means
 
 
 class Attempts:
@@ -66,6 +99,7 @@ class Attempts:
         self._links: Links | None = None
         self._abort = Abort()
         self._voted_s = 0.0
+        self._shard: int | None = None  # which is being computed
 
     def attempt(self, call: Call, quorum: NewQuorum, step: int, record: Record) -> None:
         """Try a step in a quorum up to the vote, or until the core directs something else."""
@@ -82,11 +116,15 @@ class Attempts:
             self._abort = Abort()  # one for each quorum; its links watch it
         with self._session.activity(Attempt(quorum, Step(step)), self._abort) as abort:
             held.start_digest(quorum.step)
-            if not self._compute(call, quorum, abort, record):
-                return
-            self._session.computed = (quorum.quorum_id, Step(step))
-            if not self._exchanged(call, quorum, abort, record):
-                return
+            began_s = time.monotonic()
+            for stage in range(call.programs.stages):
+                if not self._compute(call, stage, quorum, abort, record):
+                    return
+                self._session.computed = (quorum.quorum_id, Step(step))
+                # From the first exchange on, time counts. Before a later one, peers may still compute.
+                more_s = STAGES_OF_PATIENCE * (time.monotonic() - began_s) if stage else 0.0
+                if not self._exchanged(call, stage, quorum, more_s, abort, record):
+                    return
         self._vote(call, quorum, record)
 
     def apply(self, call: Call, step: int, record: Record) -> None:
@@ -94,68 +132,99 @@ class Attempts:
         _log.debug("apply step %d", step)
         record.vote_s = time.perf_counter() - self._voted_s
         work = self._work
-        assert work.means is not None
         assert work.step == step == self._held.step
-        local = work.locals[min(work.counted)] if work.counted else None
+        means = work.means(call.programs.stages)
+        local = work.stages[-1].locals[min(work.counted)] if work.counted else None
         skip = call.nonfinite == "skip" and bool(work.nonfinite)
-        record.metrics = self._held.advance(call.programs, work.means, local, skip=skip)
-        self._session.post(Applied(Step(self._held.step)))
-        self.forget()
+        try:
+            record.metrics = self._held.advance(call.programs, means, local, skip=skip)
+        finally:
+            if self._held.step == step + 1:  # also if Ctrl-C came while it was applied
+                self._session.post(Applied(Step(self._held.step)))
+                self.forget()
 
     def forget(self) -> None:
         """Drop what was computed from a state that is no longer held."""
         self._work = _Work(self._held.step)
 
+    def give_up(self) -> int | None:
+        """After an exception: drop what may be half done. Return the shard that was being computed, if any."""
+        shard, self._shard = self._shard, None
+        self._drop_links()
+        self.forget()
+        return shard
+
     def close(self) -> None:
         self._drop_links()
 
-    def _compute(self, call: Call, quorum: NewQuorum, abort: Abort, record: Record) -> bool:
-        """Compute this group's missing shards; return False if the attempt was replaced meanwhile."""
+    def _compute(self, call: Call, number: int, quorum: NewQuorum, abort: Abort, record: Record) -> bool:
+        """Compute this group's missing shards of a stage; return False if the attempt was replaced meanwhile."""
         began_s = time.perf_counter()
         shards = _shards_of(quorum, self._me)
-        work, partials = self._work_for(call, quorum, shards)
+        stage, partials = self._stage_for(call, number, quorum, shards)
         # If each member has one shard, its number is the member's position, which may change. A batch that the group
-        # brings is valid at any position; one that is made for a position is valid only there.
-        own = call.shards is None and isinstance(call.batch_for, OwnBatch)
-        work.counted = ()
+        # brings is valid at any position; one that is made for a position is valid only there, as if the step asks
+        # for it.
+        anywhere = isinstance(call.batch_for, OwnBatch) and not call.programs.cut.depends_on_shard
+        own = call.shards is None and anywhere
+        self._work.counted = ()
         for shard in shards:
             if not self._ranks.decide("go on", not abort.is_set):
                 return False
             key = 0 if own else shard
-            if key not in work.locals:
-                _log.debug("compute step %d shard %d", work.step, shard)
-                batch = call.batch_for(work.step, shard)
-                leaves, work.locals[key] = call.programs.compute(self._held.leaves, batch)
-                contribution = call.programs.contribution_pieces.split(leaves)
-                record.shards.append(shard)
+            if key not in stage.locals:
+                self._shard = shard
+                _log.debug("compute step %d shard %d%s", self._work.step, shard, _stage_text(number))
+                leaves, stage.locals[key] = self._contribution(call, number, key, shard)
+                contribution = call.programs.stage_pieces[number].split(leaves)
+                if number == 0:
+                    record.shards.append(shard)
                 if call.shards is None:
-                    work.contributions[key] = contribution
+                    stage.contributions[key] = contribution
                 else:
                     partials.add(shard, contribution)
             if call.shards is None:
-                partials.add(shard, work.contributions[key])
-            work.counted = (*work.counted, key)
+                partials.add(shard, stage.contributions[key])
+            self._work.counted = (*self._work.counted, key)
+            self._shard = None
             self._session.got_on()
         record.compute_s += time.perf_counter() - began_s
         return self._ranks.decide("exchange", not abort.is_set)
 
-    def _work_for(self, call: Call, quorum: NewQuorum, shards: tuple[int, ...]) -> tuple[_Work, Partials]:
-        """What is already computed and usable in this quorum."""
-        if call.shards is not None and not self._work.locals.keys() <= set(shards):
+    def _contribution(self, call: Call, number: int, key: int, shard: int) -> tuple[list[jax.Array], Local]:
+        leaves, work = self._held.current, self._work
+        if number == 0:
+            with told(self._session.got_on):
+                batch = call.batch_for(work.step, shard)
+            return call.programs.compute(leaves, batch, shard)
+        means = call.programs.joined(work.means(number), number)
+        return call.programs.compute_next(leaves, means, work.stages[number - 1].locals[key])
+
+    def _stage_for(
+        self, call: Call, number: int, quorum: NewQuorum, shards: tuple[int, ...]
+    ) -> tuple[_Stage, Partials]:
+        """What is already computed for a stage, and usable in this quorum."""
+        first = self._work.stages[0].locals.keys() if self._work.stages else set[int]()
+        if call.shards is not None and not first <= set(shards):
             # Back after a lost connection, and other groups got shards that this group had computed: what was
             # already summed cannot be taken apart.
             self.forget()
-        work = self._work
-        if work.partials is None or call.shards is None:
-            work.partials = Partials(call.programs.piece_layout, quorum.total_shards)
-        return work, work.partials
+        stages = self._work.stages
+        if number == len(stages):
+            stages.append(_Stage())
+        stage = stages[number]
+        if stage.partials is None or call.shards is None:
+            stage.partials = Partials(call.programs.layouts[number], quorum.total_shards)
+        return stage, stage.partials
 
-    def _exchanged(self, call: Call, quorum: NewQuorum, abort: Abort, record: Record) -> bool:
+    def _exchanged(
+        self, call: Call, number: int, quorum: NewQuorum, more_s: float, abort: Abort, record: Record
+    ) -> bool:
         """Exchange with the other members; return False if it failed (and report that) or was aborted."""
         step = self._held.step
         began_s = time.perf_counter()
         try:
-            verdict = self._exchange_of_all_ranks(call, quorum, abort)
+            verdict = self._exchange_of_all_ranks(call, number, quorum, more_s, abort)
         finally:
             record.exchange_s += time.perf_counter() - began_s
         if verdict.ok:
@@ -167,18 +236,26 @@ class Attempts:
             self._session.post(ExchangeBroke(quorum.quorum_id, Step(step), accused, verdict.failure))
         return False
 
-    def _exchange_of_all_ranks(self, call: Call, quorum: NewQuorum, abort: Abort) -> Verdict:
+    def _exchange_of_all_ranks(
+        self, call: Call, number: int, quorum: NewQuorum, more_s: float, abort: Abort
+    ) -> Verdict:
+        work, stages = self._work, call.programs.stages
         with self._ranks.operation("exchange", abort) as operation:
             try:
-                means = self._work.means = self._exchange(call, quorum, abort)
+                means = self._exchange(call, number, quorum, more_s, abort)
             except ExchangeFailed as error:
                 return operation.settle(str(error), tuple(error.peers))
             self._session.got_on()
-            return operation.settle(note=self._finite.look(call, means, self._held.step))
+            work.took(number, means)
+            last = number == stages - 1
+            note = self._finite.look(call, work.means(stages), self._held.step) if last else ""
+            return operation.settle(note=note)
 
-    def _exchange(self, call: Call, quorum: NewQuorum, abort: Abort) -> list[np.ndarray]:
+    def _exchange(
+        self, call: Call, number: int, quorum: NewQuorum, more_s: float, abort: Abort
+    ) -> list[np.ndarray]:
         step, timeout_s = self._held.step, self._config.failure_timeout_s
-        _log.debug("exchange step %d", step)
+        _log.debug("exchange step %d%s", step, _stage_text(number))
         if self._links is None:
             self._links = Links.open(
                 self._listener,
@@ -190,14 +267,15 @@ class Attempts:
                 # Shorter than the exchange's timeout, so that members that wait for a link fail first.
                 patience=self._patience(quorum, step, timeout_s / 4),
             )
-        assert self._work.partials is not None
+        partials = self._work.stages[number].partials
+        assert partials is not None
         return exchange(
             self._links,
-            layout=call.programs.piece_layout,
+            layout=call.programs.layouts[number],
             step=step,
-            partials=self._work.partials,
+            partials=partials,
             total_shards=quorum.total_shards,
-            patience=self._patience(quorum, step, timeout_s / 2),
+            patience=self._patience(quorum, step, timeout_s / 2 + more_s),
         )
 
     def _patience(self, quorum: NewQuorum, step: int, timeout_s: float) -> Patience:
@@ -206,18 +284,26 @@ class Attempts:
 
     def _vote(self, call: Call, quorum: NewQuorum, record: Record) -> None:
         step, work = self._held.step, self._work
-        assert work.means is not None
         _log.debug("vote step %d", step)
         self._voted_s = time.perf_counter()
         digest = self._held.started_digest()
         assert digest is not None or step != quorum.step, "the first step of a quorum is compared"
         stop = work.nonfinite if call.nonfinite == "raise" else ""
-        self._session.post(Exchanged(quorum.quorum_id, Step(step), digest, stop))
+        self._session.post(Exchanged(quorum.quorum_id, Step(step), digest, stop, self._held.edit_digest()))
 
     def _drop_links(self) -> None:
         if self._links is not None:
             self._links.close()
             self._links = None
+
+
+def _stage_text(number: int) -> str:
+    return f" stage {number}" if number else ""
+
+
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    # As bytes: NaN is not equal to itself.
+    return np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
 
 
 def _shards_of(quorum: NewQuorum, group: GroupName) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 from jaxft_protocol.messages import Heal, Step
 from jaxft_protocol.replica.state import HealBroke, Healed, HealFrom, Identity, Replay, Replayed
 
+from jaxft._arrays._layout import LeafSpec
 from jaxft._errors import HealFailed
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._ranks._ranks import Directing, Ranks
@@ -89,9 +90,12 @@ class CatchUp:
         ):
             fetcher = self._fetcher_for(heal)
             means: list[np.ndarray] = []
+            edits: dict[int, jax.Array] = {}
             failure = note = ""
             try:
-                means = fetcher.means(step, call.programs.piece_specs, cancel=abort)
+                *means, changed = fetcher.means(step, self._logged(call), cancel=abort)
+                numbers = np.flatnonzero(changed).tolist()
+                edits = self._fetched_edits(fetcher, step, numbers, abort)
                 note = self._finite.look(call, means, step)
             except HealFailed as error:
                 failure = str(error)
@@ -99,19 +103,37 @@ class CatchUp:
             if not verdict.ok:
                 self._session.post(HealBroke(heal.heal_id, verdict.failure))
                 return False
+            self._held.replay_edit(edits)
             record.nonfinite = verdict.note
             skip = bool(record.nonfinite) and call.nonfinite == "skip"
-            metrics = self._held.advance(call.programs, means, None, skip=skip)
-            self._session.post(Replayed(heal.heal_id, Step(self._held.step)))
+            try:
+                metrics = self._held.advance(call.programs, means, None, skip=skip)
+            finally:
+                if self._held.step == step + 1:  # also if Ctrl-C came while it was applied
+                    self._session.post(Replayed(heal.heal_id, Step(self._held.step)))
         record.caught_up_with(metrics)
         if (so_far := record.heal) is not None:
             replayed = so_far.replayed_steps + 1
             record.heal = self._report(fetcher, so_far.snapshot_step, replayed, so_far.donors)
         return True
 
+    def _logged(self, call: Call) -> list[LeafSpec]:
+        """What donors log of a step: the means, and which leaves were edited before it."""
+        return [*call.programs.piece_specs, LeafSpec("edited", (len(self._held.leaves),), "uint8")]
+
+    def _fetched_edits(
+        self, fetcher: Fetcher, step: int, numbers: Sequence[int], abort: Abort
+    ) -> dict[int, jax.Array]:
+        """The leaves that the job edited before a step."""
+        like = [self._held.leaves[number] for number in numbers]
+        pieces = self._held.pieces(like)
+        fetched = fetcher.edits(step, pieces.split(like), cancel=abort)
+        return dict(zip(numbers, pieces.join(fetched), strict=True))
+
     def close(self) -> None:
         if self._fetcher is not None:
             self._fetcher.close()
+            self._fetcher = None
 
     def _fetcher_for(self, heal: Heal) -> Fetcher:
         if self._fetcher is None or self._fetches_for != heal.heal_id:

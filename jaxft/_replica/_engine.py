@@ -1,7 +1,7 @@
 """The interface that runs the steps of a group, in a job or alone."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -9,6 +9,7 @@ import jax
 
 from jaxft._programs._nonfinite import Policy
 from jaxft._programs._programs import Programs
+from jaxft._replica._steps import LoopWatch
 
 # Maps a step and a shard to that shard's batch.
 BatchFor = Callable[[int, int], Any]
@@ -39,8 +40,36 @@ class Engine(Protocol):
         """The number of committed steps."""
         ...
 
+    @property
+    def handed(self) -> Sequence[jax.Array] | None:
+        """The leaves of the state that is held, with edits; None before the first call or join."""
+        ...
+
+    @property
+    def unreturned(self) -> Sequence[jax.Array] | None:
+        """The leaves of the state that the last call came to, if it ended by an exception after that."""
+        ...
+
+    @property
+    def loop(self) -> LoopWatch:
+        """What the user's loop knows of the step."""
+        ...
+
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         """Within this context, the group does not count as hung."""
+        ...
+
+    def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Join the job without taking a step; return the leaves of its newest state.
+
+        Args:
+            call: the step to take later.
+            state: as in `run`; not consumed unless this group heals.
+        """
+        ...
+
+    def edit(self, changes: Mapping[int, jax.Array]) -> None:
+        """Replace leaves of the state before the next step, as part of that step."""
         ...
 
     def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:

@@ -1,6 +1,7 @@
 """The state that this group holds, offered to joiners and reported to the coordinator as digests."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +10,9 @@ from jaxft_protocol.messages import Step
 from jaxft_protocol.replica.state import Digested
 
 from jaxft._arrays._device_digest import PendingDigest, StateDigest, period_steps
+from jaxft._arrays._leaf_types import is_key
 from jaxft._arrays._pieces import Pieces
+from jaxft._errors import ConfigurationError
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Local, Programs
 from jaxft._ranks._ranks import Directing, Ranks
@@ -18,21 +21,68 @@ _WHOLE = Pieces([])  # of a group of one process
 
 
 class HeldState:
-    """The leaves of a state and its step. The training thread owns it."""
+    """The leaves of a state and its step. The training thread owns it.
+
+    State `step` is always the one that step `step` - 1 made. An edit belongs to the step that follows it: it is kept
+    apart until that step is applied, and logged with the step's means. So donors, digests, checkpoints and joiners
+    mean the same by state `step`, whether a group has made its edit already or not.
+    """
 
     def __init__(
         self, session: Directing, store: StateStore, ranks: Ranks, step: int, *, digest_every: int | None
     ) -> None:
         self.step = step
-        self.leaves: Sequence[jax.Array] = ()  # what the caller passed, or the state after it
-        self.newest: Sequence[jax.Array] | None = None  # the last one that a step or a heal made
+        self.leaves: Sequence[
+            jax.Array
+        ] = ()  # of state `step`: what the first call passed, or a step or a heal made
+        self.made = False  # a step or a heal has made it
+        self.edits: dict[int, jax.Array] = {}  # leaves that the next step starts from instead of these
         self._session = session
         self._store = store
         self._ranks = ranks
         self._digests = StateDigest()
         # Of the held state, even if the work based on it is dropped.
         self._digest: PendingDigest | None = None
+        self._edit_digest: int | None = None
         self._digest_every = digest_every
+
+    @property
+    def current(self) -> Sequence[jax.Array]:
+        """The leaves that the next step starts from: the state with its edits."""
+        if not self.edits:
+            return self.leaves
+        return [self.edits.get(index, leaf) for index, leaf in enumerate(self.leaves)]
+
+    def edit(self, changes: Mapping[int, jax.Array]) -> None:
+        """Make an edit before the next step, after those that were made before."""
+        self.edits = {**self.edits, **changes}
+        self._edit_digest = None
+
+    def edit_digest(self) -> int:
+        """A digest of the edits before the next step, the same in all groups that made the same; 0: none."""
+        if not self.edits:
+            return 0
+        if self._edit_digest is None:
+            numbers = sorted(self.edits)
+            values = self._digests.start([self.edits[number] for number in numbers]).result()
+            said = f"{numbers} {values}".encode()
+            self._edit_digest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest()) or 1
+        return self._edit_digest
+
+    def replay_edit(self, changes: Mapping[int, jax.Array]) -> None:
+        """Make the edit that the job made before the next step.
+
+        Raises:
+            ConfigurationError: this group made another one.
+        """
+        mine, own = self.edit_digest(), sorted(self.edits)
+        self.edits, self._edit_digest = dict(changes), None
+        if mine and mine != self.edit_digest():
+            raise ConfigurationError(
+                f"This group has edited the state before step {self.step} (leaves number {own}), and the job has not "
+                f"made the same edit (leaves number {sorted(changes)}). Whether a group calls `step.edit` at a step, "
+                "and what its function does, may depend only on the number of the step and on the state."
+            )
 
     def publish(self) -> None:
         """Offer the state to joiners: the pieces that this process holds."""
@@ -44,7 +94,8 @@ class HeldState:
 
     def replace(self, step: int, leaves: Sequence[jax.Array]) -> None:
         """Replace the held state."""
-        self.step, self.leaves, self.newest = step, leaves, leaves
+        self.step, self.leaves, self.made = step, leaves, True
+        self.edits, self._edit_digest = {}, None
         self._digest = None
         self.publish()
 
@@ -57,20 +108,30 @@ class HeldState:
             local: this group's local values of the step, if it computed a shard.
             skip: keep the state, but count the step.
         """
-        self._store.log(self.step, means)
+        self._log(means)
         wanted = self._session.wants_digest(Step(self.step))
         if self._ranks.decide("take the last digest", wanted):
             self.say_digest(self.step)  # last chance: the state is about to be overwritten
         # Also for a skipped step: the next one overwrites its state.
         self._store.before_donation()
         if skip:
-            leaves, metrics = self.leaves, programs.blank_metrics()
+            leaves, metrics = self.current, programs.blank_metrics()
         else:
-            joined = programs.contribution_pieces.join(means)
-            leaves, metrics = programs.apply(self.leaves, joined, local)
+            leaves, metrics = programs.apply(self.current, programs.joined(means), local)
+        try:
             jax.block_until_ready(leaves)
-        self.replace(self.step + 1, leaves)
+        finally:
+            # Also if Ctrl-C came meanwhile: the state before is consumed.
+            self.replace(self.step + 1, leaves)
         return metrics
+
+    def _log(self, means: Sequence[np.ndarray]) -> None:
+        """Keep for joiners what makes the next state of this one: which leaves were edited, and the means."""
+        changed = np.zeros(len(self.leaves), np.uint8)
+        changed[list(self.edits)] = 1
+        edited = [self.edits[number] for number in sorted(self.edits)]
+        edits = [_on_host(piece) for piece in self.pieces(edited).split(edited)]
+        self._store.log(self.step, [*means, changed], edits)
 
     def digest_period(self) -> int:
         """The number of steps between comparisons of digests."""
@@ -102,3 +163,7 @@ class HeldState:
             return  # the job moved on before the session's thread got the report
         gone = not self.leaves or any(leaf.is_deleted() for leaf in self.leaves)
         self._session.post(Digested(Step(step), None if gone else self.digest()))
+
+
+def _on_host(leaf: jax.Array) -> np.ndarray:
+    return np.array(jax.random.key_data(leaf) if is_key(leaf) else leaf)

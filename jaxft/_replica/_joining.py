@@ -45,12 +45,13 @@ class Joining:
         """Hold the state of a call. Join the job with the first one, and check that later calls are of the same step.
 
         Raises:
-            ConfigurationError: the step differs from that of the first call, or the checkpoint is from another run.
+            ConfigurationError: the step differs from that of the first call, the checkpoint is from another run, or
+                there are checkpoints and none was asked for.
         """
         if self._settings is not None:
             self._check_same(self._settings, self._settings_of(call))
-            self._held.leaves = state
             return
+        self._saving.check_asked()
         self._held.leaves = state
         settings = self._settings_of(call)
         if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):

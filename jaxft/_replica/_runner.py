@@ -11,13 +11,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jaxft_protocol.messages import Step
 from jaxft_protocol.replica.state import (
     Apply,
     Attempt,
+    Directive,
     Fail,
     HealFrom,
     Identity,
@@ -27,7 +28,7 @@ from jaxft_protocol.replica.state import (
     TakeDigest,
 )
 
-from jaxft._errors import JobFinished
+from jaxft._errors import JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Programs
 from jaxft._ranks._ranks import Directing, Ranks
@@ -38,8 +39,11 @@ from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
+from jaxft._replica._raised import Raising
 from jaxft._replica._saving import Saving
-from jaxft._replica._session import error_of
+from jaxft._replica._session import Session, error_of
+from jaxft._replica._steps import LoopWatch
+from jaxft._replica._writer import Writer
 from jaxft._report import Record, StepReport
 from jaxft._transport._listener import Listener
 
@@ -60,6 +64,8 @@ class Runner:
     ) -> None:
         self._config = config
         self._session = session
+        self._ranks = ranks
+        self._broken = ""  # the exception that left a call, in a group of several processes
         self._held = HeldState(session, store, ranks, config.step, digest_every=config.digest_every)
         finite = FiniteCheck(config.group)
         self._attempts = Attempts(config, session, ranks, listener, self._held, finite)
@@ -68,12 +74,21 @@ class Runner:
         self._joining = Joining(config, session, ranks, self._held, self._saving)
         self._record = Record()
         self._programs: Programs | None = None  # of the last call
-        self._seen = -1  # number of the last directive that was carried out
+        # The number of the last directive that was taken, and the directive while it is carried out.
+        self._taken: tuple[int, Directive | None] = (-1, None)
+        self._raising = Raising(config, cast(Session, session))  # used only in groups of one process
+        self._writer = Writer(config.group)
+        self._unreturned: Sequence[jax.Array] | None = None
         self._report: StepReport | None = None
+        self.loop = LoopWatch()
 
     @property
     def step(self) -> int:
         return self._held.step
+
+    @property
+    def handed(self) -> Sequence[jax.Array] | None:
+        return self._held.current if self.started else None
 
     @property
     def started(self) -> bool:
@@ -89,6 +104,15 @@ class Runner:
         """Show values beside this group's next sample."""
         self._session.show(values)
 
+    @property
+    def unreturned(self) -> Sequence[jax.Array] | None:
+        """The state that the last call came to, if an exception such as Ctrl-C kept it from returning that."""
+        return self._unreturned
+
+    @property
+    def is_writer(self) -> bool:
+        return self._writer.is_it(self._session.quorum)
+
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return self._session.in_step(False)
 
@@ -98,24 +122,77 @@ class Runner:
         A group that had to heal returns as soon as it has reached the frontier, with the metrics of the last step
         it replayed, so that its loop can see the job's progress. A spare returns after each step it replays.
         """
+        self.loop.called(self._held.step)
+        before = self._held.step
+        self._take_part(call, state, joins=False)
+        if self._held.step != before + 1:
+            self.loop.jumped("this group was behind and has caught up with the others")
+        return self._held.leaves, self._record.metrics
+
+    def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        before = self._held.step
+        self._take_part(call, state, joins=True)
+        if self._held.step != before:
+            self.loop.jumped("this group has joined a job that was under way")
+        return self._held.current
+
+    def edit(self, changes: Mapping[int, jax.Array]) -> None:
+        self._held.edit(changes)
+        self._attempts.forget()
+
+    def _take_part(self, call: Call, state: Sequence[jax.Array], *, joins: bool) -> None:
+        if self._broken:
+            raise SessionFailed(
+                f"An exception has left the step in this rank of group {self._config.group!r} before: "
+                f"{self._broken}. In a group of several processes the others cannot know, so this group has to be "
+                "started again."
+            )
         with self._session.in_step(True):
             self._joining.prepare(call, state)
             self._programs = call.programs
             self._record = self._record.next_call()
+            before, given, self._unreturned = self._held.step, self._held.leaves, None
             try:
-                self._follow_directives(call, self._record)
+                self._follow_directives(call, self._record, joins=joins)
+            except BaseException as error:
+                if self._held.leaves is not given:
+                    self._unreturned = self._held.leaves
+                if self._held.step not in (before, before + 1):
+                    self.loop.jumped("this group had caught up when an exception ended the last call")
+                self._left_by(error)
+                raise
             finally:
-                self._report = self._record.report(self._held.step)
+                if self._held.step != before:
+                    self._writer.committed(self._record.committed_by, self._held.step)
+                self._report = self._record.report(self._held.step, self._writer.name)
                 self._session.sample(self._report)
-        return self._held.leaves, self._record.metrics
 
-    def _follow_directives(self, call: Call, record: Record) -> None:
+    def _left_by(self, error: BaseException) -> None:
+        """An exception leaves the call: let the next one find what is still to be done."""
+        if self._ranks.size > 1:
+            # The other ranks may be inside the same collective for ever, so this group cannot go on.
+            self._broken = repr(error)
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                self._ranks.await_loss()
+            return
+        number, directive = self._taken
+        if isinstance(directive, Attempt):
+            self._taken = (number, None)
+            self._raising.raised(error, directive.step, self._attempts.give_up())
+        elif directive is not None:
+            self._taken = (number - 1, None)
+            self._catch_up.close()
+
+    def _follow_directives(self, call: Call, record: Record, *, joins: bool) -> None:
+        """Do what the core directs until a step is committed, or until this group is ready for one (`joins`)."""
         while True:
+            self._taken = (self._taken[0], None)
             _log.debug("wait step %d", self._held.step)
-            self._seen, directive = self._session.wait(self._seen)
+            self._taken = self._session.wait(self._taken[0])
+            number, directive = self._taken
             match directive:
-                case Attempt() if record.caught_up:
-                    self._seen -= 1  # the next call continues from here
+                case Attempt() if record.caught_up or joins:
+                    self._taken = (number - 1, None)  # the next call continues from here
                     return
                 case Attempt(quorum, step):
                     self._attempts.attempt(call, quorum, step, record)
@@ -134,10 +211,12 @@ class Runner:
                 case Replay():
                     if self._replayed(directive, call, record):
                         return
-                case Over(step) if record.caught_up and self._held.step == step:
+                case Over(step) if (record.caught_up or joins) and self._held.step == step:
                     return
                 case Over(step):
-                    raise JobFinished(self._finished_text(step))
+                    text = self._finished_text(step)
+                    _log.warning("[jaxft %s] %s", self._config.group, text)
+                    raise JobFinished(text)
                 case Fail(failure):
                     raise error_of(failure)
                 case _:
@@ -158,7 +237,10 @@ class Runner:
 
     def restore(self, state: Any, changed: Collection[str]) -> Any:
         """Before the first call: return the state of the newest checkpoint, or `state`."""
-        return self._saving.restore(state, changed)
+        found = self._saving.restore(state, changed)
+        if self._held.step != self._config.step:
+            self.loop.jumped("its state was restored from a checkpoint")
+        return found
 
     def save_last(self) -> None:
         """Save the state at the end of this group's loop, if this group is the one to save."""
@@ -167,7 +249,8 @@ class Runner:
 
     def serve_until_left(self, timeout_s: float) -> None:
         """Take digests of the last state for joiners until this group has left the job."""
-        self._held.leaves = self._held.newest or ()
+        if not self._held.made:
+            self._held.leaves = ()  # other code may have consumed what it passed
         deadline_s = time.monotonic() + timeout_s
         told: Step | None = None
         while (step := self._session.wait_until_left(deadline_s, told)) is not None:

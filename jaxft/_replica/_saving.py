@@ -29,6 +29,7 @@ class Saving:
         self._held = held
         self._restored: Restored | None = None
         self._changed: Collection[str] = ()
+        self._asked = False  # the program has called `restore`
         self._frontier_step: int | None = None  # the job's frontier when this group joined
         self._settings: Mapping[str, str] = {}  # of the step, saved with each checkpoint
 
@@ -36,7 +37,7 @@ class Saving:
 
     def restore(self, state: Any, changed: Collection[str]) -> Any:
         """Return the state of the newest checkpoint, or `state` (see `Manager.restore`)."""
-        self._changed = changed
+        self._changed, self._asked = changed, True
         self._frontier_step, held = self._session.frontier
         if held:
             _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._config.group)
@@ -44,6 +45,23 @@ class Saving:
         # Leave it to others only if the coordinator knows the job. Otherwise fresh states could found it before a
         # restored one arrives.
         return self.read_unless_others_do(state) if self._frontier_step else self._read(state)
+
+    def check_asked(self) -> None:
+        """Refuse to begin beside checkpoints that the program has not asked for.
+
+        Raises:
+            ConfigurationError: there are some, and `restore` was not called.
+        """
+        if self._asked or self._config.checkpoints is None:
+            return
+        if found := self._config.checkpoints.steps():
+            raise ConfigurationError(
+                f"The folder {str(self._config.checkpoints.folder)!r} holds checkpoints up to step {found[-1]}, but "
+                f"the program of group {self._config.group!r} has not restored one: it would begin again at step "
+                f"{self._held.step}, and mix its checkpoints with those. Call `state = manager.restore(state)` "
+                "inside the `with` block and before the first step, or name another folder for another run. Nothing "
+                "was written."
+            )
 
     def read_unless_others_do(self, state: Any) -> Any:
         """Read the newest checkpoint, unless other groups are reading it now (`left_to_others`)."""
@@ -96,13 +114,12 @@ class Saving:
 
     def save_last(self, programs: Programs, members: tuple[str, ...]) -> None:
         """Save the state at the end of this group's loop, if this group is the one to save."""
-        newest = self._held.newest
-        if newest is None:
+        if not self._held.made:
             return
-        if any(leaf.is_deleted() for leaf in newest):
+        if any(leaf.is_deleted() for leaf in self._held.leaves):
             _log.warning("the last state is not saved: other code consumed it before the job ended")
             return
-        self._save(programs.unflatten(newest), members)
+        self._save(programs.unflatten(self._held.leaves), members)
 
     def _save(self, state: Any, members: tuple[str, ...]) -> None:
         """One group writes for all: the first of the quorum at this step."""

@@ -266,6 +266,19 @@ class Session:
             self._ranks.direct(TakeDigest(step))
         return step
 
+    def wait_until(self, holds: Callable[[Replica], bool], timeout_s: float) -> bool:
+        """Wait until `holds` of the replica's state; return False if it does not within `timeout_s`.
+
+        Raises:
+            JaxftError: the session has ended.
+        """
+        return self._await(lambda: holds(self._replica) or None, timeout_s) is not None
+
+    @property
+    def replica(self) -> Replica:
+        """The protocol's state, a frozen value."""
+        return self._replica
+
     def wants_digest(self, step: Step) -> bool:
         """Whether a joiner waits for the digest of state `step`, which is about to be overwritten."""
         return step in self._replica.digests_due.values()

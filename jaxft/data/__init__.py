@@ -1,6 +1,8 @@
-"""Batches as a pure function of (step, shard), from any source with random access."""
+"""Batches as a pure function of (step, shard), from sources with random access and from iterators."""
 
-from jaxft.data._batches import Batch, Batches, Source
+from jaxft.data._batches import Batch, Batches, Samples, Source
+from jaxft.data._prefetch import Prefetch
 from jaxft.data._shuffle import mix, permute
+from jaxft.data._streams import Streams, from_iterator
 
-__all__ = ["Batch", "Batches", "Source", "mix", "permute"]
+__all__ = ["Batch", "Batches", "Prefetch", "Samples", "Source", "Streams", "from_iterator", "mix", "permute"]

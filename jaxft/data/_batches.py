@@ -2,14 +2,13 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from jaxft._errors import ConfigurationError
-from jaxft.data._shuffle import mix, permute
+from jaxft.data._shuffle import mix, permute_all
 
 # `Batch.index` is an int32, the widest integer that JAX has by default.
 _MAX_SAMPLES = 2**31 - 1
@@ -94,6 +93,12 @@ class Batches:
         for name in ("shards", "samples_per_shard"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not (hasattr(self.source, "__len__") and hasattr(self.source, "__getitem__")):
+            raise ConfigurationError(
+                f"The source is a {type(self.source).__name__}, which has no length or cannot be indexed. Batches "
+                "reads samples in any order and more than once, `source[i]`: pass a list, a numpy array, or a class "
+                "of your own with __len__ and __getitem__. For iterators there is jaxft.data.from_iterator."
+            )
         object.__setattr__(self, "size", len(self.source))
         if not 1 <= self.size <= _MAX_SAMPLES:
             raise ConfigurationError(
@@ -143,21 +148,34 @@ class Batches:
             ConfigurationError: there is no such step or shard, or samples differ in structure, shape or dtype.
         """
         index = self._index(step, shard)
-        real = [number for number in index if number >= 0]
-        filler = real[0] if real else self._index(step, 0)[0]
-        numbers = real + [filler] * (len(index) - len(real))
+        real = index[index >= 0]
+        filler = real[0] if len(real) else self._index(step, 0)[0]
+        numbers = np.where(index >= 0, index, filler)
         return Batch(
             samples=self._stacked(numbers),
-            weight=np.array([number >= 0 for number in index], np.float32),
-            index=np.array(index, np.int32),
+            weight=(index >= 0).astype(np.float32),
+            index=index.astype(np.int32),
         )
+
+    def samples_only(self) -> "Samples":
+        """Return the same batches without weight and index: for a step that takes the stacked samples alone.
+
+        Raises:
+            ConfigurationError: the last step of an epoch has padding, which only its weight tells from samples.
+        """
+        if not self.drop_last and self.size % self._samples_per_step:
+            raise ConfigurationError(
+                f"{self.size} samples do not fill steps of {self._samples_per_step}, so batches need their weight: "
+                "pass drop_last=True, or use `batch.samples` and `batch.weight` in the step."
+            )
+        return Samples(self)
 
     @property
     def _samples_per_step(self) -> int:
         return self.shards * self.samples_per_shard
 
-    def _index(self, step: int, shard: int) -> list[int]:
-        """The numbers of a shard's samples, with -1 for padding, which is always at the end."""
+    def _index(self, step: int, shard: int) -> np.ndarray:
+        """The numbers of a shard's samples, int64, with -1 for padding, which is always at the end."""
         if step < 0 or not 0 <= shard < self.shards:
             raise ConfigurationError(
                 f"There is no shard {shard} of step {step}: steps count from 0, and these batches have {self.shards} "
@@ -165,31 +183,74 @@ class Batches:
             )
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         first = step_of_epoch * self._samples_per_step + shard * self.samples_per_shard
-        return [self._number(epoch, first + k) for k in range(self.samples_per_shard)]
+        index = np.full(self.samples_per_shard, -1, np.int64)
+        positions = np.arange(first, min(first + self.samples_per_shard, self.size))
+        if self.seed is not None and len(positions):
+            positions = permute_all(positions, size=self.size, key=mix(self.seed, epoch))
+        index[: len(positions)] = positions
+        return index
 
-    def _number(self, epoch: int, position: int) -> int:
-        if position >= self.size:
-            return -1
-        return position if self.seed is None else permute(position, size=self.size, key=mix(self.seed, epoch))
+    def _stacked(self, numbers: np.ndarray) -> Any:
+        first = _read(self.source, int(numbers[0]))
+        if isinstance(self.source, np.ndarray):
+            return self.source[numbers]
+        stacks = [np.empty((len(numbers), *leaf.shape), leaf.dtype) for leaf in first.leaves]
+        last = -1
+        for place, number in enumerate(numbers.tolist()):
+            if number == last:  # padding
+                for stack in stacks:
+                    stack[place] = stack[place - 1]
+                continue
+            last = number
+            leaves, tree = jax.tree.flatten(self.source[number])
+            arrays = list(map(np.asarray, leaves))
+            if tree != first.tree or any(map(_differ, arrays, first.leaves)):
+                raise self._uneven(number, first)
+            for stack, array in zip(stacks, arrays, strict=True):
+                stack[place] = array
+        return jax.tree.unflatten(first.tree, stacks)
 
-    def _stacked(self, numbers: Sequence[int]) -> Any:
-        read = {number: _read(self.source, number) for number in dict.fromkeys(numbers)}
-        first = read[numbers[0]]
-        for number, sample in read.items():
-            if (sample.tree, sample.types) != (first.tree, first.types):
-                raise ConfigurationError(
-                    f"Sample {number} of the source is {sample.types}, but sample {numbers[0]} is {first.types}. All "
-                    "need the same containers, shapes and dtypes: pad, crop or convert them in the source."
-                )
-        columns = zip(*(read[number].leaves for number in numbers), strict=True)
-        return jax.tree.unflatten(first.tree, [np.stack(column) for column in columns])
+    def _uneven(self, number: int, first: "_Sample") -> ConfigurationError:
+        sample = _read(self.source, number)
+        return ConfigurationError(
+            f"Sample {number} of the source is {sample.types}, but sample {first.number} is {first.types}. All "
+            "need the same containers, shapes and dtypes: pad, crop or convert them in the source."
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """The batches of `Batches.samples_only`: `samples(step, shard)` are the stacked samples."""
+
+    batches: Batches
+
+    @property
+    def shards(self) -> int:
+        return self.batches.shards
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.batches.steps_per_epoch
+
+    @property
+    def fingerprint(self) -> str:
+        return self.batches.fingerprint
+
+    def __call__(self, step: int, shard: int) -> Any:
+        """Return the samples of a shard of a step, stacked along a new first axis of length `samples_per_shard`."""
+        return self.batches(step, shard).samples
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sample:
+    number: int
     tree: Any
     types: str  # of the leaves, with their paths
     leaves: list[np.ndarray]
+
+
+def _differ(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape != other.shape or one.dtype != other.dtype
 
 
 def _read(source: Source, number: int) -> _Sample:
@@ -203,4 +264,4 @@ def _read(source: Source, number: int) -> _Sample:
         )
     labels = (jax.tree_util.keystr(path) for path, _ in paths_and_leaves)
     types = (f"{label} {leaf.dtype}{list(leaf.shape)}" for label, leaf in zip(labels, leaves, strict=True))
-    return _Sample(tree=tree, types=", ".join(types).strip(), leaves=leaves)
+    return _Sample(number=number, tree=tree, types=", ".join(types).strip(), leaves=leaves)

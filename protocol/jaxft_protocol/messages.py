@@ -76,6 +76,11 @@ class Vote:
     reason: str = ""
     digest: int | None = None
     nonfinite: str = ""
+    # The user's code raised an exception in this group, with the text `reason`, while it computed `shard`; None: not
+    # in a shard.
+    raised: bool = False
+    shard: int | None = None
+    edit: int = 0  # digest of the edit of the state before this step; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +247,7 @@ class HaltKind(enum.IntEnum):
     DIVERGED = 0  # states differ, and no majority says which is right
     NONFINITE = 1  # a step's means are not finite, and the job's policy is to stop then
     FAILED = 2  # the job cannot continue for another reason, such as a coordinator error on this job
+    RAISED = 3  # the user's code raises an exception in every group
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,9 @@
 import functools
 import re
 
+# Why a group is missing that has said so: its loop ended, or it was preempted. Any other reason is a failure.
+LEFT = "it left"
+
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -24,3 +27,8 @@ def done_again(steps: int) -> str:
 def shards_text(total_shards: int | None) -> str:
     """Return the number of shards per step as settings show it: "members" if each member of the quorum brings one."""
     return "members" if total_shards is None else str(total_shards)
+
+
+def gone_text(name: str, reason: str) -> str:
+    """Say that a group is no longer a member. One that left on purpose is not lost."""
+    return f"{name} left" if reason == LEFT else f"lost {name} ({reason})"

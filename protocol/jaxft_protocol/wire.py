@@ -30,7 +30,7 @@ class WireError(ValueError):
 
 def group_to_proto(message: m.GroupMessage | m.Sample) -> pb.GroupMessage:
     match message:
-        case m.Vote(quorum_id, step, ok, accused, reason, digest, nonfinite):
+        case m.Vote(quorum_id, step, ok, accused, reason, digest, nonfinite, raised, shard, edit):
             vote = pb.Vote(
                 quorum_id=quorum_id,
                 step=step,
@@ -38,6 +38,9 @@ def group_to_proto(message: m.GroupMessage | m.Sample) -> pb.GroupMessage:
                 accused=accused,
                 reason=reason,
                 nonfinite=nonfinite,
+                raised=raised,
+                shard=shard,
+                edit=edit,
             )
             if digest is not None:
                 vote.digest = digest
@@ -314,6 +317,8 @@ def _join(join: pb.Join) -> m.Join:
 def _vote(vote: pb.Vote) -> m.Vote:
     if len(vote.accused) > MAX_ACCUSED:
         raise WireError(f"{len(vote.accused)} accused groups exceed the maximum of {MAX_ACCUSED}")
+    if vote.ok and vote.raised:
+        raise WireError("a vote is ok and reports an exception")
     accused = tuple(m.GroupName(_text("accused", name)) for name in vote.accused)
     return m.Vote(
         m.QuorumId(vote.quorum_id),
@@ -323,6 +328,9 @@ def _vote(vote: pb.Vote) -> m.Vote:
         _text("reason", vote.reason),
         vote.digest if vote.HasField("digest") else None,
         _text("nonfinite", vote.nonfinite),
+        vote.raised,
+        vote.shard if vote.HasField("shard") else None,
+        vote.edit,
     )
 
 

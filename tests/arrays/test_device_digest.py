@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxft._arrays._device_digest import StateDigest, period_steps
+from jaxft._errors import ConfigurationError
 
 SMALL = ["float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int4", "uint4"]
 DTYPES = ["float32", "bfloat16", "float16", "int32", "uint32", "int16", "uint16", *SMALL]
@@ -216,7 +217,7 @@ def addresses(array: jax.Array) -> list[int]:
 def test_a_donated_leaf_is_refused() -> None:
     leaf = jnp.zeros(3)
     leaf.delete()
-    with pytest.raises(RuntimeError, match="leaf 1 of 2 was donated before"):
+    with pytest.raises(ConfigurationError, match=r"Leaf 1 of the 2 leaves .* consumed by an earlier step"):
         FOLD.start([jnp.zeros(3), leaf])
 
 

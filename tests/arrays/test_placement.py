@@ -255,3 +255,11 @@ def test_replays_from_an_arena_give_the_bits_of_the_run(devices: int) -> None:
     assert same_bits(jax.tree.leaves(healed), jax.tree.leaves(wanted))
     assert len(blocks) < 5, "blocks should be used again"
     assert int(healed["count"]) == 5
+
+
+def test_a_weak_type_stays_weak() -> None:
+    weak = jnp.asarray(0)
+    assert weak.weak_type
+    (leaf,) = place([np.asarray(7, weak.dtype)], [weak])
+    assert leaf.weak_type
+    assert (int(leaf), leaf.committed) == (7, False)

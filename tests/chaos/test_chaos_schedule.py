@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._phases import PHASES, RETURN_PHASES, announced
+from jaxft._chaos._phases import PHASES, RETURN_PHASES
 from jaxft._chaos._schedule import FIRST_STEP, Strike, plan_strikes
+from jaxft._launch._announcements import announced
 from jaxft._launch._checks import LaunchError
 
 GROUPS = ("group-0", "group-1", "group-2")

@@ -48,14 +48,17 @@ def test_a_state_comes_back(make: Callable[[int], Any], tmp_path: Path) -> None:
     assert restored.folder == tmp_path / "new" / "folder" / "5"
 
 
-def test_numbers_stay_numbers(tmp_path: Path) -> None:
-    """A first state may hold some; those that were saved are what JAX made of them."""
+def test_numbers_become_what_the_step_makes_of_them(tmp_path: Path) -> None:
+    """A first state may hold some; those that were saved are arrays."""
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"n": jnp.int32(3), "x": jnp.float32(0.5)}, job="docs", history=0)
     checkpoints.finish(PATIENCE_S)
     restored = checkpoints.restore({"n": 0, "x": 0.0}, job="docs")
     assert restored is not None
-    assert [(type(leaf), leaf) for leaf in restored.state.values()] == [(int, 3), (float, 0.5)]
+    n, x = restored.state.values()
+    assert isinstance(n, jax.Array)
+    assert (int(n), n.dtype, n.weak_type) == (3, jnp.int32, True)
+    assert (float(x), x.dtype, x.weak_type) == (0.5, jnp.float32, True)
 
 
 def test_another_sharding(tmp_path: Path) -> None:

@@ -236,6 +236,10 @@ def test_a_silent_group_is_put_out():
             pb.GroupMessage(vote=pb.Vote(accused=["x"] * 10_001)).SerializeToString(),
             "10001 accused groups exceed the maximum of 10000",
         ),
+        (
+            pb.GroupMessage(vote=pb.Vote(ok=True, raised=True)).SerializeToString(),
+            "a vote is ok and reports an exception",
+        ),
     ],
 )
 def test_who_breaks_the_protocol_is_told_and_put_out_and_others_go_on(data: bytes, text: str):
@@ -551,6 +555,8 @@ def test_a_group_that_reads_nothing_is_cut_off():
         Vote(QuorumId(3), Step(2), ok=True),
         Vote(QuorumId(3), Step(2), ok=True, digest=0),  # a digest like any other, not none
         Vote(QuorumId(3), Step(2), ok=True, digest=2**64 - 1, nonfinite="w is nan"),
+        Vote(QuorumId(3), Step(2), ok=False, reason="OSError: 17", raised=True, shard=0),
+        Vote(QuorumId(3), Step(2), ok=False, reason="KeyboardInterrupt", raised=True),
         Join(Step(3), None, {}, history=HistoryId(2**63 - 1), spare=True),
         HealFailed(HealId(4), "no donor answers", Step(6), HistoryId(2**63 - 1)),
         Heartbeat(),

@@ -18,6 +18,7 @@ import jaxft
 import jaxft.data
 from jaxft._errors import ConfigurationError
 from jaxft.data import Batch, Batches, mix, permute
+from jaxft.data._shuffle import permute_all
 
 SAMPLES = [{"x": np.full((2,), i, np.float32), "label": i % 3} for i in range(50)]
 
@@ -52,6 +53,14 @@ def test_permute_and_mix_give_the_same_on_every_machine() -> None:
     """A relaunched group on another machine must read the same samples: these values never change."""
     assert mix(0, 1) == 0x08B4FDA8C892B50E
     assert [permute(i, size=10, key=mix(0, 0)) for i in range(10)] == [8, 9, 5, 4, 6, 0, 7, 1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1000, 4097, 2**31 - 1])
+def test_many_positions_at_once_are_permuted_as_one_by_one(size: int) -> None:
+    positions = np.unique(np.linspace(0, size - 1, 200).astype(np.int64))
+    for key in (3, 2**64 - 1):
+        wanted = [permute(int(i), size=size, key=key) for i in positions]
+        assert permute_all(positions, size=size, key=key).tolist() == wanted
 
 
 # The ledger.
@@ -159,6 +168,25 @@ def test_a_grain_map_dataset() -> None:
         batches(dataset.repeat())
     with pytest.raises(ConfigurationError, match="a NoneType, is not a pytree"):
         batches(dataset.filter(lambda sample: sample["label"] == 0), seed=None)(0, 0)
+
+
+def test_samples_alone_where_there_is_no_padding() -> None:
+    data = batches(drop_last=True)
+    alone = data.samples_only()
+    assert bits(alone(5, 2)) == bits(data(5, 2).samples)
+    assert (alone.shards, alone.steps_per_epoch, alone.fingerprint) == (3, 4, data.fingerprint)
+    batches(SAMPLES[:48]).samples_only()
+    with pytest.raises(
+        ConfigurationError, match="50 samples do not fill steps of 12, so batches need their weight"
+    ):
+        batches().samples_only()
+
+
+def test_a_numpy_source_gives_what_its_samples_give() -> None:
+    for array in (np.arange(150.0).reshape(50, 3), np.arange(50, dtype=np.int8)):
+        for step in (0, 4, 7):
+            one, other = batches(array)(step, 1), batches(list(array))(step, 1)
+            assert bits(one) == bits(other)
 
 
 # The fingerprint.

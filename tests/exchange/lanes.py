@@ -3,7 +3,6 @@
 import functools
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxft._exchange import _compiled
+from tests import patience
 
 ROOT = Path(__file__).parent.parent.parent
 # Names a library that was built with other flags.
@@ -24,7 +24,7 @@ def build(target: Path, *flags: str) -> None:
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("no C compiler")
     command = [sys.executable, ROOT / "lane" / "build.py", "--out", target, f"--flags={' '.join(flags)}"]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    patience.run(command, check=True, capture_output=True)
 
 
 @functools.cache

@@ -91,8 +91,8 @@ def test_any_members_with_any_lanes_get_numpys_bits(
         run(lanes, list(wires.values()))
         for lane in lanes:
             got = [
-                lane.result[place.region][place.offset : place.stop].reshape(spec.shape)
-                for spec, place in zip(layout.specs, layout.places, strict=True)
+                lane.result[extent.region][extent.offset : extent.stop].reshape(spec.shape)
+                for spec, extent in zip(layout.specs, layout.extents, strict=True)
             ]
             assert_same_bits(got, wanted)
             lane.close()

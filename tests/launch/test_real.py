@@ -111,7 +111,7 @@ def training(folder: Path, *words: str, flags: tuple[str, ...] = ()) -> Iterator
     program = (
         *(sys.executable, str(WORKER), "--group", "{group}", "--coordinator", "{coordinator}"),
         *("--events", "{folder}/{group}.jsonl", "--steps", str(STEPS)),
-        *("--pace", "0.03", "--hurry", "{folder}/hurry", *flags),
+        *("--pace", "0.3", "--hurry", "{folder}/hurry", *flags),
     )
     environment = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(shared("launch-compiled"))}
     with launch(folder, *words, program=program, **environment) as running:
@@ -196,7 +196,7 @@ def training_ranks(folder: Path, *words: str) -> Iterator[Training]:
     program = (
         *(sys.executable, str(WORKER), "--group", "{group}", "--coordinator", "{coordinator}"),
         *("--events", "{folder}/{group}.{rank}.jsonl", "--steps", str(STEPS), "--world", "env"),
-        *("--pace", "0.03", "--hurry", "{folder}/hurry"),
+        *("--pace", "0.3", "--hurry", "{folder}/hurry"),
     )
     with launch(folder, "--nproc", "2", *words, program=program, JAX_PLATFORMS="cpu") as running:
         yield Training(running)

@@ -1,13 +1,17 @@
 """One replica group of a small job, as a process of its own: `python worker.py --coordinator ... --group ...`.
 
-Trains a two-layer network with Adam, writes one JSON line per event, and can be told to kill itself when the
-library announces a phase on its logger (`--die "exchange step 5"`), so that a death falls exactly there.
+Trains a two-layer network with Adam, or a model of `tests/staged_models.py`. Writes one JSON line per event, and can
+be told to kill itself when the library announces a phase on its logger (`--die "exchange step 5"`), so that a death
+falls exactly there.
 """
 
 import argparse
+import ctypes
+import itertools
 import json
 import logging
 import os
+import runpy
 import signal
 import time
 from pathlib import Path
@@ -62,12 +66,12 @@ def make_batch(step: int, shard: int, rows: int = 8) -> tuple[np.ndarray, np.nda
     return x, np.tanh(x[:, :4] * 2)
 
 
-def flipped(state: dict[str, Any], path: str) -> dict[str, Any]:
-    """The state with a high bit of one mantissa in the leaf `path` changed, as faulty memory would do it."""
+def flip(state: dict[str, Any], path: str) -> None:
+    """Change a high bit of one mantissa in the leaf `path`, where it lies, as faulty memory would do it."""
     kind, name = path.split(".")
-    leaf = np.array(state[kind][name])
-    leaf.reshape(-1)[leaf.size // 2 :].view(np.uint8)[leaf.itemsize - 2] ^= 0x40
-    return {**state, kind: {**state[kind], name: jnp.asarray(leaf)}}
+    leaf = jax.block_until_ready(state[kind][name])
+    address = leaf.unsafe_buffer_pointer() + (leaf.size // 2 + 1) * leaf.dtype.itemsize - 2
+    ctypes.c_uint8.from_address(address).value ^= 0x40
 
 
 def join_world(rank: int, ranks: int, port: int) -> None:
@@ -91,17 +95,18 @@ def spread(tree: Any) -> Any:
 
 
 class KillAt(logging.Handler):
-    """Ends a process, as kill -9 does, when the library says `text` for the first time."""
+    """Sends a signal to a process, such as kill -9 does, when the library says `text` for the first time."""
 
-    def __init__(self, text: str, pid: int) -> None:
+    def __init__(self, text: str, pid: int, number: int = signal.SIGKILL) -> None:
         super().__init__(logging.DEBUG)
         self.text = text
         self.pid = pid
+        self.number = number
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.text and self.text in record.getMessage():
             self.text = ""
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, self.number)
 
 
 def wait_for(path: Path, timeout_s: float = GATE_TIMEOUT_S) -> None:
@@ -117,6 +122,7 @@ def main() -> None:
     parser.add_argument("--coordinator", default="")
     parser.add_argument("--group", default="alone")
     parser.add_argument("--job", default="toy")
+    parser.add_argument("--model", default="", help="one of tests/staged_models.py")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--shards", type=int, default=4, help="0: one for each member")
     parser.add_argument("--events", type=Path, required=True)
@@ -146,6 +152,13 @@ def main() -> None:
     parser.add_argument("--vary", action="store_true", help="batches of another shape at each step")
     parser.add_argument("--poison", default="", help="STEP:SHARD: that shard's batch is not finite")
     parser.add_argument(
+        "--impure", action="store_true", help="batches from an iterator, whatever is asked for"
+    )
+    parser.add_argument("--unreadable", default="", help="STEP:SHARD: that shard's batch cannot be read")
+    parser.add_argument("--times", type=int, default=1 << 30, help="so often, then it can")
+    parser.add_argument("--interrupt", default="", help="Ctrl-C when the library says so")
+    parser.add_argument("--again", action="store_true", help="call the step again after an exception")
+    parser.add_argument(
         "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
     )
     parser.add_argument(
@@ -159,6 +172,10 @@ def main() -> None:
     if arguments.die or arguments.murder:
         logger.setLevel(logging.DEBUG)
         logger.addHandler(KillAt(arguments.die, os.getpid()))
+    if arguments.interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(KillAt(arguments.interrupt, os.getpid(), signal.SIGINT))
     if arguments.murder:
         pid, text = arguments.murder.split(":", 1)
         logger.addHandler(KillAt(text, int(pid)))
@@ -169,11 +186,17 @@ def main() -> None:
         join_world(*map(int, arguments.world.split(":")))
     gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
 
+    drawn = itertools.count()
+
     def batch_for(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
         if str(step) in gates:
             wait_for(gates[str(step)])
         if arguments.pace and not arguments.hurry.is_file():
             time.sleep(arguments.pace)
+        if f"{step}:{shard}" == arguments.unreadable and arguments.times:
+            arguments.times -= 1
+            raise OSError("cannot read sample 17")
+        step = next(drawn) if arguments.impure else step
         x, y = make_batch(step, shard, 8 + 4 * (step % 3) if arguments.vary else 8)
         x = x * np.float32(np.inf) if f"{step}:{shard}" == arguments.poison else x
         return spread((x, y)) if arguments.world else (x, y)
@@ -183,12 +206,17 @@ def main() -> None:
         def write(**event: Any) -> None:
             events.write(json.dumps({"t": time.time(), **event}) + "\n")
 
-        state = init(arguments.width)
+        state, a_step = init(arguments.width), train_step
+        if arguments.model:
+            model = runpy.run_path(str(Path(__file__).parents[1] / "staged_models.py"))["MODELS"][
+                arguments.model
+            ]
+            state, a_step = model.state(), model.step(jaxft.pmean)
         if arguments.world:
             state = spread(state)
         if not arguments.coordinator:
             step = jaxft.fault_tolerant(
-                train_step,
+                a_step,
                 None,
                 shards=arguments.shards or None,
                 nonfinite=arguments.nonfinite,
@@ -218,7 +246,7 @@ def main() -> None:
             if "start" in gates:
                 wait_for(gates["start"])
             step = jaxft.fault_tolerant(
-                train_step,
+                a_step,
                 manager,
                 shards=arguments.shards or None,
                 nonfinite=arguments.nonfinite,
@@ -228,7 +256,18 @@ def main() -> None:
                 state = manager.restore(state)
                 write(event="began", step=manager.step)
             while manager.step < arguments.steps:
-                state, metrics = step(state, batch_for, arguments.rate)
+                try:
+                    state, metrics = step(state, batch_for, arguments.rate)
+                except (OSError, KeyboardInterrupt) as error:
+                    write(
+                        event="raised",
+                        error=repr(error),
+                        notes=getattr(error, "__notes__", []),
+                        step=manager.step,
+                    )
+                    if not arguments.again:
+                        raise
+                    continue
                 report = manager.report
                 if arguments.show:
                     manager.show(loss=float(metrics["loss"]))
@@ -239,6 +278,8 @@ def main() -> None:
                     attempts=report.attempts,
                     shards=report.shards,
                     quorum_id=report.quorum_id,
+                    is_writer=manager.is_writer,
+                    writer=report.writer,
                     members=report.members,
                     nonfinite=report.nonfinite,
                     healed=None if report.heal is None else report.heal.replayed_steps,
@@ -248,7 +289,7 @@ def main() -> None:
                     wait_for(Path(pause_path), PAUSE_TIMEOUT_S)
                     pause_path = ""
                 if flip_leaf and manager.step == int(flip_step):
-                    state = flipped(state, flip_leaf)
+                    flip(state, flip_leaf)
                     flip_leaf = ""
             write(event="finished", step=manager.step, digest=jaxft.digest(state))
 

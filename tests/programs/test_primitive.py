@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,34 +24,56 @@ def test_nothing_to_average() -> None:
         jaxft.pmean({"a": [], "b": None})
 
 
+def step_of(function: Any) -> jaxft._step.Step:
+    return jaxft.fault_tolerant(lambda state, batch: (state, function(state, batch)), None)
+
+
 @pytest.mark.parametrize(
-    ("leaf", "name"),
+    ("convert", "name"),
     [
-        (np.ones(3, np.int32), "int32"),
-        (np.ones(3, bool), "bool"),
-        (np.ones(3, np.complex64), "complex64"),
-        (3, "int32"),
-        ("text", "str"),
+        (lambda x: x.astype(jnp.int32), "int32"),
+        (lambda x: x > 0, "bool"),
+        (lambda x: x.astype(jnp.complex64), "complex64"),
+        (lambda x: jax.random.key(x[0].astype(jnp.int32)), "key<fry>"),
     ],
 )
-def test_only_floats_have_a_mean(leaf: object, name: str) -> None:
-    with pytest.raises(StepError, match=rf"leaf of type {name} at \['stats'\]\[1\].*convert the leaf"):
-        jaxft.pmean({"stats": [jnp.ones(2), leaf]})
+def test_only_floats_of_the_batch_have_a_mean(convert: Any, name: str) -> None:
+    step = step_of(lambda state, batch: jaxft.pmean({"stats": [batch, convert(batch)]}))
+    expected = rf"leaf of type {name} at \['stats'\]\[1\] \(.*test_primitive\.py:\d+ .*convert the leaf"
+    with pytest.raises(StepError, match=expected):
+        step(jnp.ones(3), np.ones(3, np.float32))
 
 
-def test_keys_have_no_mean() -> None:
-    with pytest.raises(StepError, match="leaf of type key<fry> at the top of its argument"):
-        jaxft.pmean(jax.random.key(0))
+def test_the_mean_of_what_does_not_depend_on_the_batch_is_that() -> None:
+    """The counters of haiku's and equinox' BatchNorm are integers; a key or a bool is no worse."""
+    kept = {"n": jnp.int32(3), "on": jnp.bool_(True), "key": jax.random.key(1), "number": 7}
+
+    def train_step(state: Any, batch: Any) -> Any:
+        loss = jaxft.pmean(batch.sum())
+        return jaxft.pmean(state | {"n": state["n"] + 1}), loss
+
+    step = jaxft.fault_tolerant(train_step, None, shards=2)
+    state, loss = step(kept, lambda step, shard: np.full(3, float(shard), np.float32))
+    assert (int(state["n"]), bool(state["on"]), int(state["number"]), float(loss)) == (4, True, 7, 1.5)
+
+
+def test_only_arrays_have_a_mean() -> None:
+    with pytest.raises(StepError, match=r"leaf of type str at \['stats'\]\[1\].*convert the leaf"):
+        jaxft.pmean({"stats": [jnp.ones(2), "text"]})
 
 
 def test_called_eagerly() -> None:
     with pytest.raises(StepError, match=r"called outside a traced step.*jaxft\.fault_tolerant"):
         average(jnp.ones(3))
+    with pytest.raises(StepError, match=r"jaxft\.shard_index was called outside a traced step"):
+        jaxft.shard_index()
 
 
 def test_plain_jit() -> None:
     with pytest.raises(StepError, match=r"reached by plain `jax\.jit`.*manager=None"):
         jax.jit(average)(jnp.ones(3))
+    with pytest.raises(StepError, match=r"jaxft\.shard_index was reached by plain `jax\.jit`"):
+        jax.jit(jaxft.shard_index)()
 
 
 @pytest.mark.parametrize(

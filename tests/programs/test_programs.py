@@ -101,7 +101,7 @@ def test_state_only_values_are_computed_in_both_halves() -> None:
     programs = build(model)
     assert programs.cut.apply.batch == ()
     assert programs.cut.apply.rest == ()
-    assert len(programs.cut.compute.jaxpr.outvars) == 3 + 1  # the gradients and the metric; no key
+    assert len(programs.cut.stages[0].compute.jaxpr.outvars) == 3 + 1  # the gradients and the metric; no key
 
 
 def test_means_of_another_number_or_type() -> None:

@@ -140,10 +140,10 @@ def refused(function: Callable[[Any, Any], Any], match: str) -> None:
     assert re.search(r"test_psum\.py:\d+", str(caught.value))
 
 
-def test_what_does_not_depend_on_the_batch() -> None:
+def test_what_does_not_depend_on_the_batch_needs_the_number_of_shards() -> None:
     refused(
         lambda state, batch: jaxft.psum({"grads": batch["x"], "mine": state["w"]}),
-        r"psum was given a leaf that does not depend on the batch, \['mine'\] .* Multiply it by that number",
+        r"psum was given a leaf that does not depend on the batch, \['mine'\] .* Pass shards= to",
     )
     refused(
         lambda state, batch: jaxft.psum((batch["x"], len(batch["x"]))),
@@ -155,14 +155,20 @@ def test_what_does_not_depend_on_the_batch() -> None:
     )
 
 
-def test_a_second_exchange() -> None:
-    refused(
-        lambda state, batch: jaxft.psum(batch["x"] - jaxft.psum(batch["x"])),
-        r"psum of a value .* earlier pmean or psum",
-    )
-    refused(
-        lambda state, batch: jaxft.pmean(batch["x"] - jaxft.psum(batch["x"])),
-        r"pmean of a value .* earlier pmean or psum",
+@pytest.mark.parametrize("shards", [1, 3])
+def test_what_does_not_depend_on_the_batch_is_multiplied(shards: int) -> None:
+    def train_step(state: Any, batch: Any) -> Any:
+        total = jaxft.psum({"rows": 4, "w": state["w"], "x": batch["x"].sum(), "b": jnp.bfloat16(0.3)})
+        return state | {"w": total["w"]}, {**total, "again": jaxft.psum(total["x"])}
+
+    step = jaxft.fault_tolerant(train_step, None, shards=shards)
+    state, metrics = step(arrays(), ragged)
+    assert (int(metrics["rows"]), metrics["rows"].dtype) == (4 * shards, jnp.int32)
+    np.testing.assert_array_equal(state["w"], np.full(3, float(shards)))
+    assert metrics["again"] == metrics["x"] * shards
+    assert (metrics["b"], metrics["b"].dtype) == (
+        jnp.bfloat16(float(jnp.bfloat16(0.3)) * shards),
+        jnp.bfloat16,
     )
 
 

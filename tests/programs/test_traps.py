@@ -40,7 +40,7 @@ def test_donation_is_the_identity_alias() -> None:
     donated = sum(leaf.nbytes for leaf in jax.tree.leaves(model.state()))
     assert memory.alias_size_in_bytes == donated
     assert memory.temp_size_in_bytes < 0.01 * donated
-    assert programs.executables.compute.memory_analysis().alias_size_in_bytes == 0
+    assert programs.executables.computes[0].memory_analysis().alias_size_in_bytes == 0
 
 
 def test_each_leaf_is_written_where_it_was() -> None:

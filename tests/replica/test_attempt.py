@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -13,12 +14,16 @@ import pytest
 from jaxft_protocol.messages import Change, GroupName, Incarnation, Member, NewQuorum, QuorumId, Step
 from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
 
+import jaxft
 from jaxft._errors import ConfigurationError, JaxftError
+from jaxft._exchange._partials import Partials
+from jaxft._exchange._patience import Patience
 from jaxft._heal._store import StateStore
 from jaxft._programs._build import Programs, cut_programs, joined
 from jaxft._programs._nonfinite import Policy
 from jaxft._ranks._ranks import OneRank
-from jaxft._replica._attempt import Attempts
+from jaxft._replica import _attempt
+from jaxft._replica._attempt import Attempts, _Stage, _Work
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import BatchFor, Call, OwnBatch
 from jaxft._replica._finite import FiniteCheck
@@ -112,7 +117,7 @@ class Group:
         self.attempts.attempt(self.call, quorum, STEP, self.record)
 
     def compute(self, quorum: NewQuorum) -> bool:
-        return self.attempts._compute(self.call, quorum, Abort(), self.record)
+        return self.attempts._compute(self.call, 0, quorum, Abort(), self.record)
 
     @property
     def counted(self) -> tuple[int, ...]:
@@ -120,7 +125,7 @@ class Group:
 
     def summed(self, shard: int) -> list[float]:
         """The group's contribution for one shard."""
-        partials = self.attempts._work.partials
+        partials = self.attempts._work.stages[0].partials
         assert partials is not None
         (node,) = partials.nodes
         assert (node.start, node.stop) == (shard, shard + 1)
@@ -175,6 +180,105 @@ def test_a_batch_that_the_group_brings_is_kept_at_any_place(listener: Listener) 
     assert group.record.shards == [1], "it is computed once"
 
 
+def test_a_step_that_asks_for_its_place_counts_only_there(listener: Listener) -> None:
+    """Without `shards`, `shard_index` is the place: a group that brings its batch computes it again at another."""
+
+    def placed(state: Any, batch: jax.Array) -> tuple[Any, Any]:
+        return {"w": state["w"] - jaxft.pmean(batch + jaxft.shard_index().astype(jnp.float32))}, {}
+
+    group = Group(listener, shards=None, batch_for=OwnBatch(jnp.full(3, 7.0)))
+    group.call = group.call._replace(programs=cut_programs(placed, {"w": jnp.zeros(3)}, jnp.full(3, 7.0)))
+    assert group.compute(quorum(1, 2, group_0=(0,), group_1=(1,)))
+    assert group.summed(1) == [8.0, 8.0, 8.0]
+    assert group.compute(quorum(2, 1, group_1=(0,)))
+    assert group.summed(0) == [7.0, 7.0, 7.0]
+
+
+# Several exchanges
+
+
+def around_the_mean(state: Any, batch: jax.Array) -> tuple[Any, jax.Array]:
+    """The mean, and then the mean square distance from it."""
+    mean = jaxft.pmean(batch)
+    apart = jaxft.pmean((batch - mean) ** 2)
+    return {"w": state["w"] + apart}, batch - apart
+
+
+def staged(listener: Listener, **options: Any) -> Group:
+    group = Group(listener, **options)
+    programs = cut_programs(around_the_mean, {"w": jnp.zeros(3)}, batch_for(0, 0))
+    group.call = group.call._replace(programs=programs)
+    return group
+
+
+def locals_of(group: Group, stage: int) -> dict[int, int]:
+    return {key: id(local) for key, local in group.attempts._work.stages[stage].locals.items()}
+
+
+def test_another_attempt_computes_nothing_again_in_any_stage(listener: Listener) -> None:
+    group = staged(listener, shards=2)
+    group.attempt(quorum(1, 2, group_1=(0, 1)))
+    made = [locals_of(group, stage) for stage in (0, 1)]
+    group.attempt(quorum(2, 2, group_1=(0, 1)))
+    assert [locals_of(group, stage) for stage in (0, 1)] == made
+    assert group.record.shards == [0, 1]
+    assert len(group.heard.events) == 2, "one vote for each attempt"
+    group.attempts.apply(group.call, STEP, group.record)
+    (after,) = group.held.leaves
+    np.testing.assert_array_equal(after, np.full(3, 25.0))
+    np.testing.assert_array_equal(group.record.metrics, np.full(3, 5.0 - 25.0))
+
+
+def test_shards_that_are_taken_over_go_through_all_stages(listener: Listener) -> None:
+    """The new shard is computed in both stages, and the old one only in the stage that had not come yet."""
+    group = staged(listener, shards=2)
+    assert group.compute(quorum(1, 2, group_0=(0,), group_1=(1,)))
+    kept = locals_of(group, 0)
+    group.attempt(quorum(2, 2, group_1=(0, 1)))
+    assert locals_of(group, 0)[1] == kept[1]
+    assert set(locals_of(group, 1)) == {0, 1}
+    group.attempts.apply(group.call, STEP, group.record)
+    np.testing.assert_array_equal(group.held.leaves[0], np.full(3, 25.0))
+
+
+def test_later_stages_of_other_means_are_computed_again(listener: Listener) -> None:
+    """Without `shards`, the means are those of the members: what was computed from former ones does not count."""
+    group = staged(listener, shards=None)
+    group.attempt(quorum(1, 2, group_1=(0, 1)))
+    group.attempt(quorum(2, 1, group_1=(0,)))
+    assert set(locals_of(group, 0)) == {0, 1}, "kept: another quorum may want them"
+    assert set(locals_of(group, 1)) == {0}
+    group.attempts.apply(group.call, STEP, group.record)
+    np.testing.assert_array_equal(group.held.leaves[0], np.zeros(3))
+
+
+def test_a_later_exchange_waits_longer_because_peers_may_still_compute(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s: list[float] = []
+
+    def alone(links: object, *, patience: Patience, partials: Partials, **_: object) -> list[np.ndarray]:
+        waits_s.append(patience.timeout_s)
+        return partials.mean_alone()
+
+    monkeypatch.setattr(_attempt, "exchange", alone)
+    group = staged(listener, shards=1)
+    began_s = time.monotonic()
+    group.attempt(quorum(1, 1, group_1=(0,)))
+    took_s = time.monotonic() - began_s
+    assert waits_s[0] == 15.0
+    assert 15.0 < waits_s[1] <= 15.0 + _attempt.STAGES_OF_PATIENCE * took_s
+
+
+def test_a_changed_mean_is_noticed_bit_by_bit() -> None:
+    work = _Work(5)
+    nan, other = np.array([np.nan], np.float32), np.array([0.0], np.float32)
+    for means, kept in (([nan, other], True), ([nan.copy(), other], True), ([nan, -other], False)):
+        work.stages = [*work.stages[:1], _Stage()] if work.stages else [_Stage(), _Stage()]
+        work.took(0, means)
+        assert (len(work.stages) == 2) == kept
+
+
 def test_a_listener_that_has_ended_is_noticed_in_the_next_step_under_the_same_quorum(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +301,7 @@ def test_a_step_that_is_skipped_keeps_the_state_and_counts(listener: Listener, p
     assert group.heard.events[-1] == Applied(Step(STEP + 1))
     assert group.held.step == STEP + 1
     assert (group.held.leaves is before) == (policy == "skip")
-    assert group.held.newest is group.held.leaves
+    assert group.held.made
     assert group.held.started_digest() is None
     assert group.counted == ()
     assert np.isnan(group.record.metrics) == (policy == "skip")
@@ -215,7 +319,7 @@ def test_a_call_of_another_step_does_not_replace_the_state(listener: Listener) -
     with pytest.raises(ConfigurationError, match=r"differs from the one .* in shards: '2' then, '3' now"):
         group.joining.prepare(group.call._replace(shards=3), [jnp.ones(3)])
     assert group.held.leaves is given
-    assert group.held.newest is None, "and there is nothing to save"
+    assert not group.held.made, "and there is nothing to save"
     assert len(group.heard.events) == 1
 
 

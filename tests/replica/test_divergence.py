@@ -51,7 +51,7 @@ def digest_on(sizes: tuple[int, int], names: tuple[str, str], spec: P, *, meshes
     leaf = jax.ShapeDtypeStruct((4, 4), jnp.float32, sharding=placed)
     closed = jax.make_jaxpr(lambda state, batch: train_step(state, batch)[0])(leaf, leaf)
     parts = cut(closed, ["w"], ["x"], lambda old, new: True)
-    return fingerprint_of([parts.compute, parts.apply], meshes=meshes)
+    return fingerprint_of(parts.programs, meshes=meshes)
 
 
 def refused(train_step: Callable[..., Any], **arguments: Any) -> str:

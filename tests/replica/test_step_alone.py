@@ -101,34 +101,17 @@ def test_weakly_typed_batches_are_another_type() -> None:
     assert state == 4.0
 
 
-def test_a_new_state_type_is_a_new_step() -> None:
-    counted = Counted(train_step)
-    step = jaxft.fault_tolerant(counted, None)
-    for width in (16, 8, 16):
-        step(step_models.mlp_params(width=width), numpy_batch(0))
-    assert counted.traces == 2
-    assert step.step == 3
-
-
-def test_a_state_of_another_structure_is_a_new_step() -> None:
-    def add(state: Any, batch: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf + jaxft.pmean(batch), state), {}
-
-    asked: list[tuple[int, int]] = []
-
-    def batch_for(number: int, shard: int) -> Any:
-        asked.append((number, shard))
-        return jnp.full(2, 1.0 + shard)
-
-    counted = Counted(add)
-    step = jaxft.fault_tolerant(counted, None, shards=2)
-    one, _ = step({"a": jnp.zeros(2)}, batch_for)
-    two, _ = step((jnp.zeros(2), jnp.ones(2)), batch_for)
-    assert bits(one) == bits({"a": jnp.full(2, 1.5)})
-    assert bits(two) == bits((jnp.full(2, 1.5), jnp.full(2, 2.5)))
-    assert counted.traces == 2
-    assert step.step == 2
-    assert set(asked) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+def test_a_step_trains_one_state() -> None:
+    """Without a manager as with one: another state, of other types or not, is another run."""
+    step = jaxft.fault_tolerant(train_step, None)
+    step(step_models.mlp_params(), numpy_batch(0))
+    with pytest.raises(ConfigurationError, match=r"leaf \['b1'\] has other values .* make another step"):
+        step(step_models.mlp_params(), numpy_batch(0))
+    with pytest.raises(ConfigurationError, match=r"other types|other values"):
+        step(step_models.mlp_params(width=8), numpy_batch(0))
+    with pytest.raises(ConfigurationError, match="another structure"):
+        step({"w": jnp.ones(3)}, numpy_batch(0))
+    assert step.step == 1
 
 
 def test_apply_must_not_depend_on_the_shape_of_the_batch() -> None:
@@ -172,6 +155,9 @@ def test_undeclared_arguments() -> None:
         step(state, numpy_batch(0), 0.5)
     with pytest.raises(ConfigurationError, match=r"additional argument train=False.*static_argnames='train'"):
         step(state, numpy_batch(0), train=False)
+    with pytest.raises(ConfigurationError, match=r"additional argument Array.*at position 2.*into the state"):
+        step(state, numpy_batch(0), jnp.ones(3))
+    step = jaxft.fault_tolerant(lambda state, batch, rate: train_step(state, batch), None, static_argnums=2)
     with pytest.raises(ConfigurationError, match=r"must be hashable.*Put arrays into the state"):
         step(state, numpy_batch(0), jnp.ones(3))
 
@@ -225,7 +211,8 @@ def test_one_call_for_each_shard_of_the_step() -> None:
     step, state = jaxft.fault_tolerant(train_step, None, shards=3), step_models.mlp_params()
     for _ in range(2):
         state, _ = step(state, batch_for)
-    assert asked == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    # The first is asked for twice, to see that the function is pure.
+    assert asked == [(0, 0), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
 
 
 def test_a_batch_function_without_shards() -> None:
@@ -278,7 +265,7 @@ def test_inside_other_transformations(transform: Any) -> None:
 
 def test_not_arrays() -> None:
     step = jaxft.fault_tolerant(train_step, None)
-    with pytest.raises(TypeError, match="not a valid JAX"):
+    with pytest.raises(ConfigurationError, match=r"leaf \['x'\] of the batch is 'text', a str"):
         step(step_models.mlp_params(), {"x": "text", "y": None})
 
 
@@ -306,6 +293,7 @@ class Recorder:
     """A fake manager and engine: runs one given shard twice, as after an aborted attempt."""
 
     step = 5
+    handed = None
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -318,7 +306,7 @@ class Recorder:
         assert call.nonfinite == "warn"
         self.calls.append(call)
         for shard in (1, 0):
-            contribution, local = call.programs.compute(state, call.batch_for(self.step, shard))
+            contribution, local = call.programs.compute(state, call.batch_for(self.step, shard), shard)
         return call.programs.apply(state, contribution, local)
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
@@ -337,7 +325,7 @@ def test_a_manager_is_given_programs_and_the_rest() -> None:
 
     for _ in range(2):
         state, _ = step(state, batch_for)
-    assert asked == [(5, 0), (0, 0)] + 2 * [(5, 1), (5, 0)], "examples are asked for once"
+    assert asked == [(5, 0), (5, 0), (0, 0)] + 2 * [(5, 1), (5, 0)], "examples are asked for once"
     first, second = manager.calls
     assert second.programs is first.programs
     assert first.programs.layout == Layout.of(first.programs.contribution)

@@ -254,6 +254,13 @@ class Life:
             self.world.sometimes.note("halt at means that are not finite")
             self.world.halted = self.world.over = True
             return
+        if message.kind is HaltKind.RAISED:
+            raised = {name for step, name in self.world.truth.raised if f"step {step} of" in message.reason}
+            if len(raised) < 2:
+                raise Violation("no halt without a reason", f"{message.reason}: {self.world.standing()}")
+            self.world.sometimes.note("halt at a step that fails in every group")
+            self.world.halted = self.world.over = True
+            return
         # Those whose states differ may have died since they told of it.
         told = any(
             attempt.tainted and attempt.step >= len(self.world.truth.line) - 1

@@ -64,6 +64,15 @@ def _pause(world: "World", fault: Fault, victim: "Process") -> str:
     return f"{victim.name} for {0.1 + 4.0 * fault.amount:.2f} s after its next step"
 
 
+def _raise(world: "World", fault: Fault, victim: "Process") -> str:
+    """The user's code raises in the next shard; the user calls the step again, or starts the group again."""
+    ends = fault.how < 0.3
+    if ends and _must_live(world, victim):
+        return ""
+    victim.raises_next, victim.ends_next = True, ends
+    return f"{victim.name}{' and ends' * ends}"
+
+
 def _stop(world: "World", fault: Fault, victim: "Process") -> str:
     victim.stop(0.1 + 2.5 * fault.amount)
     return f"{victim.name} for {0.1 + 2.5 * fault.amount:.2f} s"
@@ -256,6 +265,7 @@ _TO_ONE = {
     "break": _break,
     "hang": _hang,
     "pause": _pause,
+    "raise": _raise,
     "stop": _stop,
     "stuck": _stick,
     "flip": _flip,

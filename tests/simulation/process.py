@@ -93,7 +93,7 @@ class Process(Trainer):
     def recover(self) -> None:
         """Calm begins."""
         self.crash_after = None
-        self.sticks_next = False
+        self.sticks_next = self.raises_next = self.ends_next = False
         self.pauses_s = 0.0
         self.away_until_s = min(self.away_until_s, self.world.now_s)
         if self.stuck_at is None:

@@ -36,7 +36,7 @@ WEIGHTS: dict[str, float] = {
 HARMLESS = "pause"
 
 # Those that hold up no message.
-_PROMPT = ("kill", "crash", "leave", "hang", "stuck", "flip", "link", "double", HARMLESS)
+_PROMPT = ("kill", "crash", "leave", "hang", "stuck", "flip", "link", "double", "raise", HARMLESS)
 
 MOST_SHARDS = 6
 
@@ -95,6 +95,7 @@ class Setting:
     raises: bool = False  # the coordinator fails on an event of the job once
     fetch_s: float = 0.15  # which a joiner needs for a state, at most
     slow_from_s: float = 0.0  # when the links become slow, if they do
+    unreadable: int | None = None  # a step of which one shard cannot be read, in any group
 
     @property
     def prompt(self) -> bool:
@@ -108,8 +109,12 @@ class Setting:
             not self.flaky
             and not self.brings
             and not self.raises
+            and self.unreadable is None
             and all(fault.kind == HARMLESS for fault in self.faults)
         )
+
+    def is_unreadable(self, step: int, shard: int) -> bool:
+        return step == self.unreadable and shard == step % (self.shards or 1)
 
     def bad_shard(self, step: int) -> int | None:
         """The shard that makes the means of this step not finite, if there is one."""
@@ -204,6 +209,14 @@ def _widened(seed: int, setting: Setting, regular: int) -> Setting:
     setting = replace(setting, raises=rng.random() < 0.05)
     if setting.exchange_s > QUICK_S and rng.random() < 0.5:
         setting = replace(setting, slow_from_s=rng.uniform(0.3, 1.5))
+    if rng.random() < 0.15:
+        raises = _faults(rng, ["raise"], setting.storm_s)
+        before = setting.faults
+        numbered = [replace(fault, index=len(before) + i) for i, fault in enumerate(raises)]
+        setting = replace(setting, faults=(*before, *numbered))
+    if rng.random() < 0.05 and setting.min_replicas <= 1:
+        # With more the job waits for the group that cannot read it, as for one that is lost.
+        setting = replace(setting, unreadable=rng.randint(1, 20))
     return setting
 
 

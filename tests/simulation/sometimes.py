@@ -17,6 +17,8 @@ RARE: dict[str, str] = {
     "founding gives way": "a group with a history comes before anything was committed on a fresh founding",
     "halt": "states differ without a majority",
     "halt at means that are not finite": "the job ends for all, with nothing of that step applied",
+    "its own failure": "the user's code has raised in one group, and the others could do the step",
+    "halt at a step that fails in every group": "... and in one group after the other until none was left",
     "checkpoint read after all": "those to whom it was left died before anybody had healed from them",
     "skipped step": "the means of a step are not finite, and it changes nothing",
     "skipped step replayed": "... also for one that joins",

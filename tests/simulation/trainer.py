@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .world import World
 
 FETCH_TIMEOUT_S = 1.0
+VERDICT_S = 30.0
 APPLY_S = 0.008
 DIGEST_S = 0.004
 # Of a checkpoint from before the coordinator's first life.
@@ -70,6 +71,7 @@ class Trainer:
         self.attempt: Attempt | None = None
         self.stuck_at: int | None = None  # the job's step when it was stuck for ever
         self.sticks_next = False  # with its next sum, before its vote
+        self.raises_next = self.ends_next = False  # in its next shard; and its user starts it again
         self._stands_until_s = 0.0
         self._key: object = None
         self._waits = False
@@ -312,12 +314,43 @@ class Trainer:
         self.world.hub.arrive(self, quorum, step)
 
     def _compute_one(self, quorum: NewQuorum, step: Step, shard: int) -> None:
+        if self.raises_next or self.world.setting.is_unreadable(step, shard):
+            self._raise(step, shard)
+            return
         if shard in self.computed[step]:
             raise Violation("each shard counted once", f"{self.name} computes shard {shard} of {step} twice")
         self.computed[step].add(shard)
         self.first.setdefault(step, shard)
         self.progress += 1
         self._compute(quorum, step)
+
+    def _raise(self, step: Step, shard: int) -> None:
+        """The user's code raises. What was computed of the step is dropped, and the exception waits for a verdict."""
+        self.raises_next = False
+        self.computed[step].clear()
+        self.world.truth.raised.add((step, self.name))
+        self._begin(None)
+        self.away, self._waits = True, False
+        self.away_until_s = self.world.now_s + VERDICT_S
+        self.post(r.Raised(step, "OSError", shard))
+        self._await_verdict(step)
+
+    def _await_verdict(self, step: Step) -> None:
+        replica = self.replica
+        moved = (replica.frontier_step or 0) > step
+        alone = replica.phase is r.Phase.PRESENT and bool(replica.waiting)
+        if replica.failure is None and not moved and not alone and self.world.now_s < self.away_until_s:
+            self.world.after(0.05, self._run, self._await_verdict, step)
+            return
+        if moved:
+            self.world.sometimes.note("its own failure")
+        self.away_until_s = self.world.now_s
+        if self.ends_next:
+            self.ends_next = False
+            self.leave(finished=False)
+            self.world.after(0.2, self.world.launch, self.name)
+        else:
+            self._come_back_in_time()
 
     def contributes(self, step: Step, shards: tuple[int, ...]) -> list[int]:
         """The batches that it gives for these shards: those that it has computed."""

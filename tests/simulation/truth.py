@@ -44,6 +44,9 @@ class Truth:
         self.ever: set[tuple[int, QuorumId]] = set()
         self.roots: set[int] = set()
         self.went_back = 0
+        self.raised: set[tuple[int, str]] = (
+            set()
+        )  # steps in which the user's code has raised, and in which group
         self.told_digests: set[int] = set()  # heals of which a donor has told the digest of its state
         self._lost_since_s: dict[int, float] = {}  # of each coordinator
         self.quorums: dict[QuorumId, NewQuorum] = {}
@@ -89,6 +92,8 @@ class Truth:
             setting = self._world.setting
             if setting.nonfinite == "raise" and setting.bad_shard(old.step) is not None:
                 raise Violation("a step that is not finite ends the job", f"step {old.step} counts")
+            if old.step == setting.unreadable:
+                raise Violation("a step that no group can do never counts", f"step {old.step} counts")
             self.line.append(new.quorum_id)
             self.ever.add((old.step, new.quorum_id))
             if self._world.tracing:

@@ -149,6 +149,14 @@ class FailedVote:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """The user's code raised an exception with this text in a group, while it computed `shard`, if any."""
+
+    shard: int | None
+    text: str
+
+
 @dataclass(frozen=True)  # without slots: see `values.changed`
 class Ballot:
     """The votes on one attempt. Bit i of a mask stands for member i of the current quorum."""
@@ -158,6 +166,8 @@ class Ballot:
     lost: int = 0
     failures: tuple[FailedVote, ...] = ()
     digests: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
+    # Of those that made an edit of the state before this step.
+    edits: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     nonfinite: str = ""  # which of the means is not finite, according to the first vote that says so
     deadline_s: float | None = None
     # Until when further losses are collected.
@@ -198,6 +208,8 @@ class Job:
     positions: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     held: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict[GroupName, tuple[int, ...]])
     ballot: Ballot = Ballot()
+    # Groups whose code has raised an exception since the last commit, in that order.
+    raised: Mapping[GroupName, Raise] = field(default_factory=dict[GroupName, Raise])
     # The highest number of members so far, not counting spares: spares fill up to this many places.
     places: int = 0
     last_quorum_id: QuorumId = QuorumId(0)

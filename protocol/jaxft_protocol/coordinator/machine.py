@@ -37,7 +37,7 @@ Deliberately not here: sockets, clocks (time is an argument), files, groups of s
 
 from typing import assert_never
 
-from jaxft_protocol.coordinator import bounds, durable, founding, progress, quorums, sessions
+from jaxft_protocol.coordinator import bounds, durable, founding, progress, quorums, raising, sessions
 from jaxft_protocol.coordinator.draft import Draft
 from jaxft_protocol.coordinator.job import (
     Effect,
@@ -130,7 +130,10 @@ def _said(draft: Draft, group: Group, message: GroupMessage) -> bool:
             return draft.job.quorum is not quorum
         case Vote():
             frontier, quorum = draft.job.frontier, draft.job.quorum
-            quorums.vote(draft, group, message)
+            if message.raised:
+                raising.raised(draft, group, message)
+            else:
+                quorums.vote(draft, group, message)
             return draft.job.frontier is not frontier or draft.job.quorum is not quorum
         case Hello():
             raise IllegalEvent("a session sends Hello only once")

@@ -41,7 +41,7 @@ from jaxft_protocol.messages import (
     Step,
     Vote,
 )
-from jaxft_protocol.names import natural_key
+from jaxft_protocol.names import gone_text, natural_key
 from jaxft_protocol.values import changed
 
 # How often the same members may retry the same step before one of them is evicted.
@@ -89,6 +89,7 @@ def vote(draft: Draft, group: Group, vote: Vote) -> None:
     if vote.ok:
         known = job.ballot.digests
         given = known if vote.digest is None else {**known, group.name: vote.digest}
+        edits = {**job.ballot.edits, group.name: vote.edit} if vote.edit else job.ballot.edits
         ahead_s = draft.now_s if job.ballot.ahead_s is None else job.ballot.ahead_s
         voted_s = draft.now_s if job.ballot.voted_s is None else job.ballot.voted_s
         nonfinite = job.ballot.nonfinite or vote.nonfinite[:MAX_REASON_LENGTH]
@@ -96,6 +97,7 @@ def vote(draft: Draft, group: Group, vote: Vote) -> None:
             job.ballot,
             ok=job.ballot.ok | bit,
             digests=given,
+            edits=edits,
             nonfinite=nonfinite,
             ahead_s=ahead_s,
             voted_s=voted_s,
@@ -166,6 +168,8 @@ def end_gathering(draft: Draft) -> None:
 
 def _compare(draft: Draft, quorum: NewQuorum) -> None:
     """All living members hold the sum: commit it if all contributions with a known digest are from the same state."""
+    if draft.job.ballot.edits and not _edited_alike(draft, quorum):
+        return
     given = draft.job.ballot.digests
     odd = digests.odd_ones(given)
     unknown = _without_fingerprint(draft, quorum)
@@ -179,13 +183,47 @@ def _compare(draft: Draft, quorum: NewQuorum) -> None:
         commit(draft, quorum)
 
 
+def _edited_alike(draft: Draft, quorum: NewQuorum) -> bool:
+    """Return whether all voters have made the same edit of the state, or none has; act on it if not.
+
+    An edit is the whole job's. A group that edits otherwise than the majority runs another program or loop. It would
+    do so again after a heal, so it may not return.
+    """
+    ballot, job = draft.job.ballot, draft.job
+    made = {name: ballot.edits.get(name, 0) for name in _voters(quorum, ballot)}
+    odd = digests.odd_ones(made)
+    if odd == ():
+        return True
+    assert job.frontier is not None
+    editors = listed([name for name, edit in made.items() if edit])
+    others = listed([name for name, edit in made.items() if not edit]) or "none"
+    reason = (
+        f"the groups did not make the same edit of state {job.frontier.step} of job {job.name!r}: edited by "
+        f"{editors}; not edited by {others}. Whether a group calls `step.edit` at a step, and what its function "
+        "does, may depend only on the number of the step and on the state"
+    )
+    if odd is None:
+        halting.halt(draft, HaltKind.FAILED, reason)
+        return False
+    for name in odd:
+        if (group := job.groups.get(name)) is not None:  # it may have left since it voted
+            draft.expel(group, reason, may_return=False)
+    mark_lost(draft, *odd)
+    retry(draft, quorum, silent=0)
+    return False
+
+
+def _voters(quorum: NewQuorum, ballot: Ballot) -> list[GroupName]:
+    """The members that voted ok."""
+    return [member.group for position, member in enumerate(quorum.members) if ballot.ok >> position & 1]
+
+
 def _without_fingerprint(draft: Draft, quorum: NewQuorum) -> tuple[GroupName, ...]:
     """Return the voters that sent no digest in the first step of a quorum, if others did."""
     ballot, frontier = draft.job.ballot, draft.job.frontier
     if not ballot.digests or frontier is None or quorum.step != frontier.step:
         return ()
-    voted = (member.group for position, member in enumerate(quorum.members) if ballot.ok >> position & 1)
-    return tuple(name for name in voted if name not in ballot.digests)
+    return tuple(name for name in _voters(quorum, ballot) if name not in ballot.digests)
 
 
 def _stop_at_nonfinite(draft: Draft) -> None:
@@ -214,11 +252,13 @@ def commit(draft: Draft, quorum: NewQuorum) -> None:
     held = frozenset(group.holder for group in living)
     frontier = Frontier(Step(frontier.step + 1), quorum.quorum_id, None, held)
     progress.measure(draft)
-    draft.update(frontier=frontier, ballot=progress.fresh_ballot(draft), voted_s=ballot.began_s)
+    tried = draft.job.raised
+    draft.update(frontier=frontier, ballot=progress.fresh_ballot(draft), voted_s=ballot.began_s, raised={})
     for group in living:
         draft.release_heal(group)  # a member since this step: donors no longer need to keep anything for it
     for group in draft.job.groups.values():
-        if group.phase in (GroupPhase.HEALING, GroupPhase.READY, GroupPhase.STALE):
+        waits = group.phase is GroupPhase.PRESENT and group.name in tried
+        if waits or group.phase in (GroupPhase.HEALING, GroupPhase.READY, GroupPhase.STALE):
             draft.send(group, FrontierMoved(frontier.step))
     # A ready group without a donor cannot fetch the sum of this step.
     alone = draft.select(lambda group: group.phase is GroupPhase.READY and group.heal_id is None)
@@ -429,7 +469,7 @@ def _why(name: GroupName, failures: tuple[FailedVote, ...]) -> str:
 
 def _quorum_line(quorum: NewQuorum) -> str:
     members = listed([member.group for member in quorum.members])
-    gone = listed([f"lost {change.group} ({change.reason})" for change in quorum.left], "; ")
+    gone = listed([gone_text(change.group, change.reason) for change in quorum.left], "; ")
     came = listed([change.group for change in quorum.joined])
     details = "".join([f"; {gone}" if gone else "", f"; joined {came}" if came else ""])
     return f"quorum {quorum.quorum_id} from step {quorum.step}: {members}{details}"

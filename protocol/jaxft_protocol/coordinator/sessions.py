@@ -12,6 +12,7 @@ from jaxft_protocol.messages import (
     FrontierMoved,
     Goodbye,
     GroupName,
+    HaltKind,
     Heal,
     HealFailed,
     HealId,
@@ -31,7 +32,7 @@ from jaxft_protocol.messages import (
     Waiting,
     Welcome,
 )
-from jaxft_protocol.names import shards_text
+from jaxft_protocol.names import LEFT, shards_text
 from jaxft_protocol.values import changed
 
 MAX_NAME_LENGTH = 200
@@ -57,7 +58,7 @@ def hello(draft: Draft, session: SessionId, message: Hello) -> None:
         draft.effects.append(Close(known.session))  # its other end is gone, which was not noticed here
         remove(draft, known, "it lost its connection")
     elif known is not None:
-        dismiss(draft, known, f"another process has joined as {message.group!r}", may_return=False)
+        dismiss(draft, known, _twice_text(message.group), may_return=False)
     group = Group(
         message.group, message.incarnation, session, message.address, draft.now_s, came_s=draft.now_s
     )
@@ -76,6 +77,15 @@ def hello(draft: Draft, session: SessionId, message: Hello) -> None:
         )
     draft.send(group, welcome)
     draft.log(f"{group.name} is present")
+    if draft.job.halted is not None and draft.job.halted.kind is HaltKind.RAISED:
+        halting.stop_late(draft, group)  # already now: it may wait for this, and not join
+
+
+def _twice_text(group: GroupName) -> str:
+    return (
+        f"another process has joined as {group!r}. Each group of a job needs a unique name; is an older process of "
+        "this group still running?"
+    )
 
 
 def join(draft: Draft, group: Group, message: Join) -> None:
@@ -183,7 +193,7 @@ def leave(draft: Draft, group: Group, message: Leave) -> None:
         return
     left = draft.put(draft.release_heal(group), phase=GroupPhase.LEAVING)
     if group.phase is GroupPhase.MEMBER:
-        draft.note_left(left.name, "it left")
+        draft.note_left(left.name, LEFT)
     if message.finished and not group.spare and group.phase is GroupPhase.MEMBER:
         _give_up_place(draft, group)
     last = not draft.select(quorums.is_member)

@@ -143,7 +143,7 @@ class Ready(_message.Message):
     def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("quorum_id", "step", "ok", "accused", "reason", "digest", "nonfinite")
+    __slots__ = ("quorum_id", "step", "ok", "accused", "reason", "digest", "nonfinite", "raised", "shard", "edit")
     QUORUM_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +151,9 @@ class Vote(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    RAISED_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    EDIT_FIELD_NUMBER: _ClassVar[int]
     quorum_id: int
     step: int
     ok: bool
@@ -158,7 +161,10 @@ class Vote(_message.Message):
     reason: str
     digest: int
     nonfinite: str
-    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., ok: bool = ..., accused: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., digest: _Optional[int] = ..., nonfinite: _Optional[str] = ...) -> None: ...
+    raised: bool
+    shard: int
+    edit: int
+    def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., ok: bool = ..., accused: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., digest: _Optional[int] = ..., nonfinite: _Optional[str] = ..., raised: bool = ..., shard: _Optional[int] = ..., edit: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("computed_quorum_id", "computed_step", "away", "moves")
@@ -398,9 +404,11 @@ class Halted(_message.Message):
         DIVERGED: _ClassVar[Halted.Kind]
         NONFINITE: _ClassVar[Halted.Kind]
         FAILED: _ClassVar[Halted.Kind]
+        RAISED: _ClassVar[Halted.Kind]
     DIVERGED: Halted.Kind
     NONFINITE: Halted.Kind
     FAILED: Halted.Kind
+    RAISED: Halted.Kind
     REASON_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     reason: str

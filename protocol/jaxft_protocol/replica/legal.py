@@ -53,6 +53,7 @@ from jaxft_protocol.replica.state import (
     LeaveNow,
     Phase,
     Prepared,
+    Raised,
     Received,
     Replayed,
     Replica,
@@ -117,6 +118,8 @@ RULES: Mapping[type[Any], Rule] = {
     Prepared: _rule(_ALL - _IN_QUORUM),
     Exchanged: _OUTCOME,
     ExchangeBroke: _OUTCOME,
+    # Ctrl-C may come at any time, also just after the outcome was reported.
+    Raised: _rule({Phase.WORKING}, (_ALL - {Phase.WORKING}, _ATTEMPT_OVER)),
     # A received commit is applied before the group joins again, so there is no Applied from PRESENT to VOTED.
     Applied: _rule(_UNWELCOME | {Phase.APPLYING} | _FINISHED | _LEAVING | _OVER),
     Digested: _rule(_ALL),
@@ -139,7 +142,8 @@ RULES: Mapping[type[Any], Rule] = {
     # The coordinator commits without a group that has left VOTED for another quorum, a heal or a new stream.
     Commit: _rule({Phase.VOTED}, *_CROSSES_LEAVE),
     Heal: _rule(_JOINED, *_CROSSES_LEAVE),
-    FrontierMoved: _rule({Phase.JOINING, Phase.APPLYING} | _CATCHES_UP, *_CROSSES_LEAVE),
+    # PRESENT: to a group whose code raised an exception, and which the others did without.
+    FrontierMoved: _rule(_PRESENT | {Phase.JOINING, Phase.APPLYING} | _CATCHES_UP, *_CROSSES_LEAVE),
     # A holder of the frontier can be a donor until the coordinator sends Goodbye.
     Pin: _rule(_JOINED - {Phase.HEALING} | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
     # PRESENT: the coordinator may still list a donor that came back, for a joiner that is gone.
@@ -173,6 +177,8 @@ def _late_in_phase(replica: Replica, event: Event) -> str:
     match event:
         case Exchanged(quorum_id, number) | ExchangeBroke(quorum_id, number):
             return _late_outcome(replica, (quorum_id, number))
+        case Raised(number) if number != replica.step:
+            return "it was an attempt at an earlier step"
         case HealBroke(heal_id) if replica.heal is None or replica.heal.heal_id != heal_id:
             return f"heal {heal_id} was abandoned"
         case Received(NewQuorum() as quorum):

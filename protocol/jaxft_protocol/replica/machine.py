@@ -73,6 +73,7 @@ from jaxft_protocol.replica.state import (
     Over,
     Phase,
     Prepared,
+    Raised,
     ReadCheckpoint,
     Received,
     Replay,
@@ -156,12 +157,15 @@ def _happened(draft: Draft, event: Event) -> None:
             sessions.no_longer_busy(draft)
         case Prepared():
             sessions.prepared(draft, event)
-        case Exchanged(quorum_id, number, digest, nonfinite):
-            quorums.cast(draft, Vote(quorum_id, number, ok=True, digest=digest, nonfinite=nonfinite))
+        case Exchanged(quorum_id, number, digest, nonfinite, edit):
+            vote = Vote(quorum_id, number, ok=True, digest=digest, nonfinite=nonfinite, edit=edit)
+            quorums.cast(draft, vote)
             if digest is not None:
                 healing.digested(draft, number, digest)
         case ExchangeBroke(quorum_id, number, accused, reason):
             quorums.cast(draft, Vote(quorum_id, number, ok=False, accused=accused, reason=reason))
+        case Raised(number, reason, shard):
+            quorums.raised(draft, number, reason, shard)
         case Applied(number):
             quorums.applied(draft, number)
         case Digested(number, digest):
@@ -222,9 +226,13 @@ def _whom(replica: Replica) -> str:
     match replica.phase:
         case Phase.OFFLINE | Phase.GREETING:
             return f"the coordinator {me.coordinator} ({replica.offline_reason or 'connecting'})"
-        case Phase.VOTED if replica.quorum is not None:
+        case Phase.VOTED if (
+            replica.quorum is not None and replica.vote is not None and not replica.vote.raised
+        ):
             others = ", ".join(member.group for member in replica.quorum.members if member.group != me.group)
             return f"the decision on step {replica.step}" + (f": the votes of {others}" if others else "")
+        case _ if replica.vote is not None and replica.vote.raised:
+            return f"the other groups to try step {replica.vote.step}, in which this group's code raised an exception"
         case Phase.FOLLOWING if replica.prepared is not None and replica.prepared.spare:
             return f"the commit of step {replica.step}, as a spare"
         case Phase.FOLLOWING:

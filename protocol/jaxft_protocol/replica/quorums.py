@@ -1,7 +1,7 @@
 """Quorums, votes and commits."""
 
 from jaxft_protocol.messages import NewQuorum, QuorumId, Step, Vote
-from jaxft_protocol.names import done_again
+from jaxft_protocol.names import LEFT, done_again, gone_text
 from jaxft_protocol.replica import sessions
 from jaxft_protocol.replica.draft import Draft
 from jaxft_protocol.replica.state import Phase
@@ -28,6 +28,13 @@ def new_quorum(draft: Draft, quorum: NewQuorum) -> None:
 def cast(draft: Draft, vote: Vote) -> None:
     draft.enter(Phase.VOTED, vote=vote)
     draft.send(vote)
+
+
+def raised(draft: Draft, number: Step, reason: str, shard: int | None) -> None:
+    """Leave the quorum, also if it has replaced that of the attempt: the training thread is no longer in the step."""
+    quorum = draft.replica.quorum
+    assert quorum is not None
+    cast(draft, Vote(quorum.quorum_id, number, ok=False, reason=reason, raised=True, shard=shard))
 
 
 def commit(draft: Draft, following: NewQuorum | None) -> None:
@@ -60,9 +67,12 @@ def _resume_line(frontier: Step, resumed: Step) -> str:
 
 
 def _quorum_line(before: QuorumId, quorum: NewQuorum, *, retried: bool) -> str:
-    left = "; ".join(f"lost {change.group} ({change.reason})" for change in quorum.left)
+    left = "; ".join(gone_text(change.group, change.reason) for change in quorum.left)
     joined = ", ".join(change.group for change in quorum.joined)
     what = "; ".join(text for text in (left, f"joined {joined}" if joined else "") if text)
     names = ", ".join(member.group for member in quorum.members)
-    then = f"retries step {quorum.step}" if retried else f"from step {quorum.step}"
+    # At the end of a run, groups leave one after the other, and nothing failed.
+    ending = bool(quorum.left) and all(change.reason == LEFT for change in quorum.left)
+    again = "goes on with" if ending else "retries"
+    then = f"{again} step {quorum.step}" if retried else f"from step {quorum.step}"
     return f"quorum {before} -> {quorum.quorum_id}: {what or 'shards reassigned'}; now {names}; {then}"

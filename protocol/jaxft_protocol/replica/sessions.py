@@ -32,6 +32,11 @@ _HALTS = {
         FailureKind.JOB_HALTED,
         "Start the groups again: they resume from the newest checkpoint.",
     ),
+    HaltKind.RAISED: (
+        FailureKind.JOB_HALTED,
+        "That step has not been applied. Repair the data or the code, then start the groups again: they resume from "
+        "the newest checkpoint.",
+    ),
 }
 
 
@@ -90,6 +95,8 @@ def join_or_wait(draft: Draft) -> None:
         draft.enter(Phase.PRESENT)
         read_after_all(draft, "the coordinator no longer knows the job")
         return
+    if replica.frontier_step and not replica.frontier_held and not replica.history:
+        draft.log(_alone_line(draft, replica.frontier_step), warning=True)
     draft.enter(Phase.JOINING, joined=True, vote=None)
     draft.send(
         Join(
@@ -103,6 +110,16 @@ def join_or_wait(draft: Draft) -> None:
             replica.last_members,
             prepared.total_shards,
         )
+    )
+
+
+def _alone_line(draft: Draft, frontier: int) -> str:
+    """Said at once: the group gives up only after its failure timeout."""
+    me, timeout_s = draft.replica.identity, draft.replica.failure_timeout_s
+    return (
+        f"brings a fresh state, but job {me.job!r} has committed {frontier} steps and no group that holds its state "
+        f"is connected; waits up to {timeout_s:g} s for one. To go on, restart that group or restore a checkpoint; "
+        "for a new run, such as a notebook cell that is run again, choose another job name"
     )
 
 
@@ -219,9 +236,7 @@ def evicted(draft: Draft, reason: str, *, may_return: bool, aside: bool) -> None
     me = draft.replica.identity
     draft.fail(
         FailureKind.EVICTED,
-        f"group {me.group!r} of job {me.job!r} was evicted by the coordinator {me.coordinator}: {reason}. "
-        "Restarted, it joins again. Each group of a job needs a unique name: "
-        "is an older process of this group still running?",
+        f"group {me.group!r} of job {me.job!r} was evicted by the coordinator {me.coordinator}: {reason}",
     )
 
 

@@ -95,13 +95,15 @@ class Prepared:
 class Exchanged:
     """This group holds the sum of `step`. `digest` is that of the state it computed from, if a digest was due.
 
-    `nonfinite` says which of the means is not finite, if the job's policy is to stop then.
+    `nonfinite` says which of the means is not finite, if the job's policy is to stop then. `edit` is the digest of
+    the edit that this group made of the state before it computed; 0: none. `digest` is that of the state before it.
     """
 
     quorum_id: QuorumId
     step: Step
     digest: int | None = None
     nonfinite: str = ""
+    edit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,15 @@ class ExchangeBroke:
     step: Step
     accused: tuple[GroupName, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception has left the attempt at `step`: `reason` is its text, and `shard` was being computed, if any."""
+
+    step: Step
+    reason: str
+    shard: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +212,7 @@ Event = (
     Prepared
     | Exchanged
     | ExchangeBroke
+    | Raised
     | Applied
     | Digested
     | Healed

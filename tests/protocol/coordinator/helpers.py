@@ -2,7 +2,7 @@
 
 import zlib
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (
@@ -143,9 +143,10 @@ class Desk:
         step: int | None = None,
         digest: int | None = None,
         nonfinite: str = "",
+        edit: int = 0,
     ) -> Done:
-        vote = Vote(self._quorum_id(quorum_id), self._step(step), ok=True, digest=digest, nonfinite=nonfinite)
-        return self.say(name, vote)
+        said: Any = {"digest": digest, "nonfinite": nonfinite, "edit": edit}
+        return self.say(name, Vote(self._quorum_id(quorum_id), self._step(step), ok=True, **said))
 
     def votes(self, **digests: int | None) -> Done:
         """Let each of these vote ok, with the digest of its state; return what the last vote led to."""

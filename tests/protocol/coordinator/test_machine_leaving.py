@@ -1,5 +1,6 @@
 """Silence, leaving on purpose, and the end of a job."""
 
+from jaxft_protocol.coordinator import quorums
 from jaxft_protocol.coordinator.job import GroupPhase
 from jaxft_protocol.messages import (
     Evicted,
@@ -112,6 +113,7 @@ def test_a_leaver_goes_at_once_if_others_hold_the_state():
     again = tried_again(done)
     assert again is not None
     assert [(change.group, change.reason) for change in again.left] == [("b", "it left")]
+    assert quorums._quorum_line(again).endswith(": a, c; b left"), "and not lost"
 
 
 def test_a_leaver_is_not_kept_by_a_group_that_others_can_heal():

@@ -111,6 +111,13 @@ class AnyJob(RuleBasedStateMachine):
             self.said_ok.add((name, vote.quorum_id, vote.step))
         self._do(lambda: self.desk.say(name, vote))
 
+    @rule(name=names, back=st.integers(0, 1), shard=st.sampled_from([None, 3]))
+    @precondition(lambda self: self.desk.job.quorum is not None)
+    def raise_an_exception(self, name: str, back: int, shard: int | None) -> None:
+        quorum_id = QuorumId(self.desk.quorum.quorum_id - back)
+        vote = Vote(quorum_id, self.desk.step, False, reason="no", raised=True, shard=shard)
+        self._do(lambda: self.desk.say(name, vote))
+
     @rule(silent=st.sets(names, max_size=1))
     @precondition(lambda self: self.desk.job.quorum is not None)
     def everyone_votes_ok(self, silent: set[str]) -> None:

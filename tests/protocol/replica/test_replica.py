@@ -320,6 +320,15 @@ def test_a_new_quorum_for_the_step_is_another_attempt():
         assert group.notes == ["quorum 1 -> 2: lost b (its connection closed); now a; retries step 0"]
 
 
+def test_at_the_end_of_a_run_no_group_is_lost_and_nothing_is_retried():
+    left = Change(GroupName("b"), "it left")
+    group = working().hear(quorum(2, 0, "a", left=[left]))
+    assert group.notes == ["quorum 1 -> 2: b left; now a; goes on with step 0"]
+    both = [left, Change(GroupName("c"), "its connection closed")]
+    group = working().hear(quorum(2, 0, "a", left=both))
+    assert group.notes == ["quorum 1 -> 2: b left; lost c (its connection closed); now a; retries step 0"]
+
+
 def test_its_step_moves_by_one_with_each_application():
     group = working()
     for step in range(3):
@@ -534,7 +543,7 @@ def test_an_eviction_for_good_is_an_error():
         "group 'a' of job 'job' was evicted by the coordinator coordinator:29510"
         in group.directive.failure.text
     )
-    assert "is an older process of this group still running?" in group.directive.failure.text
+    assert "another process has joined as 'a'" in group.directive.failure.text
 
 
 # ---- deadlines and heartbeats ----

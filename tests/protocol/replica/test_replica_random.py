@@ -55,6 +55,7 @@ from jaxft_protocol.replica.state import (
     Phase,
     PinState,
     Prepared,
+    Raised,
     Received,
     ReleasePin,
     Replay,
@@ -194,6 +195,12 @@ class AnyReplica(RuleBasedStateMachine):
         self.prepared = True
         self.step = step
         self.on(Prepared(Step(step), 0xD1, total_shards=2))
+
+    @rule(off=OFF_BY)
+    @precondition(lambda self: self.prepared)
+    def raise_an_exception(self, off: int) -> None:
+        """Ctrl-C, at any time."""
+        self.on(Raised(Step(max(0, self.step + off)), "KeyboardInterrupt"))
 
     @rule(works=st.booleans())
     @precondition(lambda self: self.prepared)

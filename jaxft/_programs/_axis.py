@@ -1,0 +1,122 @@
+"""The named axis of a step that was written for `jax.pmap` or `jax.shard_map`: its collectives, in jaxft's terms.
+
+Such a step is traced with the axis bound, so JAX computes what it can from the axis' size alone (`lax.axis_size`,
+`lax.psum(1, axis)`) and differentiates through the collectives by its own rules. What is left in the jaxpr are
+equations over the axis:
+
+- `psum` becomes jaxft's psum. A psum that is only divided by the number of shards, as `lax.pmean` writes it, becomes
+  jaxft's pmean: the same value, rounded once.
+- `axis_index` becomes jaxft's shard_index.
+- No other collective has a counterpart across groups. It is refused, with its line.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxft._errors import StepError
+from jaxft._programs import _compat
+from jaxft._programs._compat import AnyJaxpr, Eqn, Var
+from jaxft._programs._primitive import call_name, pmean_p, shard_index_p
+
+_SUMS = frozenset({"psum", "psum_invariant"})
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The axis of the shards: the name that the step has for it, if it has one, and how many there are, if known."""
+
+    name: str | None = None
+    shards: int | None = None
+
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """The named axes to trace within."""
+        return [] if self.name is None or self.shards is None else [(self.name, self.shards)]
+
+    def marks(self, eqn: Eqn) -> bool:
+        """Whether an equation concerns all shards, so that it must be at the top level of the step."""
+        if eqn.primitive in (pmean_p, shard_index_p):
+            return True
+        return self.name is not None and _compat.over_axis(eqn, self.name)
+
+    def name_of(self, eqn: Eqn) -> str:
+        """What the user wrote, for an equation that `marks` it."""
+        if eqn.primitive in (pmean_p, shard_index_p):
+            return call_name(eqn)
+        return f"jax.lax.{eqn.primitive.name} over {self.name!r}"
+
+
+NO_AXIS = Axis()
+
+
+def translated(jaxpr: AnyJaxpr, axis: Axis) -> Sequence[Eqn]:
+    """The equations of one body, with those over the axis replaced by those of jaxft.
+
+    Raises:
+        StepError: one has no counterpart. Those in nested bodies are left alone.
+    """
+    if axis.name is None:
+        return jaxpr.eqns
+    divided = _divided(jaxpr, axis)
+    dropped = {id(division) for division in divided.values()}
+    result: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        if id(eqn) in dropped:
+            continue
+        if not _compat.over_axis(eqn, axis.name):
+            result.append(eqn)
+        elif eqn.primitive.name == "axis_index":
+            result.append(eqn.replace(primitive=shard_index_p, params={}, effects=set()))
+        else:
+            result.append(_exchange(eqn, axis, divided.get(eqn.outvars[0])))
+    return result
+
+
+def _exchange(eqn: Eqn, axis: Axis, division: Eqn | None) -> Eqn:
+    _check(eqn, axis)
+    count = len(eqn.invars)
+    params: dict[str, Any] = {
+        "operation": "sum" if division is None else "mean",
+        "paths": ((),) * count,
+        "labels": ("",) if count == 1 else tuple(f"[{number}]" for number in range(count)),
+    }
+    outvars = eqn.outvars if division is None else division.outvars
+    return eqn.replace(primitive=pmean_p, params=params, outvars=outvars, effects=set())
+
+
+def _check(eqn: Eqn, axis: Axis) -> None:
+    line = _compat.source_line(eqn)
+    if eqn.primitive.name not in _SUMS:
+        raise StepError(
+            f"The step calls jax.lax.{eqn.primitive.name} over {axis.name!r} ({line}). Groups exchange sums and "
+            "means: over the axis of the shards a step may use lax.pmean, lax.psum, lax.axis_index and "
+            "lax.axis_size, and nothing else. Write it in terms of these, or do it within a shard."
+        )
+    if tuple(eqn.params["axes"]) != (axis.name,) or eqn.params.get("axis_index_groups") is not None:
+        raise StepError(
+            f"The step calls jax.lax.psum or pmean over {axis.name!r} and another axis at once, or over parts of it "
+            f"({line}). Sum over the other axes first, and then over all of {axis.name!r} alone."
+        )
+
+
+def _divided(jaxpr: AnyJaxpr, axis: Axis) -> Mapping[Var, Eqn]:
+    """From the result of a psum to its division by the number of shards, if that is all that it is used for."""
+    atoms = [atom for eqn in jaxpr.eqns for atom in eqn.invars] + list(jaxpr.outvars)
+    uses = Counter(atom for atom in atoms if _compat.is_var(atom))
+    sums = {
+        eqn.outvars[0]
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name in _SUMS and axis.marks(eqn) and len(eqn.outvars) == 1
+    }
+    found: dict[Var, Eqn] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name != "div":
+            continue
+        over, by = eqn.invars
+        if not _compat.is_var(over) or over not in sums or uses[over] != 1 or _compat.is_var(by):
+            continue
+        if by.val == axis.shards and _compat.dtype(over) == _compat.dtype(eqn.outvars[0]):
+            found[over] = eqn
+    return found

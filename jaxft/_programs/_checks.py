@@ -1,0 +1,80 @@
+"""What a step is called with: refuses what is not made of arrays, in terms of what the user wrote."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxft._errors import ConfigurationError, StepError
+
+_NUMBERS = (bool, int, float, complex)
+_LONGEST_REPR = 60
+_BATCH = "A batch is a pytree of arrays and numbers: convert the leaf, or leave it out."
+_STATE = (
+    "A state is a pytree of arrays and numbers. Take functions and other settings out of it and let the step close "
+    "over them: with equinox, `params, static = eqx.partition(model, eqx.is_array)` before the first step, and "
+    "`model = eqx.combine(params, static)` in the step; with flax, keep `apply_fn` out of the leaves."
+)
+
+
+def refuse_others(what: str, tree: Any) -> None:
+    """Raise ConfigurationError if a leaf of the state or of the batch (`what`) is not an array or a number."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not _is_array(leaf):
+            where = jax.tree_util.keystr(path)
+            raise ConfigurationError(
+                f"{f'The leaf {where} of the {what}' if where else f'The {what}'} is {short(leaf)}, a "
+                f"{type(leaf).__name__}, and not an array of numbers. {_BATCH if what == 'batch' else _STATE}"
+            )
+
+
+def refuse_iterator(batch: Any) -> None:
+    """Raise ConfigurationError if the batch is an iterator over batches."""
+    if isinstance(batch, Iterator):
+        raise ConfigurationError(
+            f"The batch is {short(batch)}, a {type(batch).__name__}. A step is given the batch itself, "
+            "`next(batches)`, or a pure function `batch(step, shard)` that returns the batch of any shard. With "
+            "an iterator, another group could not compute the batch of a group that is lost."
+        )
+
+
+def refuse_disabled_jit() -> None:
+    """Raise ConfigurationError if `jax.disable_jit` is on: a step is cut and compiled, or it is nothing."""
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # options have no static types
+        raise ConfigurationError(
+            "A fault-tolerant step was called while jax.disable_jit (JAX_DISABLE_JIT) is on. The step is cut into "
+            "compiled programs, so it cannot run without compiling. To debug what it computes, call the parts of the "
+            "train step before and after jaxft.pmean yourself, or use jax.debug.print and jax.debug.breakpoint in it."
+        )
+
+
+def check_signature(train_step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise StepError if a train step cannot be called with a state, a batch and these static arguments."""
+    try:
+        signature = inspect.signature(train_step)
+    except (TypeError, ValueError):
+        return  # written in C: it is called as it is
+    try:
+        signature.bind(None, None, *args, **kwargs)
+    except TypeError as error:
+        raise StepError(
+            f"The train step takes ({', '.join(signature.parameters)}), but it is called with a state, a batch"
+            f"{f' and {len(args) + len(kwargs)} static arguments' if args or kwargs else ''}: {error}. "
+            "Put all that depends on the data into the batch, a tuple or a dict of arrays, and all that lasts "
+            "from step to step, such as a key, into the state. What is part of the program is a static argument: "
+            "see static_argnames."
+        ) from error
+
+
+def short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 3]}..."
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, _NUMBERS):
+        return True
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and not (isinstance(dtype, np.dtype) and dtype.kind in "OUSMm")

@@ -1,0 +1,71 @@
+"""An exception that leaves an attempt at a step: reported to the job, which finds out whose failure it is.
+
+The group leaves the quorum, and the others try its shards. The exception goes on to the user once it is known what
+became of the step, so that a shard that fails in every group ends the job once, with one text:
+
+* the others commit the step: the failure is this group's, and the job goes on without it;
+* the job halts, because the step fails in every group: `JobHalted`, from the exception;
+* it cannot be known, as when there is no other group.
+
+In each case but the second the next call of the step brings the group back. Ctrl-C and SystemExit are reported, and
+go on at once.
+"""
+
+from jaxft_protocol.messages import Step
+from jaxft_protocol.replica.state import Phase, Raised, Replica
+
+from jaxft._errors import JaxftError
+from jaxft._replica._config import GroupConfig
+from jaxft._replica._session import Session, error_of
+
+MAX_TEXT_LENGTH = 300
+
+
+class Raising:
+    """The training thread owns it."""
+
+    def __init__(self, config: GroupConfig, session: Session) -> None:
+        self._config = config
+        self._session = session
+
+    def raised(self, error: BaseException, step: int, shard: int | None) -> None:
+        """Report that `error` has left an attempt at `step`, and wait for what becomes of the step.
+
+        Raises:
+            JobHalted: the step fails in every group.
+        """
+        try:
+            self._session.post(Raised(Step(step), text_of(error), shard))
+            known = isinstance(error, Exception) and self._session.wait_until(
+                lambda replica: _is_settled(replica, step), self._config.failure_timeout_s
+            )
+        except JaxftError:
+            return  # the session has ended, which every later call says; its log line has the reason
+        replica = self._session.replica
+        if known and replica.failure is not None:
+            raise error_of(replica.failure) from error
+        done = known and (replica.frontier_step or 0) > step
+        error.add_note(self._note(step, shard, done=done))
+
+    def _note(self, step: int, shard: int | None, *, done: bool) -> str:
+        where = f"step {step}" if shard is None else f"shard {shard} of step {step}"
+        others = "The other groups could do this step, and go on without this group. " if done else ""
+        return (
+            f"[jaxft {self._config.group}] raised in {where}, and reported to the job. {others}The next call of the "
+            "step brings this group back, with the state that it holds."
+        )
+
+
+def text_of(error: BaseException) -> str:
+    """The exception in one short line that can be encoded as UTF-8, as file names need not be."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    line = " ".join(text.split())[:MAX_TEXT_LENGTH]
+    return line.encode("utf-8", "backslashreplace").decode()
+
+
+def _is_settled(replica: Replica, step: int) -> bool:
+    if replica.failure is not None or replica.phase in (Phase.FINISHED, Phase.LEFT):
+        return True
+    # `waiting`: the others cannot go on without this group, or there is none.
+    present_alone = replica.phase is Phase.PRESENT and bool(replica.waiting)
+    return present_alone or (replica.frontier_step or 0) > step

@@ -1,0 +1,105 @@
+"""Checks that the state that comes into a step is the one that went out, and makes edits of it.
+
+The job knows the state only by the steps that it has committed. A state that user's code changes between two calls is
+one that donors do not serve, that joiners do not replay and that no checkpoint holds.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxft._arrays._leaf_types import is_key
+from jaxft._arrays._placement import place
+from jaxft._errors import ConfigurationError
+from jaxft._programs._leaves import labels, refuse_tracers
+
+
+def same_state(
+    state: Any, leaves: Sequence[jax.Array], held: Sequence[jax.Array], step: int
+) -> Sequence[jax.Array]:
+    """Return the held leaves if those of `state` are the same arrays, or have the same bits.
+
+    Args:
+        state: what the user's code passes.
+        leaves: its leaves.
+        held: the leaves that went out last.
+        step: the number of committed steps behind them.
+
+    Raises:
+        ConfigurationError: the state was changed.
+    """
+    for index, (leaf, mine) in enumerate(zip(leaves, held, strict=True)):
+        if leaf is not mine and not _equal(leaf, mine):
+            raise ConfigurationError(
+                f"The state's leaf {_name(state, index)} has other values than the one that the step returned: it "
+                f"was changed between two calls, at step {step}. Groups that join, checkpoints and perhaps the other "
+                "groups do not know of that, so the run would not be the same for all. Make the change with "
+                "`state = step.edit(state, function)` in a loop over `steps`: then it is part of the run. To train "
+                "another state, make another step with jaxft.fault_tolerant."
+            )
+    return held
+
+
+def edited(before: Any, after: Any, held: Sequence[jax.Array]) -> dict[int, jax.Array]:
+    """The leaves that differ between two states, placed like the held ones, by number.
+
+    Args:
+        before: the state that was given to the user's function.
+        after: what it returned.
+        held: the leaves of `before`.
+
+    Raises:
+        ConfigurationError: they differ in structure, shapes or dtypes, or the function has consumed its argument.
+    """
+    if any(leaf.is_deleted() for leaf in held):
+        raise ConfigurationError(
+            "The function of an edit has donated the state that it was given. It must leave it intact, because other "
+            "groups may still fetch it: jit it without donate_argnums. This group has to be started again."
+        )
+    leaves, tree = jax.tree.flatten(after)
+    if tree != jax.tree.structure(before):
+        raise ConfigurationError(
+            "The function of an edit returned a state with another structure than it was given: "
+            f"{tree} instead of {jax.tree.structure(before)}. Return a state with the same containers and leaves."
+        )
+    refuse_tracers(leaves)
+    return {
+        index: _like(leaf, mine, before, index)
+        for index, (leaf, mine) in enumerate(zip(leaves, held, strict=True))
+        if leaf is not mine
+    }
+
+
+def _like(leaf: Any, mine: jax.Array, state: Any, index: int) -> jax.Array:
+    """A copy of a leaf that is placed like the one it replaces, and shares memory with none."""
+    if isinstance(leaf, bool | int | float | complex):
+        leaf = jnp.asarray(leaf, mine.dtype) if np.result_type(leaf).kind == mine.dtype.kind else leaf
+    aval = jax.typeof(leaf)
+    if (aval.shape, aval.dtype) != (mine.shape, mine.dtype):
+        raise ConfigurationError(
+            f"An edit made the state's leaf {_name(state, index)} a {aval.dtype}{list(aval.shape)}, but it is a "
+            f"{mine.dtype}{list(mine.shape)}. An edit must keep the types of the state; convert the leaf "
+            "(`.astype(old.dtype)`)."
+        )
+    if is_key(mine):
+        copy = jax.random.wrap_key_data(jnp.copy(jax.random.key_data(leaf)), impl=jax.random.key_impl(mine))
+        return jax.device_put(copy, mine.sharding) if mine.committed else copy
+    return place([np.array(leaf)], [mine])[0]
+
+
+def _equal(leaf: jax.Array, mine: jax.Array) -> bool:
+    """Whether two leaves have the same type and bits."""
+    if mine.is_deleted() or (leaf.shape, leaf.dtype) != (mine.shape, mine.dtype):
+        return False
+    return _bytes(leaf) == _bytes(mine)
+
+
+def _bytes(leaf: jax.Array) -> bytes:
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf).tobytes()
+
+
+def _name(state: Any, index: int) -> str:
+    return labels(state)[index] or "(the state itself)"

@@ -1,0 +1,89 @@
+"""States of streams on a disk that all groups share, so that a group that starts later finds its place in them."""
+
+import base64
+import json
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_log = logging.getLogger("jaxft")
+
+
+class Kept(NamedTuple):
+    """The state of a stream before batch `position`, and the digest of that batch."""
+
+    position: int
+    state: Any
+    digest: str
+
+
+# So many of each shard are kept: the job may go back to a checkpoint.
+KEPT = 8
+
+
+class States:
+    """The states of one job's streams: `folder/shard-3/1200.json` is that of shard 3 before batch 1200."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._refused = False
+        self.proven = False  # a stream that was restored went on with the batch that it should
+
+    def refuse(self, why: str) -> None:
+        """Neither save nor use a state any more."""
+        self._refused = True
+        _log.warning("states of streams in %s are not used: %s", self._folder, why)
+
+    def save(self, shard: int, kept: Kept) -> None:
+        """Write a state. One that is not JSON and bytes is left out, with one warning."""
+        if self._refused or (path := self._path(shard, kept.position)).exists():
+            return
+        try:
+            text = json.dumps({"state": kept.state, "digest": kept.digest}, default=_encoded)
+        except (TypeError, ValueError) as error:
+            self.refuse(str(error))
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
+        with unfinished.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        for old in self._positions(shard)[:-KEPT]:
+            self._path(shard, old).unlink(missing_ok=True)
+
+    def newest(self, shard: int, position: int) -> Kept | None:
+        """The last state at or before `position`."""
+        for found in [] if self._refused else reversed(self._positions(shard)):
+            if found > position:
+                continue
+            try:
+                read = json.loads(self._path(shard, found).read_text(), object_hook=_decoded)
+                return Kept(found, read["state"], read["digest"])
+            except (
+                OSError,
+                ValueError,
+                KeyError,
+            ) as error:  # another group has deleted it, or the disk has damaged it
+                _log.warning("the state of shard %d before batch %d cannot be read: %s", shard, found, error)
+        return None
+
+    def _positions(self, shard: int) -> list[int]:
+        names = self._path(shard, 0).parent.glob("*.json")
+        return sorted(int(path.stem) for path in names if path.stem.isdecimal())
+
+    def _path(self, shard: int, position: int) -> Path:
+        return self._folder / f"shard-{shard}" / f"{position}.json"
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"__bytes__": base64.b64encode(value).decode()}
+    raise TypeError(f"a {type(value).__name__} in the state of the stream cannot be written as JSON")
+
+
+def _decoded(value: dict[str, Any]) -> Any:
+    return base64.b64decode(value["__bytes__"]) if value.keys() == {"__bytes__"} else value

@@ -1,0 +1,209 @@
+"""Batches from iterators, as a function of step and shard."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxft._arrays._digest import digest
+from jaxft._errors import ConfigurationError
+from jaxft._pure import difference
+from jaxft.data._sources import Source
+from jaxft.data._states import Kept, States
+
+# Batches of each shard that are kept: a step that is tried again, and what a prefetching worker is ahead.
+KEPT = 8
+# Streams of each shard that are kept open: a group that starts again reads batch 0 as well, to compare programs.
+OPEN = 2
+
+
+def from_iterator(
+    make: Callable[..., Any],
+    shards: int,
+    *,
+    states: str | os.PathLike[str] | None = None,
+    states_every: int = 100,
+) -> "Streams":
+    """Make a batch function of iterators, one for each shard: batch number s of a shard's stream is that of step s.
+
+    For sources that can only be read in order: generators, grain iterators, tf.data, torch's DataLoader, an
+    IterableDataset of Hugging Face. `make(shard)` opens the stream of one shard, from its start, and must give the
+    same batches each time: seed what shuffles. A group opens only the streams of the shards that it computes, and
+    reads each in order.
+
+    A group that comes later, or takes over the shard of a lost one, must find the right place in a stream. It seeks
+    if it can: with `make(shard, start=n)`, with a kept state, or with the source's own `skip(n)`. Otherwise it reads
+    all batches before, and the log says how long that takes: for a long run on such a source, prefer
+    `jaxft.data.Batches`, which has random access.
+
+    Example:
+        >>> import itertools, numpy as np
+        >>> from jaxft.data import from_iterator
+        >>> def make(shard, start=0):
+        ...     return (np.full(2, 10 * shard + n) for n in itertools.count(start))
+        >>> batches = from_iterator(make, shards=4)
+        >>> batches(7, 3).tolist()
+        [37, 37]
+
+    Args:
+        make: `make(shard)` returns an iterable of batches: pytrees of numpy arrays, numbers, or tensors of torch or
+            TensorFlow, which become numpy arrays. If it has a parameter `start`, it is called as
+            `make(shard, start=n)` and begins with batch n. Give each shard its own samples, such as
+            `dataset.shard(shards, shard)`.
+        shards: as passed to `jaxft.fault_tolerant`.
+        states: a folder that all groups share. Sources with a state (grain, torchdata, datasets) save it there every
+            `states_every` batches, so that a group that starts later begins from the last one before its step.
+        states_every: see `states`.
+
+    Returns:
+        A batch function, with the attribute `shards`. It may be used in several threads (`jaxft.data.Prefetch`).
+
+    Raises:
+        ConfigurationError: for arguments that cannot be right; from a call, if a stream has ended, or if `make` gives
+            other batches when it is called again.
+    """
+    if shards < 1 or states_every < 1:
+        raise ConfigurationError(
+            f"shards and states_every must be at least 1, not {shards} and {states_every}."
+        )
+    if not callable(make):
+        raise ConfigurationError(
+            f"make is a {type(make).__name__}, but it must be a function that opens the stream of a shard: a group "
+            "may have to read any shard, and begin again. Pass `lambda shard: ...`."
+        )
+    return Streams(make, shards, None if states is None else States(Path(states)), states_every)
+
+
+class Streams:
+    """The batches of `from_iterator`."""
+
+    def __init__(self, make: Callable[..., Any], shards: int, states: States | None, every: int) -> None:
+        self.shards = shards
+        self._make = make
+        self._states = states
+        self._every = every
+        self._streams = {shard: _Stream(make, shard, states, every) for shard in range(shards)}
+        self._checked = False
+        self._lock = threading.Lock()
+
+    def __call__(self, step: int, shard: int) -> Any:
+        """Return the batch of a shard of a step.
+
+        Raises:
+            ConfigurationError: there is no such shard, its stream has ended, or `make` does not repeat itself.
+        """
+        if step < 0 or shard not in self._streams:
+            raise ConfigurationError(
+                f"There is no shard {shard} of step {step}: steps count from 0, and these streams have {self.shards} "
+                "shards. Pass the same number to jaxft.fault_tolerant: `shards=batches.shards`."
+            )
+        batch = self._streams[shard].batch(step)
+        with self._lock:
+            if step == 0 and not self._checked:  # later it would have to be searched for once more
+                self._check_repeats(step, shard, batch)
+                self._checked = True
+        return batch
+
+    def _check_repeats(self, step: int, shard: int, batch: Any) -> None:
+        """Read the first batch again from a stream that was opened again."""
+        again = _Stream(self._make, shard, self._states, self._every).batch(step)
+        if differing := difference(batch, again):
+            raise ConfigurationError(
+                f"make({shard}) was called twice, and the two streams differ in batch {step}: {differing}. Each "
+                "group opens the streams itself, and opens them again after a failure, so they must repeat: seed "
+                "what shuffles or augments inside `make` (a torch.Generator with a fixed seed, `shuffle(seed=...)`)."
+            )
+
+
+class _Stream:
+    """One shard's stream, and its last batches."""
+
+    def __init__(self, make: Callable[..., Any], shard: int, states: States | None, every: int) -> None:
+        self._open: list[Source] = []
+        self._new = lambda: Source(make, shard)
+        self._shard = shard
+        self._states = states
+        self._every = every
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def batch(self, number: int) -> Any:
+        with self._lock:
+            if number not in self._kept:
+                self._kept[number] = self._read(number)
+                if len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+            return self._kept[number]
+
+    def _read(self, number: int) -> Any:
+        source = self._at(number)
+        try:
+            if source is None:
+                source = self._new()
+                source.open(number, self._proven(number))
+            else:
+                source.skip_to(number)
+            batch = self._next(source)
+        except StopIteration as error:
+            position = 0 if source is None else source.position
+            raise ConfigurationError(
+                f"The stream of shard {self._shard} has ended after {position} batches, and batch {number} was asked "
+                "for. Let it repeat (with another order in each epoch, if you like), or end the loop earlier."
+            ) from error
+        self._open = [*self._open[-(OPEN - 1) :], source]
+        return batch
+
+    def _at(self, number: int) -> Source | None:
+        """Take the open stream from which batch `number` is reached best; None if it is better to open another."""
+        behind = [source for source in self._open if source.position <= number]
+        if not behind:
+            return None
+        best = max(behind, key=lambda source: source.position)
+        far = number - best.position > KEPT
+        if far and (
+            best.seeks or ((known := self._known(number)) is not None and known.position > best.position)
+        ):
+            return None
+        self._open.remove(best)  # until it has been read: one that raises is not used again
+        return best
+
+    def _next(self, source: Source) -> Any:
+        """Read the next batch, and keep the state before it now and then."""
+        position, states = source.position, self._states
+        due = states is not None and position > 0 and position % self._every == 0
+        state = source.state() if due else None
+        batch = jax.tree.map(_as_numpy, source.read())
+        if states is not None and state is not None:
+            states.save(self._shard, Kept(position, state, digest(batch)))
+        return batch
+
+    def _proven(self, number: int) -> Kept | None:
+        """A state before batch `number`. The first is tried out: some sources leave a shuffle buffer out of it."""
+        known = self._known(number)
+        if known is None or self._states is None or self._states.proven:
+            return known
+        trial = self._new()
+        trial.open(known.position, known)
+        if digest(jax.tree.map(_as_numpy, trial.read())) == known.digest:
+            self._states.proven = True
+            return known
+        self._states.refuse(
+            f"restored from its state before batch {known.position}, the stream of shard {self._shard} does not go "
+            "on with the same batch, as streams with a shuffle buffer often do not"
+        )
+        return None
+
+    def _known(self, number: int) -> Kept | None:
+        return None if self._states is None else self._states.newest(self._shard, number)
+
+
+def _as_numpy(leaf: Any) -> Any:
+    """A copy, because sources may use the memory of a batch for the next one."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    return np.array(leaf.numpy() if callable(getattr(leaf, "numpy", None)) else leaf)

@@ -1,0 +1,68 @@
+"""Exceptions of the user's code in a step: whose failure is it?
+
+A group whose code raises leaves the quorum at once, and the others try the step without it: they compute its shards.
+
+* If they commit the step, the failure was the group's: its disk, its memory, its user who pressed Ctrl-C. It gets
+  FrontierMoved, and its user the exception.
+* If the exception comes in one group after the other until none is left, the failure is the data's or the program's,
+  and the job halts once, with the step, the shard and the text.
+
+A group alone is not halted: its user has the exception, and its next call of the step tries again.
+"""
+
+from collections.abc import Mapping
+
+from jaxft_protocol.coordinator import halting, quorums
+from jaxft_protocol.coordinator.draft import MAX_LISTED, Draft, listed
+from jaxft_protocol.coordinator.job import Group, GroupPhase, Raise
+from jaxft_protocol.messages import GroupName, HaltKind, Step, Vote
+
+# The texts of this many groups are kept; more than two prove nothing new.
+MAX_KEPT = MAX_LISTED
+
+
+def raised(draft: Draft, group: Group, vote: Vote) -> None:
+    """Go on without `group`, or halt if it was the last one that could compute the step.
+
+    The vote may be for a quorum that has been replaced for the same step: the group is out of the step all the same.
+    """
+    job = draft.job
+    if job.frontier is None or vote.step != job.frontier.step or not quorums.is_member(group):
+        return
+    said = Raise(vote.shard, vote.reason[: quorums.MAX_REASON_LENGTH])
+    if group.name in job.raised or len(job.raised) < MAX_KEPT:
+        draft.update(raised={**job.raised, group.name: said})
+    if len(draft.job.raised) > 1 and not _may_compute(draft, group):
+        halting.halt(draft, HaltKind.RAISED, _halt_text(draft, vote.step))
+        return
+    draft.expel(
+        group, f"its code raised {said.text} ({_where(said, vote.step)})", may_return=True, aside=True
+    )
+    quorums.lose(draft, group.name)
+
+
+def _may_compute(draft: Draft, group: Group) -> bool:
+    """Return whether another group can try the step now."""
+    able = (GroupPhase.MEMBER, GroupPhase.READY)
+    return any(other.phase in able for other in draft.job.groups.values() if other.name != group.name)
+
+
+def _where(said: Raise, step: Step) -> str:
+    return f"step {step}" if said.shard is None else f"step {step}, shard {said.shard}"
+
+
+def _halt_text(draft: Draft, step: Step) -> str:
+    known = draft.job.raised
+    shards = {said.shard for said in known.values()}
+    what = (
+        f"shard {shards.pop()} of step {step}" if len(shards) == 1 and None not in shards else f"step {step}"
+    )
+    return f"{what} of job {draft.job.name!r} fails in every group: {_texts(known)}"
+
+
+def _texts(known: Mapping[GroupName, Raise]) -> str:
+    """The same text is listed once, with the groups that said it."""
+    by_text: dict[str, list[str]] = {}
+    for name, said in known.items():
+        by_text.setdefault(said.text, []).append(name)
+    return listed([f"{', '.join(names)}: {text}" for text, names in by_text.items()], "; ")

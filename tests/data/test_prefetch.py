@@ -1,0 +1,143 @@
+"""Batches that worker threads compute ahead: the same ones, errors where they are asked for, and little memory."""
+
+import doctest
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxft import _progress
+from jaxft._errors import ConfigurationError
+from jaxft.data import Batches, Prefetch, _prefetch
+from tests import patience
+
+DATA = Batches(np.arange(64), shards=2, samples_per_shard=4, seed=1)
+
+
+class Recorded:
+    """A batch function that says which thread computed what, and waits where it is told to."""
+
+    shards = 2
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int, bool]] = []
+        self.gates: dict[tuple[int, int], threading.Event] = {}
+        self.fails: set[tuple[int, int]] = set()
+
+    def __call__(self, step: int, shard: int) -> Any:
+        ahead = threading.current_thread() is not threading.main_thread()
+        if ahead and (gate := self.gates.get((step, shard))) is not None:
+            assert gate.wait(patience.FAR_S)
+        self.calls.append((step, shard, ahead))
+        _progress.got_on()
+        if (step, shard) in self.fails:
+            raise OSError(f"cannot read step {step}")
+        return DATA(step, shard)
+
+    def until(self, *call: Any) -> None:
+        patience.until(lambda: call in self.calls, f"{call}")
+
+
+def test_the_batches_are_the_same_and_computed_ahead() -> None:
+    recorded = Recorded()
+    batches = Prefetch(recorded)
+    assert batches.shards == 2
+    for step in range(6):
+        for shard in (0, 1):
+            assert batches(step, shard).index.tolist() == DATA(step, shard).index.tolist()
+            recorded.until(step + 1, shard, True)
+            recorded.until(step + 2, shard, True)
+    assert [call for call in recorded.calls if not call[2]] == [(0, 0, False), (0, 1, False)]
+
+
+def test_what_was_not_foreseen_is_computed_at_once() -> None:
+    recorded = Recorded()
+    batches = Prefetch(recorded, ahead=1)
+    recorded.gates[1, 0] = threading.Event()
+    batches(0, 0)
+    assert batches(40, 1).index.tolist() == DATA(40, 1).index.tolist()
+    assert (40, 1, False) in recorded.calls, "also while the worker is busy"
+    recorded.gates[1, 0].set()
+    recorded.until(41, 1, True)
+
+
+def test_one_that_the_worker_has_not_begun_is_not_waited_for() -> None:
+    recorded = Recorded()
+    batches = Prefetch(recorded, ahead=2)
+    recorded.gates[1, 0] = threading.Event()
+    batches(0, 0)
+    assert batches(2, 0).index.tolist() == DATA(2, 0).index.tolist()
+    assert (2, 0, False) in recorded.calls
+    recorded.gates[1, 0].set()
+
+
+def test_asked_for_again_it_is_computed_again_so_that_what_is_impure_shows() -> None:
+    recorded = Recorded()
+    batches = Prefetch(recorded)
+    batches(0, 0)
+    recorded.until(1, 0, True)
+    batches(1, 0)
+    batches(1, 0)
+    assert (1, 0, False) in recorded.calls
+
+
+def test_an_exception_comes_where_its_batch_is_asked_for_and_nowhere_else() -> None:
+    recorded = Recorded()
+    recorded.fails = {(1, 0), (1, 1)}
+    batches = Prefetch(recorded)
+    batches(0, 0)
+    recorded.until(2, 0, True)
+    with pytest.raises(OSError, match="cannot read step 1"):
+        batches(1, 0)
+    recorded.fails.clear()
+    assert batches(1, 0).index.tolist() == DATA(1, 0).index.tolist(), "the next call reads it again"
+    assert batches(5, 1).index.tolist() == DATA(5, 1).index.tolist()
+
+
+def test_a_long_wait_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(_prefetch, "MENTION_S", 0.01)
+    recorded = Recorded()
+    gate = recorded.gates[1, 0] = threading.Event()
+    batches = Prefetch(recorded)
+    begun = threading.Event()
+    inner = recorded.__call__
+    batches._batch_for = lambda step, shard: (begun.set() if step == 1 else None, inner(step, shard))[1]
+    with caplog.at_level("INFO", "jaxft"):
+        batches(0, 0)
+        assert begun.wait(patience.FAR_S)
+        threading.Thread(
+            target=lambda: (patience.until(lambda: caplog.records, "the word"), gate.set()), daemon=True
+        ).start()
+        batches(1, 0)
+    assert "for a worker to compute the batch of step 1, shard 0" in caplog.records[0].message
+
+
+def test_what_others_compute_is_dropped() -> None:
+    recorded = Recorded()
+    batches = Prefetch(recorded, ahead=2)
+    for step in range(20):
+        batches(step, step % 2)
+    assert len(batches._futures) <= 6
+
+
+def test_progress_of_the_worker_counts_for_the_step() -> None:
+    moves: list[str] = []
+    recorded = Recorded()
+    batches = Prefetch(recorded)
+    with _progress.told(lambda: moves.append(threading.current_thread().name)):
+        batches(0, 0)
+        recorded.until(1, 0, True)
+    patience.until(lambda: any(name.startswith("jaxft-data") for name in moves), "the worker's progress")
+    assert moves[0] == "MainThread"
+
+
+def test_arguments_that_cannot_be_right() -> None:
+    for wrong in ({"ahead": 0}, {"workers": 0}):
+        with pytest.raises(ConfigurationError, match="must be at least 1"):
+            Prefetch(DATA, **wrong)
+
+
+def test_the_example_runs() -> None:
+    (test,) = (one for one in doctest.DocTestFinder().find(Prefetch, "f", globs={}) if one.examples)
+    assert doctest.DocTestRunner().run(test).failed == 0

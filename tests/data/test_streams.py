@@ -1,0 +1,285 @@
+"""Iterators as a function of step and shard: read in order, found again, and refused if they do not repeat."""
+
+import doctest
+import importlib.util
+import itertools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxft
+from jaxft import _progress
+from jaxft._errors import ConfigurationError
+from jaxft.data import Streams, _sources, from_iterator
+
+
+class Counted:
+    """Streams of the numbers 100 * shard + n, which count what is opened and read."""
+
+    def __init__(self, length: int = 10_000) -> None:
+        self.opened: list[int] = []
+        self.read = 0
+        self.length = length
+
+    def __call__(self, shard: int) -> Iterator[np.ndarray]:
+        self.opened.append(shard)
+        buffer = np.zeros(2)
+        for number in range(self.length):
+            self.read += 1
+            buffer[:] = 100 * shard + number  # the same memory each time
+            yield buffer
+
+
+def values(batches: Streams, *asked: tuple[int, int]) -> list[float]:
+    return [float(batches(*at)[0]) for at in asked]
+
+
+def test_a_stream_is_read_in_order_and_what_was_read_is_kept() -> None:
+    make = Counted()
+    batches = from_iterator(make, shards=3)
+    kept = [batches(step, 1) for step in range(5)]
+    assert [float(batch[1]) for batch in kept] == [100.0, 101.0, 102.0, 103.0, 104.0], (
+        "the buffer is not shared"
+    )
+    assert make.opened == [1, 1], "once more, to see that it repeats; no other shard"
+    assert make.read == 6
+    assert values(batches, (4, 1), (2, 1), (3, 1)) == [104.0, 102.0, 103.0], "a step that is tried again"
+    assert make.read == 6
+    assert values(batches, (5, 1), (7, 2)) == [105.0, 207.0]
+
+
+def test_going_back_opens_it_again_and_the_place_before_is_not_lost() -> None:
+    make = Counted()
+    batches = from_iterator(make, shards=1)
+    assert values(batches, (1000, 0), (0, 0)) == [1000.0, 0.0]
+    read = make.read
+    assert values(batches, (1001, 0)) == [1001.0]
+    assert make.read == read + 1, "a group that starts again asks for batch 0 as well"
+
+
+def test_what_can_seek_is_not_read_through() -> None:
+    opened: list[tuple[int, int]] = []
+
+    def make(shard: int, start: int = 0) -> Iterator[np.ndarray]:
+        opened.append((shard, start))
+        return (np.full(1, 100 * shard + number) for number in itertools.count(start))
+
+    batches = from_iterator(make, shards=2)
+    assert values(batches, (5000, 1), (5001, 1), (9000, 1), (3, 0)) == [5100.0, 5101.0, 9100.0, 3.0]
+    assert opened == [(1, 5000), (1, 9000), (0, 3)]
+
+
+def test_a_source_with_skip_is_asked_to() -> None:
+    class Dataset:
+        """As tf.data.Dataset and IterableDataset."""
+
+        def __init__(self, start: int) -> None:
+            self.start = start
+
+        def skip(self, count: int) -> "Dataset":
+            return Dataset(self.start + count)
+
+        def __iter__(self) -> Iterator[np.ndarray]:
+            assert self.start == 5000
+            return (np.full(1, number) for number in itertools.count(self.start))
+
+    assert values(from_iterator(lambda shard: Dataset(0), shards=1), (5000, 0), (5001, 0)) == [5000.0, 5001.0]
+
+
+class Stated:
+    """An iterator with a state, as those of grain."""
+
+    def __init__(self) -> None:
+        self.number = -1
+        self.restored = 0
+
+    def __iter__(self) -> "Stated":
+        return self
+
+    def __next__(self) -> np.ndarray:
+        self.number += 1
+        return np.full(1, self.number)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"number": self.number, "as bytes": b"\xff"}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        assert state["as bytes"] == b"\xff"
+        self.number = state["number"]
+        self.restored += 1
+
+
+def test_another_process_goes_on_from_a_kept_state(tmp_path: Path) -> None:
+    first = from_iterator(lambda shard: Stated(), 2, states=tmp_path, states_every=10)
+    assert values(first, *[(step, 1) for step in range(45)])[-1] == 44.0
+    assert sorted(int(path.stem) for path in (tmp_path / "shard-1").iterdir()) == [10, 20, 30, 40]
+    made: list[Stated] = []
+
+    def make(shard: int) -> Stated:
+        made.append(Stated())
+        return made[-1]
+
+    second = from_iterator(make, 2, states=tmp_path, states_every=10)
+    assert values(second, (37, 1)) == [37.0]
+    assert [one.restored for one in made] == [1, 1], "the first is tried out"
+    assert values(second, (5, 1), (49, 1)) == [5.0, 49.0]
+    assert len(made) == 4
+    # One that is damaged is passed over, and said.
+    (tmp_path / "shard-1" / "40.json").write_text("{")
+    assert values(from_iterator(make, 2, states=tmp_path), (42, 1)) == [42.0]
+
+
+def test_only_the_newest_states_are_kept(tmp_path: Path) -> None:
+    batches = from_iterator(lambda shard: Stated(), 1, states=tmp_path, states_every=1)
+    values(batches, *[(step, 0) for step in range(30)])
+    kept = sorted(int(path.stem) for path in (tmp_path / "shard-0").iterdir())
+    assert kept == list(range(22, 30))
+
+
+def test_a_state_that_cannot_be_written_is_left_out_with_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(Stated):
+        def get_state(self) -> dict[str, Any]:
+            return {"a": object()}
+
+    batches = from_iterator(lambda shard: Odd(), 1, states=tmp_path, states_every=1)
+    values(batches, *[(step, 0) for step in range(3)])
+    assert [record.message for record in caplog.records] == [
+        f"states of streams in {tmp_path} are not used: a object in the state of the stream cannot be written as JSON"
+    ]
+
+
+def test_a_state_from_which_a_stream_goes_on_elsewhere_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As that of a Hugging Face dataset with a shuffle buffer."""
+
+    class Forgets(Stated):
+        def set_state(self, state: dict[str, Any]) -> None:
+            super().set_state({**state, "number": state["number"] + 3})
+
+    values(
+        from_iterator(lambda shard: Forgets(), 1, states=tmp_path, states_every=5),
+        *[(s, 0) for s in range(12)],
+    )
+    again = from_iterator(lambda shard: Forgets(), 1, states=tmp_path)
+    assert values(again, (11, 0), (12, 0)) == [11.0, 12.0]
+    (said,) = (record.message for record in caplog.records)
+    assert (
+        "restored from its state before batch 10, the stream of shard 0 does not go on with the same batch"
+        in said
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("grain") is None, reason="grain is not installed")
+@pytest.mark.filterwarnings("ignore")  # of grain's own imports
+def test_a_grain_iterator_with_its_state(tmp_path: Path) -> None:
+    import grain
+
+    def make(shard: int) -> Any:
+        numbers = grain.MapDataset.range(4000).seed(3).shuffle()[shard::2]
+        return numbers.map(lambda i: {"x": np.full(3, i, np.float32)}).repeat().batch(4).to_iter_dataset()
+
+    wanted = from_iterator(make, 2)
+    expected = [wanted(step, 1)["x"].tolist() for step in range(25)]
+    first = from_iterator(make, 2, states=tmp_path, states_every=5)
+    assert [first(step, 1)["x"].tolist() for step in range(22)] == expected[:22]
+    assert (tmp_path / "shard-1" / "20.json").is_file()
+    again = from_iterator(make, 2, states=tmp_path)
+    assert again(24, 1)["x"].tolist() == expected[24]
+
+
+def test_reading_through_is_said_with_its_cost_and_counts_as_progress(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_sources, "MENTION_S", 0.0)
+    moves: list[None] = []
+    with _progress.told(lambda: moves.append(None)), caplog.at_level(logging.WARNING, "jaxft"):
+        values(from_iterator(Counted(), 1), (500, 0))
+    assert len(moves) == 500
+    first = caplog.records[0].message
+    assert first.startswith(
+        "shard 0: its source cannot seek, so batches are read and dropped: 1 of 500, about "
+    )
+
+
+# What is refused.
+
+
+def test_a_stream_that_does_not_repeat_is_refused() -> None:
+    unseeded = np.random.default_rng()
+    batches = from_iterator(lambda shard: iter([{"x": unseeded.standard_normal(3)}]), 1)
+    with pytest.raises(
+        ConfigurationError, match=r"make\(0\) was called twice.*batch 0: \['x'\] differs in 3 of 3"
+    ):
+        batches(0, 0)
+
+
+def test_a_stream_that_ends_is_named() -> None:
+    batches = from_iterator(Counted(3), 2)
+    assert values(batches, (2, 1)) == [102.0]
+    for step in (3, 7):
+        with pytest.raises(
+            ConfigurationError, match=f"shard 1 has ended after 3 batches, and batch {step} was"
+        ):
+            batches(step, 1)
+    assert values(batches, (1, 1)) == [101.0]
+
+
+def test_an_exception_of_the_source_goes_through_and_the_next_call_reads_it_again() -> None:
+    fails = [True]
+
+    def make(shard: int) -> Iterator[np.ndarray]:
+        yield np.zeros(1)
+        if fails:
+            fails.clear()
+            raise OSError("cannot read sample 17")
+        yield np.ones(1)
+
+    batches = from_iterator(make, 1)
+    with pytest.raises(OSError, match="sample 17"):
+        batches(1, 0)
+    assert values(batches, (1, 0)) == [1.0]
+
+
+@pytest.mark.parametrize(("step", "shard"), [(-1, 0), (0, 2), (0, -1)])
+def test_no_such_shard(step: int, shard: int) -> None:
+    with pytest.raises(ConfigurationError, match=rf"no shard {shard} of step {step}.*shards=batches\.shards"):
+        from_iterator(Counted(), 2)(step, shard)
+
+
+def test_arguments_that_cannot_be_right() -> None:
+    with pytest.raises(ConfigurationError, match="must be at least 1, not 0 and 100"):
+        from_iterator(Counted(), 0)
+    with pytest.raises(ConfigurationError, match="make is a list, but it must be a function"):
+        from_iterator([1, 2], 2)  # pyright: ignore[reportArgumentType]
+
+
+# In a step.
+
+
+def test_it_trains_a_step() -> None:
+    def train_step(w: Any, batch: Any) -> tuple[Any, Any]:
+        mean = jaxft.pmean(jnp.mean(batch) + 0.0 * w)
+        return w + mean, mean
+
+    batches = from_iterator(Counted(), shards=2)
+    step, w = jaxft.fault_tolerant(train_step, None, shards=batches.shards), jnp.zeros(())
+    while step.step < 4:
+        w, _ = step(w, batches)
+    assert float(w) == sum(50 + n for n in range(4))
+    with pytest.raises(ConfigurationError, match="divided into 2 shards"):
+        jaxft.fault_tolerant(train_step, None, shards=4)(jnp.zeros(()), batches)
+    assert isinstance(jax.tree.leaves(batches(0, 0))[0], np.ndarray)
+
+
+def test_the_example_runs() -> None:
+    (test,) = (one for one in doctest.DocTestFinder().find(from_iterator, "f", globs={}) if one.examples)
+    assert doctest.DocTestRunner().run(test).failed == 0

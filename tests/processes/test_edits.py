@@ -1,0 +1,141 @@
+"""Edits of the state between two steps: made by the whole job, or by none of it. On real processes."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import Cluster, Worker, cluster
+
+LOOPS = Path(__file__).with_name("loops.py")
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+EDITS = ("--edit", "5", "--edit", "10", "--edit", "15")
+DIFFER = "the groups did not make the same edit of state 5"
+
+
+def finished_alone(here: Cluster, *flags: str) -> str:
+    worker = here.start("alone", *flags, coordinated=False, script=LOOPS)
+    here.until_finished(worker)
+    assert worker.digest is not None
+    return worker.digest
+
+
+def started(here: Cluster, flags: dict[str, tuple[str, ...]]) -> dict[str, Worker]:
+    """Start groups that are all members from the first step on."""
+    gate = here.folder / "all-joined"
+    made = {
+        name: here.start(name, "--gate", f"joined:{gate}", *own, script=LOOPS) for name, own in flags.items()
+    }
+    members = [name for name, own in flags.items() if "--spare" not in own]
+    for name in members:
+        here.until(made[name].events, f"{name} to join")
+    for name in flags.keys() - members:
+        text = f"{name} stands by at step 0"
+        here.until(lambda text=text: text in here.coordinator_log.read_text(), f"{name} to follow")
+    quorum = f"now {', '.join(members)}; from step 0"
+    here.until(lambda: all(made[name].says(quorum) for name in members), "all to be in one quorum")
+    gate.touch()
+    return made
+
+
+def until_ended(here: Cluster, worker: Worker) -> None:
+    here.until(lambda: worker.process.poll() is not None, f"{worker.log_path.stem} to end")
+
+
+def test_a_joiner_a_spare_and_a_resumed_job_make_the_same_edits(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        expected = finished_alone(here, *EDITS)
+        held = tmp_path / "held"
+        gated = (*EDITS, "--gate", f"12:{held}")
+        workers = started(
+            here,
+            {
+                "group-0": gated,
+                "group-1": (*gated, "--die", "exchange step 7"),
+                "spare": (*gated, "--spare"),
+            },
+        )
+        here.until_dead(workers["group-1"])
+        back = here.start("group-1", *gated, script=LOOPS)
+        here.until(lambda: back.says("heals to step") or back.events(), "it to heal")
+        held.touch()
+        here.until_finished(workers["group-0"], workers["spare"], back)
+        assert {worker.digest for worker in (workers["group-0"], workers["spare"], back)} == {expected}
+
+
+def test_one_that_replays_the_steps_takes_the_edits_from_the_log(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        expected = finished_alone(here, *EDITS)
+        # It makes no edit itself, but is never a member.
+        workers = started(here, {"group-0": EDITS, "spare": ("--spare",)})
+        here.until_finished(*workers.values())
+        assert {worker.digest for worker in workers.values()} == {expected}
+
+
+def test_a_spare_that_makes_an_edit_of_its_own_is_told(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        held = tmp_path / "held"
+        workers = started(here, {"group-0": ("--gate", f"8:{held}"), "spare": ("--spare", "--edit", "8")})
+        group, spare = workers.values()
+        here.until(lambda: len(group.steps()) == 8 and spare.steps()[-1:] == group.steps()[-1:], "step 8")
+        held.touch()
+        until_ended(here, spare)
+        assert spare.process.returncode == 1
+        assert spare.says("This group has edited the state before step 8")
+        here.until_finished(group)
+
+
+def test_a_resumed_job_makes_the_edit_of_the_step_at_which_it_resumes(tmp_path: Path) -> None:
+    flags = (*EDITS, "--checkpoints", str(tmp_path / "checkpoints"))
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        expected = finished_alone(here, *EDITS)
+        first = here.start("group-0", *flags, "--gate", f"13:{tmp_path / 'never'}", script=LOOPS)
+        here.until(lambda: (tmp_path / "checkpoints" / "10").is_dir() and len(first.steps()) == 13, "step 13")
+        first.process.send_signal(signal.SIGKILL)
+        here.until_dead(first)
+        again = here.start("group-0", *flags, script=LOOPS)
+        here.until_finished(again)
+        assert again.events()[0] == {"event": "joined", "step": 10, "count": 10}
+        assert again.digest == expected
+
+
+def test_of_two_groups_only_one_edits(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        workers = started(here, {"group-0": ("--edit", "5"), "group-1": ()})
+        for worker in workers.values():
+            until_ended(here, worker)
+            assert worker.process.returncode == 1
+            assert worker.says("JobHalted")
+            assert worker.says(f"{DIFFER} of job 'loops': edited by group-0; not edited by group-1")
+            assert len(worker.steps()) == 5
+
+
+def test_of_three_groups_one_does_not_edit(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        expected = finished_alone(here, *EDITS)
+        workers = started(here, {"group-0": EDITS, "group-1": (), "group-2": EDITS})
+        odd = workers.pop("group-1")
+        until_ended(here, odd)
+        assert odd.process.returncode == 1
+        assert odd.says("Evicted")
+        assert odd.says(f"{DIFFER} of job 'loops': edited by group-0, group-2; not edited by group-1")
+        here.until_finished(*workers.values())
+        assert {worker.digest for worker in workers.values()} == {expected}
+
+
+@pytest.mark.parametrize("loop", ["steps", "while"])
+def test_a_state_that_is_changed_behind_the_jobs_back_is_refused(loop: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        group = here.start("group-0", "--loop", loop, "--touch", "4", script=LOOPS)
+        until_ended(here, group)
+        assert group.process.returncode == 1
+        assert group.says("The state's leaf ['rate'] has other values than the one that the step returned")
+        assert group.says("step.edit(state, function)")
+        assert len(group.steps()) == 4

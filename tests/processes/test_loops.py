@@ -1,0 +1,110 @@
+"""Loops over the steps of a job: they join before they begin, follow heals, and end at one state. Real processes."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import cluster
+from tests.processes.test_edits import LOOPS, finished_alone, started, until_ended
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+
+def test_a_loop_over_steps_joins_first_and_ends_with_the_others(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        expected = finished_alone(here)
+        held, ends = tmp_path / "held", tmp_path / "ends"
+        gated = ("--gate", f"12:{held}", "--gate", f"19:{ends}")
+        workers = started(here, {"group-0": gated, "group-1": (*gated, "--die", "exchange step 7")})
+        here.until_dead(workers["group-1"])
+        survivor = workers["group-0"]
+        here.until(lambda: len(survivor.steps()) == 12, "the survivor to come to the gate")
+        back = here.start("group-1", *gated, script=LOOPS)
+        here.until(lambda: back.says("heals to step 12"), "it to heal")
+        held.touch()
+        here.until(back.events, "it to join")
+        joined = back.events()[0]
+        # The numbers and the state of the job, before the first step and so before the first evaluation.
+        assert joined["step"] == joined["count"] >= 12
+        ends.touch()
+        here.until_finished(survivor, back)
+        assert {survivor.digest, back.digest} == {expected}
+        assert [event["number"] for event in back.steps()] == list(range(joined["step"], 20))
+
+
+def test_a_group_that_comes_after_the_end_has_nothing_to_do(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        first = here.start("group-0", script=LOOPS)
+        here.until_finished(first)
+        late = here.start("group-0", script=LOOPS)
+        here.until_finished(late)  # with status 0: a supervisor does not start it again
+        assert late.events() == [], "nothing is done with a state that is not the job's"
+        assert late.says("finished at step 20, and all groups that held its state have left")
+
+
+@pytest.mark.parametrize("loop", ["steps", "while"])
+def test_a_group_that_comes_after_the_end_has_the_last_checkpoint(loop: str, tmp_path: Path) -> None:
+    flags = ("--checkpoints", str(tmp_path / "checkpoints"), "--loop", loop)
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        first = here.start("group-0", *flags, script=LOOPS)
+        here.until_finished(first)
+        late = here.start("group-0", *flags, script=LOOPS)
+        here.until_finished(late)
+        assert late.digest == first.digest
+        assert not late.steps()
+
+
+def test_a_range_that_would_train_too_far_is_caught(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        held = tmp_path / "held"
+        gated = ("--loop", "range", "--gate", f"5:{held}", "--gate", f"19:{tmp_path / 'never'}")
+        first = here.start("group-0", *gated, script=LOOPS)
+        here.until(lambda: len(first.steps()) == 5, "step 5")
+        second = here.start("group-1", *gated, script=LOOPS)
+        here.until(lambda: second.says("heals to step 5"), "the second to heal")
+        held.touch()
+        until_ended(here, second)
+        assert second.process.returncode == 1
+        assert second.says("The loop that calls the step does not follow the job: it is at step")
+        assert second.says("for number in manager.steps(total):")
+        assert len(second.steps()) == 1, "and trains no step too many"
+
+
+def test_a_range_after_a_restore_is_caught(tmp_path: Path) -> None:
+    flags = ("--checkpoints", str(tmp_path / "checkpoints"), "--loop", "range")
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        first = here.start("group-0", *flags, "--gate", f"13:{tmp_path / 'never'}", script=LOOPS)
+        here.until(lambda: (tmp_path / "checkpoints" / "10").is_dir() and len(first.steps()) == 13, "step 13")
+        first.process.send_signal(signal.SIGKILL)
+        here.until_dead(first)
+        again = here.start("group-0", *flags, script=LOOPS)
+        until_ended(here, again)
+        assert again.process.returncode == 1
+        assert again.says("it is at step 10, because its state was restored from a checkpoint")
+        assert not again.steps()
+
+
+def test_checkpoints_without_restore_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    flags = ("--checkpoints", str(folder))
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        first = here.start("group-0", *flags, "--gate", f"13:{tmp_path / 'never'}", script=LOOPS)
+        here.until(lambda: (folder / "10").is_dir() and len(first.steps()) == 13, "step 13")
+        first.process.send_signal(signal.SIGKILL)
+        here.until_dead(first)
+        before = sorted(path.name for path in folder.iterdir())
+        again = here.start("group-0", *flags, "--no-restore", script=LOOPS)
+        until_ended(here, again)
+        assert again.process.returncode == 1
+        assert again.says(
+            "holds checkpoints up to step 10, but the program of group 'group-0' has not restored one"
+        )
+        assert again.says("state = manager.restore(state)")
+        assert sorted(path.name for path in folder.iterdir()) == before

@@ -1,0 +1,128 @@
+"""Exceptions of the user's code in a step, and Ctrl-C, on real processes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import Cluster, Worker, cluster, digest_alone
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+STEPS, LONG = 12, 100
+RUN = ("--steps", str(STEPS))
+GROUPS = ("group-0", "group-1", "group-2")
+TEXT = "cannot read sample 17"
+# Of four shards in three groups, group-1 computes the third.
+UNREADABLE = ("--unreadable", "5:2")
+PHASES = ("compute step 5", "exchange step 5", "vote step 5", "apply step 5")
+
+
+def raised(worker: Worker) -> list[dict[str, object]]:
+    return [event for event in worker.events() if event["event"] == "raised"]
+
+
+def until_failed(here: Cluster, worker: Worker) -> None:
+    here.until(lambda: worker.process.poll() is not None, f"the end of {worker.log_path.stem}")
+    assert worker.process.returncode == 1, worker.log()
+
+
+def run_until_it_is_back(here: Cluster, *own: str) -> Worker:
+    """Three groups, of which group-1 has these flags, and calls the step again; return it after the end."""
+    hurry = here.folder / "hurry"
+    flags = ("--steps", str(LONG), "--pace", "0.1", "--hurry", str(hurry))
+    workers = here.start_together(
+        GROUPS, lambda group: (*flags, *((*own, "--again") if group == "group-1" else ()))
+    )
+    it = workers["group-1"]
+    here.until(lambda: raised(it), "the exception")
+    before = len(it.steps())
+    here.until(lambda: len(it.steps()) > before + 1, "its next steps")
+    hurry.touch()
+    here.until_finished(*workers.values())
+    assert {worker.digest for worker in workers.values()} == {digest_alone(LONG)}
+    assert len(raised(it)) == 1
+    return it
+
+
+def test_a_group_alone_tries_again_with_its_next_call(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        worker = here.start("group-0", *RUN, *UNREADABLE, "--times", "2", "--again")
+        here.until_finished(worker)
+        assert worker.digest == digest_alone(STEPS)
+        assert [event["step"] for event in raised(worker)] == [5, 5]
+        assert "raised in shard 2 of step 5" in str(raised(worker)[0]["notes"])
+        assert not worker.says("] waiting 5 s")
+
+
+def test_a_failure_that_one_group_has_is_its_own(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        workers = here.start_together(
+            GROUPS, lambda group: (*RUN, *(UNREADABLE if group == "group-1" else ()))
+        )
+        ill = workers.pop("group-1")
+        until_failed(here, ill)
+        here.until_finished(*workers.values())
+        for worker in workers.values():
+            assert worker.digest == digest_alone(STEPS)
+            assert worker.says(f"lost group-1 (its code raised OSError: {TEXT} (step 5, shard 2))")
+        assert ill.says(f"OSError: {TEXT}")
+        assert "The other groups could do this step" in str(raised(ill)[0]["notes"])
+        assert "halts" not in here.coordinator_log.read_text()
+
+
+def test_a_group_whose_failure_has_passed_heals_with_its_next_call(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        again = run_until_it_is_back(here, *UNREADABLE, "--times", "1")
+        assert f"OSError('{TEXT}')" in str(raised(again)[0]["error"])
+
+
+def test_a_shard_that_no_group_can_read_stops_the_job_once_with_its_name(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        workers = here.start_together(GROUPS, lambda group: (*RUN, *UNREADABLE))
+        for worker in workers.values():
+            until_failed(here, worker)
+            assert worker.says("JobHalted: ")
+            assert worker.says("has stopped job 'toy': shard 2 of step 5 of job 'toy' fails in every group: ")
+            assert worker.says(f"OSError: {TEXT}")
+            assert [event["step"] for event in worker.steps()] == list(range(1, 6))
+        log = here.coordinator_log.read_text()
+        assert log.count("halts: shard 2 of step 5") == 1
+
+
+def test_a_group_whose_batches_come_from_an_iterator_is_stopped_before_it_joins(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        gate = tmp_path / "gate"
+        first = here.start("group-0", *RUN, "--gate", f"3:{gate}")
+        here.until(lambda: len(first.steps()) == 3, "the job to run")
+        impure = here.start("group-1", *RUN, "--impure")
+        until_failed(here, impure)
+        assert impure.says(
+            "The batch function is not pure: it was called twice for step 0 and shard 0, and [0] dif"
+        )
+        assert impure.steps() == []
+        gate.touch()
+        here.until_finished(first)
+        assert first.digest == digest_alone(STEPS)
+        assert not first.says("joined group-1")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_ctrl_c_in_a_group_alone_changes_nothing_but_the_time(phase: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        worker = here.start("group-0", *RUN, "--interrupt", phase, "--again")
+        here.until_finished(worker)
+        assert worker.digest == digest_alone(STEPS)
+        assert [event["error"] for event in raised(worker)] == ["KeyboardInterrupt()"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_ctrl_c_in_one_of_three_groups_holds_up_no_other(phase: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        run_until_it_is_back(here, "--interrupt", phase)

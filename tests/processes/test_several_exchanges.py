@@ -1,0 +1,59 @@
+"""SIGKILL between the exchanges of one step, on real processes: one commit, and the same bits."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import cluster, digest_alone
+from tests.processes.test_kill_phases import GROUPS, KILLED_AT, assert_same_run
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+STEPS = 20
+# The survivors compute this step once the victim heals to it, and the second when they all are there.
+GATE = 8
+LAST_GATE = 12
+
+
+@pytest.mark.parametrize(
+    ("model", "phase"),
+    [
+        ("sam", f"exchange step {KILLED_AT} stage 1"),
+        ("sam", f"exchange step {KILLED_AT}"),
+        ("gan", f"vote step {KILLED_AT}"),
+        ("gan", f"exchange step {KILLED_AT} stage 1"),
+        ("clipped", f"exchange step {KILLED_AT} stage 1"),
+        ("thrice", f"exchange step {KILLED_AT} stage 2"),
+    ],
+)
+def test_a_kill_between_two_exchanges_changes_nothing(model: str, phase: str, tmp_path: Path) -> None:
+    undisturbed = digest_alone(STEPS, "--model", model)
+    first, last = tmp_path / "victim-started", tmp_path / "victim-back"
+    flags = (
+        *("--steps", str(STEPS), "--model", model),
+        *("--gate", f"{GATE}:{first}", "--gate", f"{LAST_GATE}:{last}"),
+    )
+    victim, *others = reversed(GROUPS)
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        workers = here.start_together(
+            GROUPS, lambda group: (*flags, *(("--die", phase) if group == victim else ()))
+        )
+        here.until_dead(workers[victim])
+        back = here.start(victim, *flags)
+        here.until(lambda: back.says("heals to step"), f"{victim} to heal")
+        first.touch()
+        survivors = [workers[name] for name in others]
+        here.until(
+            lambda: all(len(worker.steps()) >= LAST_GATE for worker in survivors),
+            "the survivors to reach the last gate",
+        )
+        last.touch()
+        here.until_finished(back, *survivors)
+        assert_same_run([back, *survivors], undisturbed)
+        for worker in survivors:
+            assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))
+            # A kill before its vote may leave the others with all means, and the step counts at once.
+            again = any(event["attempts"] > 1 for event in worker.steps())
+            assert again or "vote" in phase, "the step was tried again"
+        assert any(event["healed"] for event in back.steps()), "it has replayed steps"

@@ -1,0 +1,39 @@
+"""`Manager.is_writer` on real processes: at most one group for each step, also when the writer dies and is back."""
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import cluster, digest_alone
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+GROUPS = ("group-0", "group-1", "group-2")
+STEPS = 100
+
+
+def test_one_group_writes_and_another_when_it_is_gone(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        hurry = tmp_path / "hurry"
+        flags = ("--steps", str(STEPS), "--pace", "0.1", "--hurry", str(hurry))
+        workers = here.start_together(GROUPS, lambda group: flags)
+        first, second, third = workers.values()
+        here.until(lambda: len(first.steps()) >= 3, "three steps")
+        first.process.send_signal(signal.SIGKILL)
+        here.until(lambda: second.says("[jaxft group-1] writes for the job, from step"), "another writer")
+        back = here.start("group-0", *flags)
+        here.until(lambda: back.says("[jaxft group-0] writes for the job, from step"), "it to write again")
+        assert second.says("[jaxft group-1] no longer writes for the job, from step")
+        hurry.touch()
+        here.until_finished(second, third, back)
+        assert second.digest == digest_alone(STEPS)
+        lines = [event for worker in (first, second, third, back) for event in worker.steps()]
+        writers = Counter(event["step"] for event in lines if event["is_writer"])
+        assert set(writers.values()) == {1}
+        # What the dead one had committed, and not written, is missing: at most one step.
+        assert len(set(range(1, STEPS + 1)) - set(writers)) <= 1
+        assert not any(event["is_writer"] for event in third.steps())
+        assert all(event["writer"] in ("group-0", "group-1") for event in third.steps())

@@ -1,0 +1,222 @@
+"""`axis_name`: steps that were written for `jax.pmap` or `jax.shard_map`, as they are."""
+
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.training.dynamic_scale import DynamicScale
+from jax import lax
+
+import jaxft
+from jaxft._errors import ConfigurationError, StepError
+
+SHARDS = 4
+
+
+def batch_for(step: int, shard: int) -> np.ndarray:
+    return np.random.default_rng([step, shard]).standard_normal((8, 3), dtype=np.float32)
+
+
+def state() -> Any:
+    return {"w": jnp.ones(3), "rows": jnp.zeros((), jnp.int32), "key": jax.random.key(0)}
+
+
+def loss_fn(w: Any, x: Any) -> Any:
+    return jnp.mean((x @ w - 1.0) ** 2)
+
+
+def of_pmap(state: Any, x: Any) -> Any:
+    """As people write it for pmap: keyword and position, a pytree, a nested jit, counts, the size of the axis."""
+    key, use = jax.random.split(state["key"])
+    noise = 0.1 * jax.random.normal(jax.random.fold_in(use, lax.axis_index("batch")), x.shape)
+    loss, grads = jax.value_and_grad(loss_fn)(state["w"], x + noise)
+    grads, loss = lax.pmean({"g": grads, "l": loss}, axis_name="batch").values()
+    rows = jax.jit(lambda x: lax.psum(jnp.int32(x.shape[0]) + (x[0, 0] > 9.0).astype(jnp.int32), "batch"))(x)
+    new = {"w": state["w"] - 0.1 * grads, "rows": state["rows"] + rows, "key": key}
+    shards = jnp.float32(lax.psum(1, "batch"))
+    return new, {"loss": loss, "shards": shards, "w": lax.psum(state["w"], "batch")}
+
+
+def of_jaxft(state: Any, x: Any) -> Any:
+    key, use = jax.random.split(state["key"])
+    noise = 0.1 * jax.random.normal(jax.random.fold_in(use, jaxft.shard_index()), x.shape)
+    loss, grads = jax.value_and_grad(loss_fn)(state["w"], x + noise)
+    grads, loss = jaxft.pmean((grads, loss))
+    rows = jaxft.psum(jnp.int32(x.shape[0]) + (x[0, 0] > 9.0).astype(jnp.int32))
+    new = {"w": state["w"] - 0.1 * grads, "rows": state["rows"] + rows, "key": key}
+    return new, {"loss": loss, "shards": jnp.float32(SHARDS), "w": state["w"] * SHARDS}
+
+
+def data(tree: Any) -> list[np.ndarray]:
+    tree = tree if "key" not in tree else {**tree, "key": jax.random.key_data(tree["key"])}
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def test_the_same_bits_as_with_the_functions_of_jaxft() -> None:
+    steps = (
+        jaxft.fault_tolerant(of_pmap, None, shards=SHARDS, axis_name="batch"),
+        jaxft.fault_tolerant(of_jaxft, None, shards=SHARDS),
+    )
+    ours, theirs = state(), state()
+    for _ in range(3):
+        (ours, metrics), (theirs, others) = steps[0](ours, batch_for), steps[1](theirs, batch_for)
+        for one, other in zip(data(ours) + data(metrics), data(theirs) + data(others), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_the_values_of_jax() -> None:
+    """`jax.vmap` with a named axis is JAX's own meaning of such a step."""
+    step = jaxft.fault_tolerant(of_pmap, None, shards=SHARDS, axis_name="batch")
+    ours, metrics = step(state(), batch_for)
+    batches = np.stack([batch_for(0, shard) for shard in range(SHARDS)])
+    theirs, others = jax.vmap(of_pmap, in_axes=(None, 0), axis_name="batch")(state(), batches)
+    for one, other in zip(data(ours) + data(metrics), data(theirs) + data(others), strict=True):
+        for replica in other:
+            np.testing.assert_allclose(one, replica, rtol=1e-6)
+
+
+def test_one_exchange_of_means_and_sums() -> None:
+    from jaxft._programs._axis import Axis
+    from jaxft._programs._build import cut_programs
+
+    programs = cut_programs(of_pmap, state(), batch_for(0, 0), axis=Axis("batch", SHARDS))
+    found = [(spec.operation, spec.dtype, spec.shape) for spec in programs.contribution]
+    assert found == [("mean", "float32", (3,)), ("mean", "float32", ()), ("sum", "int32", ())]
+    assert programs.cut.depends_on_shard
+
+
+@pytest.mark.parametrize("grow", [True, False])
+def test_dynamic_scale_of_flax(grow: bool) -> None:
+    def train_step(state: Any, x: Any) -> Any:
+        scaler, finite, loss, grads = state["scale"].value_and_grad(loss_fn, axis_name="batch")(state["w"], x)
+        w = jnp.where(finite, state["w"] - 0.1 * grads, state["w"])
+        return {"scale": scaler, "w": w}, lax.pmean(loss, "batch")
+
+    def batches(step: int, shard: int) -> np.ndarray:
+        made = batch_for(step, shard)
+        return made if grow or shard != 2 else made * np.float32(np.inf)
+
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
+    begin = {
+        "scale": DynamicScale(growth_interval=1, fin_steps=jnp.int32(1), scale=jnp.float32(1024.0)),
+        "w": jnp.ones(3),
+    }
+    after, _ = step(begin, batches)
+    assert float(after["scale"].scale) == (2048.0 if grow else 512.0)
+    assert bool(np.all(np.asarray(after["w"]) == 1.0)) == (not grow)
+
+
+def test_running_statistics_of_a_batch_norm() -> None:
+    """Each shard normalises with its own statistics, and the running ones are averaged, as in flax' imagenet."""
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            return nn.Dense(1)(nn.BatchNorm(use_running_average=False, momentum=0.9)(x))
+
+    net = Net()
+    begin = net.init(jax.random.key(0), batch_for(0, 0))
+
+    def train_step(state: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            out, updated = net.apply({**state, "params": params}, x, mutable=["batch_stats"])
+            return jnp.mean((out - 1.0) ** 2), updated["batch_stats"]
+
+        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(state["params"])
+        grads, value, stats = lax.pmean((grads, value, stats), "batch")
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], grads)
+        return {"params": params, "batch_stats": stats}, value
+
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
+    batches = np.stack([batch_for(0, shard) for shard in range(SHARDS)])
+    expected, _ = jax.vmap(train_step, in_axes=(None, 0), axis_name="batch")(begin, batches)
+    after, _ = step(begin, batch_for)
+    for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other[0], rtol=1e-5, atol=1e-6)
+
+
+# What cannot be meant
+
+
+def refused(function: Any, match: str, **options: Any) -> None:
+    options = {"shards": SHARDS, "axis_name": "batch", **options}
+    step = jaxft.fault_tolerant(lambda state, x: (state, function(state, x)), None, **options)
+    with pytest.raises(StepError, match=match) as caught:
+        step(state(), batch_for)
+    assert re.search(r"test_axis\.py:\d+", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x: lax.pmax(x, "batch"), "pmax"),
+        (lambda x: lax.pmin(x, "batch"), "pmin"),
+        (lambda x: lax.all_gather(x, "batch"), "all_gather"),
+        (lambda x: lax.ppermute(x, "batch", [(0, 1)]), "ppermute"),
+        (lambda x: lax.all_to_all(x[:4], "batch", 0, 0), "all_to_all"),
+        (lambda x: lax.psum_scatter(x[:4], "batch"), "reduce_scatter"),
+    ],
+)
+def test_other_collectives(function: Any, name: str) -> None:
+    refused(
+        lambda state, x: function(x),
+        rf"calls jax\.lax\.{name} over 'batch' \(.*may use lax\.pmean, lax\.psum, lax\.axis_index",
+    )
+
+
+def test_parts_of_the_axis_and_two_axes_at_once() -> None:
+    groups = [[0, 1], [2, 3]]
+    refused(lambda state, x: lax.psum(x, "batch", axis_index_groups=groups), "or over parts of it")
+    twice = jax.vmap(lambda row: lax.pmean(row, ("batch", "rows")), axis_name="rows")
+    refused(lambda state, x: twice(x), "over 'batch' and another axis at once")
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (
+            lambda x: lax.scan(lambda c, _: (lax.pmean(c, "batch"), None), x, length=2)[0],
+            r"jax\.lax\.psum over 'batch' is inside 'scan' .*accumulate first",
+        ),
+        (
+            lambda x: lax.cond(x[0, 0] > 0, lambda: lax.pmax(x, "batch"), lambda: x),
+            r"jax\.lax\.pmax over 'batch' is inside 'cond'",
+        ),
+        (
+            lambda x: lax.fori_loop(0, 2, lambda i, y: y + lax.axis_index("batch").astype(y.dtype), x),
+            r"jax\.lax\.axis_index over 'batch' is inside '(scan|while)' .*call it first",
+        ),
+    ],
+)
+def test_inside(function: Any, match: str) -> None:
+    refused(lambda state, x: function(x), match)
+
+
+def test_an_axis_that_is_not_bound() -> None:
+    expected = (
+        r"uses the named axis 'batch', which is not bound \(.*pass `axis_name='batch'` to .*jaxft\.pmean"
+    )
+    refused(lambda state, x: lax.pmean(x, "batch"), expected, axis_name=None)
+    refused(lambda state, x: lax.axis_index("batch"), expected, axis_name="data")
+
+
+def test_other_errors_of_name_are_the_users() -> None:
+    def train_step(state: Any, x: Any) -> Any:
+        return state, nothing_of_this_name  # noqa: F821
+
+    with pytest.raises(NameError, match="nothing_of_this_name"):
+        jaxft.fault_tolerant(train_step, None)(state(), batch_for)
+
+
+@pytest.mark.parametrize(
+    "options", [{"axis_name": "batch"}, {"axis_name": 3, "shards": 2}, {"axis_name": ("a", "b"), "shards": 2}]
+)
+def test_an_axis_needs_a_name_and_a_size(options: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"axis_name is .* pass, say, `axis_name=\"batch\", shards=8`"
+    ):
+        jaxft.fault_tolerant(of_pmap, None, **options)

@@ -1,0 +1,124 @@
+"""What is said of a step that is called with the wrong things: each before anything changes."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxft
+from jaxft._errors import ConfigurationError, StepError
+
+ROWS = np.ones(3, np.float32)
+
+
+def train_step(state: Any, batch: Any) -> Any:
+    return state - jaxft.pmean(batch), {}
+
+
+def of_five(state: Any, images: Any, labels: Any, key: Any, rate: float) -> Any:
+    return state - jaxft.pmean(images), {}
+
+
+@pytest.mark.parametrize("shards", [None, 2])
+@pytest.mark.parametrize("labels", [ROWS, 7])
+def test_a_step_of_five_arguments(shards: int | None, labels: Any) -> None:
+    step = jaxft.fault_tolerant(of_five, None, shards=shards)
+    with pytest.raises(
+        ConfigurationError,
+        match=r"additional argument (array.*|7) at position 2.*put it into the batch, such as `\(images, labels\)`",
+    ):
+        step(jnp.zeros(3), ROWS, labels, jax.random.key(0), 0.1)
+    with pytest.raises(
+        StepError,
+        match=r"takes \(state.*rate.*\), but it is called with a state, a batch: missing .* 'labels'.*into the batch",
+    ):
+        step(jnp.zeros(3), lambda step, shard: ROWS)
+
+
+def test_static_arguments_that_are_missing_or_too_many() -> None:
+    step = jaxft.fault_tolerant(of_five, None, static_argnames=("labels", "key", "rate"))
+    with pytest.raises(
+        StepError, match=r"a batch and 2 static arguments: missing a required argument: 'key'"
+    ):
+        step(jnp.zeros(3), ROWS, labels=1, rate=0.1)
+
+
+@pytest.mark.parametrize("manager", ["localhost:29510", jaxft.Manager, 3])
+def test_a_manager_that_is_none(manager: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"manager is .*It is a jaxft\.Manager.*None runs the step alone"
+    ):
+        jaxft.fault_tolerant(train_step, manager)
+
+
+@pytest.mark.parametrize("shards", ["4", 4.0, True, np.ones(2)])
+def test_shards_that_are_not_a_number(shards: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"shards is .*It is the number of slices .*: an int"):
+        jaxft.fault_tolerant(train_step, None, shards=shards)
+
+
+def test_disable_jit() -> None:
+    expected = (
+        r"while jax\.disable_jit \(JAX_DISABLE_JIT\) is on.*cannot run without compiling.*jax\.debug\.print"
+    )
+    step = jaxft.fault_tolerant(train_step, None)
+    with jax.disable_jit(), pytest.raises(ConfigurationError, match=expected):
+        step(jnp.zeros(3), ROWS)
+    state, _ = step(jnp.zeros(3), ROWS)
+    with jax.disable_jit(), pytest.raises(ConfigurationError, match=expected):
+        step(state, ROWS)
+    np.testing.assert_array_equal(step(state, ROWS)[0], -2 * ROWS)
+
+
+def test_an_equinox_model_that_is_not_partitioned() -> None:
+    model = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
+    with pytest.raises(
+        ConfigurationError,
+        match=r"leaf \.activation of the state is .*not an array of numbers.*eqx\.partition\(model, eqx",
+    ):
+        jaxft.fault_tolerant(train_step, None)(model, ROWS)
+
+
+@pytest.mark.parametrize("leaf", ["x", np.array(["x"]), np.array([None]), object()])
+def test_a_leaf_that_is_not_an_array(leaf: Any) -> None:
+    step = jaxft.fault_tolerant(train_step, None)
+    with pytest.raises(
+        ConfigurationError, match=r"The leaf \['a'\] of the state is .*A state is a pytree of arrays"
+    ):
+        step({"a": leaf}, ROWS)
+    with pytest.raises(
+        ConfigurationError, match=r"The leaf \['a'\] of the batch is .*A batch is a pytree of arrays"
+    ):
+        step(jnp.zeros(3), {"a": leaf})
+
+
+@pytest.mark.parametrize("batch", [iter([ROWS]), (row for row in [ROWS])])
+def test_an_iterator_as_batch(batch: Any) -> None:
+    with pytest.raises(
+        ConfigurationError,
+        match=r"The batch is <.*a (list_iterator|generator).*`next\(batches\)`, or a pure function",
+    ):
+        jaxft.fault_tolerant(train_step, None)(jnp.zeros(3), batch)
+
+
+def test_an_iterator_as_source() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"source is a list_iterator.*cannot be indexed.*data\.from_iterator"
+    ):
+        jaxft.data.Batches(iter([1, 2]), shards=2, samples_per_shard=2)  # type: ignore[arg-type]
+
+
+def test_a_state_that_is_used_again() -> None:
+    step, state = jaxft.fault_tolerant(train_step, None), jnp.zeros(3)
+    step(state, ROWS)
+    with pytest.raises(
+        ConfigurationError, match=r"consumed by an earlier step: .*Use only the state that the step"
+    ):
+        step(state, ROWS)
+    with pytest.raises(
+        ConfigurationError, match=r"jaxft\.digest was given a state whose leaf itself was consumed"
+    ):
+        jaxft.digest(state)

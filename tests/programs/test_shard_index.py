@@ -1,0 +1,178 @@
+"""`shard_index`: each shard's own random numbers, and a warning where all shards draw the same."""
+
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxft
+from jaxft._errors import StepError
+
+SHARDS = 64
+
+
+def state() -> Any:
+    return {"key": jax.random.key(3), "mean": jnp.zeros(4)}
+
+
+def zeros(step: int, shard: int) -> np.ndarray:
+    return np.zeros(4, np.float32)
+
+
+def noisy(fold: bool) -> Any:
+    def train_step(state: Any, batch: Any) -> Any:
+        key, use = jax.random.split(state["key"])
+        if fold:
+            use = jax.random.fold_in(use, jaxft.shard_index())
+        noise = jax.random.normal(use, (4,))  # the draw
+        return {"key": key, "mean": jaxft.pmean(batch + noise)}, {"first": noise}
+
+    return train_step
+
+
+def test_it_is_the_number_of_the_shard() -> None:
+    def train_step(state: Any, batch: Any) -> Any:
+        index = jaxft.shard_index()
+        return state | {"mean": state["mean"] + jaxft.pmean((index == batch).astype(jnp.float32))}, index
+
+    step = jaxft.fault_tolerant(train_step, None, shards=5)
+    after, index = step(state(), lambda step, shard: np.int32(shard))
+    np.testing.assert_array_equal(after["mean"], np.ones(4))
+    assert (int(index), index.dtype) == (0, jnp.int32)
+
+
+def test_the_noise_of_shards_averages_out() -> None:
+    means = {}
+    for fold in (False, True):
+        step, now, found = jaxft.fault_tolerant(noisy(fold), None, shards=SHARDS), state(), []
+        for _ in range(20):
+            now, _ = step(now, zeros)
+            found.append(np.asarray(now["mean"]))
+        means[fold] = np.std(found)
+    assert 0.7 < means[False] < 1.3
+    assert means[True] < 2.0 / np.sqrt(SHARDS)
+
+
+def test_it_may_be_inside_a_nested_jit_under_vmap_and_under_grad() -> None:
+    inner = jax.jit(lambda x: x * jaxft.shard_index().astype(jnp.float32))
+
+    def train_step(state: Any, batch: Any) -> Any:
+        grads = jax.grad(lambda w: inner(w).sum())(state["mean"])
+        return state | {"mean": jaxft.pmean(grads + jax.vmap(inner)(batch))}, {}
+
+    for _ in range(2):  # and again from the cache of the nested jit
+        step = jaxft.fault_tolerant(train_step, None, shards=3)
+        after, _ = step(state(), lambda step, shard: np.ones(4, np.float32))
+        np.testing.assert_array_equal(after["mean"], np.full(4, 2.0))
+
+
+def test_it_cannot_be_inside_a_loop() -> None:
+    def train_step(state: Any, batch: Any) -> Any:
+        total, _ = jax.lax.scan(
+            lambda c, _: (c + jaxft.shard_index().astype(jnp.float32), None), batch, length=2
+        )
+        return state, jaxft.pmean(total)
+
+    with pytest.raises(
+        StepError,
+        match=r"shard_index is inside 'scan' \(.*test_shard_index\.py:\d+.*call it first, at the top level",
+    ):
+        jaxft.fault_tolerant(train_step, None)(state(), zeros(0, 0))
+
+
+def test_it_may_not_reach_the_new_state() -> None:
+    def train_step(state: Any, batch: Any) -> Any:
+        return state | {"mean": state["mean"] + jaxft.shard_index().astype(jnp.float32)}, jaxft.pmean(batch)
+
+    with pytest.raises(
+        StepError, match=r"\['mean'\] derives from the batch .*computed at .*test_shard_index"
+    ):
+        jaxft.fault_tolerant(train_step, None)(state(), zeros(0, 0))
+
+    def itself(count: Any, batch: Any) -> Any:
+        return jaxft.shard_index(), jaxft.pmean(batch)
+
+    with pytest.raises(StepError, match=r"derives from the batch .*: it is the number of the shard"):
+        jaxft.fault_tolerant(itself, None)(jnp.int32(0), zeros(0, 0))
+
+
+# The warning
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, train_step: Any, **options: Any) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "jaxft"):
+        step = jaxft.fault_tolerant(train_step, None, **{"shards": 2, **options})
+        now, _ = step(state(), zeros)
+        step(now, lambda step, shard: np.zeros((1, 4), np.float32))  # another shape: it is traced again
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_warning_where_all_shards_draw_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    (text,) = warnings_of(caplog, noisy_of(lambda key, batch: key))
+    with open(__file__) as lines:
+        line = next(n for n, line in enumerate(lines, start=1) if "# " + "drawn here" in line)
+    assert f"test_shard_index.py:{line} " in text
+    assert "jax.random.fold_in(key, jaxft.shard_index())" in text
+
+
+def noisy_of(key_of: Any) -> Any:
+    def train_step(state: Any, batch: Any) -> Any:
+        key, use = jax.random.split(state["key"])
+        use = key_of(use, batch)
+
+        def loss(w: Any) -> Any:
+            kept = jax.random.bernoulli(use, 0.5, w.shape)  # drawn here
+            return jnp.sum(jnp.where(kept, w * batch.mean(), 0.0))
+
+        return {"key": key, "mean": state["mean"] - jaxft.pmean(jax.grad(loss)(state["mean"]))}, {}
+
+    return train_step
+
+
+def scanned(state: Any, batch: Any) -> Any:
+    key, use = jax.random.split(state["key"])
+
+    def layer(x: Any, key: Any) -> Any:
+        return x + jax.random.normal(key, x.shape), None
+
+    x, _ = jax.lax.scan(jax.checkpoint(layer), batch.mean(), jax.random.split(use, 3))
+    return state | {"key": key}, jaxft.pmean(x)
+
+
+def legacy(state: Any, batch: Any) -> Any:
+    key = jax.random.key_data(state["key"])
+    return state, jaxft.pmean(batch.mean() + jax.random.normal(key))
+
+
+@pytest.mark.parametrize("train_step", [scanned, legacy])
+def test_the_draw_may_be_in_a_loop_or_from_a_key_of_uint32(
+    caplog: pytest.LogCaptureFixture, train_step: Any
+) -> None:
+    assert len(warnings_of(caplog, train_step)) == 1
+
+
+def after_the_means(state: Any, batch: Any) -> Any:
+    """The noise of DP-SGD: one draw for all, added to the mean."""
+    key, use = jax.random.split(state["key"])
+    return {"key": key, "mean": jaxft.pmean(batch.mean()) + jax.random.normal(use, (4,))}, {}
+
+
+@pytest.mark.parametrize(
+    "train_step",
+    [
+        noisy_of(lambda key, batch: jax.random.fold_in(key, jaxft.shard_index())),
+        noisy_of(lambda key, batch: jax.random.fold_in(key, batch.mean().astype(jnp.int32))),
+        noisy_of(lambda key, batch: jax.random.key(0)),  # not of the state: the same in every step, too
+        after_the_means,
+    ],
+)
+def test_no_warning(caplog: pytest.LogCaptureFixture, train_step: Any) -> None:
+    assert warnings_of(caplog, train_step) == []
+
+
+def test_no_warning_for_one_shard(caplog: pytest.LogCaptureFixture) -> None:
+    assert warnings_of(caplog, noisy_of(lambda key, batch: key), shards=1) == []

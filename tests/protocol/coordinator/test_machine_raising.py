@@ -1,0 +1,152 @@
+"""Votes that report an exception of the user's code: the group's own failure, or the job's if every group has it."""
+
+from jaxft_protocol.coordinator import raising
+from jaxft_protocol.coordinator.job import GroupPhase, Raise
+from jaxft_protocol.messages import (
+    Change,
+    Commit,
+    Evicted,
+    FrontierMoved,
+    GroupName,
+    Halted,
+    HaltKind,
+    Step,
+    Vote,
+)
+
+from .helpers import Desk, Done, committed, healing, members, running, shards, tried_again
+
+UNREADABLE = "OSError: cannot read sample 17"
+
+
+def raises(desk: Desk, name: str, text: str = UNREADABLE, shard: int | None = 3, **other: int) -> Done:
+    quorum_id, step = other.get("quorum_id", desk.quorum.quorum_id), other.get("step", desk.step)
+    vote = Vote(quorum_id, Step(step), False, reason=text, raised=True, shard=shard)  # pyright: ignore[reportArgumentType]
+    return desk.say(name, vote)
+
+
+def test_the_others_take_its_shards_at_once_and_hear_why():
+    desk = running("a", "b", "c")
+    done = raises(desk, "b")
+    reason = f"its code raised {UNREADABLE} (step 0, shard 3)"
+    assert done.to("b") == [Evicted(reason, may_return=True, aside=True)]
+    assert done.closed == ["b"]
+    quorum = tried_again(done)
+    assert quorum is not None
+    assert quorum.left == (Change(GroupName("b"), reason),)
+    assert sorted(shard for held in shards(quorum).values() for shard in held) == [0, 1, 2, 3, 4, 5]
+    assert f"[job] goes on without b: {reason}" in done.reports
+
+
+def test_it_is_not_blamed_and_may_come_back_for_the_same_step():
+    desk = running("a", "b")
+    raises(desk, "b")
+    assert not desk.job.blamed
+    desk.come("b", step=0, incarnation=1)
+    assert desk.group("b").phase is GroupPhase.READY
+    assert committed(desk.vote("a")) == ["a"]
+    assert members(desk) == ["a", "b"]
+
+
+def test_once_the_step_counts_it_learns_that_the_failure_was_its_own():
+    desk = running("a", "b")
+    raises(desk, "b")
+    desk.hello("b", step=0, history=desk.job.history)
+    done = desk.vote("a")
+    assert done.to("b") == [FrontierMoved(Step(1))]
+    assert not desk.job.raised
+    desk.hello("c")
+    assert not desk.commit().to("c"), "one that has not raised is not waiting for it"
+
+
+def test_a_shard_that_fails_in_every_group_stops_the_job_once():
+    desk = running("a", "b", "c")
+    raises(desk, "a")
+    desk.hello("a", step=0, history=desk.job.history)
+    raises(desk, "c")
+    done = raises(desk, "b")
+    reason = f"shard 3 of step 0 of job 'job' fails in every group: a, c, b: {UNREADABLE}"
+    assert done.only(Halted) == dict.fromkeys("ab", Halted(reason, HaltKind.RAISED))
+    assert not done.only(Commit)
+    assert [text for text in done.reports if "halts" in text] == [f"[job] halts: {reason}"]
+    # It was between two streams.
+    late = desk.hello("c", step=0, history=desk.job.history)
+    assert late.only(Halted)["c"].kind is HaltKind.RAISED
+    assert late.closed == ["c"]
+
+
+def test_different_failures_are_all_named():
+    desk = running("a", "b")
+    raises(desk, "a", "ValueError: a", shard=1)
+    done = raises(desk, "b", "ValueError: b", shard=None)
+    text = done.only(Halted)["b"].reason
+    assert text == "step 0 of job 'job' fails in every group: a: ValueError: a; b: ValueError: b"
+
+
+def test_a_group_alone_is_not_stopped():
+    desk = running("a")
+    for _ in range(2):
+        assert not raises(desk, "a").only(Halted)
+        desk.come("a", step=0, history=desk.job.history)
+        assert members(desk) == ["a"]
+    assert committed(desk.vote("a")) == ["a"]
+
+
+def test_one_that_is_ready_to_take_part_is_tried_before_the_job_stops():
+    desk = running("a", "b")
+    raises(desk, "b")
+    desk.come("b", step=0)
+    assert not raises(desk, "a").only(Halted)
+    assert members(desk) == ["b"]
+    assert raises(desk, "b").only(Halted)
+
+
+def test_one_that_still_heals_does_not_count():
+    desk = running("a", "b")
+    desk.commit()
+    healing(desk, "c")
+    raises(desk, "b")
+    assert raises(desk, "a").only(Halted).keys() == {"a", "c"}
+
+
+def test_below_min_replicas_the_job_waits():
+    desk = running("a", "b", min_replicas=2)
+    assert not raises(desk, "b").only(Halted)
+    assert desk.job.quorum is None
+    desk.tick()
+    assert "its code raised OSError" in desk.job.waiting
+
+
+def test_a_report_of_a_quorum_that_was_replaced_for_the_same_step_counts():
+    desk = running("a", "b", "c")
+    old = desk.quorum.quorum_id
+    desk.close("c")
+    assert raises(desk, "b", quorum_id=old).closed == ["b"]
+    assert members(desk) == ["a"]
+
+
+def test_a_report_of_an_earlier_step_or_of_one_that_is_out_counts_for_nothing():
+    desk = running("a", "b")
+    desk.commit()
+    assert raises(desk, "b", step=0).effects == ()
+    healing(desk, "c")
+    assert raises(desk, "c").effects == ()
+    assert members(desk) == ["a", "b"]
+
+
+def test_a_commit_clears_what_was_said():
+    desk = running("a", "b", "c")
+    raises(desk, "b")
+    assert desk.job.raised == {"b": Raise(3, UNREADABLE)}
+    desk.commit()
+    assert desk.job.raised == {}
+
+
+def test_texts_and_their_number_are_bounded():
+    names = [f"g{i}" for i in range(raising.MAX_KEPT + 5)]
+    desk = running(*names, shards=None)
+    for name in names[:-1]:
+        raises(desk, name, f"{name} " + "x" * 5000)
+    assert len(desk.job.raised) == raising.MAX_KEPT
+    text = raises(desk, names[-1], "last").only(Halted)[names[-1]].reason
+    assert len(text) < 4000

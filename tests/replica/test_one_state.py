@@ -1,0 +1,178 @@
+"""The state that a step is given is the one that it returned, or an edit of it: with a Manager and without."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxft
+from tests.clusters import cluster
+
+Programs = tuple[Any, jaxft.Manager | None]
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cluster(tmp_path_factory.mktemp("coordinator")) as here:
+        here.start_coordinator()
+        yield f"localhost:{here.port}"
+
+
+@pytest.fixture(params=["alone", "in a job"])
+def manager(request: pytest.FixtureRequest, coordinator: str) -> Iterator[jaxft.Manager | None]:
+    if request.param == "alone":
+        yield None
+        return
+    manager = jaxft.Manager(coordinator, group="group-0", job=request.node.name, failure_timeout_s=600.0)
+    manager.__enter__()
+    yield manager
+    manager.__exit__(RuntimeError, RuntimeError(), None)  # the job needs no last wait
+
+
+def train_step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    mean = jaxft.pmean(batch)
+    new = {
+        **state,
+        "w": state["w"] - state["rate"] * mean,
+        "n": state["n"] + 1,
+        "host": state["host"] + mean[0],
+    }
+    return new, {"w": state["w"]}
+
+
+def batch_for(step: int, shard: int) -> np.ndarray:
+    return np.full(3, step + shard, np.float32)
+
+
+def fresh(rate: float = 0.5) -> dict[str, Any]:
+    """As `TrainState.create` makes it: with a Python number and a numpy array."""
+    return {
+        "host": np.zeros(2, np.float32),
+        "n": 0,
+        "rate": jnp.float32(rate),
+        "w": jnp.zeros(3),
+        "key": jax.random.key(1),
+    }
+
+
+def begun(manager: jaxft.Manager | None) -> tuple[Any, Any]:
+    step = jaxft.fault_tolerant(train_step, manager, shards=2)
+    return step, step.join(fresh(), batch_for)
+
+
+def test_numbers_and_numpy_arrays_become_arrays(manager: jaxft.Manager | None) -> None:
+    step = jaxft.fault_tolerant(train_step, manager, shards=2)
+    state, _ = step(fresh(), batch_for)
+    for _ in range(2):
+        state, _ = step(state, batch_for)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
+    assert (int(state["n"]), state["n"].weak_type) == (3, True)
+    assert state["host"].tolist() == [4.5, 4.5]
+
+
+def test_join_returns_arrays_and_takes_no_step(manager: jaxft.Manager | None) -> None:
+    step, state = begun(manager)
+    assert step.step == 0
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
+    assert int(state["n"]) == 0
+
+
+def test_a_state_that_was_changed_is_refused_and_the_leaf_is_named(manager: jaxft.Manager | None) -> None:
+    step, state = begun(manager)
+    state, _ = step(state, batch_for)
+    for changed, name in (
+        ({**state, "rate": jnp.float32(0.1)}, r"\['rate'\]"),
+        ({**state, "n": 0}, r"\['n'\]"),
+        ({**state, "key": jax.random.key(2)}, r"\['key'\]"),
+        (fresh(), r"\['host'\]"),
+    ):
+        with pytest.raises(
+            jaxft.ConfigurationError, match=rf"leaf {name} has other values.*at step 1\. .*step\.edit"
+        ):
+            step(changed, batch_for)
+    step(state, batch_for)
+    assert step.step == 2, "and nothing has happened"
+
+
+def test_an_equal_state_is_the_same(manager: jaxft.Manager | None) -> None:
+    step, state = begun(manager)
+    state, _ = step(state, batch_for)
+    state, _ = step(jax.tree.map(jnp.copy, state), batch_for)
+    numpy = {name: leaf if name == "key" else np.asarray(leaf) for name, leaf in state.items()}
+    state, _ = step(numpy, batch_for)
+    assert int(state["n"]) == 3
+
+
+def test_an_edit_is_part_of_the_next_step(manager: jaxft.Manager | None) -> None:
+    step, state = begun(manager)
+    for number in step.steps(4):
+        if number == 2:
+            before = state
+            state = step.edit(
+                state, lambda state: {**state, "rate": state["rate"] / 2, "host": np.zeros(2, np.float32)}
+            )
+            state = step.edit(state, lambda state: {**state, "n": 100, "key": jax.random.key(9)})
+            assert float(before["rate"]) == 0.5, "it consumes nothing"
+        state, _ = step(state, batch_for)
+    # Means are 0.5, 1.5, 2.5 and 3.5.
+    assert state["w"].tolist() == [-(2.0 * 0.5 + 6.0 * 0.25)] * 3
+    assert state["host"].tolist() == [6.0, 6.0]
+    assert (int(state["n"]), float(state["rate"])) == (102, 0.25)
+    assert jax.random.key_data(state["key"]).tolist() == jax.random.key_data(jax.random.key(9)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (
+            lambda state: {**state, "w": jnp.zeros(4)},
+            r"leaf \['w'\] a float32\[4\], but it is a float32\[3\]",
+        ),
+        (lambda state: {**state, "w": jnp.zeros(3, jnp.int32)}, r"leaf \['w'\] a int32\[3\]"),
+        (lambda state: {**state, "rate": 1}, r"leaf \['rate'\] a int32\[\]"),
+        (lambda state: {"w": state["w"]}, "another structure than it was given"),
+    ],
+)
+def test_an_edit_keeps_types_and_structure(manager: jaxft.Manager | None, function: Any, text: str) -> None:
+    step, state = begun(manager)
+    for _ in step.steps(1):
+        with pytest.raises(jaxft.ConfigurationError, match=text):
+            step.edit(state, function)
+        state, _ = step(state, batch_for)
+    assert int(state["n"]) == 1
+
+
+def test_an_edit_belongs_before_the_step_of_an_iteration(manager: jaxft.Manager | None) -> None:
+    step, state = begun(manager)
+    refused = pytest.raises(
+        jaxft.ConfigurationError, match="not at the beginning of an iteration over `steps`"
+    )
+    with refused:
+        step.edit(state, lambda state: state)
+    for _ in step.steps(2):
+        state, _ = step(state, batch_for)
+        with refused:
+            step.edit(state, lambda state: state)
+
+
+def test_steps_needs_a_join_and_a_call_in_each_iteration(manager: jaxft.Manager | None) -> None:
+    step = jaxft.fault_tolerant(train_step, manager, shards=2)
+    with pytest.raises(
+        jaxft.ConfigurationError, match=r"Call `state = step\.join\(state, batch\)` before the loop"
+    ):
+        next(step.steps(3))
+    state = step.join(fresh(), batch_for)
+    loop = step.steps(3)
+    for number in (0, 1):
+        assert next(loop) == number
+        state, _ = step(state, batch_for)
+    assert next(loop) == 2
+    with pytest.raises(jaxft.ConfigurationError, match="has not called the step, so step 2 is still"):
+        next(loop)
+    with pytest.raises(jaxft.ConfigurationError, match="not '3'"):
+        next(step.steps("3"))
+    assert next(step.steps(None)) == 2
+    assert list(step.steps(2)) == []

@@ -1,0 +1,127 @@
+"""Train steps with several exchanges, each for any `mean`: `jaxft.pmean`, or that of JAX over a named axis."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Mean = Callable[[Any], Any]
+Batch = tuple[jax.Array, jax.Array]  # (rows, 16) and (rows, 4), both float32
+
+
+class Staged(NamedTuple):
+    """How to make a step, given a mean; a fresh state; how many exchanges the step has."""
+
+    step: Callable[[Mean], Callable[..., tuple[Any, Any]]]
+    state: Callable[[], Any]
+    stages: int
+
+
+def _weights(seed: int, *shapes: tuple[int, int]) -> list[jax.Array]:
+    keys = jax.random.split(jax.random.key(seed), len(shapes))
+    return [0.3 * jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+
+
+def _net(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    for weight in weights[:-1]:
+        x = jnp.tanh(x @ weight)
+    return x @ weights[-1]
+
+
+def _loss(weights: list[jax.Array], batch: Batch) -> jax.Array:
+    return jnp.mean((_net(weights, batch[0]) - batch[1]) ** 2)
+
+
+def _norm(tree: Any) -> jax.Array:
+    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
+
+
+def _moved(tree: Any, by: Any, rate: Any) -> Any:
+    return jax.tree.map(lambda one, other: one - rate * other, tree, by)
+
+
+def _sam(mean: Mean) -> Callable[..., tuple[Any, Any]]:
+    """Sharpness-aware minimization: the gradient at the point to which the mean gradient leads uphill."""
+
+    def train_step(state: Any, batch: Batch, rate: Any) -> tuple[Any, Any]:
+        local, uphill = jax.value_and_grad(_loss)(state["w"], batch)
+        uphill, first = mean((uphill, local))
+        there = _moved(state["w"], uphill, -0.05 / (_norm(uphill) + 1e-6))
+        second, grads = jax.value_and_grad(_loss)(there, batch)
+        grads = mean(grads)
+        metrics = {"loss": first, "local": local, "there": second, "apart": second - first}
+        return {"w": _moved(state["w"], grads, rate)}, metrics
+
+    return train_step
+
+
+def _gan(mean: Mean) -> Callable[..., tuple[Any, Any]]:
+    """A discriminator, and then a generator against the new one; both see the same fakes."""
+
+    def train_step(state: Any, batch: Batch, rate: Any) -> tuple[Any, Any]:
+        x, real = batch
+        key, use = jax.random.split(state["key"])
+        scale = jax.random.uniform(use, (), minval=0.9)
+        fake = _net(state["g"], x) * scale
+
+        def judged(d: Any) -> jax.Array:
+            return jnp.mean(jax.nn.softplus(-_net(d, real))) + jnp.mean(jax.nn.softplus(_net(d, fake)))
+
+        d_loss, d_grads = jax.value_and_grad(judged)(state["d"])
+        d_grads, d_mean = mean((d_grads, d_loss))
+        d = _moved(state["d"], d_grads, rate)
+
+        def fooled(g: Any) -> jax.Array:
+            return jnp.mean(jax.nn.softplus(-_net(d, _net(g, x) * scale)))
+
+        g_loss, g_grads = jax.value_and_grad(fooled)(state["g"])
+        g_grads, g_mean = mean((g_grads, g_loss))
+        new = {"d": d, "g": _moved(state["g"], g_grads, rate), "key": key}
+        return new, {"loss": d_mean + g_mean, "local": jnp.mean(fake)}
+
+    return train_step
+
+
+def _clipped(mean: Mean) -> Callable[..., tuple[Any, Any]]:
+    """The means are clipped by their global norm, and then each shard's distance from them is averaged."""
+
+    def train_step(state: Any, batch: Batch, rate: Any) -> tuple[Any, Any]:
+        local, own = jax.value_and_grad(_loss)(state["w"], batch)
+        grads, loss = mean((own, local))
+        grads = jax.tree.map(lambda g: g * jnp.minimum(1.0, 0.1 / _norm(grads)), grads)
+        spread = mean(_norm(_moved(own, grads, 1.0)))
+        return {"w": _moved(state["w"], grads, rate / (1.0 + spread))}, {"loss": loss, "spread": spread}
+
+    return train_step
+
+
+def _thrice(mean: Mean) -> Callable[..., tuple[Any, Any]]:
+    """Normalised by the mean and by the variance over all shards, in the forward pass: three exchanges."""
+
+    def train_step(state: Any, batch: Batch, rate: Any) -> tuple[Any, Any]:
+        hidden = batch[0] @ state["w"][0]
+        middle = mean(jnp.mean(hidden, axis=0, keepdims=True))
+        spread = mean(jnp.mean((hidden - middle) ** 2, axis=0, keepdims=True))
+        normed = (hidden - middle) / jnp.sqrt(spread + 1e-3)
+        loss, grad = jax.value_and_grad(lambda w: jnp.mean((normed @ w - batch[1]) ** 2))(state["w"][1])
+        grad, loss = mean((grad, loss))
+        return {"w": [state["w"][0], state["w"][1] - rate * grad]}, {"loss": loss, "middle": middle}
+
+    return train_step
+
+
+def _weights_only() -> Any:
+    return {"w": _weights(7, (16, 8), (8, 4))}
+
+
+def _gan_state() -> Any:
+    return {"g": _weights(1, (16, 8), (8, 4)), "d": _weights(2, (4, 8), (8, 1)), "key": jax.random.key(3)}
+
+
+MODELS = {
+    "sam": Staged(_sam, _weights_only, 2),
+    "gan": Staged(_gan, _gan_state, 2),
+    "clipped": Staged(_clipped, _weights_only, 2),
+    "thrice": Staged(_thrice, _weights_only, 3),
+}
