@@ -1,5 +1,6 @@
 """The sizes of Llama 3, and the checks that refuse a bad setting before anything is changed."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -78,10 +79,23 @@ MODEL_SIZES: Mapping[Size, ModelConfig] = MappingProxyType(
 
 
 def check_positive(**values: float) -> None:
-    """Check that all values are above zero; an error names the flag."""
+    """Check that all values are finite and above zero; an error names the flag."""
     for name, value in values.items():
-        if not value > 0:
-            raise SettingsError(f"{flag(name)} must be above 0, not {value}.")
+        if not 0 < value < math.inf:
+            raise SettingsError(f"{flag(name)} must be above 0 and finite, not {value}.")
+
+
+def check_not_negative(**values: float) -> None:
+    """Check that all values are finite, and zero or above; an error names the flag."""
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise SettingsError(f"{flag(name)} must be 0 or above and finite, not {value}.")
+
+
+def check_seed(seed: int) -> None:
+    """Check that the random generators of JAX and of grain take this seed."""
+    if not 0 <= seed < 2**32:
+        raise SettingsError(f"--seed must be from 0 to {2**32 - 1}, not {seed}.")
 
 
 def check_mesh(model: ModelConfig, *, fsdp: int, tp: int, batch_per_shard: int, device_count: int) -> None:

@@ -13,32 +13,44 @@ import numpy as np
 from flax import nnx
 
 from examples.llama3._config import ModelConfig, RopeScaling
+from examples.llama3._init import INIT_STDDEV, stddev_by_depth, truncated_normal
 from examples.llama3._sharding import NO_MESH, ActivationSharding
-
-INIT_STDDEV = 0.02  # of every matrix, as in GPT-2 and Llama; less for those that write to the residual stream
 
 
 class Llama(nnx.Module):
-    """Token ids (batch, position) -> float32 logits (batch, position, vocabulary)."""
+    """Token ids (batch, position) -> float32 logits (batch, position, vocabulary).
+
+    With `segment_ids` and `positions`, both int32 (batch, position), tokens see only those of their own document, at
+    their positions in it. Without, a sequence is one document.
+    """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, shard: ActivationSharding = NO_MESH) -> None:
         self.config = config
         self.shard = shard
-        self.embedding = _matrix(rngs, config.vocab_size, config.dim)
+        head_stddev = config.dim**-0.5
+        # A tied embedding is also the head, and is drawn as one.
+        stddev = head_stddev if config.tied_embeddings else 1.0
+        self.embedding = _matrix(rngs, config.vocab_size, config.dim, stddev=stddev)
         self.blocks = Block(config, rngs=rngs, shard=shard)
         self.final_norm = _ones(config.dim)
         if not config.tied_embeddings:
-            self.head = _matrix(rngs, config.dim, config.vocab_size)
+            self.head = _matrix(rngs, config.dim, config.vocab_size, stddev=head_stddev)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(
+        self,
+        tokens: jax.Array,
+        *,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+    ) -> jax.Array:
         config = self.config
         x = self.embedding[...][tokens].astype(config.compute_dtype)
         x = self.shard(x, "batch", None, None)
-        rotation = rope_rotation(jnp.arange(tokens.shape[1]), config)
+        rotation = rope_rotation(jnp.arange(tokens.shape[1]) if positions is None else positions, config)
         graph, stacked_layers = nnx.split(self.blocks)
 
         def layer(x: jax.Array, parameters: nnx.State) -> tuple[jax.Array, None]:
-            return nnx.merge(graph, parameters)(x, rotation), None
+            return nnx.merge(graph, parameters)(x, rotation, segment_ids), None
 
         x, _ = jax.lax.scan(jax.checkpoint(layer) if config.remat else layer, x, stacked_layers)
         x = rms_norm(x, self.final_norm[...], config.norm_epsilon)
@@ -58,8 +70,8 @@ class Block(nnx.Module):
         self.ffn_norm = _ones(config.layers, config.dim)
         self.feed_forward = FeedForward(config, rngs=rngs, shard=shard)
 
-    def __call__(self, x: jax.Array, rotation: jax.Array) -> jax.Array:
-        x = x + self.attention(rms_norm(x, self.attention_norm[...], self.epsilon), rotation)
+    def __call__(self, x: jax.Array, rotation: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
+        x = x + self.attention(rms_norm(x, self.attention_norm[...], self.epsilon), rotation, segment_ids)
         x = x + self.feed_forward(rms_norm(x, self.ffn_norm[...], self.epsilon))
         return self.shard(x, "batch", None, None)
 
@@ -73,16 +85,16 @@ class Attention(nnx.Module):
         self.query = _matrix(rngs, layers, dim, config.heads, head_dim)
         self.key = _matrix(rngs, layers, dim, config.kv_heads, head_dim)
         self.value = _matrix(rngs, layers, dim, config.kv_heads, head_dim)
-        self.output = _matrix(rngs, layers, config.heads, head_dim, dim, stddev=_residual_stddev(layers))
+        self.output = _matrix(rngs, layers, config.heads, head_dim, dim, stddev=stddev_by_depth(layers))
 
-    def __call__(self, x: jax.Array, rotation: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, rotation: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
         query = jnp.einsum("btd,dhk->bthk", x, self.query[...].astype(x.dtype))
         key = jnp.einsum("btd,dhk->bthk", x, self.key[...].astype(x.dtype))
         value = jnp.einsum("btd,dhk->bthk", x, self.value[...].astype(x.dtype))
         query = self.shard(rotate(query, rotation), "batch", None, "heads", None)
         key = self.shard(rotate(key, rotation), "batch", None, "kv_heads", None)
         value = self.shard(value, "batch", None, "kv_heads", None)
-        mixed = self.shard(causal_attention(query, key, value), "batch", None, "heads", None)
+        mixed = self.shard(causal_attention(query, key, value, segment_ids), "batch", None, "heads", None)
         return jnp.einsum("bthk,hkd->btd", mixed, self.output[...].astype(x.dtype))
 
 
@@ -93,8 +105,8 @@ class FeedForward(nnx.Module):
         layers, dim, ffn_dim = config.layers, config.dim, config.ffn_dim
         self.shard = shard
         self.gate = _matrix(rngs, layers, dim, ffn_dim)
-        self.up = _matrix(rngs, layers, dim, ffn_dim)
-        self.down = _matrix(rngs, layers, ffn_dim, dim, stddev=_residual_stddev(layers))
+        self.up = _matrix(rngs, layers, dim, ffn_dim, stddev=stddev_by_depth(layers))
+        self.down = _matrix(rngs, layers, ffn_dim, dim, stddev=stddev_by_depth(layers))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         gate = jnp.matmul(x, self.gate[...].astype(x.dtype))
@@ -103,8 +115,10 @@ class FeedForward(nnx.Module):
         return jnp.matmul(hidden, self.down[...].astype(x.dtype))
 
 
-def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Mix the values up to each position, (batch, position, head, head_dim); softmax in float32.
+def causal_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array | None = None
+) -> jax.Array:
+    """Mix the document's values up to each position, (batch, position, head, head_dim); softmax in float32.
 
     Consecutive query heads share a key and value head, so a head group stays on its `tp` device.
     """
@@ -114,7 +128,10 @@ def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
     scores = jnp.einsum("btkgd,bskd->bkgts", query, key, preferred_element_type=jnp.float32)
     at = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 3)
     seen = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 4)
-    scores = jnp.where(seen <= at, scores / math.sqrt(head_dim), -jnp.inf)
+    visible = seen <= at
+    if segment_ids is not None:
+        visible &= (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None, None]
+    scores = jnp.where(visible, scores / math.sqrt(head_dim), -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     return jnp.einsum("bkgts,bskd->btkgd", weights, value).reshape(batch, positions, heads, head_dim)
 
@@ -148,9 +165,14 @@ def rope_frequencies(config: ModelConfig) -> np.ndarray:
 
 
 def rope_rotation(positions: jax.Array, config: ModelConfig) -> jax.Array:
-    """Return cosines and sines, (2, 1, position, 1, head_dim / 2), in float32."""
-    angles = positions[:, None].astype(jnp.float32) * rope_frequencies(config).astype(np.float32)[None, :]
-    return jnp.stack([jnp.cos(angles), jnp.sin(angles)])[:, None, :, None, :]
+    """Return cosines and sines, (2, 1 or batch, position, 1, head_dim / 2), in float32.
+
+    Args:
+        positions: (position,), or (batch, position).
+    """
+    angles = positions.astype(jnp.float32)[..., None] * rope_frequencies(config).astype(np.float32)
+    angles = angles if angles.ndim == 3 else angles[None]
+    return jnp.stack([jnp.cos(angles), jnp.sin(angles)])[:, :, :, None, :]
 
 
 def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
@@ -172,28 +194,9 @@ def _scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndar
     return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
 
 
-def _matrix(rngs: nnx.Rngs, *shape: int, stddev: float = INIT_STDDEV) -> nnx.Param[jax.Array]:
-    return nnx.Param(stddev * math.sqrt(3) * _uniform_noise(rngs.params(), shape))
-
-
-def _uniform_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return float32 in [-1, 1): each element is a hash of its index.
-
-    `jax.random` over the ten shapes of a model costs ten times 0.6 s of XLA compilation on two cores, most of a cold
-    start; this costs 0.05 s each. Like it, each device computes only its own part. The hash is Wellons' lowbias32.
-    """
-    bits = jnp.broadcast_to(jax.random.bits(key, (), jnp.uint32), shape)
-    for axis in range(len(shape)):
-        bits = bits + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
-        bits = (bits ^ bits >> 16) * jnp.uint32(0x7FEB352D)
-        bits = (bits ^ bits >> 15) * jnp.uint32(0x846CA68B)
-        bits = bits ^ bits >> 16
-    return (bits >> 8).astype(jnp.float32) * 2.0**-23 - 1.0
+def _matrix(rngs: nnx.Rngs, *shape: int, stddev: jax.typing.ArrayLike = INIT_STDDEV) -> nnx.Param[jax.Array]:
+    return nnx.Param(truncated_normal(rngs.params(), shape, stddev))
 
 
 def _ones(*shape: int) -> nnx.Param[jax.Array]:
     return nnx.Param(jnp.ones(shape, jnp.float32))
-
-
-def _residual_stddev(layers: int) -> float:
-    return INIT_STDDEV / math.sqrt(2 * layers)

@@ -189,7 +189,9 @@ def _trained(fsdp: int, tp: int) -> TrainState:
         opt_state=jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), moments),
     )
     shardings = state_shardings(state, mesh)
-    data = Batches(corpus=corpus_of(4000), seq_len=16, batch_per_shard=2, shards=1, seed=0)
+    data = Batches(
+        corpora=(corpus_of(4000),), seq_len=16, batch_per_shard=2, shards=1, vocab_size=320, seed=0
+    )
     train_step = make_train_step(TINY, OPTIMIZER, mesh, mean=lambda gradients: gradients)
     step = jax.jit(train_step, out_shardings=(shardings, None))
     new_state, metrics = step(

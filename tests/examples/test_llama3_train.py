@@ -17,8 +17,9 @@ import pytest
 import jaxft
 from examples.llama3 import train as script
 from examples.llama3._config import MODEL_SIZES, SettingsError, Size
-from examples.llama3._flags import Flags, check_settings, choose_mesh
+from examples.llama3._flags import Flags
 from examples.llama3._runtime import XLA_FLAGS, start_jax, user_cache, with_default_flags
+from examples.llama3._settings import check_settings, choose_mesh
 
 
 @pytest.fixture
@@ -81,12 +82,12 @@ def test_the_sizes_to_choose_from_are_those_there_are() -> None:
         (("--seq-len", "100000", "--corpus-bytes", "1000"), "but one sequence takes 100001"),
         (("--fsdp", "3", "--batch-per-shard", "3"), "fsdp=3 does not divide the model width, 160"),
         (("--tp", "8"), "needs 8 devices, but there are 4 here"),
-        (("--tp", "0"), "--tp must be above 0, not 0"),
+        (("--tp", "0"), "--tp must be above 0 and finite, not 0"),
         (("--fsdp", "2", "--batch-per-shard", "1"), "--batch-per-shard"),
-        (("--steps", "0"), "--steps must be above 0, not 0"),
-        (("--log-every", "0"), "--log-every must be above 0, not 0"),
-        (("--failure-timeout-s", "0"), "--failure-timeout-s must be above 0, not 0.0"),
-        (("--cpu-devices", "0"), "--cpu-devices must be above 0, not 0"),
+        (("--steps", "0"), "--steps must be above 0 and finite, not 0"),
+        (("--log-every", "0"), "--log-every must be above 0 and finite, not 0"),
+        (("--failure-timeout-s", "0"), "--failure-timeout-s must be above 0 and finite, not 0.0"),
+        (("--cpu-devices", "0"), "--cpu-devices must be above 0 and finite, not 0"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_changed(
@@ -101,7 +102,7 @@ def test_bad_input_is_refused_before_anything_is_changed(
 
 
 def test_settings_are_checked_without_a_device() -> None:
-    with pytest.raises(SettingsError, match=r"--learning-rate must be above 0, not -1\.0"):
+    with pytest.raises(SettingsError, match=r"--learning-rate must be above 0 and finite, not -1\.0"):
         check_settings(Flags(learning_rate=-1.0))
 
 
