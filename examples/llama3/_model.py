@@ -170,8 +170,8 @@ def rope_rotation(positions: jax.Array, config: ModelConfig) -> jax.Array:
     Args:
         positions: (position,), or (batch, position).
     """
-    angles = positions.astype(jnp.float32)[..., None] * rope_frequencies(config).astype(np.float32)
-    angles = angles if angles.ndim == 3 else angles[None]
+    rows = positions.reshape(-1, positions.shape[-1], 1).astype(jnp.float32)
+    angles = rows * rope_frequencies(config).astype(np.float32)[None, None, :]
     return jnp.stack([jnp.cos(angles), jnp.sin(angles)])[:, :, :, None, :]
 
 

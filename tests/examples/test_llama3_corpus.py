@@ -179,7 +179,7 @@ def test_a_field_that_is_not_there_is_named_with_those_that_are(
     path = write_rows(tmp_path / name, [{"id": 1, "n": 2}])
     with pytest.raises(SettingsError, match=message):
         load(path)
-    with pytest.raises(SettingsError, match="has no text in a (field|column) 'n'"):
+    with pytest.raises(SettingsError, match=r"has no text in a (field|column) 'n'"):
         load(path, field="n")
 
 

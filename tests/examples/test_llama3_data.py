@@ -99,11 +99,11 @@ def test_a_corpus_shorter_than_one_sequence_is_refused() -> None:
 
 def test_a_token_that_the_vocabulary_lacks_is_refused() -> None:
     data = batches(vocab_size=200)
+    step = next(step for step in range(25) if any(window % 32 >= 25 for _, window in data.windows(step, 0)))
     with pytest.raises(
-        SettingsError, match=r"but the model's vocabulary has 200. Name the corpus's --tokenizer"
+        SettingsError, match=r"the model's vocabulary has 200\. Name the corpus's --tokenizer"
     ):
-        for step in range(25):
-            data(step, 0)
+        data(step, 0)
 
 
 # Mixing.

@@ -147,8 +147,8 @@ def test_no_device_ever_makes_more_of_a_large_state_than_its_part() -> None:
     ("mesh", "message"),
     [
         ({"fsdp": 4, "tp": 2}, r"fsdp=4 x tp=2 needs 8 devices, but there are 4 here\. .*--cpu-devices 8"),
-        ({"fsdp": 0}, "--fsdp must be above 0, not 0"),
-        ({"tp": -1}, "--tp must be above 0, not -1"),
+        ({"fsdp": 0}, "--fsdp must be above 0 and finite, not 0"),
+        ({"tp": -1}, "--tp must be above 0 and finite, not -1"),
         ({"tp": 3}, r"tp=3 does not divide the attention heads, 4\. Choose --tp from 1, 2, 4\."),
         ({"tp": 4}, r"tp=4 does not divide the key and value heads, 2\. Choose --tp from 1, 2\."),
         ({"fsdp": 3, "batch_per_shard": 3}, r"fsdp=3 does not divide the model width, 32\."),

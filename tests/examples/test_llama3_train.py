@@ -122,7 +122,7 @@ def test_a_bad_coordinator_is_refused_before_anything_is_compiled(
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
         command("--coordinator", "somewhere", "--events", str(tmp_path / "events.jsonl"))
-    assert stopped.value.code == 1
+    assert stopped.value.code == 2
     text = "ConfigurationError: the coordinator's address must be host:port, or several"
     assert text in caplog.text
     assert "not 'somewhere'" in caplog.text
@@ -170,6 +170,7 @@ def test_a_run_alone_logs_its_steps_and_ends_with_a_digest(
     arguments = ["--steps", "3", "--shards", "2", "--fsdp", "1", "--seq-len", "32", "--corpus-bytes", "50000"]
     command(*arguments, "--digest-at-end", "--events", str(events))
     lines = [record.getMessage() for record in caplog.records if record.name == "llama3"]
+    assert lines.pop(0).startswith("3 of 4 devices are not used: the mesh is fsdp 1 x tp 1.")
     assert "model debug: 1,025,120 parameters, bfloat16 on 1 of 4 cpu devices, fsdp 1 x tp 1" in lines[0]
     assert "corpus:" in lines[1]
     assert "a step: 2 shards x 2 sequences x 32 tokens = 128 tokens" in lines[2]
