@@ -25,6 +25,7 @@ from examples.llama3._flags import OWN_TO_A_GROUP, Flags, with_recipe
 from examples.llama3._optimizer import OptimizerConfig
 from examples.llama3._sharding import make_mesh
 from examples.llama3._tokenizer import Tokenizer, load_tokenizer
+from examples.llama3._weights import check_weights
 
 logger = logging.getLogger("llama3")
 
@@ -82,6 +83,8 @@ def check_settings(flags: Flags) -> Settings:
     accumulate = _accumulate(flags)
     tokenizer = load_tokenizer(flags.tokenizer)
     model = with_vocabulary(MODEL_SIZES[flags.size], tokenizer)
+    if flags.initial_weights is not None:
+        check_weights(flags.initial_weights, model)
     corpora = [
         load_corpus(
             source,
@@ -148,7 +151,7 @@ def job_settings(flags: Flags, settings: Settings, mesh: Mesh) -> dict[str, str]
     fsdp, tp = mesh.devices.shape
     return chosen | {
         "corpus": settings.batches.fingerprint,
-        "batch_tokens": str(settings.tokens_per_step),
+        "batch_tokens": str(settings.tokens_per_step if settings.accumulate > 1 else None),
         "held_out": str(settings.batches.held_out),
         "fsdp": str(fsdp),
         "tp": str(tp),

@@ -105,8 +105,7 @@ def load_weights(folder: Path, model: ModelConfig, abstract_params: Any, shardin
         SettingsError: the folder has no such weights, or those of another model.
     """
     safetensors = needed("safetensors", by="--initial-weights")
-    _check_config(folder, model)
-    files = _files(folder)
+    files = check_weights(folder, model)
     opened: dict[Path, Any] = {}
 
     def slice_of(tensor: Tensor) -> Any:
@@ -139,6 +138,16 @@ def load_weights(folder: Path, model: ModelConfig, abstract_params: Any, shardin
         return jax.make_array_from_callback(leaf.shape, sharding, part)
 
     return jax.tree_util.tree_map_with_path(load, abstract_params, shardings)
+
+
+def check_weights(folder: Path, model: ModelConfig) -> dict[str, Path]:
+    """Check that a folder has the weights of a model, without reading them; return the file of each tensor.
+
+    Raises:
+        SettingsError: it has none, or those of another model.
+    """
+    _check_config(folder, model)
+    return _files(folder)
 
 
 def save_weights(params: Any, model: ModelConfig, folder: Path, *, dtype: str = "bfloat16") -> None:

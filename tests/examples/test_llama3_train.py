@@ -23,10 +23,11 @@ from examples.llama3._settings import check_settings, choose_mesh
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """Run the script's `main` in this process, with the loggers' levels put back afterwards."""
     levels = {name: logging.getLogger(name).level for name in ("llama3", "jaxft")}
     monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(*words: str) -> None:
         monkeypatch.setattr(sys, "argv", ["train.py", "--compilation-cache", "None", *words])
@@ -87,6 +88,13 @@ def test_the_sizes_to_choose_from_are_those_there_are() -> None:
         (("--steps", "0"), "--steps must be above 0 and finite, not 0"),
         (("--log-every", "0"), "--log-every must be above 0 and finite, not 0"),
         (("--failure-timeout-s", "0"), "--failure-timeout-s must be above 0 and finite, not 0.0"),
+        (("--spare",), "--spare needs --coordinator, which was not given"),
+        (("--seed", str(2**70)), "--seed must be from 0 to 4294967295"),
+        (("--learning-rate", "inf"), "--learning-rate must be above 0 and finite, not inf"),
+        (("--weight-decay", "nan"), "--weight-decay must be 0 or above and finite, not nan"),
+        (("--tokenizer", "nowhere.json"), "The tokenizer 'nowhere.json' cannot be read"),
+        (("--config", "nowhere.json"), "The configuration 'nowhere.json' cannot be read"),
+        (("--initial-weights", "nowhere"), "There are no weights in 'nowhere': it has no config.json"),
         (("--cpu-devices", "0"), "--cpu-devices must be above 0 and finite, not 0"),
     ],
 )
@@ -126,7 +134,7 @@ def test_a_bad_coordinator_is_refused_before_anything_is_compiled(
     text = "ConfigurationError: the coordinator's address must be host:port, or several"
     assert text in caplog.text
     assert "not 'somewhere'" in caplog.text
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
 # The runtime.
@@ -186,6 +194,50 @@ def test_a_run_alone_logs_its_steps_and_ends_with_a_digest(
     assert told[0]["shards"] == [0, 1]
     assert told[2]["loss"] < told[0]["loss"]
     assert told[3]["digest"] in lines[-1]
+
+
+SHORT = ("--shards", "2", "--fsdp", "1", "--seq-len", "32", "--corpus-bytes", "50000")
+
+
+def test_a_run_keeps_its_configuration_curves_trace_and_weights(
+    command: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, weights, events = tmp_path / "run", tmp_path / "weights", tmp_path / "events.jsonl"
+    kept = ("--run", str(run), "--tracker", "tensorboard", "--profile", "2", "2", "--events", str(events))
+    more = ("--batch-tokens", "256", "--grad-dtype", "bfloat16", "--eval-every", "2", "--eval-batches", "1")
+    command(*SHORT, *kept, *more, "--steps", "4", "--export-weights", str(weights))
+
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    evaluated = [(event["step"], event["loss"]) for event in told if event["event"] == "evaluation"]
+    assert [step for step, _ in evaluated] == [2, 4]
+    assert 5.0 < evaluated[1][1] < evaluated[0][1] < 7.0
+    assert "a step: 2 shards x 4 sequences x 32 tokens = 256 tokens" in caplog.text
+    assert list((run / "group-0" / "tensorboard").iterdir())
+    assert list((run / "group-0" / "plugins" / "profile").rglob("*.xplane.pb"))
+
+    # The same again, from the saved configuration and the weights at the end.
+    caplog.clear()
+    begin = ("--config", str(run / "group-0" / "config.json"), "--export-weights", "None")
+    again = ("--run", "None", "--tracker", "None", "--profile", "None", "--initial-weights", str(weights))
+    command(*begin, *again, "--steps", "1", "--events", str(tmp_path / "again.jsonl"))
+    first = json.loads((tmp_path / "again.jsonl").read_text().splitlines()[0])
+    assert first["loss"] < told[0]["loss"] - 0.1
+    assert "= 256 tokens" in caplog.text
+
+    # And not with other settings in its place.
+    with pytest.raises(SystemExit) as stopped:
+        command(
+            "--config", str(run / "group-0" / "config.json"), "--export-weights", "None", "--beta2", "0.5"
+        )
+    assert stopped.value.code == 2
+    assert "beta2: saved '0.95', now '0.5'" in caplog.text
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(command: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command(*SHORT, "--steps", "20", "--learning-rate", "1e38", "--warmup-steps", "0")
+    assert stopped.value.code == 1
+    assert "NonFinite: " in caplog.text
 
 
 def test_a_job_that_was_over_is_a_clean_end(

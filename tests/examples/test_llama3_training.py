@@ -1,5 +1,6 @@
 """The optimizer, the schedule by committed steps, and a model that learns."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from llama3_cases import OPTIMIZER, TINY, abstract_params, batch_of
+from llama3_cases import OPTIMIZER, TINY, abstract_params, batch_of, params_of
 
 from examples.llama3._config import MODEL_SIZES, SettingsError
 from examples.llama3._corpus import load_corpus
@@ -17,7 +18,7 @@ from examples.llama3._optimizer import OptimizerConfig, learning_rate, make_opti
 from examples.llama3._sharding import make_mesh
 from examples.llama3._state import TrainState, init_state
 from examples.llama3._tokenizer import Bytes
-from examples.llama3.train import make_train_step
+from examples.llama3.train import accumulated, make_loss, make_train_step
 
 
 def optimizer_config(**changes: Any) -> OptimizerConfig:
@@ -44,6 +45,13 @@ def test_the_learning_rate_rises_then_follows_a_cosine_to_a_tenth_and_stays() ->
     cosine = [0.1 + 0.9 * (1 + np.cos(np.pi * k / 16)) / 2 for k in range(1, 17)]
     np.testing.assert_allclose(rate[4:20], cosine, rtol=1e-5)
     np.testing.assert_allclose(rate[20:], 0.1, rtol=1e-5)
+
+
+def test_the_learning_rate_may_fall_linearly_to_a_chosen_fraction() -> None:
+    rate = rates(optimizer_config(schedule="linear", final_fraction=0.2), 30)
+    np.testing.assert_allclose(rate[:4], [0.25, 0.5, 0.75, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(rate[4:20], [1 - 0.8 * k / 16 for k in range(1, 17)], rtol=1e-5)
+    np.testing.assert_allclose(rate[20:], 0.2, rtol=1e-5)
 
 
 def test_without_a_warm_up_the_first_step_is_near_the_peak() -> None:
@@ -104,16 +112,19 @@ def test_gradients_below_the_norm_are_not_scaled() -> None:
     np.testing.assert_allclose(optax.tree.get(opt_state, "mu")["query"], 0.1, rtol=1e-6)
 
 
-def test_only_matrices_decay() -> None:
+NORMS = {"attention_norm", "ffn_norm", "final_norm"}
+
+
+@pytest.mark.parametrize(
+    ("decayed", "spared"), [("all", set()), ("matrices", NORMS), ("blocks", NORMS | {"embedding", "head"})]
+)
+def test_only_chosen_weights_decay(decayed: Any, spared: set[str]) -> None:
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), abstract_params(TINY))
-    transform = make_optimizer(OPTIMIZER)
-    no_gradient = jax.tree.map(np.zeros_like, params)
-    updates, _ = updated(transform, no_gradient, params)
-    decayed = {path[-1].key: float(leaf.max()) for path, leaf in jax.tree_util.tree_leaves_with_path(updates)}
-    norms = {name: decay for name, decay in decayed.items() if name.endswith("norm")}
-    assert set(norms) == {"attention_norm", "ffn_norm", "final_norm"}
-    assert set(norms.values()) == {0.0}
-    assert all(decayed[name] == pytest.approx(0.1) for name in decayed.keys() - norms.keys())
+    transform = make_optimizer(optimizer_config(decayed=decayed))
+    updates, _ = updated(transform, jax.tree.map(np.zeros_like, params), params)
+    moved = {path[-1].key: float(leaf.max()) for path, leaf in jax.tree_util.tree_leaves_with_path(updates)}
+    assert {name for name, decay in moved.items() if decay == 0.0} == spared
+    assert all(decay == pytest.approx(0.1) for name, decay in moved.items() if name not in spared)
 
 
 # The step.
@@ -138,6 +149,33 @@ def test_debug_learns_real_text_in_twenty_steps(tmp_path: Path) -> None:
     # The head makes logits of variance 1, which adds about half a nat to knowing nothing.
     assert losses[0] == pytest.approx(np.log(model.vocab_size) + 0.5, rel=0.05)
     assert np.mean(losses[-4:]) < losses[0] - 1.5
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_accumulated_gradients_are_those_of_the_whole_batch(parts: int) -> None:
+    tokens = np.random.default_rng(0).integers(0, 320, (8, 17)).astype(np.int32)
+    whole = jax.value_and_grad(make_loss(TINY))
+    loss, grads = jax.jit(whole)(params_of(TINY), batch_of(tokens))
+    part_loss, part_grads = jax.jit(accumulated(whole, parts=parts))(params_of(TINY), batch_of(tokens))
+    assert float(part_loss) == pytest.approx(float(loss), rel=1e-6)
+    for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(part_grads), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * np.abs(one).max())
+
+
+def test_groups_may_exchange_bfloat16_while_moments_stay_float32() -> None:
+    seen: list[Any] = []
+
+    def mean(tree: Any) -> Any:
+        seen.extend(leaf.dtype for leaf in jax.tree.leaves(tree))
+        return tree
+
+    train_step = make_train_step(TINY, OPTIMIZER, mean=mean, grad_dtype="bfloat16")
+    before = jax.eval_shape(_state_of, abstract_params(TINY))
+    after, metrics = jax.eval_shape(train_step, before, abstract_batch(1, 16))
+    assert Counter(map(str, seen)) == {"bfloat16": len(jax.tree.leaves(before.params)), "float32": 1}
+    assert {leaf.dtype for leaf in jax.tree.leaves(after.params)} == {np.dtype("float32")}
+    assert jax.tree.map(lambda leaf: leaf.dtype, after) == jax.tree.map(lambda leaf: leaf.dtype, before)
+    assert metrics["loss"].dtype == np.float32
 
 
 def test_the_mean_is_taken_of_gradients_and_loss_before_anything_uses_them() -> None:
