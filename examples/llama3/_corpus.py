@@ -28,7 +28,7 @@ DEFAULT_BYTES = 8 * 2**20  # of the standard library
 
 _HEADER_BYTES = 4096
 _FORMAT = 1
-_BATCH_BYTES = 4 * 2**20  # of text that is tokenized at once
+_BATCH_BYTES = 2**20  # of text that is tokenized at once
 # File systems keep times in steps of up to 2 s, so a file changed so soon may look unchanged.
 _CLOCK_STEP_S = 2.0
 _LOG_EVERY_S = 10.0

@@ -1,7 +1,7 @@
 """The pure function from (step, shard) to a batch.
 
 A corpus is cut into windows of one sequence each. A sample's number in the job, counted over steps, shards and
-sequences, determines its window: grain shuffles the windows of each corpus anew in every epoch, and mixes the corpora
+sequences, determines its window: grain shuffles the windows of each corpus in every epoch, and mixes the corpora
 by their weights, all by arithmetic on that number. So each window is used exactly once per epoch of its corpus,
 whichever group computes it and however often a step is retried.
 

@@ -11,7 +11,7 @@ from examples.llama3._config import SettingsError
 from examples.llama3._packages import needed
 
 # A long document is read in pieces of about this size.
-PIECE_BYTES = 2**20
+PIECE_BYTES = 2**16
 _ROWS_AT_ONCE = 256  # of a Parquet file
 
 # In the standard library: tests are repetitive, and installed packages differ between environments.

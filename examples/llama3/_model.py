@@ -20,7 +20,7 @@ from examples.llama3._sharding import NO_MESH, ActivationSharding
 class Llama(nnx.Module):
     """Token ids (batch, position) -> float32 logits (batch, position, vocabulary).
 
-    With `segment_ids` and `positions`, both int32 (batch, position), tokens see only those of their own document, at
+    With `segment_ids` and `positions`, both int32 (batch, position), tokens see only those of the same document, at
     their positions in it. Without, a sequence is one document.
     """
 
