@@ -15,7 +15,7 @@ import jaxft
 from examples.llama3._config import SettingsError
 from examples.llama3._flags import Flags
 from examples.llama3._metrics import Progress, Workload, flops_per_token, log_line, peak_flops_per_s
-from examples.llama3._settings import Settings
+from examples.llama3._settings import Settings, mesh_text
 from examples.llama3._state import TrainState, parameter_count
 from examples.llama3._tracker import Tracker
 
@@ -138,14 +138,14 @@ def describe(flags: Flags, settings: Settings, state: TrainState, mesh: Mesh) ->
     model, batches = settings.model, settings.batches
     device = mesh.devices.flat[0]
     logger.info(
-        "model %s: %s parameters, %s on %d of %d %s devices, fsdp %d x tp %d",
+        "model %s: %s parameters, %s on %d of %d %s devices, %s",
         flags.size,
         f"{parameter_count(state.params):,}",
         model.compute_dtype,
         mesh.size,
         jax.device_count(),
         device.device_kind,
-        *mesh.devices.shape,
+        mesh_text(mesh),
     )
     for corpus, windows in zip(batches.corpora, batches.training_windows, strict=True):
         logger.info(

@@ -134,13 +134,19 @@ def choose_mesh(flags: Flags) -> Mesh:
     check_mesh(
         model, fsdp=fsdp, tp=flags.tp, batch_per_shard=flags.batch_per_shard, device_count=device_count
     )
-    if fsdp * flags.tp < device_count:
+    mesh = make_mesh(fsdp, flags.tp)
+    if mesh.size < device_count:
         logger.warning(
-            "%d of %d devices are not used: the mesh is fsdp %d x tp %d. fsdp must divide the %d sequences of "
-            "--batch-per-shard and the model width, %d; or give each group its own devices.",
-            *(device_count - fsdp * flags.tp, device_count, fsdp, flags.tp, flags.batch_per_shard, model.dim),
+            "%d of %d devices are not used: the mesh is %s. fsdp must divide the %d sequences of --batch-per-shard "
+            "and the model width, %d; or give each group its own devices.",
+            *(device_count - mesh.size, device_count, mesh_text(mesh), flags.batch_per_shard, model.dim),
         )
-    return make_mesh(fsdp, flags.tp)
+    return mesh
+
+
+def mesh_text(mesh: Mesh) -> str:
+    """Return the axes of a mesh and their sizes, as text."""
+    return " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
 
 
 def job_settings(flags: Flags, settings: Settings, mesh: Mesh) -> dict[str, str]:
@@ -148,13 +154,11 @@ def job_settings(flags: Flags, settings: Settings, mesh: Mesh) -> dict[str, str]
     flags = with_recipe(flags)
     names = (field.name for field in dataclasses.fields(flags) if field.name not in OWN_TO_A_GROUP)
     chosen = {name: str(getattr(flags, name)) for name in names}
-    fsdp, tp = mesh.devices.shape
     return chosen | {
         "corpus": settings.batches.fingerprint,
         "batch_tokens": str(settings.tokens_per_step if settings.accumulate > 1 else None),
         "held_out": str(settings.batches.held_out),
-        "fsdp": str(fsdp),
-        "tp": str(tp),
+        **{axis: str(size) for axis, size in mesh.shape.items()},
     }
 
 
