@@ -12,6 +12,7 @@ draws its own part, and no mesh changes a bit. But it is written here as arithme
 into one loop without temporaries. JAX's own on CPUs keeps several arrays as large as the leaf: 664 GB for 405B.
 """
 
+import functools
 import math
 
 import jax
@@ -30,6 +31,8 @@ def stddev_by_depth(layers: int) -> np.ndarray:
     return INIT_STDDEV / np.sqrt(2 * np.arange(1, layers + 1, dtype=np.float32))
 
 
+# Traced once for each shape: the model is built several times before it is compiled.
+@functools.partial(jax.jit, static_argnums=1)
 def truncated_normal(key: jax.Array, shape: tuple[int, ...], stddev: jax.typing.ArrayLike) -> jax.Array:
     """Return float32 normal noise, without values beyond three standard deviations.
 
