@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+Kernel = Literal["auto", "plain", "chunked", "cudnn", "transformer-engine"]
+Remat = Literal["none", "selective", "full"]
 Size = Literal["debug", "50m", "1B", "3B", "8B", "70B", "405B"]
 
 
@@ -37,7 +39,9 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = RopeScaling(factor=8.0)
     norm_epsilon: float = 1e-5
     compute_dtype: str = "bfloat16"
-    remat: bool = True
+    attention: Kernel = "auto"
+    remat: Remat = "full"
+    microbatches: int = 1
 
     @property
     def head_dim(self) -> int:

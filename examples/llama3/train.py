@@ -21,7 +21,7 @@ import jaxft
 from examples.llama3._config import ModelConfig, SettingsError
 from examples.llama3._flags import Flags, Settings, check_settings, choose_mesh
 from examples.llama3._metrics import Workload, flops_per_token, peak_flops_per_s
-from examples.llama3._model import Llama, next_token_loss
+from examples.llama3._model import Llama
 from examples.llama3._optimizer import OptimizerConfig, learning_rate, make_optimizer
 from examples.llama3._report import Report
 from examples.llama3._runtime import start_jax
@@ -42,8 +42,7 @@ def make_train_step(
     transform = make_optimizer(optimizer)
 
     def loss_of(params: Any, batch: jax.Array) -> jax.Array:
-        logits = nnx.merge(graph, params)(batch[:, :-1])
-        return next_token_loss(logits, batch[:, 1:])
+        return nnx.merge(graph, params).loss(batch[:, :-1], batch[:, 1:])
 
     def train_step(state: TrainState, batch: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         loss, grads = jax.value_and_grad(loss_of)(state.params, batch)

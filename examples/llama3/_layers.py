@@ -1,0 +1,134 @@
+"""The layers, one after the other: scanned over, over the stages of a pipeline, over spans of the sequence.
+
+One program for all of it. With a `pipeline` axis each stage holds its part of every layer-stacked parameter, and the
+batch is cut into microbatches that follow each other through the stages (GPipe): in tick t stage s computes microbatch
+t - s and passes it on. Autodiff turns the loop around for the backward pass. A stage without a microbatch computes
+zeros, which nothing reads, so gradients get exact zeros from it: their bits are those of the same microbatches without
+a pipeline.
+
+With a `context` axis each device holds a span of the sequence, and attention is a ring (`_ring`).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from examples.llama3._sharding import ActivationSharding
+
+
+class Positions(NamedTuple):
+    """What attention knows of the positions."""
+
+    rotation: jax.Array
+    """Cosines and sines, float32 (batch or 1, position, 2, 1, head_dim / 2)."""
+    segments: jax.Array | None
+    """The number of each position's document, int32 (batch, position); None: one document."""
+
+
+Layer = Callable[[jax.Array, Any, Positions], jax.Array]
+
+
+def run_layers(
+    layer: Layer,
+    parameters: Any,
+    x: jax.Array,
+    positions: Positions,
+    *,
+    shard: ActivationSharding,
+    microbatches: int = 1,
+) -> jax.Array:
+    """Return the output of the last layer, (batch, position, dim).
+
+    Args:
+        layer: `layer(x, parameters, positions)` is the output of one layer.
+        parameters: of all layers, stacked along axis 0 of every leaf.
+        x: (batch, position, dim); with a `context` axis, in its stripes (`_ring.striped`).
+        microbatches: into how many the batch is cut; divides it.
+    """
+    stages, spans = shard.size("pipeline"), shard.size("context")
+    if stages == spans == 1:
+        return _pipeline(layer, parameters, x, positions, stages=1, microbatches=microbatches)
+    run = jax.shard_map(
+        functools.partial(_pipeline, layer, stages=stages, microbatches=microbatches),
+        mesh=shard.mesh,
+        in_specs=(PartitionSpec("pipeline"), _SPREAD, PartitionSpec(None, "context")),
+        out_specs=_SPREAD,
+        axis_names={"pipeline", "context"},
+        check_vma=False,
+    )
+    return run(parameters, x, positions)
+
+
+# Stages divide the sequence before and after the layers, so that no embedding and no logit is computed twice.
+_SPREAD = PartitionSpec(None, ("context", "pipeline"))
+
+
+def _pipeline(
+    layer: Layer, parameters: Any, x: jax.Array, positions: Positions, *, stages: int, microbatches: int
+) -> jax.Array:
+    def stage(x: jax.Array, positions: Positions) -> jax.Array:
+        return jax.lax.scan(lambda x, one: (layer(x, one, positions), None), x, parameters)[0]
+
+    if stages == 1 and microbatches == 1:
+        return stage(x, positions)
+    number = jax.lax.axis_index("pipeline") if stages > 1 else 0
+    waiting = _microbatches(_to_all_stages(x, stages), microbatches)
+    their_positions = jax.tree.map(lambda leaf: _microbatches(leaf, microbatches), positions)
+
+    def tick(arrived: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mine = jnp.clip(t - number, 0, microbatches - 1)
+        its_positions = jax.tree.map(lambda leaf: leaf[mine % leaf.shape[0]], their_positions)
+        out = stage(jnp.where(number == 0, waiting[mine], arrived), its_positions)
+        return _to_next_stage(out, stages), out
+
+    ticks = jnp.arange(microbatches + stages - 1, dtype=jnp.int32)
+    _, out = jax.lax.scan(tick, jnp.zeros_like(waiting[0]), ticks)
+    out = out[stages - 1 :]  # of the last stage: what was in its last ticks is all microbatches
+    return _from_last_stage(_together(out), stages)
+
+
+def _microbatches(x: jax.Array, count: int) -> jax.Array:
+    """Cut (batch, ...) into (microbatch, sequence, ...); what is alike for all sequences stays one.
+
+    Microbatch m takes every count-th sequence, from m on: so each device has a part of every microbatch.
+    """
+    if x.shape[0] == 1 and count > 1:
+        return x[None]
+    return jnp.moveaxis(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 1, 0)
+
+
+def _together(x: jax.Array) -> jax.Array:
+    moved = jnp.moveaxis(x, 0, 1)
+    return moved.reshape(-1, *moved.shape[2:])
+
+
+# These move data by all-to-all, which adds nothing: a sum over stages would do, but XLA on CPU cannot add bf16 there.
+
+
+def _to_all_stages(x: jax.Array, stages: int) -> jax.Array:
+    """Give every stage the whole span of a sequence that stages divide."""
+    if stages == 1:
+        return x
+    copies = jnp.broadcast_to(x[None], (stages, *x.shape))
+    parts = jax.lax.all_to_all(copies, "pipeline", 0, 0)
+    batch, length, dim = x.shape
+    return jnp.moveaxis(parts, 0, 1).reshape(batch, stages * length, dim)
+
+
+def _from_last_stage(x: jax.Array, stages: int) -> jax.Array:
+    """Divide the last stage's span of the sequence among all stages."""
+    if stages == 1:
+        return x
+    batch, length, dim = x.shape
+    parts = jnp.moveaxis(x.reshape(batch, stages, length // stages, dim), 1, 0)
+    return jax.lax.all_to_all(parts, "pipeline", 0, 0)[stages - 1]
+
+
+def _to_next_stage(x: jax.Array, stages: int) -> jax.Array:
+    if stages == 1:
+        return x
+    return jax.lax.ppermute(x, "pipeline", [(i, i + 1) for i in range(stages - 1)])
