@@ -212,9 +212,7 @@ def gather_gradients(
 
         zeros = jnp.zeros(key.shape, jnp.float32)
         first = j if same_span else jnp.int32(0)
-        d_query, d_key, d_value = _repeat(
-            first, count, seen_by, (d_query, zeros, zeros), at_most=count
-        )
+        d_query, d_key, d_value = _repeat(first, count, seen_by, (d_query, zeros, zeros), at_most=count)
         return d_query, (d_key, d_value)
 
     if count == 1:

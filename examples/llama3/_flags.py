@@ -1,5 +1,6 @@
 """Every setting of a run: a frozen dataclass that is also the command line."""
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,16 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from examples.llama3._config import MODEL_SIZES, ModelConfig, SettingsError, Size, check_mesh, check_positive
+from examples.llama3._config import (
+    MODEL_SIZES,
+    Kernel,
+    ModelConfig,
+    Remat,
+    SettingsError,
+    Size,
+    check_mesh,
+    check_positive,
+)
 from examples.llama3._data import Batches, check_vocabulary, load_corpus
 from examples.llama3._optimizer import OptimizerConfig
 from examples.llama3._runtime import user_cache
@@ -49,6 +59,16 @@ class Flags:
     """Devices over which parameters and sequences are sharded. None uses as many as `tp` leaves and divide both."""
     tp: int = 1
     """Devices over which heads, feed-forward width and vocabulary are sharded."""
+    pipeline: int = 1
+    """Stages, each of which holds an equal part of the layers."""
+    microbatches: int = 1
+    """How many parts of a shard follow each other through the stages. Stages wait less with more parts."""
+    context: int = 1
+    """Devices over which the positions of a sequence are sharded: ring attention, for long sequences."""
+    attention: Kernel = "auto"
+    """auto is cudnn on CUDA, transformer-engine on ROCm if it is installed, and chunked elsewhere."""
+    remat: Remat = "full"
+    """What the backward pass of a layer computes again: none, selective (all but attention), or full."""
     cpu_devices: int | None = None
     """Simulate this many devices on the CPU. None uses the machine's own devices."""
     compilation_cache: Path | None = field(default_factory=user_cache)
@@ -110,7 +130,7 @@ def check_settings(flags: Flags) -> Settings:
         raise SettingsError(
             f"--events must be a file, but {str(flags.events)!r} is a folder. Name a file in it."
         )
-    model = MODEL_SIZES[flags.size]
+    model = model_config(flags)
     check_vocabulary(model.vocab_size)
     optimizer = OptimizerConfig(
         learning_rate=flags.learning_rate,
@@ -135,11 +155,29 @@ def choose_mesh(flags: Flags) -> Mesh:
     Raises:
         SettingsError: the mesh needs more devices than there are, or does not divide the model or the batch.
     """
-    model, device_count = MODEL_SIZES[flags.size], jax.device_count()
-    left_by_tp = max(1, device_count // flags.tp)
-    divides_both = math.gcd(left_by_tp, flags.batch_per_shard, model.dim)
+    model, device_count = model_config(flags), jax.device_count()
+    others = max(1, flags.tp * flags.pipeline * flags.context)
+    left = max(1, device_count // others)
+    divides_both = math.gcd(left, flags.batch_per_shard // max(1, flags.microbatches), model.dim)
     fsdp = divides_both if flags.fsdp is None else flags.fsdp
     check_mesh(
-        model, fsdp=fsdp, tp=flags.tp, batch_per_shard=flags.batch_per_shard, device_count=device_count
+        model,
+        fsdp=fsdp,
+        tp=flags.tp,
+        pipeline=flags.pipeline,
+        context=flags.context,
+        batch_per_shard=flags.batch_per_shard,
+        seq_len=flags.seq_len,
+        device_count=device_count,
     )
-    return make_mesh(fsdp, flags.tp)
+    return make_mesh(fsdp, flags.tp, pipeline=flags.pipeline, context=flags.context)
+
+
+def model_config(flags: Flags) -> ModelConfig:
+    """Return the model of the chosen size, computed as the flags say."""
+    return dataclasses.replace(
+        MODEL_SIZES[flags.size],
+        attention=flags.attention,
+        remat=flags.remat,
+        microbatches=flags.microbatches,
+    )

@@ -97,7 +97,7 @@ def _microbatches(x: jax.Array, count: int) -> jax.Array:
     Microbatch m takes every count-th sequence, from m on: so each device has a part of every microbatch.
     """
     if x.shape[0] == 1 and count > 1:
-        return x[None]
+        return jnp.asarray(x)[None]
     return jnp.moveaxis(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 1, 0)
 
 

@@ -36,9 +36,7 @@ def next_token_loss(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _token_losses(
-    shard: ActivationSharding, x: jax.Array, head: jax.Array, targets: jax.Array
-) -> jax.Array:
+def _token_losses(shard: ActivationSharding, x: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
     return _forward(shard, x, head, targets)[0]
 
 

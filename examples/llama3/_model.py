@@ -169,7 +169,9 @@ def rematerialised(layer: Layer, remat: Remat) -> Layer:
         return layer
     kept = _ATTENTION if remat == "selective" else ()
     policy = jax.checkpoint_policies.save_only_these_names(*kept)
-    return jax.checkpoint(layer, policy=policy, prevent_cse=False)  # within a scan there is nothing to merge with
+    return jax.checkpoint(
+        layer, policy=policy, prevent_cse=False
+    )  # within a scan there is nothing to merge with
 
 
 _ATTENTION = ("query", "key", "value", "attention_out", "attention_rows")

@@ -26,9 +26,7 @@ def project(
     Returns:
         The product. Backward, the cotangent is cast to x's dtype; x's gradient has x's dtype, the weight's float32.
     """
-    return jnp.einsum(
-        subscripts, x, weight.astype(x.dtype), preferred_element_type=out_dtype or x.dtype
-    )
+    return jnp.einsum(subscripts, x, weight.astype(x.dtype), preferred_element_type=out_dtype or x.dtype)
 
 
 def _project_forward(

@@ -62,7 +62,10 @@ def _forward(
     mixes = (
         gather(nothing_yet(early.query), early, early_keys, same_span=True),
         gather(
-            gather(nothing_yet(late.query), late, late_keys, same_span=True), late, early_keys, same_span=False
+            gather(nothing_yet(late.query), late, late_keys, same_span=True),
+            late,
+            early_keys,
+            same_span=False,
         ),
     )
 

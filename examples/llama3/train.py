@@ -128,14 +128,14 @@ def describe(flags: Flags, settings: Settings, state: TrainState, mesh: Mesh) ->
     device = mesh.devices.flat[0]
     tokens_per_step = flags.shards * flags.batch_per_shard * flags.seq_len
     logger.info(
-        "model %s: %s parameters, %s on %d of %d %s devices, fsdp %d x tp %d",
+        "model %s: %s parameters, %s on %d of %d %s devices, %s",
         flags.size,
         f"{parameter_count(state.params):,}",
         model.compute_dtype,
         mesh.size,
         jax.device_count(),
         device.device_kind,
-        *mesh.devices.shape,
+        " x ".join(f"{axis} {n}" for axis, n in mesh.shape.items() if n > 1 or axis in ("fsdp", "tp")),
     )
     logger.info(
         "corpus: %s tokens in %d documents, %s windows, fingerprint %s",

@@ -147,7 +147,9 @@ def test_only_the_plain_form_writes_all_scores(kernel: Kernel, remains: bool) ->
 
 def test_chunks_divide_the_sequence() -> None:
     assert [chunk_tokens(n) for n in (7, 1024, 8192, 131_072, 1536)] == [7, 1024, 1024, 1024, 768]
-    with pytest.raises(ValueError, match=r"A sequence of 8191 tokens cannot be cut .* Choose a multiple of 128"):
+    with pytest.raises(
+        ValueError, match=r"A sequence of 8191 tokens cannot be cut .* Choose a multiple of 128"
+    ):
         chunk_tokens(8191)
 
 

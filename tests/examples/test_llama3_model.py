@@ -153,7 +153,9 @@ def test_remat_does_not_change_a_bit(remat: Remat) -> None:
     def gradients(remat: Remat) -> Any:
         config = tiny(remat=remat, attention="chunked")
         graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
-        return jax.jit(jax.grad(lambda params: nnx.merge(graph, params).loss(TOKENS, TOKENS)))(params_of(TINY))
+        return jax.jit(jax.grad(lambda params: nnx.merge(graph, params).loss(TOKENS, TOKENS)))(
+            params_of(TINY)
+        )
 
     for here, there in zip(
         jax.tree.leaves(gradients("none")), jax.tree.leaves(gradients(remat)), strict=True
