@@ -7,6 +7,7 @@ key and value head, so a head group stays on its `tp` device.
 
 import importlib.util
 import math
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -42,15 +43,10 @@ def attend(
         return ring_attention(grouped(query, key.shape[2]), key, value, segments, ring).reshape(query.shape)
     if kernel == "auto":
         kernel = best_kernel(query.shape[1], query.dtype)
-    match kernel:
-        case "plain":
-            out = plain_attention(query, key, value, segments)
-        case "chunked":
-            out = chunked_attention(grouped(query, key.shape[2]), key, value, segments).reshape(query.shape)
-        case "cudnn":
-            out = cudnn_attention(query, key, value, segments)
-        case "transformer-engine":
-            out = transformer_engine_attention(query, key, value, segments)
+    if kernel == "chunked":
+        out = chunked_attention(grouped(query, key.shape[2]), key, value, segments).reshape(query.shape)
+    else:
+        out = _KERNELS[kernel](query, key, value, segments)
     return checkpoint_name(out, "attention_out")
 
 
@@ -154,3 +150,10 @@ def visible(length: int, segments: jax.Array | None) -> jax.Array:
         return seen <= at
     same = segments[:, None, None, :, None] == segments[:, None, None, None, :]
     return same & jnp.broadcast_to(seen <= at, same.shape)
+
+
+_KERNELS: Mapping[str, Callable[..., jax.Array]] = {
+    "plain": plain_attention,
+    "cudnn": cudnn_attention,
+    "transformer-engine": transformer_engine_attention,
+}

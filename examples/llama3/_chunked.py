@@ -4,8 +4,8 @@ As in FlashAttention: a running maximum and sum of each row's weights, corrected
 recomputes a chunk's weights from the saved logarithm of that sum. Chunks above the diagonal are left out, so it takes
 half the products of the plain form.
 
-Query heads are grouped by the key and value head that they share: queries are (batch, query, kv head, group, head_dim),
-keys and values (batch, key, kv head, head_dim), rows' statistics (batch, kv head, group, query).
+Query heads are grouped by the key and value head that they share: queries are (batch, query, kv head, group,
+head_dim), keys and values (batch, key, kv head, head_dim), rows' statistics (batch, kv head, group, query).
 """
 
 import math

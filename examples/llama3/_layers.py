@@ -1,10 +1,10 @@
 """The layers, one after the other: scanned over, over the stages of a pipeline, over spans of the sequence.
 
 One program for all of it. With a `pipeline` axis each stage holds its part of every layer-stacked parameter, and the
-batch is cut into microbatches that follow each other through the stages (GPipe): in tick t stage s computes microbatch
-t - s and passes it on. Autodiff turns the loop around for the backward pass. A stage without a microbatch computes
-zeros, which nothing reads, so gradients get exact zeros from it: their bits are those of the same microbatches without
-a pipeline.
+batch is cut into microbatches that follow each other through the stages (GPipe): in tick t stage s computes
+microbatch t - s and passes it on. Autodiff turns the loop around for the backward pass. What a stage computes when it
+has no microbatch is not used: gradients get exact zeros from it, and have the bits of the same microbatches without a
+pipeline.
 
 With a `context` axis each device holds a span of the sequence, and attention is a ring (`_ring`).
 """

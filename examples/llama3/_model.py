@@ -45,14 +45,14 @@ class Llama(nnx.Module):
         Args:
             tokens: int32 (batch, position).
             segment_ids: int32 (batch, position), the number of each position's document within its sequence.
-                Positions see those of their own document alone. None: one document.
+                A position sees none of another document. None: one document.
             positions: int32 (batch, position), from 0 in each document. None: from 0 in each sequence.
         """
         spans = self.shard.size("context")
         x = self._last_layer(*_striped((tokens, segment_ids, positions), spans))
         logits = project("btd,dv->btv", x, self._head(), jnp.float32)
         logits = self.shard(logits, "batch", "spread_position", "vocab")
-        return in_order(logits, spans) if spans > 1 else logits
+        return in_order(logits, spans)
 
     def loss(
         self,
@@ -77,7 +77,7 @@ class Llama(nnx.Module):
         x = self.embedding[...][tokens].astype(config.compute_dtype)
         x = self.shard(x, "batch", "spread", None)
         if positions is None:
-            (positions,) = _striped((jnp.arange(tokens.shape[1])[None],), self.shard.size("context"))
+            positions = striped(jnp.arange(tokens.shape[1])[None], self.shard.size("context"))
         graph, stacked_layers = nnx.split(self.blocks)
 
         def layer(x: jax.Array, parameters: nnx.State, positions: Positions) -> jax.Array:
@@ -179,7 +179,7 @@ _ATTENTION = ("query", "key", "value", "attention_out", "attention_rows")
 
 def _striped(arrays: tuple[jax.Array | None, ...], spans: int) -> tuple[Any, ...]:
     """Order the positions of (batch, position) as the devices of a ring hold them."""
-    return jax.tree.map(lambda array: striped(array, spans), arrays) if spans > 1 else arrays
+    return jax.tree.map(lambda array: striped(array, spans), arrays)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:

@@ -1,8 +1,8 @@
 """Matrix products whose backward products run in the compute dtype too, and whose weight gradients are float32.
 
-Plain autodiff gets both wrong. A product with a float32 result has a float32 cotangent, and JAX then multiplies float32
-with bf16, in float32: a quarter of the speed or less. And the gradient of a weight that was cast to bf16 is rounded to
-bf16 before devices add their parts of it; here each device's part stays in the product's own float32 accumulator.
+Plain autodiff gets both wrong. A product with a float32 result has a float32 cotangent, and JAX then multiplies
+float32 with bf16, in float32: a quarter of the speed or less. And the gradient of a weight that was cast to bf16 is
+rounded to bf16 before devices add their parts of it; here each device's part keeps the product's float32 accumulator.
 """
 
 import functools
@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def project(
     subscripts: str, x: jax.Array, weight: jax.Array, out_dtype: jax.typing.DTypeLike | None = None
 ) -> jax.Array:
@@ -26,18 +25,23 @@ def project(
     Returns:
         The product. Backward, the cotangent is cast to x's dtype; x's gradient has x's dtype, the weight's float32.
     """
-    return jnp.einsum(subscripts, x, weight.astype(x.dtype), preferred_element_type=out_dtype or x.dtype)
+    return _project(subscripts, x, weight, out_dtype or x.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def _project(subscripts: str, x: jax.Array, weight: jax.Array, out_dtype: jax.typing.DTypeLike) -> jax.Array:
+    return jnp.einsum(subscripts, x, weight.astype(x.dtype), preferred_element_type=out_dtype)
 
 
 def _project_forward(
-    subscripts: str, x: jax.Array, weight: jax.Array, out_dtype: jax.typing.DTypeLike | None
+    subscripts: str, x: jax.Array, weight: jax.Array, out_dtype: jax.typing.DTypeLike
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return project(subscripts, x, weight, out_dtype), (x, weight)
+    return _project(subscripts, x, weight, out_dtype), (x, weight)
 
 
 def _project_backward(
     subscripts: str,
-    out_dtype: jax.typing.DTypeLike | None,
+    out_dtype: jax.typing.DTypeLike,
     saved: tuple[jax.Array, jax.Array],
     cotangent: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
@@ -51,19 +55,23 @@ def _project_backward(
     return x_gradient, weight_gradient.astype(weight.dtype)
 
 
-project.defvjp(_project_forward, _project_backward)
+_project.defvjp(_project_forward, _project_backward)
+
+
+def wide_product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Multiply two arrays of one dtype into float32; backward, the cotangent is cast to their dtype."""
+    return _wide(subscripts, a, b)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def wide_product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Multiply two arrays of one dtype into float32; backward, the cotangent is cast to their dtype."""
+def _wide(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
 
 
 def _wide_forward(
     subscripts: str, a: jax.Array, b: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return wide_product(subscripts, a, b), (a, b)
+    return _wide(subscripts, a, b), (a, b)
 
 
 def _wide_backward(
@@ -78,4 +86,4 @@ def _wide_backward(
     )
 
 
-wide_product.defvjp(_wide_forward, _wide_backward)
+_wide.defvjp(_wide_forward, _wide_backward)

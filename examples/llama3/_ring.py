@@ -1,16 +1,17 @@
 """Ring attention: each device of an axis holds one span of the sequence, and keys and values travel around the ring.
 
-In every round a device lets its queries see the keys that it holds, then passes them to the next one. So no device ever
-holds more than one span's keys besides its own, and each transfer can overlap with the products of a round. Backward,
-the gradients of keys and values travel with them, and are complete when they are home.
+In every round a device lets its queries see the keys that it holds, then passes them to the next one. So no device
+ever holds more than one span's keys besides its own, and a transfer can overlap with the products of a round.
+Backward, the gradients of keys and values travel with them, and are complete when they are home.
 
-The sequence is cut in stripes so that causal attention keeps all devices equally busy: of 2n stripes, device r holds r
-and 2n - 1 - r, one early and one late. In every round but the first, exactly two of a device's four pairs of stripes
-are visible: late queries see early keys in any case, and either the early queries see the early keys, or the late ones
-the late keys. `striped` and `in_order` convert.
+The sequence is cut in stripes so that causal attention keeps all devices equally busy: of 2n stripes, device r holds
+r and 2n - 1 - r, one early and one late. In every round but the first, exactly two of a device's four pairs of
+stripes are visible: late queries see early keys in any case, and either the early queries see the early keys, or the
+late ones the late keys. `striped` and `in_order` convert.
 """
 
 import functools
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,19 +29,20 @@ from examples.llama3._chunked import (
     nothing_yet,
 )
 
+T = TypeVar("T")
+
 
 def striped(x: jax.Array, devices: int, axis: int = 1) -> jax.Array:
     """Reorder a whole sequence so that n equal spans of it hold the stripes of n devices."""
-    return _take_stripes(x, [s for r in range(devices) for s in (r, 2 * devices - 1 - r)], axis)
+    return _take_stripes(x, _order(devices), axis) if devices > 1 else x
 
 
 def in_order(x: jax.Array, devices: int, axis: int = 1) -> jax.Array:
     """Undo `striped`."""
-    order = [s for r in range(devices) for s in (r, 2 * devices - 1 - r)]
-    return _take_stripes(x, [order.index(s) for s in range(2 * devices)], axis)
+    order = _order(devices)
+    return _take_stripes(x, [order.index(s) for s in range(2 * devices)], axis) if devices > 1 else x
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def ring_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None, axis: str
 ) -> jax.Array:
@@ -50,6 +52,13 @@ def ring_attention(
         query, key, value, segments: this device's part, the early stripe first; see `chunked_attention`.
         axis: the mesh axis, of at least two devices.
     """
+    return _ring(query, key, value, segments, axis)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _ring(
+    query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None, axis: str
+) -> jax.Array:
     return _forward(query, key, value, segments, axis)[0]
 
 
@@ -113,7 +122,7 @@ def _backward(
     d_late, *more = gather_gradients(d_late, late, late_backward, early_keys, same_span=False)
     d_early_keys = _sum(d_early_keys, more)
 
-    def a_round(number, carried):
+    def a_round(number: jax.Array, carried: Any) -> Any:
         d_early, d_late, keys, d_early_keys, d_late_keys = carried
         keys, d_early_keys, d_late_keys = _pass_on((keys, d_early_keys, d_late_keys), axis)
         theirs_early, theirs_late = _halves(keys)
@@ -144,18 +153,16 @@ def _backward(
     )
 
 
-ring_attention.defvjp(_forward, _backward)
+_ring.defvjp(_forward, _backward)
 
 
-def _halves(tree):
+def _halves(tree: T) -> tuple[T, T]:
     """Split all arrays, (batch, position, ...), into the early and the late stripe."""
-    halves = jax.tree.map(lambda x: tuple(jnp.split(x, 2, 1)), tree)
-    return tuple(
-        jax.tree.map(lambda pair: pair[i], halves, is_leaf=lambda x: type(x) is tuple) for i in (0, 1)
-    )
+    early = jax.tree.map(lambda x: jnp.split(x, 2, 1)[0], tree)
+    return early, jax.tree.map(lambda x: jnp.split(x, 2, 1)[1], tree)
 
 
-def _pass_on(tree, axis: str):
+def _pass_on(tree: T, axis: str) -> T:
     size = jax.lax.axis_size(axis)
     ring = [(i, (i + 1) % size) for i in range(size)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, axis, ring), tree)
@@ -166,12 +173,16 @@ def _is_after(number: jax.Array, axis: str) -> jax.Array:
     return jax.lax.axis_index(axis) >= number
 
 
-def _choose(first: jax.Array, a, b):
+def _choose(first: jax.Array, a: T, b: T) -> T:
     return jax.tree.map(lambda x, y: jnp.where(first, x, y), a, b)
 
 
-def _sum(a, b):
+def _sum(a: T, b: T) -> T:
     return jax.tree.map(jnp.add, a, b)
+
+
+def _order(devices: int) -> list[int]:
+    return [stripe for r in range(devices) for stripe in (r, 2 * devices - 1 - r)]
 
 
 def _take_stripes(x: jax.Array, order: list[int], axis: int) -> jax.Array:

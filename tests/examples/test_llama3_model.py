@@ -137,7 +137,7 @@ def test_a_model_of_documents_sees_each_alone() -> None:
 
 @pytest.mark.parametrize("remat", typing.get_args(Remat))
 def test_remat_computes_again_what_it_says(remat: Remat) -> None:
-    """By the products in the program: forward 9 in a layer and 1 of the head, backward twice that, and those again."""
+    """By the products in the program: forward 9 in a layer and 1 of the head, backward twice that, and those."""
     config = tiny(remat=remat, attention="chunked")
     graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
     gradient = jax.grad(lambda params: nnx.merge(graph, params).loss(TOKENS, TOKENS))

@@ -1,4 +1,4 @@
-"""Dtypes: all products of a bf16 step take bf16, and gradients are added in float32, on a device and between devices."""
+"""Dtypes: all products of a bf16 step take bf16; gradients are added in float32, on a device and between devices."""
 
 import collections
 import re
