@@ -125,6 +125,7 @@ def check_mesh(
         ("tp", tp, "feed-forward width", model.ffn_dim),
         ("tp", tp, "vocabulary", model.vocab_size),
         ("fsdp", fsdp, "model width", model.dim),
+        ("context", context, "model width left by fsdp", max(1, model.dim // fsdp)),
         ("fsdp", fsdp, sequences, batch_per_shard),
     )
     for axis, size, what, extent in divisions:

@@ -6,7 +6,8 @@ microbatch t - s and passes it on. Autodiff turns the loop around for the backwa
 has no microbatch is not used: gradients get exact zeros from it, and have the bits of the same microbatches without a
 pipeline.
 
-With a `context` axis each device holds a span of the sequence, and attention is a ring (`_ring`).
+With a `context` axis each device holds a span of the sequence, and attention is a ring (`_ring`). Parameters are
+sharded over it as over `fsdp`.
 """
 
 import functools
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from examples.llama3._sharding import ActivationSharding
+from examples.llama3._sharding import PARAMETER_AXES, ActivationSharding, parameter_name, partition_spec
 
 
 class Positions(NamedTuple):
@@ -45,17 +46,23 @@ def run_layers(
 
     Args:
         layer: `layer(x, parameters, positions)` is the output of one layer.
-        parameters: of all layers, stacked along axis 0 of every leaf.
+        parameters: of all layers, stacked along axis 0 of every leaf, by their names in `PARAMETER_AXES`. With a
+            `context` axis, `layer` gets one device's part of them: see `whole_parameters`.
         x: (batch, position, dim); with a `context` axis, in its stripes (`_ring.striped`).
         microbatches: into how many the batch is cut; divides it.
     """
     stages, spans = shard.size("pipeline"), shard.size("context")
+    run = functools.partial(_pipeline, layer, shard=shard, stages=stages, microbatches=microbatches)
     if stages == spans == 1:
-        return _pipeline(layer, parameters, x, positions, stages=1, microbatches=microbatches)
+        return run(parameters, x, positions)
+    of_parameters = jax.tree_util.tree_map_with_path(
+        lambda path, _: partition_spec(*PARAMETER_AXES[parameter_name(path)], without=("fsdp", "tp")),
+        parameters,
+    )
     run = jax.shard_map(
-        functools.partial(_pipeline, layer, stages=stages, microbatches=microbatches),
+        run,
         mesh=shard.mesh,
-        in_specs=(PartitionSpec("pipeline"), _SPREAD, PartitionSpec(None, "context")),
+        in_specs=(of_parameters, _SPREAD, PartitionSpec(None, "context")),
         out_specs=_SPREAD,
         axis_names={"pipeline", "context"},
         check_vma=False,
@@ -67,16 +74,41 @@ def run_layers(
 _SPREAD = PartitionSpec(None, ("context", "pipeline"))
 
 
+def whole_parameters(one: Any, shard: ActivationSharding) -> Any:
+    """Gather one layer's parameters over the `context` axis; their gradients are reduced over it, in float32.
+
+    Within what is rematerialised, so that no more than one layer's are ever whole.
+    """
+    if shard.size("context") == 1:
+        return one
+
+    def whole(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        axis = PARAMETER_AXES[parameter_name(path)].index("dim") - 1  # without the axis of layers
+        return jax.lax.all_gather(leaf, "context", axis=axis, tiled=True)
+
+    return jax.tree_util.tree_map_with_path(whole, one)
+
+
 def _pipeline(
-    layer: Layer, parameters: Any, x: jax.Array, positions: Positions, *, stages: int, microbatches: int
+    layer: Layer,
+    parameters: Any,
+    x: jax.Array,
+    positions: Positions,
+    *,
+    shard: ActivationSharding,
+    stages: int,
+    microbatches: int,
 ) -> jax.Array:
     def stage(x: jax.Array, positions: Positions) -> jax.Array:
         return jax.lax.scan(lambda x, one: (layer(x, one, positions), None), x, parameters)[0]
 
-    if stages == 1 and microbatches == 1:
+    if stages == microbatches == 1:
         return stage(x, positions)
+    parameters = shard.parameters(parameters)  # or the sum of their gradients would be whole on every device
     number = jax.lax.axis_index("pipeline") if stages > 1 else 0
-    waiting = _microbatches(_to_all_stages(x, stages), microbatches)
+    waiting = shard(
+        _microbatches(_to_all_stages(x, stages, shard), microbatches), None, "batch", "sequence", None
+    )
     their_positions = jax.tree.map(lambda leaf: _microbatches(leaf, microbatches), positions)
 
     def tick(arrived: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -88,7 +120,8 @@ def _pipeline(
     ticks = jnp.arange(microbatches + stages - 1, dtype=jnp.int32)
     _, out = jax.lax.scan(tick, jnp.zeros_like(waiting[0]), ticks)
     out = out[stages - 1 :]  # of the last stage: what was in its last ticks is all microbatches
-    return _from_last_stage(_together(out), stages)
+    out = shard(_together(out), "batch", "sequence", None)
+    return _from_last_stage(out, stages, shard)
 
 
 def _microbatches(x: jax.Array, count: int) -> jax.Array:
@@ -109,23 +142,28 @@ def _together(x: jax.Array) -> jax.Array:
 # These move data by all-to-all, which adds nothing: a sum over stages would do, but XLA on CPU cannot add bf16 there.
 
 
-def _to_all_stages(x: jax.Array, stages: int) -> jax.Array:
+def _to_all_stages(x: jax.Array, stages: int, shard: ActivationSharding) -> jax.Array:
     """Give every stage the whole span of a sequence that stages divide."""
     if stages == 1:
         return x
-    copies = jnp.broadcast_to(x[None], (stages, *x.shape))
-    parts = jax.lax.all_to_all(copies, "pipeline", 0, 0)
+    copies = _parts(jnp.broadcast_to(x[None], (stages, *x.shape)), shard)
+    parts = _parts(jax.lax.all_to_all(copies, "pipeline", 0, 0), shard)
     batch, length, dim = x.shape
-    return jnp.moveaxis(parts, 0, 1).reshape(batch, stages * length, dim)
+    whole = jnp.moveaxis(parts, 0, 1).reshape(batch, stages * length, dim)
+    return shard(whole, "batch", "sequence", None)
 
 
-def _from_last_stage(x: jax.Array, stages: int) -> jax.Array:
+def _from_last_stage(x: jax.Array, stages: int, shard: ActivationSharding) -> jax.Array:
     """Divide the last stage's span of the sequence among all stages."""
     if stages == 1:
         return x
     batch, length, dim = x.shape
-    parts = jnp.moveaxis(x.reshape(batch, stages, length // stages, dim), 1, 0)
-    return jax.lax.all_to_all(parts, "pipeline", 0, 0)[stages - 1]
+    parts = _parts(jnp.moveaxis(x.reshape(batch, stages, length // stages, dim), 1, 0), shard)
+    return _parts(jax.lax.all_to_all(parts, "pipeline", 0, 0), shard)[stages - 1]
+
+
+def _parts(x: jax.Array, shard: ActivationSharding) -> jax.Array:
+    return shard(x, None, "batch", "sequence", None)
 
 
 def _to_next_stage(x: jax.Array, stages: int) -> jax.Array:

@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from examples.llama3._attention import attend
 from examples.llama3._config import Kernel, ModelConfig, Remat, RopeScaling
-from examples.llama3._layers import Layer, Positions, run_layers
+from examples.llama3._layers import Layer, Positions, run_layers, whole_parameters
 from examples.llama3._loss import next_token_loss
 from examples.llama3._products import project
 from examples.llama3._ring import in_order, striped
@@ -80,12 +80,12 @@ class Llama(nnx.Module):
             positions = striped(jnp.arange(tokens.shape[1])[None], self.shard.size("context"))
         graph, stacked_layers = nnx.split(self.blocks)
 
-        def layer(x: jax.Array, parameters: nnx.State, positions: Positions) -> jax.Array:
-            return nnx.merge(graph, parameters)(x, positions)
+        def layer(x: jax.Array, parameters: Any, positions: Positions) -> jax.Array:
+            return nnx.merge(graph, whole_parameters(parameters, self.shard))(x, positions)
 
         x = run_layers(
             rematerialised(layer, config.remat),
-            stacked_layers,
+            nnx.to_pure_dict(stacked_layers),
             x,
             Positions(rope_rotation(positions, config), segment_ids),
             shard=self.shard,

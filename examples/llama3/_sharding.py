@@ -23,7 +23,7 @@ LOGICAL_AXES: Mapping[str, str | tuple[str, ...] | None] = {
     "position": "context",  # within them
     "spread": ("context", "pipeline", "tp"),  # outside the layers, where stages divide the sequence
     "spread_position": ("context", "pipeline"),  # there, beside an axis over `tp`
-    "dim": "fsdp",
+    "dim": ("context", "fsdp"),
     "heads": "tp",
     "kv_heads": "tp",
     "head_dim": None,
@@ -111,6 +111,12 @@ class ActivationSharding:
         mesh = self.mesh if here.empty else here
         spec = partition_spec(*logical_axes, without=mesh.manual_axes)
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    def parameters(self, tree: Any) -> Any:
+        """Constrain parameters, stacked over layers or not, and with them their gradients."""
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: self(leaf, *PARAMETER_AXES[parameter_name(path)]), tree
+        )
 
     def size(self, axis: str) -> int:
         """Return the number of devices along an axis of the mesh; 1 without a mesh."""

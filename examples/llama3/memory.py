@@ -21,7 +21,7 @@ from examples.llama3._config import MODEL_SIZES, Kernel, ModelConfig, Remat, Siz
 from examples.llama3._model import Llama
 from examples.llama3._optimizer import OptimizerConfig, make_optimizer
 from examples.llama3._sharding import batch_sharding, make_mesh, state_shardings
-from examples.llama3._state import TrainState, parameter_count
+from examples.llama3._state import TrainState
 from examples.llama3.train import make_train_step
 
 GIB = 2**30
@@ -104,7 +104,7 @@ def need_of(case: Case) -> Need:
     needed = compiled.memory_analysis()
     assert needed is not None  # every backend of XLA has it
     return Need(
-        state=3 * 4 * parameter_count(state.params) // mesh.size,
+        state=sum(_part(leaf) for leaf in jax.tree.leaves(placed)),
         gradients=needed.output_size_in_bytes,
         temporaries=needed.temp_size_in_bytes,
         compile_s=time.monotonic() - started_s,
@@ -124,6 +124,12 @@ def _abstract_state(model: ModelConfig) -> TrainState:
         )
 
     return jax.eval_shape(create)
+
+
+def _part(leaf: jax.ShapeDtypeStruct) -> int:
+    """Return the bytes of one device's part of an array."""
+    assert leaf.sharding is not None
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def row(case: Case, need: Need) -> str:

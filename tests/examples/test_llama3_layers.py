@@ -80,11 +80,11 @@ def test_a_pipeline_has_the_bits_of_its_microbatches_without_one(stages: int, mi
     """Output, and gradients of input and parameters: what idle stages compute adds exact zeros."""
     rng = np.random.default_rng(0)
     x, cotangent = rng.normal(size=(2, 8, LENGTH, 16)).astype(np.float32)
-    weights = rng.normal(size=(4, 16, 16)).astype(np.float32) / 4
+    weights = {"up": rng.normal(size=(4, 16, 16)).astype(np.float32) / 4}
     positions = Positions(np.ones((1, LENGTH, 2, 1, 2), np.float32), None)
 
-    def layer(x: jax.Array, weight: jax.Array, positions: Positions) -> jax.Array:
-        return x + jnp.tanh(x @ weight)
+    def layer(x: jax.Array, weights: dict[str, jax.Array], positions: Positions) -> jax.Array:
+        return x + jnp.tanh(x @ weights["up"])
 
     def bits(stages: int) -> list[bytes]:
         mesh = make_mesh(1, 1, pipeline=stages)
