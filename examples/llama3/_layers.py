@@ -106,9 +106,8 @@ def _pipeline(
         return stage(x, positions)
     parameters = shard.parameters(parameters)  # or the sum of their gradients would be whole on every device
     number = jax.lax.axis_index("pipeline") if stages > 1 else 0
-    waiting = shard(
-        _microbatches(_to_all_stages(x, stages, shard), microbatches), None, "batch", "sequence", None
-    )
+    x = shard(_to_first_stage(x, stages), "batch", "sequence", None)
+    waiting = shard(_microbatches(x, microbatches), None, "batch", "sequence", None)
     their_positions = jax.tree.map(lambda leaf: _microbatches(leaf, microbatches), positions)
 
     def tick(arrived: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -121,7 +120,7 @@ def _pipeline(
     _, out = jax.lax.scan(tick, jnp.zeros_like(waiting[0]), ticks)
     out = out[stages - 1 :]  # of the last stage: what was in its last ticks is all microbatches
     out = shard(_together(out), "batch", "sequence", None)
-    return _from_last_stage(out, stages, shard)
+    return _from_last_stage(out, stages)
 
 
 def _microbatches(x: jax.Array, count: int) -> jax.Array:
@@ -139,31 +138,23 @@ def _together(x: jax.Array) -> jax.Array:
     return moved.reshape(-1, *moved.shape[2:])
 
 
-# These move data by all-to-all, which adds nothing: a sum over stages would do, but XLA on CPU cannot add bf16 there.
+# These send parts of a sequence one by one. A sum over stages would do, but XLA on CPU cannot add bf16 there; and
+# an all-to-all would first gather them over the other axes.
 
 
-def _to_all_stages(x: jax.Array, stages: int, shard: ActivationSharding) -> jax.Array:
-    """Give every stage the whole span of a sequence that stages divide."""
-    if stages == 1:
-        return x
-    copies = _parts(jnp.broadcast_to(x[None], (stages, *x.shape)), shard)
-    parts = _parts(jax.lax.all_to_all(copies, "pipeline", 0, 0), shard)
-    batch, length, dim = x.shape
-    whole = jnp.moveaxis(parts, 0, 1).reshape(batch, stages * length, dim)
-    return shard(whole, "batch", "sequence", None)
+def _to_first_stage(x: jax.Array, stages: int) -> jax.Array:
+    """Give the first stage the whole span of a sequence that stages divide; the others get what none reads."""
+    sent = (jax.lax.ppermute(x, "pipeline", [(stage, 0)]) for stage in range(1, stages))
+    return jnp.concatenate([x, *sent], axis=1)
 
 
-def _from_last_stage(x: jax.Array, stages: int, shard: ActivationSharding) -> jax.Array:
+def _from_last_stage(x: jax.Array, stages: int) -> jax.Array:
     """Divide the last stage's span of the sequence among all stages."""
-    if stages == 1:
-        return x
-    batch, length, dim = x.shape
-    parts = _parts(jnp.moveaxis(x.reshape(batch, stages, length // stages, dim), 1, 0), shard)
-    return _parts(jax.lax.all_to_all(parts, "pipeline", 0, 0), shard)[stages - 1]
-
-
-def _parts(x: jax.Array, shard: ActivationSharding) -> jax.Array:
-    return shard(x, None, "batch", "sequence", None)
+    *parts, out = jnp.split(x, stages, axis=1)
+    for stage, part in enumerate(parts):
+        sent = jax.lax.ppermute(part, "pipeline", [(stages - 1, stage)])
+        out = jnp.where(jax.lax.axis_index("pipeline") == stage, sent, out)
+    return out
 
 
 def _to_next_stage(x: jax.Array, stages: int) -> jax.Array:
