@@ -113,7 +113,7 @@ def test_the_mesh_takes_all_devices_that_tp_leaves() -> None:
     assert sizes(Flags(tp=2)) == (1, 2, 1, 2)
     assert sizes(Flags(fsdp=1)) == (1, 1, 1, 1)
     assert sizes(Flags(context=2, tp=2)) == (1, 1, 2, 2)
-    assert sizes(Flags(pipeline=3, microbatches=2)) == (3, 1, 1, 1)
+    assert sizes(Flags(pipeline=3, microbatches=2, seq_len=96)) == (3, 1, 1, 1)
 
 
 def test_a_folder_cannot_take_events(tmp_path: Path) -> None:
