@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from examples.llama3._config import Size
+from examples.llama3._config import Kernel, Remat, Size
 from examples.llama3._optimizer import Decayed, Schedule
 from examples.llama3._recipe import RECIPES
 from examples.llama3._runtime import user_cache
@@ -74,9 +74,19 @@ class Flags:
     """How many batches of held-out sequences an evaluation takes."""
 
     fsdp: int | None = None
-    """Devices over which parameters and sequences are sharded. None uses as many as `tp` leaves and divide both."""
+    """Devices over which parameters and sequences are sharded. None: as many as others leave and divide both."""
     tp: int = 1
     """Devices over which heads, feed-forward width and vocabulary are sharded."""
+    pipeline: int = 1
+    """Stages, each of which holds an equal part of the layers."""
+    microbatches: int = 1
+    """How many parts of a shard follow each other through the stages. Stages wait less with more parts."""
+    context: int = 1
+    """Devices over which the positions of a sequence are sharded: ring attention, for long sequences."""
+    attention: Kernel = "auto"
+    """auto: cudnn on CUDA, transformer-engine on ROCm if installed; elsewhere plain, and chunked for long texts."""
+    remat: Remat = "full"
+    """What the backward pass of a layer computes again: none, selective (all but attention), or full."""
     cpu_devices: int | None = None
     """Simulate this many devices on the CPU. None uses the machine's own devices."""
     compilation_cache: Path | None = field(default_factory=user_cache)

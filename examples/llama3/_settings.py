@@ -58,7 +58,7 @@ def check_settings(flags: Flags) -> Settings:
     check_positive(
         failure_timeout_s=flags.failure_timeout_s, log_every=flags.log_every, eval_batches=flags.eval_batches
     )
-    for name in ("fsdp", "tp", "cpu_devices", "eval_every"):
+    for name in ("fsdp", "tp", "pipeline", "context", "microbatches", "cpu_devices", "eval_every"):
         if (value := getattr(flags, name)) is not None:
             check_positive(**{name: value})
     check_seed(flags.seed)
@@ -82,7 +82,7 @@ def check_settings(flags: Flags) -> Settings:
     )
     accumulate = _accumulate(flags)
     tokenizer = load_tokenizer(flags.tokenizer)
-    model = with_vocabulary(MODEL_SIZES[flags.size], tokenizer)
+    model = with_vocabulary(model_config(flags), tokenizer)
     if flags.initial_weights is not None:
         check_weights(flags.initial_weights, model)
     corpora = [
@@ -108,6 +108,16 @@ def check_settings(flags: Flags) -> Settings:
     return Settings(model=model, optimizer=optimizer, batches=batches, accumulate=accumulate)
 
 
+def model_config(flags: Flags) -> ModelConfig:
+    """Return the model of the chosen size, computed as the flags say."""
+    return dataclasses.replace(
+        MODEL_SIZES[flags.size],
+        attention=flags.attention,
+        remat=flags.remat,
+        microbatches=flags.microbatches,
+    )
+
+
 def with_vocabulary(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     """Return a model with room for a tokenizer's ids: debug and 50m take any, the others only theirs."""
     if model.vocab_size == BYTE_VOCAB_SIZE:
@@ -127,26 +137,34 @@ def choose_mesh(flags: Flags) -> Mesh:
     Raises:
         SettingsError: the mesh needs more devices than there are, or does not divide the model or the batch.
     """
-    model, device_count = MODEL_SIZES[flags.size], jax.device_count()
-    left_by_tp = max(1, device_count // flags.tp)
-    divides_both = math.gcd(left_by_tp, flags.batch_per_shard, model.dim)
+    model, device_count = model_config(flags), jax.device_count()
+    left = max(1, device_count // (flags.tp * flags.pipeline * flags.context))
+    divides_both = math.gcd(left, flags.batch_per_shard // flags.microbatches, model.dim)
     fsdp = divides_both if flags.fsdp is None else flags.fsdp
     check_mesh(
-        model, fsdp=fsdp, tp=flags.tp, batch_per_shard=flags.batch_per_shard, device_count=device_count
+        model,
+        fsdp=fsdp,
+        tp=flags.tp,
+        pipeline=flags.pipeline,
+        context=flags.context,
+        batch_per_shard=flags.batch_per_shard,
+        seq_len=flags.seq_len,
+        device_count=device_count,
     )
-    mesh = make_mesh(fsdp, flags.tp)
+    mesh = make_mesh(fsdp, flags.tp, pipeline=flags.pipeline, context=flags.context)
     if mesh.size < device_count:
         logger.warning(
-            "%d of %d devices are not used: the mesh is %s. fsdp must divide the %d sequences of --batch-per-shard "
-            "and the model width, %d; or give each group its own devices.",
+            "%d of %d devices are not used: the mesh is %s. fsdp x --microbatches must divide the %d sequences of "
+            "--batch-per-shard, and fsdp the model width, %d; or give each group its own devices.",
             *(device_count - mesh.size, device_count, mesh_text(mesh), flags.batch_per_shard, model.dim),
         )
     return mesh
 
 
 def mesh_text(mesh: Mesh) -> str:
-    """Return the axes of a mesh and their sizes, as text."""
-    return " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    """Return the axes of a mesh and their sizes, as text: fsdp, tp, and what else divides something."""
+    shown = ((axis, size) for axis, size in mesh.shape.items() if size > 1 or axis in ("fsdp", "tp"))
+    return " x ".join(f"{axis} {size}" for axis, size in shown)
 
 
 def job_settings(flags: Flags, settings: Settings, mesh: Mesh) -> dict[str, str]:

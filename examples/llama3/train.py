@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 import jaxft
 from examples.llama3._config import ModelConfig, SettingsError
 from examples.llama3._flags import Flags
-from examples.llama3._model import Llama, next_token_loss
+from examples.llama3._model import Llama
 from examples.llama3._optimizer import OptimizerConfig, learning_rate, make_optimizer
 from examples.llama3._profile import Profile
 from examples.llama3._report import Report, describe
@@ -46,8 +46,7 @@ def make_loss(model: ModelConfig, mesh: Mesh | None = None) -> Callable[[Any, Ba
 
     def loss_of(params: Any, batch: Batch) -> jax.Array:
         tokens, segment_ids, positions = batch["tokens"], batch["segment_ids"], batch["positions"]
-        logits = nnx.merge(graph, params)(tokens[:, :-1], segment_ids=segment_ids, positions=positions)
-        return next_token_loss(logits, tokens[:, 1:])
+        return nnx.merge(graph, params).loss(tokens[:, :-1], tokens[:, 1:], segment_ids, positions)
 
     return loss_of
 

@@ -61,3 +61,23 @@ def logits_function(config: ModelConfig) -> Any:
     """Return (params, tokens) -> logits, jitted once for each config."""
     graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
     return jax.jit(lambda params, tokens: nnx.merge(graph, params)(tokens))
+
+
+@functools.cache
+def documents_function(config: ModelConfig) -> Any:
+    """Return (params, tokens, segment_ids, positions) -> logits, jitted once for each config."""
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
+    return jax.jit(lambda params, *batch: nnx.merge(graph, params)(*batch))
+
+
+def products_of(jaxpr: Any) -> list[tuple[str, str, str]]:
+    """Return the dtypes (left, right, result) of every matrix product in a program, loops' bodies once."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            found.append(tuple(str(v.aval.dtype) for v in (*equation.invars, *equation.outvars)))
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                found += products_of(inner)
+    return found

@@ -28,18 +28,18 @@ from examples.llama3.train import make_train_step
 
 # Written out by hand: what the tables must come to.
 EXPECTED_SPECS = {
-    "embedding": PartitionSpec("tp", "fsdp"),
-    "attention_norm": PartitionSpec(None, "fsdp"),
-    "query": PartitionSpec(None, "fsdp", "tp", None),
-    "key": PartitionSpec(None, "fsdp", "tp", None),
-    "value": PartitionSpec(None, "fsdp", "tp", None),
-    "output": PartitionSpec(None, "tp", None, "fsdp"),
-    "ffn_norm": PartitionSpec(None, "fsdp"),
-    "gate": PartitionSpec(None, "fsdp", "tp"),
-    "up": PartitionSpec(None, "fsdp", "tp"),
-    "down": PartitionSpec(None, "tp", "fsdp"),
-    "final_norm": PartitionSpec("fsdp"),
-    "head": PartitionSpec("fsdp", "tp"),
+    "embedding": PartitionSpec("tp", ("context", "fsdp")),
+    "attention_norm": PartitionSpec("pipeline", ("context", "fsdp")),
+    "query": PartitionSpec("pipeline", ("context", "fsdp"), "tp", None),
+    "key": PartitionSpec("pipeline", ("context", "fsdp"), "tp", None),
+    "value": PartitionSpec("pipeline", ("context", "fsdp"), "tp", None),
+    "output": PartitionSpec("pipeline", "tp", None, ("context", "fsdp")),
+    "ffn_norm": PartitionSpec("pipeline", ("context", "fsdp")),
+    "gate": PartitionSpec("pipeline", ("context", "fsdp"), "tp"),
+    "up": PartitionSpec("pipeline", ("context", "fsdp"), "tp"),
+    "down": PartitionSpec("pipeline", "tp", ("context", "fsdp")),
+    "final_norm": PartitionSpec(("context", "fsdp")),
+    "head": PartitionSpec(("context", "fsdp"), "tp"),
 }
 
 
@@ -85,9 +85,9 @@ def test_an_array_that_the_table_does_not_know_is_an_error() -> None:
 
 def test_the_mesh_takes_the_first_devices() -> None:
     mesh = make_mesh(1, 2)
-    assert mesh.devices.tolist() == [jax.devices()[:2]]
-    assert mesh.axis_names == ("fsdp", "tp")
-    assert mesh.axis_types == (AxisType.Auto, AxisType.Auto)
+    assert mesh.devices.flatten().tolist() == jax.devices()[:2]
+    assert dict(mesh.shape) == {"pipeline": 1, "fsdp": 1, "context": 1, "tp": 2}
+    assert set(mesh.axis_types) == {AxisType.Auto}
 
 
 def test_without_a_mesh_activations_are_left_alone() -> None:
@@ -202,4 +202,4 @@ def _trained(fsdp: int, tp: int) -> TrainState:
 
 
 def _parts(spec: PartitionSpec, fsdp: int, tp: int) -> int:
-    return (fsdp if "fsdp" in spec else 1) * (tp if "tp" in spec else 1)
+    return (fsdp if ("context", "fsdp") in spec else 1) * (tp if "tp" in spec else 1)

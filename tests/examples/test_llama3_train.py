@@ -115,9 +115,14 @@ def test_settings_are_checked_without_a_device() -> None:
 
 
 def test_the_mesh_takes_all_devices_that_tp_leaves() -> None:
-    assert choose_mesh(Flags()).devices.shape == (2, 1)
-    assert choose_mesh(Flags(tp=2)).devices.shape == (2, 2)
-    assert choose_mesh(Flags(fsdp=1)).devices.shape == (1, 1)
+    def sizes(flags: Flags) -> tuple[int, ...]:
+        return tuple(choose_mesh(flags).shape[axis] for axis in ("pipeline", "fsdp", "context", "tp"))
+
+    assert sizes(Flags()) == (1, 2, 1, 1)
+    assert sizes(Flags(tp=2)) == (1, 2, 1, 2)
+    assert sizes(Flags(fsdp=1)) == (1, 1, 1, 1)
+    assert sizes(Flags(context=2, tp=2)) == (1, 1, 2, 2)
+    assert sizes(Flags(pipeline=3, microbatches=2, seq_len=96)) == (3, 1, 1, 1)
 
 
 def test_a_folder_cannot_take_events(tmp_path: Path) -> None:
