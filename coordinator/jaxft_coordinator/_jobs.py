@@ -24,10 +24,10 @@ from jaxft_protocol.coordinator.job import (
     Effect,
     Event,
     Forgotten,
-    GroupSaid,
     Job,
     Options,
     Persist,
+    Received,
     Record,
     Send,
     SessionId,
@@ -160,7 +160,7 @@ class Jobs:
         """
         if not self.leading:
             return
-        is_hello = isinstance(event, GroupSaid) and isinstance(event.message, Hello)
+        is_hello = isinstance(event, Received) and isinstance(event.message, Hello)
         job = self._jobs.get(name)
         if job is None:
             if not is_hello:
@@ -173,7 +173,7 @@ class Jobs:
         try:
             job, effects = machine.step(job, event, time.monotonic())
         except Exception as error:
-            if isinstance(error, machine.IllegalEvent) and isinstance(event, GroupSaid):
+            if isinstance(error, machine.IllegalEvent) and isinstance(event, Received):
                 raise
             self._fail(job, event, error)
             return
@@ -221,7 +221,7 @@ class Jobs:
 
     def _fail(self, job: Job, event: Event, error: Exception) -> None:
         """Stop a job that raised an error. `job` is its state before the event."""
-        said = (event.session,) if isinstance(event, GroupSaid) else ()
+        said = (event.session,) if isinstance(event, Received) else ()
         self._stop(
             job, durable.begun_again(job, time.monotonic()), f"to handle a {_named(event)}", error, *said
         )
@@ -344,4 +344,4 @@ def _restored(opened: Opened, options: Options) -> dict[str, Job]:
 
 
 def _named(event: Event) -> str:
-    return type(event.message).__name__ if isinstance(event, GroupSaid) else type(event).__name__
+    return type(event.message).__name__ if isinstance(event, Received) else type(event).__name__

@@ -22,10 +22,10 @@ from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
-    GroupSaid,
+    Log,
     Options,
     Persist,
-    Report,
+    Received,
     Send,
     SessionClosed,
     SessionId,
@@ -356,7 +356,7 @@ class Server(pb_grpc.CoordinatorServicer):
             return
         session.job, session.seals = hello.job, self._admission.seals(session.id, hello, first.hello)
         self._admission.leave(session.id)
-        self._jobs.step(session.job, GroupSaid(session.id, hello))
+        self._jobs.step(session.job, Received(session.id, hello))
 
     def _no_room(self, hello: Hello) -> str:
         """Why this coordinator cannot serve one more group, or this job; "" if it can."""
@@ -375,7 +375,7 @@ class Server(pb_grpc.CoordinatorServicer):
     def _handle(self, session: _Session, message: GroupMessage) -> None:
         if session.closed:
             return
-        self._jobs.step(session.job, GroupSaid(session.id, message))
+        self._jobs.step(session.job, Received(session.id, message))
         if isinstance(message, Heartbeat):
             session.put(_ALIVE)
 
@@ -402,7 +402,7 @@ class Server(pb_grpc.CoordinatorServicer):
                 case Close(session_id):
                     if session := self._sessions.get(session_id):
                         session.put(None)
-                case Report(text):
+                case Log(text):
                     _log.info("%s", text)
                 case Persist():
                     pass  # the journal has done it

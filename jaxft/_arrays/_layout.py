@@ -61,7 +61,7 @@ class LeafSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Extent:
     """The position of a leaf: `size` elements of a region, starting at `offset`."""
 
     region: int
@@ -104,7 +104,7 @@ class Layout:
     """The flat, canonical element order of one list of leaves. Build it with `Layout.of`."""
 
     specs: tuple[LeafSpec, ...]
-    places: tuple[Place, ...]  # one per leaf, in the order of the leaves
+    extents: tuple[Extent, ...]  # one per leaf, in the order of the leaves
     regions: tuple[Region, ...]
     digest: str  # equal digests mean equal layouts
 
@@ -113,30 +113,30 @@ class Layout:
         """Lay out leaves. Raises ConfigurationError for a dtype that the operation does not accept."""
         order: dict[tuple[str, Operation], int] = {}
         sizes: list[int] = []
-        places: list[Place] = []
+        extents: list[Extent] = []
         for spec in specs:
             _check(spec)
             region = order.setdefault((spec.dtype, spec.operation), len(sizes))
             if region == len(sizes):
                 sizes.append(0)
-            places.append(Place(region=region, offset=sizes[region], size=spec.size))
+            extents.append(Extent(region=region, offset=sizes[region], size=spec.size))
             sizes[region] = _aligned(sizes[region] + spec.size)
         regions = tuple(
             Region(dtype, sizes[region], operation) for (dtype, operation), region in order.items()
         )
-        return Layout(specs=tuple(specs), places=tuple(places), regions=regions, digest=_digest(specs))
+        return Layout(specs=tuple(specs), extents=tuple(extents), regions=regions, digest=_digest(specs))
 
     @property
     def size_bytes(self) -> int:
         """Bytes of one contribution, which is also the bytes of one result."""
         return sum(region.size_bytes for region in self.regions)
 
-    def gaps(self) -> Iterator[Place]:
+    def gaps(self) -> Iterator[Extent]:
         """The padding after each leaf that has any."""
-        for place in self.places:
-            padding = _aligned(place.stop) - place.stop
+        for extent in self.extents:
+            padding = _aligned(extent.stop) - extent.stop
             if padding > 0:
-                yield Place(region=place.region, offset=place.stop, size=padding)
+                yield Extent(region=extent.region, offset=extent.stop, size=padding)
 
 
 def _check(spec: LeafSpec) -> None:

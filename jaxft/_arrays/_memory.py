@@ -48,8 +48,8 @@ def empty_regions(layout: Layout, dtypes: list[str]) -> tuple[np.ndarray, ...]:
 def leaves_of(layout: Layout, regions: tuple[np.ndarray, ...]) -> list[np.ndarray]:
     """The leaves in these regions, as views with their own shapes, in the order of the layout."""
     return [
-        regions[place.region][place.offset : place.stop].reshape(spec.shape)
-        for spec, place in zip(layout.specs, layout.places, strict=True)
+        regions[extent.region][extent.offset : extent.stop].reshape(spec.shape)
+        for spec, extent in zip(layout.specs, layout.extents, strict=True)
     ]
 
 

@@ -13,7 +13,7 @@ from jaxft._exchange._mesh import Peer, connect_mesh
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import Plan
 from jaxft._exchange._tree import Node
-from jaxft._transport._listener import Abort, Connection, Hello, Listener
+from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener
 
 
 class Links:
@@ -75,11 +75,11 @@ class Links:
         listener.check(len(members))
         number = [peer.group for peer in members].index(me)
         # `_mesh.py` fills in the group and incarnation to dial.
-        hello = Hello("exchange", job, me, members[number].incarnation, "", 0, quorum_id)
+        request = ConnectionRequest("exchange", job, me, members[number].incarnation, "", 0, quorum_id)
         listener.forget(quorum_id - 1)
         try:
             connections = connect_mesh(
-                listener, hello, me=number, members=members, abort=abort, patience=patience
+                listener, request, me=number, members=members, abort=abort, patience=patience
             )
         except BaseException:
             listener.forget(quorum_id)  # wake members that still wait for us

@@ -13,7 +13,7 @@ from jaxft_protocol.credentials import DataKey
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._patience import Patience
 from jaxft._transport._handshake import Dialling
-from jaxft._transport._listener import Abort, Connection, Hello, Listener
+from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener
 from jaxft._transport._sockets import Aborted, wait_any
 
 
@@ -28,19 +28,25 @@ class Peer:
 
 
 def connect_mesh(
-    listener: Listener, hello: Hello, *, me: int, members: Sequence[Peer], abort: Abort, patience: Patience
+    listener: Listener,
+    request: ConnectionRequest,
+    *,
+    me: int,
+    members: Sequence[Peer],
+    abort: Abort,
+    patience: Patience,
 ) -> dict[int, Connection]:
     """Connect to every other member; return the connections by the members' numbers. Raises ExchangeFailed."""
     made: dict[int, Connection] = {}
     dialling: dict[int, Dialling] = {}
     try:
         for number in range(me + 1, len(members)):
-            dialling[number] = _begin(members[number], hello, listener.key)
+            dialling[number] = _begin(members[number], request, listener.key)
         while dialling:
-            for number in _advance(dialling, members, hello, made, abort=abort, patience=patience):
+            for number in _advance(dialling, members, request, made, abort=abort, patience=patience):
                 patience.moved()
                 del dialling[number]
-        _take_lower(made, listener, hello, members[:me], abort=abort, patience=patience)
+        _take_lower(made, listener, request, members[:me], abort=abort, patience=patience)
     except BaseException:
         for one in [*made.values(), *(unfinished.sock for unfinished in dialling.values())]:
             one.close()
@@ -48,18 +54,18 @@ def connect_mesh(
     return made
 
 
-def _begin(peer: Peer, hello: Hello, key: DataKey | None) -> Dialling:
+def _begin(peer: Peer, request: ConnectionRequest, key: DataKey | None) -> Dialling:
     try:
-        to_peer = replace(hello, to_group=peer.group, to_incarnation=peer.incarnation)
+        to_peer = replace(request, to_group=peer.group, to_incarnation=peer.incarnation)
         return Dialling(peer.address, to_peer, key)
     except ConnectionError as error:
-        raise _failed(hello, str(error), [peer]) from error
+        raise _failed(request, str(error), [peer]) from error
 
 
 def _advance(
     dialling: dict[int, Dialling],
     members: Sequence[Peer],
-    hello: Hello,
+    request: ConnectionRequest,
     made: dict[int, Connection],
     *,
     abort: Abort,
@@ -68,16 +74,16 @@ def _advance(
     """Wait for any dial to progress; add those that were accepted to `made`, and return their numbers."""
     sources = {one.sock.fileno(): one.events for one in dialling.values()}
     waited_for = [members[number] for number in dialling]
-    what = f"{_names(waited_for)} to accept a connection for quorum {hello.number}"
+    what = f"{_names(waited_for)} to accept a connection for quorum {request.number}"
     try:
         ready = patience.until(
             lambda deadline_s: wait_any(sources, deadline_s=deadline_s, what=what, abort=abort)
         )
     except TimeoutError as error:
         why = f"Timed out after {patience.still_s:.1f} s waiting for {what}."
-        raise _failed(hello, why, waited_for) from error
+        raise _failed(request, why, waited_for) from error
     except Aborted as error:
-        raise _failed(hello, str(error), []) from error
+        raise _failed(request, str(error), []) from error
     accepted: list[int] = []
     failures: dict[int, ConnectionError] = {}
     for number, one in dialling.items():
@@ -91,14 +97,14 @@ def _advance(
             failures[number] = error
     if failures:
         text = " ".join(map(str, failures.values()))
-        raise _failed(hello, text, [members[number] for number in failures])
+        raise _failed(request, text, [members[number] for number in failures])
     return accepted
 
 
 def _take_lower(
     made: dict[int, Connection],
     listener: Listener,
-    hello: Hello,
+    request: ConnectionRequest,
     lower: Sequence[Peer],
     *,
     abort: Abort,
@@ -108,7 +114,7 @@ def _take_lower(
     for number, peer in enumerate(lower):
         take = functools.partial(
             listener.take,
-            quorum_id=hello.number,
+            quorum_id=request.number,
             group=peer.group,
             incarnation=peer.incarnation,
             abort=abort,
@@ -120,14 +126,14 @@ def _take_lower(
         except TimeoutError:
             late.append(peer)  # later members may have connected already
         except ConnectionError as error:
-            raise _failed(hello, str(error), []) from error  # this group is leaving: no peer to blame
+            raise _failed(request, str(error), []) from error  # this group is leaving: no peer to blame
     if late:
-        raise _failed(hello, f"{_names(late)} did not connect to this group in time.", late)
+        raise _failed(request, f"{_names(late)} did not connect to this group in time.", late)
 
 
-def _failed(hello: Hello, why: str, peers: Sequence[Peer]) -> ExchangeFailed:
+def _failed(request: ConnectionRequest, why: str, peers: Sequence[Peer]) -> ExchangeFailed:
     return ExchangeFailed(
-        f"Group {hello.group!r} could not connect to all members of quorum {hello.number}. {why}",
+        f"Group {request.group!r} could not connect to all members of quorum {request.number}. {why}",
         tuple(peer.group for peer in peers),
     )
 

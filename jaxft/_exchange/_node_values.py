@@ -49,9 +49,9 @@ class Loose:
         self._layout = layout
         self._offsets: list[list[int]] = [[] for _ in layout.regions]
         self._leaves: list[list[np.ndarray]] = [[] for _ in layout.regions]
-        for place, leaf in zip(layout.places, leaves, strict=True):
-            self._offsets[place.region].append(place.offset)
-            self._leaves[place.region].append(leaf)
+        for extent, leaf in zip(layout.extents, leaves, strict=True):
+            self._offsets[extent.region].append(extent.offset)
+            self._leaves[extent.region].append(leaf)
 
     def dtype(self, region: int) -> np.dtype:
         return np.dtype(self._layout.regions[region].dtype)
@@ -97,10 +97,10 @@ def _merged(layout: Layout, number: int, left: NodeValues, right: NodeValues) ->
     if isinstance(left, Packed) and isinstance(right, Packed):
         add_into(out, left.regions[number], right.regions[number])
         return out
-    for place in layout.places:
-        if place.region == number:
-            one, other = (node.part(number, place.offset, place.stop) for node in (left, right))
-            add_into(out[place.offset : place.stop], one, other)
+    for extent in layout.extents:
+        if extent.region == number:
+            one, other = (node.part(number, extent.offset, extent.stop) for node in (left, right))
+            add_into(out[extent.offset : extent.stop], one, other)
     for gap in layout.gaps():
         if gap.region == number:
             out[gap.offset : gap.stop] = 0

@@ -25,7 +25,7 @@ from jaxft._errors import HealFailed
 from jaxft._heal._blob import ALIGN_BYTES, BlobLayout
 from jaxft._heal._frames import BadFrame, Kind, Request, Status, manifest, read_manifest
 from jaxft._heal._stripes import Stripes, ask, header, text
-from jaxft._transport._listener import Abort, Connection, Hello, dial
+from jaxft._transport._listener import Abort, Connection, ConnectionRequest, dial
 from jaxft._transport._sockets import Aborted
 
 _log = logging.getLogger("jaxft")
@@ -48,10 +48,10 @@ class DonorAt:
 
 
 class _Donor:
-    def __init__(self, at: DonorAt, hello: Hello) -> None:
+    def __init__(self, at: DonorAt, request: ConnectionRequest) -> None:
         self.name = at.group
         self.address = at.address
-        self.hello = replace(hello, to_group=at.group, to_incarnation=at.incarnation)
+        self.request = replace(request, to_group=at.group, to_incarnation=at.incarnation)
         self.connection: Connection | None = None
         self.failed = ""
 
@@ -90,8 +90,8 @@ class Fetcher:
         self._heal_id = heal_id
         self._timeout_s = timeout_s
         self._key = key
-        hello = Hello("heal", job, group, incarnation, "", 0, heal_id)
-        self._donors = [_Donor(donor, hello) for donor in donors]
+        request = ConnectionRequest("heal", job, group, incarnation, "", 0, heal_id)
+        self._donors = [_Donor(donor, request) for donor in donors]
 
     def state(self, step: int, like: Sequence[Any], *, cancel: Abort) -> list[jax.Array]:
         """Fetch the pinned state `step`, placed as the leaves of `like` are.
@@ -190,7 +190,7 @@ class Fetcher:
         if donor.connection is None:
             deadline_s = time.monotonic() + self._timeout_s
             donor.connection = dial(
-                donor.address, donor.hello, deadline_s=deadline_s, abort=abort, key=self._key
+                donor.address, donor.request, deadline_s=deadline_s, abort=abort, key=self._key
             )
         return donor.connection
 

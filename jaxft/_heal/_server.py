@@ -13,7 +13,7 @@ from functools import partial
 from jaxft._heal._blob import Spoiled
 from jaxft._heal._frames import REQUEST_BYTES, BadFrame, Kind, Reply, Request, Status, manifest
 from jaxft._heal._store import Gone, NotYet, StateStore
-from jaxft._transport._listener import Connection, Hello, recv_exactly, send_all
+from jaxft._transport._listener import Connection, ConnectionRequest, recv_exactly, send_all
 from jaxft._transport._seals import is_tag
 
 _log = logging.getLogger("jaxft")
@@ -31,7 +31,7 @@ class HealServer:
     def __init__(self, store: StateStore) -> None:
         self._store = store
 
-    def serve(self, connection: Connection, hello: Hello) -> None:
+    def serve(self, connection: Connection, request: ConnectionRequest) -> None:
         """Answer until the joiner disconnects or violates the protocol."""
         sock = connection.sock
         idle = select.poll()  # select() cannot handle descriptors over 1023
@@ -41,9 +41,9 @@ class HealServer:
             while idle.poll(1000 * IDLE_TIMEOUT_S):
                 self._answer(connection, _request(connection))
         except BadFrame as error:
-            _log.warning("The heal connection of group %r violated the protocol: %s", hello.group, error)
+            _log.warning("The heal connection of group %r violated the protocol: %s", request.group, error)
         except (ConnectionError, TimeoutError) as error:
-            _log.debug("The heal connection of group %r ended: %s", hello.group, error)
+            _log.debug("The heal connection of group %r ended: %s", request.group, error)
 
     def _answer(self, connection: Connection, request: Request) -> None:
         try:

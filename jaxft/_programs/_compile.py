@@ -87,7 +87,7 @@ def compile_cut(
     inputs = cut.apply.inputs(state, means=means)
     apply_key = _key(cut, inputs, state)
     if apply_key not in applies:
-        donated = [place for place, i in enumerate(cut.apply.state) if i in set(cut.donated)]
+        donated = [position for position, i in enumerate(cut.apply.state) if i in set(cut.donated)]
         shardings = [state[i].sharding for i in cut.made]
         applies[apply_key] = _compile("apply", cut.apply, inputs, shardings, donated)
     report = None

@@ -63,7 +63,7 @@ def find(contribution: Sequence[LeafSpec], means: Sequence[Any], policy: Policy)
 def _text(spec: LeafSpec, block: np.ndarray, start: int) -> str:
     wide = block.astype(np.float64)
     index = int(np.flatnonzero(~np.isfinite(wide))[0])
-    where = [int(place) for place in np.unravel_index(start + index, spec.shape)]
+    where = [int(position) for position in np.unravel_index(start + index, spec.shape)]
     return f"{spec.path or 'the contribution'} is {wide[index]}" + (f" at {where}" if where else "")
 
 

@@ -158,10 +158,10 @@ def _collect(step: Analysed) -> tuple[Contribution, ...]:
 def _forwarded(
     state: Sequence[Var], new_state: Sequence[Atom], may_forward: Callable[[int, int], bool]
 ) -> dict[int, int]:
-    place = {var: i for i, var in enumerate(state)}
+    index_of = {var: i for i, var in enumerate(state)}
     found: dict[int, int] = {}
     for j, atom in enumerate(new_state):
-        i = place.get(atom) if _compat.is_var(atom) else None
+        i = index_of.get(atom) if _compat.is_var(atom) else None
         if i is not None and may_forward(i, j):
             found[j] = i
     return found

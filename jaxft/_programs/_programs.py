@@ -147,9 +147,9 @@ class Programs:
     def _new_leaves(self) -> Picker:
         """Picks the new state out of what `apply` made followed by the old state."""
         outputs = len(self.cut.apply.output_avals)
-        place = {leaf: index for index, leaf in enumerate(self.cut.made)}
-        place |= {new: outputs + old for new, old in self.cut.forwarded.items()}
-        return picker([place[leaf] for leaf in range(len(place))])
+        index_of = {leaf: index for index, leaf in enumerate(self.cut.made)}
+        index_of |= {new: outputs + old for new, old in self.cut.forwarded.items()}
+        return picker([index_of[leaf] for leaf in range(len(index_of))])
 
     def blank_metrics(self) -> Any:
         """Metrics that say nothing: NaN, zero if they are integers."""

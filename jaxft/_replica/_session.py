@@ -28,6 +28,7 @@ from jaxft_protocol.replica.legal import IllegalEvent
 from jaxft_protocol.replica.state import (
     Apply,
     Attempt,
+    Close,
     Connected,
     Dial,
     Directive,
@@ -37,20 +38,19 @@ from jaxft_protocol.replica.state import (
     Fail,
     Failure,
     FailureKind,
-    HangUp,
     HealFrom,
-    Heard,
     Identity,
     Idle,
-    Note,
+    Log,
     Over,
     Phase,
     PinState,
     ReadCheckpoint,
+    Received,
     ReleasePin,
     Replay,
     Replica,
-    Say,
+    Send,
     TakeDigest,
     Tick,
     Wait,
@@ -350,7 +350,7 @@ class Session:
         if self._ended is not None:
             return
         try:
-            self._step(Heard(message))
+            self._step(Received(message))
         except IllegalEvent:
             raise
         except Exception as error:
@@ -364,12 +364,12 @@ class Session:
 
     def _do(self, effect: Effect) -> None:
         match effect:
-            case Say(message):
+            case Send(message):
                 if self._outbox is not None:
                     self._outbox.put_nowait(message)
             case Dial(delay_s, address):
                 self._loop.keep(self._connect(delay_s, address), "stream")
-            case HangUp(reason):
+            case Close(reason):
                 if self._stream is not None:
                     self._hung_up = reason
                     self._stream.cancel()  # not only the call: gRPC might never report its end
@@ -377,7 +377,7 @@ class Session:
                 self._pins.pin(heal_id, step, log_only=log_only)
             case ReleasePin(heal_id):
                 self._pins.release(heal_id)
-            case Note(text, warning):
+            case Log(text, warning):
                 level = logging.WARNING if warning else logging.INFO
                 _log.log(level, "[jaxft %s] %s", self._replica.identity.group, text)
             case _:

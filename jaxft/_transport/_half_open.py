@@ -4,7 +4,7 @@ import contextlib
 import socket
 from dataclasses import dataclass, field
 
-from jaxft._transport._handshake import RESPONSE_BYTES, Hello, missing_bytes
+from jaxft._transport._handshake import RESPONSE_BYTES, ConnectionRequest, missing_bytes
 
 
 @dataclass(slots=True)
@@ -15,14 +15,14 @@ class HalfOpen:
     received: bytearray = field(default_factory=bytearray)
     owes_proof: bool = False  # its hello was for this process
     # Set once it has been challenged: its hello, decoded and raw, and our nonce.
-    hello: Hello | None = None
+    request: ConnectionRequest | None = None
     hello_bytes: bytes = b""
     nonce: bytes = b""
 
     @property
     def missing_bytes(self) -> int:
         """How many more bytes we need before we can answer. Raises BadHello."""
-        if self.hello is not None:
+        if self.request is not None:
             return RESPONSE_BYTES - len(self.received)
         return missing_bytes(self.received)
 

@@ -58,7 +58,7 @@ class BadHello(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class ConnectionRequest:
     """Who dials whom, and for what.
 
     Args:
@@ -86,13 +86,13 @@ class Dialling:
     Poll `sock` for `events`, then call `advance`, until it returns a connection. Each call may change both.
     """
 
-    def __init__(self, address: str, hello: Hello, key: DataKey | None = None) -> None:
+    def __init__(self, address: str, request: ConnectionRequest, key: DataKey | None = None) -> None:
         """Start to connect. Raises ConnectionError. Only resolving a host name blocks.
 
         With a key, the listener must prove that it knows the key too.
         """
         self._address = address
-        self._hello = hello
+        self._hello = request
         self._key = key
         self._nonces: dict[str, bytes] = {}  # set once the listener has challenged us
         self._all_targets = _resolve(address)
@@ -226,7 +226,7 @@ class Busy(_Unanswered):
 
 def dial(
     address: str,
-    hello: Hello,
+    request: ConnectionRequest,
     *,
     deadline_s: float,
     abort: Abort | None = None,
@@ -248,7 +248,7 @@ def dial(
     """
     for pause_s in backoff_s(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
         try:
-            return _dial(address, hello, deadline_s=deadline_s, abort=abort, key=key)
+            return _dial(address, request, deadline_s=deadline_s, abort=abort, key=key)
         except Busy:
             if time.monotonic() + pause_s >= deadline_s:
                 raise
@@ -257,10 +257,10 @@ def dial(
 
 
 def _dial(
-    address: str, hello: Hello, *, deadline_s: float, abort: Abort | None, key: DataKey | None
+    address: str, request: ConnectionRequest, *, deadline_s: float, abort: Abort | None, key: DataKey | None
 ) -> Connection:
-    dialling = Dialling(address, hello, key)
-    what = f"{address} to accept a connection for {hello.kind}"
+    dialling = Dialling(address, request, key)
+    what = f"{address} to accept a connection for {request.kind}"
     try:
         while True:
             wait(dialling.sock, dialling.events, deadline_s=deadline_s, what=what, abort=abort)
@@ -285,7 +285,7 @@ def missing_bytes(received: bytes | bytearray) -> int:
     return _HELLO.size + sum(lengths) - len(received)
 
 
-def decode(received: bytes | bytearray) -> Hello:
+def decode(received: bytes | bytearray) -> ConnectionRequest:
     """Decode a complete hello. Raises BadHello."""
     assert missing_bytes(received) == 0
     _, _, kind, _, number, incarnation, to_incarnation, *lengths = _HELLO.unpack_from(received)
@@ -299,7 +299,7 @@ def decode(received: bytes | bytearray) -> Hello:
         )
     except UnicodeDecodeError as error:
         raise BadHello(f"a name in it is not UTF-8: {names!r}") from error
-    return Hello(_KINDS[kind], job, group, incarnation, to_group, to_incarnation, number)
+    return ConnectionRequest(_KINDS[kind], job, group, incarnation, to_group, to_incarnation, number)
 
 
 def accepted(proof: bytes = b"") -> bytes:
@@ -336,18 +336,18 @@ def check_name(name: str, *, what: str) -> bytes:
     return encoded
 
 
-def encode(hello: Hello) -> bytes:
+def encode(request: ConnectionRequest) -> bytes:
     """Encode a hello. Each name goes with its length, so no two hellos encode alike."""
-    job, group = check_name(hello.job, what="job"), check_name(hello.group, what="group")
-    to_group = check_name(hello.to_group, what="group")
+    job, group = check_name(request.job, what="job"), check_name(request.group, what="group")
+    to_group = check_name(request.to_group, what="group")
     head = _HELLO.pack(
         _HELLO_MAGIC,
         _VERSION,
-        _KINDS.index(hello.kind),
+        _KINDS.index(request.kind),
         0,
-        hello.number,
-        hello.incarnation,
-        hello.to_incarnation,
+        request.number,
+        request.incarnation,
+        request.to_incarnation,
         *(len(name) for name in (job, group, to_group)),
     )
     return head + job + group + to_group

@@ -50,7 +50,7 @@ from jaxft._errors import JaxftError
 from jaxft._transport._half_open import HalfOpen, bind
 from jaxft._transport._handshake import (
     BadHello,
-    Hello,
+    ConnectionRequest,
     accepted,
     busy,
     challenge,
@@ -99,7 +99,7 @@ class Listener:
         job: str,
         group: str,
         incarnation: int,
-        on_heal: Callable[[Connection, Hello], None] | None,
+        on_heal: Callable[[Connection, ConnectionRequest], None] | None,
         key: DataKey | None = None,
     ) -> None:
         """Listen, and start the thread that accepts. Raises the limit on file descriptors to the hard limit.
@@ -286,66 +286,72 @@ class Listener:
                 self._drop(half, "an unexpected error")
 
     def _answer(self, half: HalfOpen) -> None:
-        if half.hello is not None:
-            self._check_response(half, half.hello)
+        if half.request is not None:
+            self._check_response(half, half.request)
         elif self.key is not None:
             self._challenge(half)
         else:
             self._admit(half, decode(half.received), b"", Connection.plain(half.sock))
 
     def _challenge(self, half: HalfOpen) -> None:
-        half.hello = decode(half.received)
+        half.request = decode(half.received)
         half.hello_bytes = bytes(half.received)
         half.nonce = credentials.new_nonce()
         half.received.clear()
         half.sock.send(challenge(half.nonce), SEND_FLAGS)
-        half.owes_proof = not self._wrong_end(half.hello)
+        half.owes_proof = not self._wrong_end(half.request)
         self._crowd_out(owes_proof=True, most=min(_MAX_CHALLENGED, self._descriptors // _CHALLENGED_PART))
 
-    def _check_response(self, half: HalfOpen, hello: Hello) -> None:
+    def _check_response(self, half: HalfOpen, request: ConnectionRequest) -> None:
         assert self.key is not None
         nonce, given = bytes(half.received[:NONCE_BYTES]), bytes(half.received[NONCE_BYTES:])
         nonces = {"listener_nonce": half.nonce, "dialler_nonce": nonce}
         if not credentials.is_proof(given, credentials.dialler_proof(self.key, half.hello_bytes, **nonces)):
             self._refuse(
                 half,
-                f"The dialler did not prove that it knows the key of job {hello.job!r}: start all groups of a job "
+                f"The dialler did not prove that it knows the key of job {request.job!r}: start all groups of a job "
                 "with the same token.",
             )
             return
         proof = credentials.listener_proof(self.key, half.hello_bytes, **nonces)
         outgoing, incoming = credentials.connection_keys(self.key, half.hello_bytes, **nonces)
-        self._admit(half, hello, proof, Connection.sealed(half.sock, outgoing=outgoing, incoming=incoming))
+        self._admit(half, request, proof, Connection.sealed(half.sock, outgoing=outgoing, incoming=incoming))
 
-    def _admit(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
-        if wrong := self._wrong_end(hello):
+    def _admit(
+        self, half: HalfOpen, request: ConnectionRequest, proof: bytes, connection: Connection
+    ) -> None:
+        if wrong := self._wrong_end(request):
             self._refuse(half, wrong)
-        elif hello.kind == "exchange":
-            self._admit_exchange(half, hello, proof, connection)
+        elif request.kind == "exchange":
+            self._admit_exchange(half, request, proof, connection)
         else:
-            self._admit_heal(half, hello, proof, connection)
+            self._admit_heal(half, request, proof, connection)
 
-    def _wrong_end(self, hello: Hello) -> str:
+    def _wrong_end(self, request: ConnectionRequest) -> str:
         """Why a hello is not for this process; "" if it is for it."""
-        if hello.job != self._job:
-            return f"The hello is for job {hello.job!r}; this process belongs to job {self._job!r}."
-        if (hello.to_group, hello.to_incarnation) != self._me:
+        if request.job != self._job:
+            return f"The hello is for job {request.job!r}; this process belongs to job {self._job!r}."
+        if (request.to_group, request.to_incarnation) != self._me:
             return (
-                f"The hello is for incarnation {hello.to_incarnation} of group {hello.to_group!r}; this process is "
+                f"The hello is for incarnation {request.to_incarnation} of group {request.to_group!r}; this process is "
                 f"incarnation {self._me[1]} of group {self._me[0]!r}."
             )
         return ""
 
-    def _admit_exchange(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
-        refusal = self._pending.refusal(hello.number)
+    def _admit_exchange(
+        self, half: HalfOpen, request: ConnectionRequest, proof: bytes, connection: Connection
+    ) -> None:
+        refusal = self._pending.refusal(request.number)
         if refusal is not None:
             self._refuse(half, refusal)
             return
         # Answer first: once it is pending, another thread may take it and send frames.
         self._accept_hello(half, proof)
-        self._pending.add((hello.number, hello.group, hello.incarnation), connection)
+        self._pending.add((request.number, request.group, request.incarnation), connection)
 
-    def _admit_heal(self, half: HalfOpen, hello: Hello, proof: bytes, connection: Connection) -> None:
+    def _admit_heal(
+        self, half: HalfOpen, request: ConnectionRequest, proof: bytes, connection: Connection
+    ) -> None:
         if self._on_heal is None:
             self._refuse(half, "This process does not heal other groups.")
             return
@@ -359,19 +365,19 @@ class Listener:
                 return
             self._accept_hello(half, proof)
             self._healing.add(half.sock)
-        name = f"jaxft-heal-{hello.group}"
+        name = f"jaxft-heal-{request.group}"
         try:
-            threading.Thread(target=self._heal, args=(connection, hello), name=name, daemon=True).start()
+            threading.Thread(target=self._heal, args=(connection, request), name=name, daemon=True).start()
         except RuntimeError:  # cannot start a thread: the joiner must not wait for one
             self._end_healing(connection)
             raise
 
-    def _heal(self, connection: Connection, hello: Hello) -> None:
+    def _heal(self, connection: Connection, request: ConnectionRequest) -> None:
         assert self._on_heal is not None
         try:
-            self._on_heal(connection, hello)
+            self._on_heal(connection, request)
         except Exception:  # a failed heal ends that connection, not the donor's training
-            _log.exception("Healing group %r failed.", hello.group)
+            _log.exception("Healing group %r failed.", request.group)
         finally:
             self._end_healing(connection)
 

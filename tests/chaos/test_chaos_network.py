@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxft._chaos._network import COORDINATOR, LEAST_DAMAGED_BYTES, Network
-from jaxft._transport._listener import Abort, Hello, Listener, dial
+from jaxft._transport._listener import Abort, ConnectionRequest, Listener, dial
 from jaxft._transport._sockets import recv_exactly, send_all
 from tests import patience
 
@@ -31,7 +31,7 @@ class Groups:
         self.healing: list[socket.socket] = []
         self.listeners = {
             group: Listener(
-                job="job", group=group, incarnation=1, on_heal=lambda one, hello: self._keep(one.sock)
+                job="job", group=group, incarnation=1, on_heal=lambda one, request: self._keep(one.sock)
             )
             for group in GROUPS
         }
@@ -64,8 +64,10 @@ class Groups:
     def dial(
         self, dialler: str, listener: str, *, kind: str = "exchange", quorum_id: int = 1
     ) -> socket.socket:
-        hello = Hello(kind, "job", dialler, 1, listener, 1, quorum_id)
-        return self._stack.enter_context(dial(self.network.host_of(listener), hello, deadline_s=soon()).sock)
+        request = ConnectionRequest(kind, "job", dialler, 1, listener, 1, quorum_id)
+        return self._stack.enter_context(
+            dial(self.network.host_of(listener), request, deadline_s=soon()).sock
+        )
 
     def control(self, group: str) -> tuple[socket.socket, socket.socket]:
         """A connection of a group to the coordinator: both ends."""
@@ -195,9 +197,9 @@ def test_a_link_between_two_leaves_the_others_alone(groups: Groups) -> None:
 
 def test_a_dial_waits_at_a_cut_link_as_for_a_machine_that_is_gone(groups: Groups) -> None:
     groups.network.cut([("group-0", "group-1")])
-    hello = Hello("exchange", "job", "group-0", 1, "group-1", 1, 1)
+    request = ConnectionRequest("exchange", "job", "group-0", 1, "group-1", 1, 1)
     with pytest.raises(TimeoutError):
-        dial(groups.network.host_of("group-1"), hello, deadline_s=time.monotonic() + SILENCE_S)
+        dial(groups.network.host_of("group-1"), request, deadline_s=time.monotonic() + SILENCE_S)
     groups.network.repair([("group-0", "group-1")])
     groups.pair("group-0", "group-1", quorum_id=2)
 

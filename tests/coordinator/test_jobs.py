@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from jaxft_coordinator._jobs import Jobs
-from jaxft_protocol.coordinator.job import Close, Effect, GroupSaid, Options, Send, SessionId
+from jaxft_protocol.coordinator.job import Close, Effect, Options, Received, Send, SessionId
 from jaxft_protocol.messages import (
     Evicted,
     GroupMessage,
@@ -41,7 +41,7 @@ class Desk:
         )
 
     def say(self, session: int, message: GroupMessage) -> None:
-        self.jobs.step("job", GroupSaid(SessionId(session), message))
+        self.jobs.step("job", Received(SessionId(session), message))
 
     def come(self, session: int, name: str, shards: int = 6) -> None:
         self.say(session, Hello("job", GroupName(name), Incarnation(session), f"{name}:1"))

@@ -16,8 +16,8 @@ from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
-    GroupSaid,
     Options,
+    Received,
     Send,
     SessionClosed,
     SessionId,
@@ -84,7 +84,7 @@ class Desk:
         return self._sessions[job, name]
 
     def say(self, job: str, name: str, message: GroupMessage) -> None:
-        self.jobs.step(job, GroupSaid(self.session(job, name), message))
+        self.jobs.step(job, Received(self.session(job, name), message))
 
     def come(
         self, job: str, name: str, *, incarnation: int = 1, step: int = 0, digest: str = "d", **join: Any

@@ -18,7 +18,7 @@ from jaxft_coordinator import _server
 from jaxft_coordinator._server import SERVICE, Server
 from jaxft_protocol import deltas, wire
 from jaxft_protocol.coordinator import machine
-from jaxft_protocol.coordinator.job import Options, Phase, Tick
+from jaxft_protocol.coordinator.job import GroupPhase, Options, Tick
 from jaxft_protocol.messages import (
     AllComputed,
     Commit,
@@ -476,7 +476,7 @@ def test_what_goes_to_many_is_put_into_words_once(monkeypatch: pytest.MonkeyPatc
     run(scenario)
 
 
-def phase_of(server: Server, group: str) -> Phase | None:
+def phase_of(server: Server, group: str) -> GroupPhase | None:
     job = server._jobs.get("job")
     known = None if job is None else job.groups.get(GroupName(group))
     return None if known is None else known.phase
@@ -489,7 +489,7 @@ def test_a_change_of_quorum_is_told_as_a_difference():
                 await late.hello()
                 await late.join()
                 # Another connection carries the votes.
-                await patience.until_async(lambda: phase_of(server, "c") is Phase.READY, "c to stand by")
+                await patience.until_async(lambda: phase_of(server, "c") is GroupPhase.READY, "c to stand by")
                 for group in (a, b):
                     await group.vote(quorum)
                 data = await a.read()

@@ -11,7 +11,7 @@ import pytest
 
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import Layout, Links, Patience, Peer
-from jaxft._transport._listener import Abort, Hello, Listener, dial
+from jaxft._transport._listener import Abort, ConnectionRequest, Listener, dial
 from tests import patience
 
 from .members import (
@@ -174,8 +174,8 @@ def test_another_incarnation_is_not_taken_for_the_member() -> None:
     with listeners(2) as made:
         members = members_of(made, [[0], [1]])
         mine, theirs = members[0].incarnation + 1, members[1].incarnation
-        hello = Hello("exchange", "job", "group-0", mine, "group-1", theirs, 1)
-        with dial(members[1].address, hello, deadline_s=patience.far()):
+        request = ConnectionRequest("exchange", "job", "group-0", mine, "group-1", theirs, 1)
+        with dial(members[1].address, request, deadline_s=patience.far()):
             with pytest.raises(ExchangeFailed) as caught:
                 open_links(made[1], members, 1, wait_s=0.1)
         assert caught.value.peers == ("group-0",)

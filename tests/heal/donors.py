@@ -23,7 +23,7 @@ from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._frames import REQUEST_BYTES, Kind, Reply, Request, Status
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
-from jaxft._transport._listener import Abort, Connection, Hello, Listener, recv_exactly
+from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener, recv_exactly
 from jaxft._transport._seals import Checksums
 from tests import patience
 
@@ -162,7 +162,7 @@ def donor(name: str = "group-0", leaves: Sequence[Any] | None = None, *, step: i
 def hostile(name: str, script: Script) -> Iterator[Donor]:
     """A donor that accepts the connection and then does as the script says; `ask` gives the next request."""
 
-    def serve(connection: Connection, hello: Hello) -> None:
+    def serve(connection: Connection, request: ConnectionRequest) -> None:
         def ask() -> Request:
             data = bytearray(REQUEST_BYTES + Checksums.size_bytes)
             recv_exactly(connection.sock, memoryview(data), deadline_s=soon())

@@ -18,7 +18,7 @@ from jaxft._heal import _fetch, _server, _stripes
 from jaxft._heal._blob import blob_of
 from jaxft._heal._frames import Kind, Request
 from jaxft._heal._store import StateStore
-from jaxft._transport._listener import Abort, Connection, Hello, dial
+from jaxft._transport._listener import Abort, Connection, ConnectionRequest, dial
 from tests import patience
 
 from .donors import (
@@ -440,7 +440,9 @@ def test_no_descriptor_is_too_high_for_the_server(tmp_path: Any) -> None:
 
 
 def test_what_a_donor_says_is_quoted_in_part() -> None:
-    one = _fetch._Donor(_fetch.DonorAt("a", 1, ""), Hello("heal", "job", "joiner", 3, "", 0, HEAL))
+    one = _fetch._Donor(
+        _fetch.DonorAt("a", 1, ""), ConnectionRequest("heal", "job", "joiner", 3, "", 0, HEAL)
+    )
     one.fail(ValueError("x" * 10_000))
     assert len(one.failed) == 500
 
@@ -449,7 +451,7 @@ def test_what_a_donor_says_is_quoted_in_part() -> None:
 
 
 def connection(one: Donor) -> Connection:
-    said = Hello("heal", "job", "joiner", 3, one.name, one.incarnation, HEAL)
+    said = ConnectionRequest("heal", "job", "joiner", 3, one.name, one.incarnation, HEAL)
     return dial(one.address, said, deadline_s=soon(), abort=None)
 
 

@@ -18,7 +18,7 @@ import pytest
 from jaxft._errors import HealFailed
 from jaxft._heal import _server, _stripes
 from jaxft._heal._frames import MAGIC, BadFrame, Kind, Reply, Request, Status
-from jaxft._transport._listener import Abort, Hello, dial
+from jaxft._transport._listener import Abort, ConnectionRequest, dial
 from tests import patience
 
 from .donors import (
@@ -325,8 +325,8 @@ def test_hostile_donors_leave_nothing_behind() -> None:
 # ---- joiners ----
 
 
-def hello() -> Hello:
-    return Hello("heal", "job", "joiner", 3, "group-0", 1, HEAL)
+def request() -> ConnectionRequest:
+    return ConnectionRequest("heal", "job", "joiner", 3, "group-0", 1, HEAL)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def hello() -> Hello:
     ids=["nothing", "http", "garbage", "cut off", "unknown kind", "kind 0", "no magic"],
 )
 def test_a_hostile_joiner_ends_its_own_connection_only(said: bytes) -> None:
-    with donor(leaves=STATE) as one, dial(one.address, hello(), deadline_s=soon(), abort=None).sock as sock:
+    with donor(leaves=STATE) as one, dial(one.address, request(), deadline_s=soon(), abort=None).sock as sock:
         one.store.pin(HEAL, 0)
         sock.sendall(said)
         with contextlib.suppress(OSError):  # the donor was quicker
@@ -366,7 +366,7 @@ def test_a_joiner_that_dies_in_the_middle_of_a_chunk() -> None:
     with donor(leaves=STATE) as one:
         one.store.pin(HEAL, 0)
         for _ in range(3):
-            with dial(one.address, hello(), deadline_s=soon(), abort=None).sock as sock:
+            with dial(one.address, request(), deadline_s=soon(), abort=None).sock as sock:
                 sock.sendall(request_bytes(Request(Kind.STATE, HEAL, 0, 0, 13)))
                 assert sock.recv(100)
         until(lambda: not heal_threads(), "the donor's threads to end")
@@ -375,7 +375,7 @@ def test_a_joiner_that_dies_in_the_middle_of_a_chunk() -> None:
 def test_a_joiner_that_stops_reading_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "TRANSFER_TIMEOUT_S", 0.5)
     state = [values((16 * MB,), "uint8")]
-    with donor(leaves=state) as one, dial(one.address, hello(), deadline_s=soon(), abort=None).sock as sock:
+    with donor(leaves=state) as one, dial(one.address, request(), deadline_s=soon(), abort=None).sock as sock:
         one.store.pin(HEAL, 0)
         sock.sendall(request_bytes(Request(Kind.STATE, HEAL, 0, 0, 16)))
         assert sock.recv(100)
@@ -394,20 +394,20 @@ def test_a_joiner_that_stops_reading_holds_up_nobody(monkeypatch: pytest.MonkeyP
 
 def test_a_request_that_stays_incomplete_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "TRANSFER_TIMEOUT_S", 0.1)
-    with donor(leaves=STATE) as one, dial(one.address, hello(), deadline_s=soon(), abort=None).sock as sock:
+    with donor(leaves=STATE) as one, dial(one.address, request(), deadline_s=soon(), abort=None).sock as sock:
         sock.sendall(Request(Kind.MANIFEST, HEAL, 0).encode()[:5])
         assert_ended(sock)
 
 
 def test_a_joiner_that_says_nothing_for_long_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "IDLE_TIMEOUT_S", 0.1)
-    with donor(leaves=STATE) as one, dial(one.address, hello(), deadline_s=soon(), abort=None).sock as sock:
+    with donor(leaves=STATE) as one, dial(one.address, request(), deadline_s=soon(), abort=None).sock as sock:
         assert_ended(sock)
 
 
 def test_the_end_of_the_donor_ends_its_connections() -> None:
     with donor(leaves=STATE) as one:
-        sock = dial(one.address, hello(), deadline_s=soon(), abort=None).sock
+        sock = dial(one.address, request(), deadline_s=soon(), abort=None).sock
         waiting = in_thread(lambda: assert_ended(sock))
     waiting()
     sock.close()

@@ -59,9 +59,11 @@ def test_what_arrives_is_what_was_told(
         case "loss":
             shards = assign.after_loss(total, in_order, held)
         case "members":
-            shards, total = {name: (place,) for place, name in enumerate(in_order)}, len(in_order)
+            shards, total = {name: (position,) for position, name in enumerate(in_order)}, len(in_order)
         case _:
-            shards = {name: (0,) if place else tuple(range(1, total)) for place, name in enumerate(in_order)}
+            shards = {
+                name: (0,) if position else tuple(range(1, total)) for position, name in enumerate(in_order)
+            }
     new = quorum(4, shards, total, lives)
     assert told(new, old)[0] == new
     assert told(new, None)[0] == new

@@ -7,7 +7,7 @@ from jaxft_protocol.coordinator.job import Ballot, Job, Options
 from jaxft_protocol.messages import GroupName, QuorumId
 from jaxft_protocol.values import changed
 
-JOB = Job("job", Options(), places=3, seats={GroupName("a"): 0})
+JOB = Job("job", Options(), places=3, positions={GroupName("a"): 0})
 BALLOT = Ballot(ok=5, digests={GroupName("a"): 7})
 
 
@@ -32,4 +32,4 @@ def test_a_changed_copy_is_frozen():
 
 def test_a_field_that_is_not_there_cannot_be_changed():
     with pytest.raises(AssertionError):
-        changed(JOB, place=4)
+        changed(JOB, position=4)

@@ -32,7 +32,7 @@ ME = GroupName("group-1")
 STEP = Step(5)
 
 
-class Heard:
+class Received:
     """A fake session with the coordinator: records the events that are posted."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Group:
         batch_for: BatchFor = batch_for,
         nonfinite: Policy = "allow",
     ) -> None:
-        self.heard, self.record, state = Heard(), Record(), {"w": jnp.zeros(3)}
+        self.heard, self.record, state = Received(), Record(), {"w": jnp.zeros(3)}
         config = GroupConfig(coordinator="c:1", group=ME, job="job", failure_timeout_s=30.0)
         session = cast(Any, self.heard)
         self.held = HeldState(session, StateStore(), STEP, digest_every=digest_every)

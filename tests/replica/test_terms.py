@@ -28,15 +28,15 @@ def test_a_group_says_which_term_is_the_highest_that_it_has_met():
     told: list[int] = []
     for event in (
         r.Connected(),
-        r.Heard(Welcome(1000, term=9)),
+        r.Received(Welcome(1000, term=9)),
         r.Disconnected("gone"),
         r.Connected(),
-        r.Heard(Welcome(1000, term=4)),
+        r.Received(Welcome(1000, term=4)),
         r.Disconnected("of a lower term"),
         r.Connected(),
     ):
         replica, effects = core.step(replica, event, 1.0)
-        told += [e.message.term for e in effects if isinstance(e, r.Say) and isinstance(e.message, Hello)]
+        told += [e.message.term for e in effects if isinstance(e, r.Send) and isinstance(e.message, Hello)]
     assert told == [0, 9, 9]
 
 

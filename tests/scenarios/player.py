@@ -28,10 +28,10 @@ from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
     Forgotten,
+    Log,
     Moved,
     Options,
     Persist,
-    Report,
     Saved,
     Send,
 )
@@ -166,7 +166,7 @@ def _told(effect: Effect, done: Done) -> list[str]:
             return [f"to {done.names[session]}: {_text(message)}"]
         case Close(session):
             return [f"ends the session of {done.names[session]}"]
-        case Report(text):
+        case Log(text):
             return [f"log: {re.sub(r'^.job. ', '', text)}"]
     raise AssertionError(effect)
 

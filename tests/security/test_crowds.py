@@ -16,7 +16,7 @@ from jaxft_protocol.credentials import DataKey, JobKey
 from jaxft._exchange import Peer
 from jaxft._transport import _listener
 from jaxft._transport._handshake import Dialling
-from jaxft._transport._listener import Connection, Hello, Listener
+from jaxft._transport._listener import Connection, ConnectionRequest, Listener
 from tests import patience
 from tests.security.meeting import meet
 from tests.security.strangers import crowd, raw_hello
@@ -48,8 +48,8 @@ def as_many_as_allowed(wanted: int, ends: int = 2) -> int:
 
 def dial_at_once(listener: Listener, count: int, key: DataKey | None) -> list[Connection]:
     """Begin all dials, then serve whichever is ready, as a program with so many threads would."""
-    hellos = (Hello("exchange", "job", f"group-{i}", 1, "me", 9, 5) for i in range(count))
-    dialling = {i: Dialling(f"127.0.0.1:{listener.port}", hello, key) for i, hello in enumerate(hellos)}
+    hellos = (ConnectionRequest("exchange", "job", f"group-{i}", 1, "me", 9, 5) for i in range(count))
+    dialling = {i: Dialling(f"127.0.0.1:{listener.port}", request, key) for i, request in enumerate(hellos)}
     made: list[Connection] = []
     deadline_s = patience.machine_s() + PATIENCE_S
     while dialling:

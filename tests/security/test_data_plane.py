@@ -16,7 +16,7 @@ from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._patience import Patience
 from jaxft._transport import _listener
 from jaxft._transport._handshake import MAX_REASON_BYTES, RESPONSE_BYTES, accepted, challenge, refused
-from jaxft._transport._listener import Abort, Connection, Hello, Listener, dial
+from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener, dial
 from tests import patience
 from tests.security.strangers import assert_ended, raw_hello
 
@@ -24,7 +24,7 @@ KEY = credentials.data_key(JobKey(b"k" * 32))
 OTHER_KEY = credentials.data_key(JobKey(b"o" * 32))
 PATIENCE_S = patience.FAR_S
 
-OnHeal = Callable[[Connection, Hello], None]
+OnHeal = Callable[[Connection, ConnectionRequest], None]
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +37,8 @@ def soon(wait_s: float = PATIENCE_S) -> float:
     return time.monotonic() + wait_s
 
 
-def hello(kind: str = "exchange", group: str = "group-1", job: str = "job") -> Hello:
-    return Hello(kind, job, group, 3, "me", 9, 5)
+def request(kind: str = "exchange", group: str = "group-1", job: str = "job") -> ConnectionRequest:
+    return ConnectionRequest(kind, job, group, 3, "me", 9, 5)
 
 
 @contextmanager
@@ -50,8 +50,10 @@ def listening(key: DataKey | None = KEY, on_heal: OnHeal | None = None) -> Itera
         listener.close()
 
 
-def call(listener: Listener, said: Hello | None = None, key: DataKey | None = KEY) -> socket.socket:
-    return dial(f"127.0.0.1:{listener.port}", said or hello(), deadline_s=soon(), key=key).sock
+def call(
+    listener: Listener, said: ConnectionRequest | None = None, key: DataKey | None = KEY
+) -> socket.socket:
+    return dial(f"127.0.0.1:{listener.port}", said or request(), deadline_s=soon(), key=key).sock
 
 
 def take(listener: Listener, group: str = "group-1", wait_s: float = PATIENCE_S) -> socket.socket:
@@ -60,7 +62,7 @@ def take(listener: Listener, group: str = "group-1", wait_s: float = PATIENCE_S)
 
 def assert_serves(listener: Listener) -> None:
     """A group that knows the key is still served."""
-    with call(listener, hello(group="friend")) as theirs, take(listener, "friend") as ours:
+    with call(listener, request(group="friend")) as theirs, take(listener, "friend") as ours:
         theirs.sendall(b"ping")
         assert ours.recv(4, socket.MSG_WAITALL) == b"ping"
 
@@ -147,7 +149,7 @@ def test_unequal_keys_do_not_connect(
     healed = threading.Event()
     with listening(listener, lambda sock, said: healed.set()) as door:
         with pytest.raises(ConnectionError, match=text):
-            call(door, hello(kind), dialler)
+            call(door, request(kind), dialler)
         if listener is not None:
             assert_nothing_is_pending(door)
             assert_serves(door)
@@ -155,11 +157,11 @@ def test_unequal_keys_do_not_connect(
 
 
 def test_a_stranger_gets_no_byte_of_the_state() -> None:
-    def give_all(connection: Connection, said: Hello) -> None:
+    def give_all(connection: Connection, said: ConnectionRequest) -> None:
         connection.sock.sendall(b"state")
 
     with listening(on_heal=give_all) as listener:
-        with call(listener, hello("heal")) as sock:
+        with call(listener, request("heal")) as sock:
             assert sock.recv(5, socket.MSG_WAITALL) == b"state"
         # All that it may say at once, in the hope that nobody looks.
         eager = raw_hello(kind=1) + bytes(RESPONSE_BYTES) + b"\0" * 1000
@@ -237,7 +239,7 @@ def test_a_listener_that_cannot_prove_itself_is_not_believed(answers: bytes) -> 
     }[answers]
     text = "an invalid challenge" if answers in (b"challenge twice", b"short nonce") else "did not prove"
     with impostor(script) as address, pytest.raises(ConnectionError, match=f"^{address}.* {text}"):
-        dial(address, hello(), deadline_s=soon(), key=KEY)
+        dial(address, request(), deadline_s=soon(), key=KEY)
 
 
 def test_a_listener_that_announces_a_long_speech_is_not_listened_to() -> None:
@@ -246,7 +248,7 @@ def test_a_listener_that_announces_a_long_speech_is_not_listened_to() -> None:
         impostor([head]) as address,
         pytest.raises(ConnectionError, match="Another program, or another version"),
     ):
-        dial(address, hello(), deadline_s=soon(), key=KEY)
+        dial(address, request(), deadline_s=soon(), key=KEY)
 
 
 def test_an_impostor_cannot_hand_back_what_it_was_given() -> None:
@@ -263,7 +265,7 @@ def test_an_impostor_cannot_hand_back_what_it_was_given() -> None:
         thread = threading.Thread(target=mirror)
         thread.start()
         with pytest.raises(ConnectionError, match="did not prove"):
-            dial(f"127.0.0.1:{server.getsockname()[1]}", hello(), deadline_s=soon(), key=KEY)
+            dial(f"127.0.0.1:{server.getsockname()[1]}", request(), deadline_s=soon(), key=KEY)
         thread.join()
 
 

@@ -19,8 +19,8 @@ from jaxft_coordinator.stores import records
 from jaxft_protocol import credentials, wire
 from jaxft_protocol import messages as m
 from jaxft_protocol.coordinator import machine
-from jaxft_protocol.coordinator.job import GroupSaid as Said
 from jaxft_protocol.coordinator.job import Job, Options, Persist, Send, SessionClosed, SessionId, Tick
+from jaxft_protocol.coordinator.job import Received as Said
 from jaxft_protocol.credentials import CredentialsError, JobKey
 from jaxft_protocol.proto import coordinator_pb2 as pb
 
@@ -30,7 +30,7 @@ from jaxft._exchange import _frames
 from jaxft._heal._frames import REPLY_BYTES, REQUEST_BYTES, BadFrame, Reply, Request, manifest, read_manifest
 from jaxft._transport import _handshake
 from jaxft._transport._handshake import BadHello
-from jaxft._transport._listener import Hello, Listener, dial
+from jaxft._transport._listener import ConnectionRequest, Listener, dial
 from tests import patience
 from tests.security.strangers import raw_hello, read_all
 
@@ -60,7 +60,7 @@ group_messages = st.one_of(
         address=names,
         proof=st.binary(max_size=40),
         nonce=st.binary(max_size=40),
-    ).map(lambda hello: pb.GroupMessage(hello=hello)),
+    ).map(lambda request: pb.GroupMessage(request=request)),
     of(
         pb.Join,
         step=u64,
@@ -86,7 +86,7 @@ group_messages = st.one_of(
     of(pb.HealFailed, heal_id=u64, reason=names, step=u64).map(lambda it: pb.GroupMessage(heal_failed=it)),
     st.builds(
         lambda group, incarnation: pb.GroupMessage(
-            hello=pb.Hello(protocol_version=2, job="job", group=group, incarnation=incarnation, ranks=1)
+            request=pb.Hello(protocol_version=2, job="job", group=group, incarnation=incarnation, ranks=1)
         ),
         names,
         u64,
@@ -155,8 +155,8 @@ def a_job(stage: str) -> tuple[Job, float]:
     if stage == "nobody":
         return job, now_s
     for session, name in enumerate("a" if stage == "one" else "abc", start=1):
-        hello = m.Hello("job", m.GroupName(name), m.Incarnation(session), f"{name}:1")
-        job, _ = machine.step(job, Said(SessionId(session), hello), now_s)
+        request = m.Hello("job", m.GroupName(name), m.Incarnation(session), f"{name}:1")
+        job, _ = machine.step(job, Said(SessionId(session), request), now_s)
     if stage != "at work":
         return job, now_s
     for session in (1, 2):
@@ -243,7 +243,7 @@ def test_any_bytes_for_a_hello(data: bytes) -> None:
             if len(received) == len(data):
                 return
             received = data[: len(received) + missing]
-        assert isinstance(_handshake.decode(received), Hello)
+        assert isinstance(_handshake.decode(received), ConnectionRequest)
     except BadHello:
         return
 
@@ -283,7 +283,7 @@ def end(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_WR)
 
 
-HELLO = Hello("exchange", "job", "g", 1, "me", 9, 1)
+HELLO = ConnectionRequest("exchange", "job", "g", 1, "me", 9, 1)
 answers = st.binary(max_size=100) | st.builds(
     lambda magic, version, status, length, rest: struct.pack("<8sBBH", magic, version, status, length) + rest,
     st.sampled_from([b"jaxft-re", b"jaxft-hi"]),

@@ -13,14 +13,14 @@ from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
     Event,
-    GroupSaid,
+    GroupPhase,
     Holder,
     Job,
+    Log,
     Options,
     Persist,
-    Phase,
+    Received,
     Record,
-    Report,
     Send,
     SessionClosed,
     SessionId,
@@ -112,7 +112,7 @@ class Life:
                 stream.down(Alive())
             if type(message) is Vote and message.ok:
                 self._check_compared(message)
-            self._handle(GroupSaid(stream.id, message))
+            self._handle(Received(stream.id, message))
 
     def _check_compared(self, vote: Vote) -> None:
         """In the first step of a quorum all say from which state they have computed."""
@@ -134,7 +134,7 @@ class Life:
 
     def _handle(self, event: Event) -> None:
         before = self.job
-        if type(event) is GroupSaid and event.session not in before.sessions:
+        if type(event) is Received and event.session not in before.sessions:
             if type(event.message) is not Hello:
                 return  # of a session that the machine has closed; the shell hears of that next
         if self._fails():
@@ -172,7 +172,7 @@ class Life:
         self.world.sometimes.note("turn raised")
         self.world.raises_in = -1
         sessions = set(self.job.sessions)
-        if type(event) is GroupSaid:
+        if type(event) is Received:
             sessions.add(event.session)
         self.job = durable.begun_again(self.job, self.clock.now_s)
         halted = Halted("the coordinator failed on this job", HaltKind.FAILED)
@@ -188,7 +188,7 @@ class Life:
             if self.world.now_s < self._stopped_until_s:
                 return
             effect = self._outbox.popleft()
-            if type(effect) is Report:
+            if type(effect) is Log:
                 if self.world.tracing:
                     self.world.note(f"{self.host}.{self.term}: {effect.text}")
                 continue
@@ -363,18 +363,18 @@ class Life:
         group = self.job.groups.get(holder[0])
         if self.dead or self.job.quorum is not None or group is None or group.holder != holder:
             return 0.0
-        return self.world.now_s - self._without_s if group.phase is Phase.MEMBER else 0.0
+        return self.world.now_s - self._without_s if group.phase is GroupPhase.MEMBER else 0.0
 
     def founders_without_quorum(self) -> list[str]:
         job = self.job
         if job.frontier is None or job.quorum is not None or job.last_quorum_id:
             return []
-        return [group.name for group in job.groups.values() if group.phase is Phase.MEMBER]
+        return [group.name for group in job.groups.values() if group.phase is GroupPhase.MEMBER]
 
     def has_all(self, incarnations: set[int], spares: frozenset[str]) -> bool:
         """Whether everybody takes part who can, and the others stand by."""
         job = self.job
-        phases = (Phase.MEMBER, Phase.READY)
+        phases = (GroupPhase.MEMBER, GroupPhase.READY)
         there = {group.incarnation for group in job.groups.values() if group.phase in phases}
         if there != incarnations or job.quorum is None:
             return False
@@ -400,7 +400,7 @@ class Life:
             if len(after.groups) < len(before.groups) and self._is_silent(before):
                 note("silent")
             for name, (times, _) in after.blamed.items():
-                if times > 1 and name in after.groups and after.groups[name].phase is Phase.READY:
+                if times > 1 and name in after.groups and after.groups[name].phase is GroupPhase.READY:
                     note("held back")
         if len(after.distrusted) > len(before.distrusted) and not self.world.halted:
             note("odd one out")
@@ -430,12 +430,17 @@ class Life:
             note("spare called up")
         for group in after.groups.values():
             was = before.groups.get(group.name)
-            if group.spare and was is not None and was.phase is Phase.MEMBER and group.phase is Phase.READY:
+            if (
+                group.spare
+                and was is not None
+                and was.phase is GroupPhase.MEMBER
+                and group.phase is GroupPhase.READY
+            ):
                 note("spare relieved")
             if (
-                group.phase is Phase.MEMBER
+                group.phase is GroupPhase.MEMBER
                 and was is not None
-                and was.phase is Phase.READY
+                and was.phase is GroupPhase.READY
                 and frontier is not None
                 and group.step < frontier.step
             ):

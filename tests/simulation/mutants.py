@@ -28,7 +28,7 @@ from jaxft_protocol.coordinator import (
     sessions,
     terms,
 )
-from jaxft_protocol.coordinator.job import Group, Job, Persist, Phase
+from jaxft_protocol.coordinator.job import Group, GroupPhase, Job, Persist
 from jaxft_protocol.messages import HealId, HistoryId, QuorumId, Release
 from jaxft_protocol.replica import healing as replica_healing
 from jaxft_protocol.replica import machine as replica
@@ -132,10 +132,10 @@ def mutant(
 def _commit_decided_per_group(cast: Any) -> Any:
     """A group applies as soon as its own exchange has succeeded (TorchFT)."""
 
-    def mutated(turn: Any, vote: Any) -> None:
-        cast(turn, vote)
-        if vote.ok and turn.replica.phase is r.Phase.VOTED:
-            turn.enter(r.Phase.APPLYING, commit_heard=True)
+    def mutated(draft: Any, vote: Any) -> None:
+        cast(draft, vote)
+        if vote.ok and draft.replica.phase is r.GroupPhase.VOTED:
+            draft.enter(r.GroupPhase.APPLYING, commit_heard=True)
 
     return mutated
 
@@ -156,9 +156,9 @@ def _a_majority_of_votes_is_enough(living: Any) -> Any:
 def _a_stale_vote_counts(vote: Any) -> Any:
     """The id of the quorum that a vote names is not looked at (TorchFT)."""
 
-    def mutated(turn: Any, group: Any, message: Any) -> None:
-        quorum = turn.job.quorum
-        vote(turn, group, message if quorum is None else replace(message, quorum_id=quorum.quorum_id))
+    def mutated(draft: Any, group: Any, message: Any) -> None:
+        quorum = draft.job.quorum
+        vote(draft, group, message if quorum is None else replace(message, quorum_id=quorum.quorum_id))
 
     return mutated
 
@@ -166,15 +166,15 @@ def _a_stale_vote_counts(vote: Any) -> Any:
 @mutant(progress, "fresh_ballot")
 def _votes_outlive_a_quorum(fresh: Any) -> Any:
     """The votes that said ok are kept when a step is tried again."""
-    return lambda turn, retries=0: replace(fresh(turn, retries), ok=turn.job.ballot.ok)
+    return lambda draft, retries=0: replace(fresh(draft, retries), ok=draft.job.ballot.ok)
 
 
 @mutant(quorums, "_bit")
 def _seats_in_string_order(bit: Any) -> Any:
     """Votes are counted by places in the order of strings, where group-10 comes before group-9 (TorchFT)."""
 
-    def mutated(turn: Any, name: str) -> int:
-        return 1 << sorted(turn.job.seats).index(name) if name in turn.job.seats else 0
+    def mutated(draft: Any, name: str) -> int:
+        return 1 << sorted(draft.job.positions).index(name) if name in draft.job.positions else 0
 
     return mutated
 
@@ -191,7 +191,7 @@ def _the_majority_of_states_is_ignored(odd_ones: Any) -> Any:
     return lambda given: ()
 
 
-@mutant(draft.Turn, "distrust")
+@mutant(draft.Draft, "distrust")
 def _the_odd_one_is_believed(distrust: Any) -> Any:
     """A group whose state is corrupt is put out, and taken back with the state that it holds."""
     return lambda self, name, incarnation: None
@@ -217,8 +217,8 @@ def _a_replay_applies_a_step_that_was_skipped(finds: Any) -> Any:
 def _only_the_last_vote_says_that_the_means_are_not_finite(vote: Any) -> Any:
     """What an earlier vote has said of the means is forgotten, and the last one says nothing of them."""
 
-    def mutated(turn: Any, group: Group, message: Any) -> None:
-        vote(turn, group, replace(message, nonfinite=""))
+    def mutated(draft: Any, group: Group, message: Any) -> None:
+        vote(draft, group, replace(message, nonfinite=""))
 
     return mutated
 
@@ -230,11 +230,11 @@ def _only_the_last_vote_says_that_the_means_are_not_finite(vote: Any) -> Any:
 def _a_fast_path_without_min_replicas(commit: Any) -> Any:
     """After a commit the job goes on with however many are left (TorchFT)."""
 
-    def mutated(turn: Any, quorum: Any) -> None:
-        least = turn.job.min_replicas
-        turn.update(min_replicas=0)
-        commit(turn, quorum)
-        turn.update(min_replicas=least)
+    def mutated(draft: Any, quorum: Any) -> None:
+        least = draft.job.min_replicas
+        draft.update(min_replicas=0)
+        commit(draft, quorum)
+        draft.update(min_replicas=least)
 
     return mutated
 
@@ -243,10 +243,10 @@ def _a_fast_path_without_min_replicas(commit: Any) -> Any:
 def _a_retry_keeps_the_quorum_id(install: Any) -> Any:
     """The quorum of a retry has the id of the one that failed."""
 
-    def mutated(turn: Any, members: Any, *, again: bool, announce: bool) -> Any:
-        if again and turn.job.last_quorum_id:
-            turn.update(last_quorum_id=QuorumId(turn.job.last_quorum_id - 1))
-        return install(turn, members, again=again, announce=announce)
+    def mutated(draft: Any, members: Any, *, again: bool, announce: bool) -> Any:
+        if again and draft.job.last_quorum_id:
+            draft.update(last_quorum_id=QuorumId(draft.job.last_quorum_id - 1))
+        return install(draft, members, again=again, announce=announce)
 
     return mutated
 
@@ -272,10 +272,10 @@ def _shards_of_the_dead_are_left_out(after_loss: Any) -> Any:
 def _a_joiner_one_step_behind(new_quorum: Any) -> Any:
     """A group takes part in a quorum though it lacks the last sum."""
 
-    def mutated(turn: Any, quorum: Any) -> None:
-        new_quorum(turn, quorum)
-        if turn.replica.phase is r.Phase.FOLLOWING and turn.replica.quorum is quorum:
-            turn.enter(r.Phase.WORKING, vote=None)
+    def mutated(draft: Any, quorum: Any) -> None:
+        new_quorum(draft, quorum)
+        if draft.replica.phase is r.GroupPhase.FOLLOWING and draft.replica.quorum is quorum:
+            draft.enter(r.GroupPhase.WORKING, vote=None)
 
     return mutated
 
@@ -283,7 +283,7 @@ def _a_joiner_one_step_behind(new_quorum: Any) -> Any:
 @mutant(quorums, "_has_gathered", "kill", "break")
 def _each_loss_makes_a_quorum(has_gathered: Any) -> Any:
     """A step is tried again at the first of many losses, and at each that follows."""
-    return lambda turn, quorum: True
+    return lambda draft, quorum: True
 
 
 # ---- healing ----
@@ -293,9 +293,9 @@ def _each_loss_makes_a_quorum(has_gathered: Any) -> Any:
 def _an_uncommitted_donor(donors: Any) -> Any:
     """Any group that has joined may donate, whatever it holds (TorchFT)."""
 
-    def mutated(turn: Any) -> list[Group]:
-        held = donors(turn)
-        return held and turn.select(lambda group: group.phase is not Phase.PRESENT)
+    def mutated(draft: Any) -> list[Group]:
+        held = donors(draft)
+        return held and draft.select(lambda group: group.phase is not GroupPhase.PRESENT)
 
     return mutated
 
@@ -304,8 +304,8 @@ def _an_uncommitted_donor(donors: Any) -> Any:
 def _an_equal_step_number_proves_enough(holds: Any) -> Any:
     """A group that comes with the number of the frontier's step is taken for one that holds it (TorchFT)."""
 
-    def mutated(turn: Any, group: Group) -> bool:
-        return turn.job.frontier is not None and group.step == turn.job.frontier.step
+    def mutated(draft: Any, group: Group) -> bool:
+        return draft.job.frontier is not None and group.step == draft.job.frontier.step
 
     return mutated
 
@@ -314,11 +314,11 @@ def _an_equal_step_number_proves_enough(holds: Any) -> Any:
 def _pins_released_too_early(heard: Any) -> Any:
     """A donor that may let go of one heal's state lets go of all."""
 
-    def mutated(turn: Any, message: Any) -> None:
+    def mutated(draft: Any, message: Any) -> None:
         if type(message) is Release:
-            for heal_id in sorted(turn.replica.pins - {message.heal_id}):
-                heard(turn, Release(heal_id))
-        heard(turn, message)
+            for heal_id in sorted(draft.replica.pins - {message.heal_id}):
+                heard(draft, Release(heal_id))
+        heard(draft, message)
 
     return mutated
 
@@ -327,11 +327,11 @@ def _pins_released_too_early(heard: Any) -> Any:
 def _a_snapshot_is_taken_for_the_frontier(caught_up: Any) -> Any:
     """A joiner says that it is ready as soon as it has the snapshot, before it has the sums since then."""
 
-    def mutated(turn: Any, heal_id: HealId, number: Any) -> None:
-        frontier = turn.replica.frontier_step
+    def mutated(draft: Any, heal_id: HealId, number: Any) -> None:
+        frontier = draft.replica.frontier_step
         if frontier is not None and number < frontier:
             number = frontier
-        caught_up(turn, heal_id, number)
+        caught_up(draft, heal_id, number)
 
     return mutated
 
@@ -343,8 +343,8 @@ def _a_snapshot_is_taken_for_the_frontier(caught_up: Any) -> Any:
 def _a_fresh_state_becomes_the_truth(gone: Any) -> Any:
     """When nobody is there who holds the frontier, the next group that comes founds the job anew (TorchFT)."""
 
-    def mutated(turn: Any) -> bool:
-        return gone(turn) or (turn.job.quorum is None and not turn.holders())
+    def mutated(draft: Any) -> bool:
+        return gone(draft) or (draft.job.quorum is None and not draft.holders())
 
     return mutated
 
@@ -353,10 +353,10 @@ def _a_fresh_state_becomes_the_truth(gone: Any) -> Any:
 def _resumes_while_holders_are_there(resume: Any) -> Any:
     """A job resumes from a checkpoint as soon as it has no quorum, though groups hold the frontier."""
 
-    def mutated(turn: Any, frontier: Any) -> None:
-        if turn.job.quorum is None and turn.job.orphaned_s is None:
-            turn.update(orphaned_s=-1e9)
-        resume(turn, replace(frontier, holders=frozenset()))
+    def mutated(draft: Any, frontier: Any) -> None:
+        if draft.job.quorum is None and draft.job.orphaned_s is None:
+            draft.update(orphaned_s=-1e9)
+        resume(draft, replace(frontier, holders=frozenset()))
 
     return mutated
 
@@ -379,7 +379,7 @@ def _an_exchange_waits_no_longer_than_its_timeout(waits: Any) -> Any:
 @mutant(progress, "heard")
 def _a_pause_between_two_steps_is_taken_for_a_hang(heard: Any) -> Any:
     """A group that evaluates is put out and blamed, as one whose step hangs."""
-    return lambda turn, group, message: heard(turn, group, replace(message, away=False))
+    return lambda draft, group, message: heard(draft, group, replace(message, away=False))
 
 
 @mutant(
@@ -398,25 +398,25 @@ def _a_pause_between_two_steps_is_taken_for_a_hang(heard: Any) -> Any:
 )
 def _bytes_that_move_do_not_count(heard: Any) -> Any:
     """A group over whose slow link the sum still comes is put out when others hold it."""
-    return lambda turn, group, message: heard(turn, group, replace(message, moves=False))
+    return lambda draft, group, message: heard(draft, group, replace(message, moves=False))
 
 
 @mutant(progress, "_tell_if_all_have", "link")
 def _nobody_hears_that_all_have_computed(tell: Any) -> Any:
     """Time never begins to count in an exchange, so a link that carries nothing is never found out."""
-    return lambda turn, quorum: None
+    return lambda draft, quorum: None
 
 
 @mutant(progress, "tell_over", "hang", min_replicas=2, heartbeat_timeout_s=0.5, storm_s=5.0)
 def _nobody_hears_that_a_quorum_has_ended(tell: Any) -> Any:
     """Members wait in the exchange of a quorum that is no more, and do nothing else that is asked of them."""
-    return lambda turn, quorum: None
+    return lambda draft, quorum: None
 
 
 @mutant(progress, "_spared")
 def _a_group_that_is_needed_is_stood_aside(spared: Any) -> Any:
     """A group that is away loses its place though the job cannot go on without it."""
-    return lambda turn, found, living: found
+    return lambda draft, found, living: found
 
 
 # ---- the group's own part ----
@@ -452,7 +452,7 @@ def _what_was_computed_for_an_old_place_is_counted(contributes: Any) -> Any:
 @mutant(founding, "newer_may_come", "amnesia", "kill", "break")
 def _the_first_to_come_founds_at_once(newer: Any) -> Any:
     """A coordinator without memory begins with the state of the first group that comes (TorchFT)."""
-    return lambda turn, candidates: False
+    return lambda draft, candidates: False
 
 
 @mutant(founding, "is_newer", "amnesia", "isolate", min_replicas=1, founding_wait_s=0.02)
@@ -471,12 +471,12 @@ def _the_lowest_name_is_the_truth(truth: Any) -> Any:
 def _one_that_left_the_checkpoint_to_others_founds_the_job(join_or_wait: Any) -> Any:
     """A group that has a fresh state because others have read joins a coordinator that knows nothing of the job."""
 
-    def mutated(turn: Any) -> None:
-        prepared = turn.replica.prepared
+    def mutated(draft: Any) -> None:
+        prepared = draft.replica.prepared
         if prepared is not None:
-            turn.update(prepared=replace(prepared, heals_only=False))
-        join_or_wait(turn)
-        turn.update(prepared=prepared)
+            draft.update(prepared=replace(prepared, heals_only=False))
+        join_or_wait(draft)
+        draft.update(prepared=prepared)
 
     return mutated
 
@@ -485,11 +485,11 @@ def _one_that_left_the_checkpoint_to_others_founds_the_job(join_or_wait: Any) ->
 def _donors_are_not_compared(pin: Any) -> Any:
     """A joiner is told whom to ask before the donors have told their digests."""
 
-    def mutated(turn: Any, joiner: Any, step: Any, donors: Any) -> None:
-        pin(turn, joiner, step, donors)
-        joiner = turn.job.groups[joiner.name]
+    def mutated(draft: Any, joiner: Any, step: Any, donors: Any) -> None:
+        pin(draft, joiner, step, donors)
+        joiner = draft.job.groups[joiner.name]
         if joiner.pinned_step is not None:
-            sessions._tell_heal(turn, joiner, donors)  # pyright: ignore[reportPrivateUsage]
+            sessions._tell_heal(draft, joiner, donors)  # pyright: ignore[reportPrivateUsage]
 
     return mutated
 
@@ -500,17 +500,17 @@ def _donors_are_not_compared(pin: Any) -> Any:
 @mutant(progress, "late")
 def _a_heartbeat_is_taken_for_progress(hung: Any) -> Any:
     """A group whose training hangs stays in the quorum as long as its heart beats (TorchFT)."""
-    return lambda turn: []
+    return lambda draft: []
 
 
 @mutant(replica_quorums, "applied")
 def _applied_again_after_a_reconnect(applied: Any) -> Any:
     """What was applied is not forgotten, and done once more after the next Welcome."""
 
-    def mutated(turn: Any, number: Any) -> None:
-        vote, heard = turn.replica.vote, turn.replica.commit_heard
-        applied(turn, number)
-        turn.update(vote=turn.replica.vote or vote, commit_heard=turn.replica.commit_heard or heard)
+    def mutated(draft: Any, number: Any) -> None:
+        vote, heard = draft.replica.vote, draft.replica.commit_heard
+        applied(draft, number)
+        draft.update(vote=draft.replica.vote or vote, commit_heard=draft.replica.commit_heard or heard)
 
     return mutated
 
@@ -544,18 +544,18 @@ def _quorum_ids_restart_at_zero(restored: Any) -> Any:
 @mutant(replica_sessions, "welcome")
 def _terms_are_not_looked_at(welcome: Any) -> Any:
     """A group follows a coordinator that another one has replaced."""
-    return lambda turn, message: welcome(turn, replace(message, term=max(message.term, turn.replica.term)))
+    return lambda draft, message: welcome(draft, replace(message, term=max(message.term, draft.replica.term)))
 
 
 @mutant(replica_sessions, "welcome")
 def _a_welcome_is_taken_for_the_decision(welcome: Any) -> Any:
     """A group infers from the frontier's number that its own vote was the one that counted."""
 
-    def mutated(turn: Any, message: Any) -> None:
-        vote = turn.replica.vote
+    def mutated(draft: Any, message: Any) -> None:
+        vote = draft.replica.vote
         if vote is not None and vote.ok and message.frontier_step == vote.step + 1:
             message = replace(message, frontier_quorum_id=vote.quorum_id)
-        welcome(turn, message)
+        welcome(draft, message)
 
     return mutated
 
@@ -598,24 +598,24 @@ def _no_end_of_patience_before_a_step_was_measured(patience: Any) -> Any:
 @mutant(progress, "_waiting_joiner_s", "stuck", "kill")
 def _one_alone_that_has_computed_may_hang(waiting: Any) -> Any:
     """A joiner that is ready counts as one that waits only while nobody has computed."""
-    return lambda turn: None if turn.job.ballot.computed else waiting(turn)
+    return lambda draft: None if draft.job.ballot.computed else waiting(draft)
 
 
 @mutant(sessions, "heal_failed", "kill", "crash", "stall")
 def _what_a_joiner_has_healed_to_counts_as_fresh(heal_failed: Any) -> Any:
     """A joiner whose heal fails does not say of which history its state is by now."""
-    return lambda turn, group, message: heal_failed(turn, group, replace(message, history=HistoryId(0)))
+    return lambda draft, group, message: heal_failed(draft, group, replace(message, history=HistoryId(0)))
 
 
 @mutant(sessions, "join", "coordinator", "kill", "crash")
 def _founders_that_do_not_come_back_are_waited_for(join: Any) -> Any:
     """After a restart before the first commit the time of the first join is not noted."""
 
-    def mutated(turn: Any, group: Any, message: Any) -> None:
-        first_join_s, frontier = turn.job.first_join_s, turn.job.frontier
-        join(turn, group, message)
+    def mutated(draft: Any, group: Any, message: Any) -> None:
+        first_join_s, frontier = draft.job.first_join_s, draft.job.frontier
+        join(draft, group, message)
         if frontier is not None:
-            turn.update(first_join_s=first_join_s)
+            draft.update(first_join_s=first_join_s)
 
     return mutated
 
@@ -627,8 +627,8 @@ def _founders_that_do_not_come_back_are_waited_for(join: Any) -> Any:
 def _a_place_is_given_up_that_was_never_taken(give_up: Any) -> Any:
     """Each group that leaves as finished counts as one that has taken part: places become -1."""
 
-    def mutated(turn: Any, group: Group) -> None:
-        turn.update(places=turn.job.places - 1, ended=turn.job.frontier.step)
+    def mutated(draft: Any, group: Group) -> None:
+        draft.update(places=draft.job.places - 1, ended=draft.job.frontier.step)
 
     return mutated
 
@@ -666,7 +666,7 @@ def _after_an_error_a_job_begins_from_nothing(begun_again: Any) -> Any:
 @mutant(replica_sessions, "read_after_all")
 def _a_checkpoint_is_left_to_readers_that_are_dead(read: Any) -> Any:
     """A group that has left the checkpoint to others goes on waiting when these are gone."""
-    return lambda turn, why: None
+    return lambda draft, why: None
 
 
 # ---- a committed state that is near ----
@@ -675,17 +675,17 @@ def _a_checkpoint_is_left_to_readers_that_are_dead(read: Any) -> Any:
 @mutant(sessions, "_nothing_was_done", seeds=(107615, 147508))
 def _founders_that_leave_end_a_job_that_has_not_begun(nothing: Any) -> Any:
     """The last member that leaves as finished ends the job, also before the first commit."""
-    return lambda turn: False
+    return lambda draft: False
 
 
 @mutant(founding, "newer_may_come", seeds=(119372,))
 def _fresh_groups_of_one_quorum_wait_for_no_other(newer: Any) -> Any:
     """As many fresh groups as a quorum had begin at once, whoever they are."""
 
-    def mutated(turn: Any, candidates: Any) -> bool:
+    def mutated(draft: Any, candidates: Any) -> bool:
         members = max(group.members for group in candidates)
         fresh = not any(group.history for group in candidates)
-        return newer(turn, candidates) and not (fresh and 1 < members <= len(candidates))
+        return newer(draft, candidates) and not (fresh and 1 < members <= len(candidates))
 
     return mutated
 
@@ -694,9 +694,9 @@ def _fresh_groups_of_one_quorum_wait_for_no_other(newer: Any) -> Any:
 def _one_that_is_busy_holds_nothing(newer: Any) -> Any:
     """Fresh groups begin although one holds a committed state, and is busy or has just lost its connection."""
 
-    def mutated(turn: Any, candidates: Any) -> bool:
-        turn.update(committed_seen_s=None)
-        return newer(turn, candidates)
+    def mutated(draft: Any, candidates: Any) -> bool:
+        draft.update(committed_seen_s=None)
+        return newer(draft, candidates)
 
     return mutated
 
@@ -705,9 +705,9 @@ def _one_that_is_busy_holds_nothing(newer: Any) -> Any:
 def _the_time_in_which_one_hung_is_what_steps_take(measure: Any) -> Any:
     """A step that counted late, because one hung before its vote, makes the job as patient."""
 
-    def mutated(turn: Any) -> None:
-        turn.update(ballot=changed(turn.job.ballot, last_voted_s=turn.now_s))
-        measure(turn)
+    def mutated(draft: Any) -> None:
+        draft.update(ballot=changed(draft.job.ballot, last_voted_s=draft.now_s))
+        measure(draft)
 
     return mutated
 
@@ -719,8 +719,8 @@ def _the_time_in_which_one_hung_is_what_steps_take(measure: Any) -> Any:
 def _a_clock_that_is_behind_is_believed(turns_away: Any) -> Any:
     """A coordinator without a store has the term that its clock tells, whatever its groups have met."""
 
-    def mutated(turn: Any, session: Any, message: Any) -> bool:
-        turn.update(term=turn.job.options.term)
+    def mutated(draft: Any, session: Any, message: Any) -> bool:
+        draft.update(term=draft.job.options.term)
         return False
 
     return mutated

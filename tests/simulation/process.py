@@ -133,7 +133,7 @@ class Process(Trainer):
     def _read(self, stream: Stream, event: r.Event) -> None:
         if self.stream is not stream:
             return
-        if type(event) is r.Heard and type(event.message) is Welcome:
+        if type(event) is r.Received and type(event.message) is Welcome:
             self._term = max(self._term, event.message.term)
             self._away_s = self.world.now_s - self._away_since_s
         if type(event) is r.Disconnected:
@@ -154,7 +154,7 @@ class Process(Trainer):
         if before.last_quorum_id > replica.last_quorum_id:
             raise Violation("quorum ids grow", f"{self.name}: {replica.last_quorum_id}")
         for effect in effects:
-            if self.crash_after is not None and type(effect) is not r.Note:
+            if self.crash_after is not None and type(effect) is not r.Log:
                 if not self.crash_after:
                     self.kill()
                     return
@@ -173,7 +173,7 @@ class Process(Trainer):
 
     def _do(self, effect: r.Effect) -> None:
         match effect:
-            case r.Say(message):
+            case r.Send(message):
                 if self.stream is not None:
                     if type(message) is Join and self.stream.life.job.term < self._term:
                         raise Violation(
@@ -185,7 +185,7 @@ class Process(Trainer):
             case r.Dial(delay_s, address):
                 delay_s = self.clock.real(delay_s) + self.world.random() * 0.01
                 self.world.after(delay_s, self._connect, address)
-            case r.HangUp(reason):
+            case r.Close(reason):
                 self._hang_up(reason)
             case r.PinState(heal_id, number):
                 held = len(self.history) + self._applying
@@ -194,7 +194,7 @@ class Process(Trainer):
                 self.pins[heal_id] = number
             case r.ReleasePin(heal_id):
                 self._release(heal_id)
-            case r.Note(text):
+            case r.Log(text):
                 if self.world.tracing:
                     self._note(f"says: {text}")
 

@@ -114,7 +114,7 @@ class Stream:
             if message is None:
                 self._group_sees("the coordinator ended the session")
             else:
-                self.process.from_stream(self, r.Heard(message))
+                self.process.from_stream(self, r.Received(message))
 
     def break_off(self, *, group: bool, coordinator: bool, late_s: float = 0.0) -> None:
         """Cut both directions. Who is to notice does so at once; the other by its keepalive, or by silence.

@@ -11,9 +11,9 @@ from jaxft_protocol.coordinator.job import (
     Event,
     Frontier,
     Group,
-    GroupSaid,
+    GroupPhase,
     Job,
-    Phase,
+    Received,
     Saved,
 )
 from jaxft_protocol.messages import Commit, CoordinatorMessage, Heal, NewQuorum, QuorumId, Step, Vote
@@ -154,7 +154,7 @@ class Truth:
             self._lost_since_s[before.options.term] = self._world.now_s
         if quorum is not None and quorum is not before.quorum:
             self._check_quorum(before, after, quorum)
-            voted = isinstance(event, GroupSaid) and isinstance(event.message, Vote)
+            voted = isinstance(event, Received) and isinstance(event.message, Vote)
             if not voted:  # a vote may be the last that was waited for
                 self._check_gathered(before, after, quorum)
         old, new = before.frontier, after.frontier
@@ -172,7 +172,7 @@ class Truth:
                 self._world.sometimes.note("goes on from newer")
         if new.founding and not old.founding:
             held = {
-                group.holder for group in after.groups.values() if group.phase is not Phase.PRESENT
+                group.holder for group in after.groups.values() if group.phase is not GroupPhase.PRESENT
             } & old.holders
             if held and new.step < old.step:
                 raise Violation(
@@ -181,7 +181,7 @@ class Truth:
 
     def _check_majority(self, before: Job, after: Job, new: Frontier) -> None:
         """The state from which a job begins is not the odd one of those that were brought."""
-        brought = [g for g in before.groups.values() if g.phase is Phase.STALE and g.step == new.step]
+        brought = [g for g in before.groups.values() if g.phase is GroupPhase.STALE and g.step == new.step]
         of_it = [self._world.incarnations[group.incarnation] for group in brought if group.history]
         sound = sum(not process.flipped_in(new.step) for process in of_it)
         founders = [self._world.incarnations[incarnation] for _, incarnation in new.holders]
@@ -360,8 +360,8 @@ def _still_takes_part(group: Group | None, after: Job) -> bool:
     now = None if group is None else after.groups.get(group.name)
     return (
         group is not None
-        and group.phase is Phase.MEMBER
+        and group.phase is GroupPhase.MEMBER
         and now is not None
         and now.session == group.session
-        and now.phase in (Phase.MEMBER, Phase.READY)
+        and now.phase in (GroupPhase.MEMBER, GroupPhase.READY)
     )

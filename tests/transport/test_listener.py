@@ -18,11 +18,19 @@ import pytest
 from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._transport import _listener, _pending
 from jaxft._transport._handshake import encode
-from jaxft._transport._listener import Abort, Connection, Hello, Listener, dial, recv_exactly, send_all
+from jaxft._transport._listener import (
+    Abort,
+    Connection,
+    ConnectionRequest,
+    Listener,
+    dial,
+    recv_exactly,
+    send_all,
+)
 from tests import patience
 from tests.security.strangers import raw_hello
 
-OnHeal = Callable[[Connection, Hello], None]
+OnHeal = Callable[[Connection, ConnectionRequest], None]
 
 
 @contextmanager
@@ -36,17 +44,19 @@ def listening(
         listener.close()
 
 
-def hello(kind: str = "exchange", **changes: object) -> Hello:
+def request(kind: str = "exchange", **changes: object) -> ConnectionRequest:
     fields: dict = {"kind": kind, "job": "job", "group": "group-1", "incarnation": 3, "number": 5}
-    return Hello(**{**fields, "to_group": "me", "to_incarnation": 9, **changes})
+    return ConnectionRequest(**{**fields, "to_group": "me", "to_incarnation": 9, **changes})
 
 
 def soon(wait_s: float = patience.FAR_S) -> float:
     return time.monotonic() + wait_s
 
 
-def call(listener: Listener, said: Hello | None = None, *, wait_s: float = patience.FAR_S) -> socket.socket:
-    return dial(f"127.0.0.1:{listener.port}", said or hello(), deadline_s=soon(wait_s)).sock
+def call(
+    listener: Listener, said: ConnectionRequest | None = None, *, wait_s: float = patience.FAR_S
+) -> socket.socket:
+    return dial(f"127.0.0.1:{listener.port}", said or request(), deadline_s=soon(wait_s)).sock
 
 
 def take(
@@ -69,7 +79,7 @@ def assert_ended(sock: socket.socket) -> None:
         return
 
 
-def assert_open(listener: Listener, said: Hello | None = None) -> None:
+def assert_open(listener: Listener, said: ConnectionRequest | None = None) -> None:
     """A real peer is still served."""
     with call(listener, said) as theirs, take(listener) as ours:
         theirs.sendall(b"ping")
@@ -102,7 +112,7 @@ def test_taking_may_come_first() -> None:
 def test_connections_are_kept_apart_by_quorum_and_incarnation() -> None:
     with listening() as listener, ExitStack() as stack:
         for quorum_id, incarnation in ((5, 3), (6, 3), (5, 4)):
-            theirs = stack.enter_context(call(listener, hello(number=quorum_id, incarnation=incarnation)))
+            theirs = stack.enter_context(call(listener, request(number=quorum_id, incarnation=incarnation)))
             theirs.sendall(bytes([quorum_id, incarnation]))
         for quorum_id, incarnation in ((5, 4), (5, 3), (6, 3)):
             with take(listener, quorum_id=quorum_id, incarnation=incarnation) as ours:
@@ -130,7 +140,7 @@ def test_taking_has_a_deadline_and_can_be_aborted() -> None:
 
 
 def test_forgotten_quorums_are_closed_and_refused() -> None:
-    with listening() as listener, call(listener) as old, call(listener, hello(number=6)):
+    with listening() as listener, call(listener) as old, call(listener, request(number=6)):
         listener.forget(5)
         assert_ended(old)
         match = r"refused the exchange connection of group 'group-1'\. Quorum 5 is over here"
@@ -154,7 +164,7 @@ def test_closing_ends_everything() -> None:
     listener = Listener(
         host="127.0.0.1", job="job", group="me", incarnation=9, on_heal=lambda one, _: assert_ended(one.sock)
     )
-    parked, healing = call(listener), call(listener, hello("heal", number=0))
+    parked, healing = call(listener), call(listener, request("heal", number=0))
     silent = stranger(listener)
     timer = threading.Timer(0.02, listener.close)
     timer.start()
@@ -195,7 +205,7 @@ def test_a_cut_hello_is_dropped() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(TimeoutError):
-            dial(address, hello(), deadline_s=soon(0.05))
+            dial(address, request(), deadline_s=soon(0.05))
         with server.accept()[0] as sock:
             whole += sock.recv(1000)
     with listening() as listener:
@@ -263,8 +273,8 @@ def test_names_have_a_bound() -> None:
         with pytest.raises(
             ConfigurationError, match=r"group's name 'xx.* has 256 bytes; it must have 1 to 255"
         ):
-            call(listener, hello(group="x" * 256))
-        with call(listener, hello(group="ü" * 127)):
+            call(listener, request(group="x" * 256))
+        with call(listener, request(group="ü" * 127)):
             pass
 
 
@@ -273,7 +283,7 @@ def test_parked_connections_are_bounded_and_the_oldest_quorum_goes_first(
 ) -> None:
     monkeypatch.setattr(_pending, "MAX_PENDING", 3)
     with listening() as listener, ExitStack() as stack:
-        socks = {q: stack.enter_context(call(listener, hello(number=q))) for q in (8, 6, 7, 9)}
+        socks = {q: stack.enter_context(call(listener, request(number=q))) for q in (8, 6, 7, 9)}
         assert_ended(socks[6])
         for quorum_id in (7, 8, 9):
             take(listener, quorum_id=quorum_id).close()
@@ -288,7 +298,7 @@ def test_one_whose_hello_is_there_is_not_dropped_for_one_that_comes(monkeypatch:
         take_in = listener._take_in
 
         def crowded(sock: socket.socket, name: str) -> None:
-            peer.sendall(encode(hello()))
+            peer.sendall(encode(request()))
             select.select([waiting.sock], [], [])
             take_in(sock, name)
 
@@ -298,13 +308,13 @@ def test_one_whose_hello_is_there_is_not_dropped_for_one_that_comes(monkeypatch:
 
 
 def test_healing_has_a_thread_of_its_own() -> None:
-    seen: queue.Queue[tuple[str, Hello]] = queue.Queue()
+    seen: queue.Queue[tuple[str, ConnectionRequest]] = queue.Queue()
 
-    def on_heal(connection: Connection, said: Hello) -> None:
+    def on_heal(connection: Connection, said: ConnectionRequest) -> None:
         seen.put((threading.current_thread().name, said))
         connection.sock.sendall(b"state")
 
-    joiner = hello("heal", number=0)
+    joiner = request("heal", number=0)
     with listening(on_heal) as listener, call(listener, joiner) as sock:
         assert sock.recv(5, socket.MSG_WAITALL) == b"state"
         assert_ended(sock)  # closed when on_heal returns
@@ -312,11 +322,11 @@ def test_healing_has_a_thread_of_its_own() -> None:
 
 
 def test_healing_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    def on_heal(connection: Connection, said: Hello) -> None:
+    def on_heal(connection: Connection, said: ConnectionRequest) -> None:
         raise RuntimeError("no such state")
 
     with listening(on_heal) as listener:
-        with call(listener, hello("heal")) as sock:
+        with call(listener, request("heal")) as sock:
             assert_ended(sock)
         assert_open(listener)
     assert "Healing group 'group-1' failed" in caplog.text
@@ -335,10 +345,10 @@ def test_a_process_without_room_for_a_thread_sends_the_joiner_away(monkeypatch: 
     with listening(lambda connection, _: served.set()) as listener:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", without_room)
-            with call(listener, hello("heal")) as sock:
+            with call(listener, request("heal")) as sock:
                 assert_ended(sock)
         assert not listener._healing
-        with call(listener, hello("heal")) as sock:
+        with call(listener, request("heal")) as sock:
             assert_ended(sock)
         assert served.is_set()
 
@@ -346,12 +356,12 @@ def test_a_process_without_room_for_a_thread_sends_the_joiner_away(monkeypatch: 
 def test_healing_is_bounded_and_a_stopped_joiner_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_listener, "_MAX_HEALING", 2)
     with listening(lambda one, _: assert_ended(one.sock)) as listener, ExitStack() as stack:
-        socks = [stack.enter_context(call(listener, hello("heal", group=f"g{k}"))) for k in range(2)]
+        socks = [stack.enter_context(call(listener, request("heal", group=f"g{k}"))) for k in range(2)]
         with pytest.raises(ConnectionError, match="already healing 2 groups, its limit: ask another donor"):
-            call(listener, hello("heal"), wait_s=0.1)
+            call(listener, request("heal"), wait_s=0.1)
         assert_open(listener)
         threading.Timer(0.05, socks[0].close).start()
-        stack.enter_context(call(listener, hello("heal")))  # it dials again while the donor is busy
+        stack.enter_context(call(listener, request("heal")))  # it dials again while the donor is busy
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
@@ -377,7 +387,7 @@ def test_dialling_something_else(said: bytes) -> None:
             else "closed the connection 21 times before it answered"
         )
         with pytest.raises(ConnectionError, match=f"^{address} .*{match}"):
-            dial(address, hello(), deadline_s=soon())
+            dial(address, request(), deadline_s=soon())
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
         assert dials == (1 if said else 21)
@@ -387,20 +397,20 @@ def test_dialling_a_stopped_process_ends_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(TimeoutError, match=f"waiting for {address} to accept a connection for exchange"):
-            dial(address, hello(), deadline_s=soon(0.05))
+            dial(address, request(), deadline_s=soon(0.05))
         abort = Abort()
         abort.set("stop")
         with pytest.raises(ConnectionError, match="stop"):
-            dial(address, hello(), deadline_s=soon(), abort=abort)
+            dial(address, request(), deadline_s=soon(), abort=abort)
 
 
 def test_all_addresses_and_both_families() -> None:
     with listening(host="") as listener:
         assert_open(listener)
         if socket.has_dualstack_ipv6():
-            with dial(f"[::1]:{listener.port}", hello(), deadline_s=soon()):
+            with dial(f"[::1]:{listener.port}", request(), deadline_s=soon()):
                 take(listener).close()
-        with dial(f"localhost:{listener.port}", hello(), deadline_s=soon()).sock:
+        with dial(f"localhost:{listener.port}", request(), deadline_s=soon()).sock:
             take(listener).close()
 
 
@@ -421,7 +431,7 @@ def test_the_door_stays_open_after_an_error_of_our_own(
 def test_an_error_of_the_listener_itself_reaches_the_training_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with listening() as listener, call(listener, hello(number=7)) as parked:
+    with listening() as listener, call(listener, request(number=7)) as parked:
         monkeypatch.setattr(listener, "_accept_some", lambda: 1 // 0)
 
         def knocked() -> bool:
@@ -454,7 +464,7 @@ def test_a_dialler_that_was_dropped_before_it_was_answered_dials_again() -> None
 
         thread = threading.Thread(target=serve)
         thread.start()
-        dial(f"127.0.0.1:{drops_some.getsockname()[1]}", hello(), deadline_s=soon()).close()
+        dial(f"127.0.0.1:{drops_some.getsockname()[1]}", request(), deadline_s=soon()).close()
         thread.join()
 
 
@@ -477,7 +487,7 @@ def test_no_descriptor_is_left_behind() -> None:
             for said in (b"", b"garbage", raw_hello(job=b"other"), raw_hello(group=b"g"), raw_hello(kind=1)):
                 stack.enter_context(stranger(listener, said))
             assert_open(listener)
-            call(listener, hello(number=8)).close()
+            call(listener, request(number=8)).close()
 
     once()
     before = len(os.listdir("/proc/self/fd"))

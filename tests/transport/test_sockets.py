@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxft._transport import _sockets
-from jaxft._transport._handshake import BadHello, Hello, decode, missing_bytes
+from jaxft._transport._handshake import BadHello, ConnectionRequest, decode, missing_bytes
 from jaxft._transport._sockets import Abort, Aborted, recv_exactly, send_all, split_address, wait
 from tests import patience
 
@@ -143,7 +143,7 @@ def test_a_hello_of_any_bytes_is_read_or_refused(received: bytes) -> None:
         try:
             missing = missing_bytes(received)
             if missing <= 0:
-                assert isinstance(decode(received[: len(received) + missing]), Hello)
+                assert isinstance(decode(received[: len(received) + missing]), ConnectionRequest)
                 return
         except BadHello:
             return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxft_protocol.coordinator.job import Close, Effect, Group, Holder, Job, Phase, Report, Send
+from jaxft_protocol.coordinator.job import Close, Effect, Group, GroupPhase, Holder, Job, Log, Send
 from jaxft_protocol.messages import (
     Change,
     CoordinatorMessage,
@@ -29,7 +29,7 @@ from jaxft_protocol.values import changed
 MAX_LISTED = 10
 
 
-class Turn:
+class Draft:
     def __init__(self, job: Job, now_s: float) -> None:
         self.job = job
         self.now_s = now_s
@@ -69,14 +69,14 @@ class Turn:
 
         `aside`: it was only away, and may come back at any time.
         """
-        self.report(f"{'goes on without' if aside else 'evicts'} {group.name}: {reason}")
+        self.log(f"{'goes on without' if aside else 'evicts'} {group.name}: {reason}")
         self.send(group, Evicted(reason, may_return, aside))
         self.effects.append(Close(group.session))
         self.forget(group, reason)
 
     def refuse(self, group: Group, reason: str, differences: tuple[Difference, ...] = ()) -> None:
         """Tell `group` why it cannot take part, and end its session. The caller must update the quorum."""
-        self.report(f"refuses {group.name}: {reason}")
+        self.log(f"refuses {group.name}: {reason}")
         self.send(group, Refused(reason, differences))
         self.effects.append(Close(group.session))
         self.forget(group, "refused")
@@ -84,14 +84,14 @@ class Turn:
     def forget(self, group: Group, reason: str) -> None:
         """Remove `group` from the job, and release its heal."""
         self.remove(self.release_heal(group))
-        if group.phase is Phase.MEMBER:
+        if group.phase is GroupPhase.MEMBER:
             self.note_left(group.name, reason)
 
     def send(self, group: Group, message: CoordinatorMessage) -> None:
         self.effects.append(Send(group.session, message))
 
-    def report(self, text: str) -> None:
-        self.effects.append(Report(f"[{self.job.name}] {text}"))
+    def log(self, text: str) -> None:
+        self.effects.append(Log(f"[{self.job.name}] {text}"))
 
     def select(self, condition: Callable[[Group], bool]) -> list[Group]:
         """Return the groups that meet `condition`, in natural order of their names."""
@@ -105,7 +105,7 @@ class Turn:
         frontier = self.job.frontier
         if frontier is None:
             return []
-        holding = (Phase.MEMBER, Phase.READY, Phase.LEAVING)
+        holding = (GroupPhase.MEMBER, GroupPhase.READY, GroupPhase.LEAVING)
         return self.select(lambda group: group.holder in frontier.holders and group.phase in holding)
 
     def note_state(self, group: Group) -> None:
@@ -123,12 +123,12 @@ class Turn:
         donor = (name, incarnation)
         fed_by_it = self.select(
             lambda other: (
-                donor in other.donors and other.pinned_step is None and other.phase is not Phase.MEMBER
+                donor in other.donors and other.pinned_step is None and other.phase is not GroupPhase.MEMBER
             )
         )
         for fed in fed_by_it:
             self._disown(fed.holder)
-            self.put(self.release_heal(fed), phase=Phase.STALE, history=HistoryId(0))
+            self.put(self.release_heal(fed), phase=GroupPhase.STALE, history=HistoryId(0))
 
     def _disown(self, holder: Holder) -> None:
         frontier = self.job.frontier
@@ -160,10 +160,10 @@ class Turn:
         self.update(waiting=reason)
         if not reason:
             return
-        self.report(f"waiting: {reason}")
+        self.log(f"waiting: {reason}")
         waiting = Waiting(reason, bool(self.holders()))
         for group in self.job.groups.values():
-            if group.phase is not Phase.LEAVING:
+            if group.phase is not GroupPhase.LEAVING:
                 self.send(group, waiting)
 
 

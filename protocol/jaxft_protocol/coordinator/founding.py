@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxft_protocol.coordinator import digests, halting, progress
-from jaxft_protocol.coordinator.draft import Turn, names_text
-from jaxft_protocol.coordinator.job import Ballot, Frontier, Group, Holder, Job, Phase
+from jaxft_protocol.coordinator.draft import Draft, names_text
+from jaxft_protocol.coordinator.job import Ballot, Frontier, Group, GroupPhase, Holder, Job
 from jaxft_protocol.messages import HistoryId, Join, QuorumId
 from jaxft_protocol.names import done_again, natural_key
 
@@ -38,41 +38,41 @@ from jaxft_protocol.names import done_again, natural_key
 AFTER_RESTART = 4
 
 
-def found(turn: Turn) -> None:
+def found(draft: Draft) -> None:
     """Found or resume the job if it is time."""
-    _note_orphaned(turn)
-    job = turn.job
-    if job.frontier is not None and not _founders_are_gone(turn):
-        _resume(turn, job.frontier)
+    _note_orphaned(draft)
+    job = draft.job
+    if job.frontier is not None and not _founders_are_gone(draft):
+        _resume(draft, job.frontier)
         return
-    if turn.select(lambda group: bool(group.history)):
-        turn.update(committed_seen_s=turn.now_s)
+    if draft.select(lambda group: bool(group.history)):
+        draft.update(committed_seen_s=draft.now_s)
     if job.first_join_s is None:
         return
-    joined = turn.select(has_joined)
+    joined = draft.select(has_joined)
     if not joined:
         # All groups that had joined are gone: their settings no longer apply.
-        turn.update(settings=None, total_shards=None, min_replicas=0, first_join_s=None)
+        draft.update(settings=None, total_shards=None, min_replicas=0, first_join_s=None)
         return
-    timed_out = turn.now_s - job.first_join_s >= job.options.join_timeout_s
-    if len(joined) < job.min_replicas or (not timed_out and turn.select(compiles)):
+    timed_out = draft.now_s - job.first_join_s >= job.options.join_timeout_s
+    if len(joined) < job.min_replicas or (not timed_out and draft.select(compiles)):
         return
-    if newer_may_come(turn, joined):
+    if newer_may_come(draft, joined):
         return
-    founders = _go_on_from(turn, joined)
+    founders = _go_on_from(draft, joined)
     if founders:
-        turn.report(f"founded at step {founders[0].step} by {names_text(founders)}")
-    _refuse_other_histories(turn)
+        draft.log(f"founded at step {founders[0].step} by {names_text(founders)}")
+    _refuse_other_histories(draft)
 
 
-def newer_may_come(turn: Turn, candidates: Sequence[Group]) -> bool:
+def newer_may_come(draft: Draft, candidates: Sequence[Group]) -> bool:
     """Return whether to wait before starting: more groups with the best of these states, or a newer one, may come."""
     best = _best(candidates)
     since_s = min(group.came_s for group in best)
-    if not best[0].history and turn.job.committed_seen_s is not None:
+    if not best[0].history and draft.job.committed_seen_s is not None:
         # Its holder is busy, or lost its connection and may redial. After a fresh founding it would be refused.
-        since_s = max(since_s, turn.job.committed_seen_s)
-    if turn.now_s - since_s >= turn.job.options.newer_may_come_s:
+        since_s = max(since_s, draft.job.committed_seen_s)
+    if draft.now_s - since_s >= draft.job.options.newer_may_come_s:
         return False
     if not best[0].history:
         # None of them knows how its quorum ended: another member may have committed a step and continued.
@@ -83,9 +83,9 @@ def newer_may_come(turn: Turn, candidates: Sequence[Group]) -> bool:
     return not 1 < max(group.members for group in best) <= len(took_part)
 
 
-def hold_committed(turn: Turn) -> list[Group]:
+def hold_committed(draft: Draft) -> list[Group]:
     """Return the groups that are busy and hold a committed state of this job, while the job has none."""
-    return turn.select(lambda group: compiles(group) and bool(group.history))
+    return draft.select(lambda group: compiles(group) and bool(group.history))
 
 
 def foreign_state(job: Job, group: Group) -> str:
@@ -113,136 +113,142 @@ def is_newer(job: Job, message: Join) -> bool:
     return message.history == job.history != 0 and message.step > job.frontier.step
 
 
-def go_back_for_newer(turn: Turn, comer: Group, message: Join) -> None:
+def go_back_for_newer(draft: Draft, comer: Group, message: Join) -> None:
     """Make all groups reconnect and report their states, so that the job resumes from the newest one."""
-    frontier = turn.job.frontier
+    frontier = draft.job.frontier
     assert frontier is not None
     text = (
         f"{comer.name} brings step {message.step} of this run, but the coordinator only knew step {frontier.step}: "
         "all groups report their states again, and the job resumes from the newest one"
     )
-    turn.report(text)
-    for group in turn.select(lambda group: group.phase in (Phase.MEMBER, Phase.READY, Phase.HEALING)):
-        turn.expel(group, text, may_return=True)
+    draft.log(text)
+    for group in draft.select(
+        lambda group: group.phase in (GroupPhase.MEMBER, GroupPhase.READY, GroupPhase.HEALING)
+    ):
+        draft.expel(group, text, may_return=True)
     none: frozenset[Holder] = frozenset()
     frontier = replace(frontier, holders=none, digest=None)
-    turn.update(quorum=None, ballot=Ballot(), frontier=frontier, proven={}, orphaned_s=turn.now_s)
+    draft.update(quorum=None, ballot=Ballot(), frontier=frontier, proven={}, orphaned_s=draft.now_s)
 
 
-def gives_way_to(turn: Turn, message: Join) -> bool:
+def gives_way_to(draft: Draft, message: Join) -> bool:
     """Return whether a group with a history replaces a fresh founding on which nothing is committed."""
-    frontier = turn.job.frontier
+    frontier = draft.job.frontier
     # A group of the job's own history has healed to the founding state.
-    brings = message.history not in (0, turn.job.history)
+    brings = message.history not in (0, draft.job.history)
     return frontier is not None and frontier.founding and frontier.fresh and brings
 
 
-def give_way(turn: Turn) -> None:
+def give_way(draft: Draft) -> None:
     """Undo a founding on which nothing has been committed."""
-    turn.report("undoes the fresh founding: a group brings a committed state")
-    for group in turn.select(lambda group: group.phase in (Phase.MEMBER, Phase.READY, Phase.HEALING)):
-        turn.put(turn.release_heal(group), phase=Phase.STALE, history=HistoryId(0))
-    turn.update(frontier=None, quorum=None, ballot=Ballot(), history=HistoryId(0), proven={})
+    draft.log("undoes the fresh founding: a group brings a committed state")
+    for group in draft.select(
+        lambda group: group.phase in (GroupPhase.MEMBER, GroupPhase.READY, GroupPhase.HEALING)
+    ):
+        draft.put(draft.release_heal(group), phase=GroupPhase.STALE, history=HistoryId(0))
+    draft.update(frontier=None, quorum=None, ballot=Ballot(), history=HistoryId(0), proven={})
 
 
-def reunites(turn: Turn) -> bool:
+def reunites(draft: Draft) -> bool:
     """Return whether a coordinator that has just restarted still waits for earlier members.
 
     They have computed their shards already, and without this wait one of them might continue alone. A member that has
     not reconnected has `heartbeat_timeout_s`; one that has, but is still busy, has `join_timeout_s`.
     """
-    job = turn.job
+    job = draft.job
     if job.restored_s is None or job.frontier is None:
         return False
-    waited_s = turn.now_s - job.restored_s
+    waited_s = draft.now_s - job.restored_s
     here = {group.holder: group.phase for group in job.groups.values()}
     if waited_s < job.options.heartbeat_timeout_s and not job.frontier.holders <= here.keys():
         return True
-    busy = any(here.get(holder) is Phase.PRESENT for holder in job.frontier.holders)
+    busy = any(here.get(holder) is GroupPhase.PRESENT for holder in job.frontier.holders)
     return busy and waited_s < job.options.join_timeout_s
 
 
-def end_reunion(turn: Turn) -> None:
+def end_reunion(draft: Draft) -> None:
     """Stop keeping a restored job for its earlier members if none has come back for long enough."""
-    job = turn.job
+    job = draft.job
     if job.restored_s is None or job.groups:
         return
-    if turn.now_s - job.restored_s > AFTER_RESTART * job.options.heartbeat_timeout_s:
-        turn.update(restored_s=None)
+    if draft.now_s - job.restored_s > AFTER_RESTART * job.options.heartbeat_timeout_s:
+        draft.update(restored_s=None)
 
 
 def has_joined(group: Group) -> bool:
-    return group.phase is Phase.STALE
+    return group.phase is GroupPhase.STALE
 
 
 def compiles(group: Group) -> bool:
-    return group.phase is Phase.PRESENT
+    return group.phase is GroupPhase.PRESENT
 
 
-def _note_orphaned(turn: Turn) -> None:
+def _note_orphaned(draft: Draft) -> None:
     """Note since when no group has held the frontier."""
-    job = turn.job
-    orphaned = job.frontier is not None and job.quorum is None and job.finished is None and not turn.holders()
+    job = draft.job
+    orphaned = (
+        job.frontier is not None and job.quorum is None and job.finished is None and not draft.holders()
+    )
     if orphaned != (job.orphaned_s is not None):
-        turn.update(orphaned_s=turn.now_s if orphaned else None)
+        draft.update(orphaned_s=draft.now_s if orphaned else None)
 
 
-def _resume(turn: Turn, frontier: Frontier) -> None:
-    job = turn.job
+def _resume(draft: Draft, frontier: Frontier) -> None:
+    job = draft.job
     wait_s = job.options.heartbeat_timeout_s * (1 if job.restored_s is None else AFTER_RESTART)
-    if job.orphaned_s is None or turn.now_s - job.orphaned_s < wait_s:
+    if job.orphaned_s is None or draft.now_s - job.orphaned_s < wait_s:
         return
     patience_s = max(job.options.join_timeout_s, progress.patience_s(job) or 0.0)
     coming = (g for g in job.groups.values() if g.holder in frontier.holders)
-    if any(turn.now_s - group.came_s < patience_s for group in coming):
+    if any(draft.now_s - group.came_s < patience_s for group in coming):
         return  # it is back, and joins once it has applied the commit that it missed
-    if following := turn.select(lambda group: group.phase in (Phase.HEALING, Phase.READY)):
-        _ask_again(turn, following)
+    if following := draft.select(lambda group: group.phase in (GroupPhase.HEALING, GroupPhase.READY)):
+        _ask_again(draft, following)
         return
-    of_history = turn.select(lambda group: has_joined(group) and group.history == job.history != 0)
-    if not of_history or len(turn.select(has_joined)) < job.min_replicas:
+    of_history = draft.select(lambda group: has_joined(group) and group.history == job.history != 0)
+    if not of_history or len(draft.select(has_joined)) < job.min_replicas:
         return
-    waited_s = turn.now_s - min(group.joined_s for group in of_history)
-    if waited_s < job.options.join_timeout_s and turn.select(compiles):
+    waited_s = draft.now_s - min(group.joined_s for group in of_history)
+    if waited_s < job.options.join_timeout_s and draft.select(compiles):
         return  # it may bring a newer one
-    if newer_may_come(turn, of_history):
+    if newer_may_come(draft, of_history):
         return
-    founders = _go_on_from(turn, of_history)
+    founders = _go_on_from(draft, of_history)
     if not founders:
         return
     again = frontier.step - founders[0].step
-    turn.report(
+    draft.log(
         f"resumes at step {founders[0].step} with the state of {names_text(founders)}: no group is left that held "
         f"step {frontier.step}" + (f"; {done_again(again)}" if again >= 0 else "")
     )
 
 
-def _ask_again(turn: Turn, following: Sequence[Group]) -> None:
+def _ask_again(draft: Draft, following: Sequence[Group]) -> None:
     """Make groups that still follow a lost group reconnect and report their states: one may be the newest.
 
     Their donor may still be alive but unreachable, and send them sums of steps that the job is about to repeat.
     """
     for group in following:
-        turn.expel(group, "its donors are no longer in the job", may_return=True)
-    turn.update(orphaned_s=turn.now_s)  # they have as much time to come back as the others had
+        draft.expel(group, "its donors are no longer in the job", may_return=True)
+    draft.update(orphaned_s=draft.now_s)  # they have as much time to come back as the others had
 
 
-def _go_on_from(turn: Turn, joined: Sequence[Group]) -> list[Group]:
+def _go_on_from(draft: Draft, joined: Sequence[Group]) -> list[Group]:
     """Make the best of these states the frontier; return the groups that hold it, or none if the job had to halt."""
     best = _best(joined)
     truth = _truth(best)
     if truth is None:
-        halting.no_majority(turn, best)
+        halting.no_majority(draft, best)
         return []
     founders = [group for group in joined if group is truth or _is_alike(group, truth)]
     held = frozenset(group.holder for group in founders)
     history = truth.history or HistoryId(truth.incarnation)
     # If nothing was ever committed, a state of this founding counts as fresh. If the coordinator knows no founding,
     # so does a state of step 0: it has the history of a founding that was forgotten.
-    before = turn.job.frontier
-    of_it = truth.step == 0 if before is None else before.fresh and history == turn.job.history
+    before = draft.job.frontier
+    of_it = truth.step == 0 if before is None else before.fresh and history == draft.job.history
     fresh = not truth.history or of_it
-    turn.update(
+    draft.update(
         frontier=Frontier(truth.step, QuorumId(0), truth.digest, held, fresh=fresh),
         history=history,
         proven=dict(held),
@@ -250,8 +256,8 @@ def _go_on_from(turn: Turn, joined: Sequence[Group]) -> list[Group]:
         places=0,
         orphaned_s=None,
     )
-    turn.put_all([group for group in founders if not group.spare], phase=Phase.MEMBER)
-    turn.put_all([group for group in founders if group.spare], phase=Phase.READY)
+    draft.put_all([group for group in founders if not group.spare], phase=GroupPhase.MEMBER)
+    draft.put_all([group for group in founders if group.spare], phase=GroupPhase.READY)
     return founders
 
 
@@ -285,23 +291,23 @@ def _is_alike(group: Group, truth: Group) -> bool:
     return truth.digest is not None and (group.step, group.digest) == (truth.step, truth.digest)
 
 
-def _refuse_other_histories(turn: Turn) -> None:
+def _refuse_other_histories(draft: Draft) -> None:
     """Refuse groups that bring another run's state: a heal would silently overwrite it."""
-    for group in turn.select(has_joined):
-        if problem := foreign_state(turn.job, group):
-            turn.refuse(group, problem)
+    for group in draft.select(has_joined):
+        if problem := foreign_state(draft.job, group):
+            draft.refuse(group, problem)
 
 
-def _founders_are_gone(turn: Turn) -> bool:
+def _founders_are_gone(draft: Draft) -> bool:
     """Return whether the founders are gone before any commit, while another group holds a state of the same step."""
-    frontier = turn.job.frontier
+    frontier = draft.job.frontier
     if frontier is None or not (frontier.founding and frontier.fresh):
         return False
-    if turn.job.quorum is not None or turn.holders():
+    if draft.job.quorum is not None or draft.holders():
         return False
-    if reunites(turn):
+    if reunites(draft):
         return False
-    groups = turn.job.groups.values()
-    return not any(group.phase in (Phase.HEALING, Phase.READY) for group in groups) and any(
+    groups = draft.job.groups.values()
+    return not any(group.phase in (GroupPhase.HEALING, GroupPhase.READY) for group in groups) and any(
         has_joined(group) and group.step == frontier.step for group in groups
     )

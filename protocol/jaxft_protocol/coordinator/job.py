@@ -66,7 +66,7 @@ class Options:
         return min(1.0, self.heartbeat_timeout_s / 5)
 
 
-class Phase(enum.Enum):
+class GroupPhase(enum.Enum):
     """A group's phase, as its job sees it."""
 
     PRESENT = "present"  # sent Hello; may still be compiling
@@ -84,7 +84,7 @@ class Group:
     session: SessionId
     address: str
     last_heard_s: float
-    phase: Phase = Phase.PRESENT
+    phase: GroupPhase = GroupPhase.PRESENT
     step: Step = Step(0)
     digest: int | None = None
     heal_id: HealId | None = None
@@ -141,7 +141,7 @@ class Halt:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedVote:
     voter: GroupName
     accused: tuple[GroupName, ...]
     reason: str
@@ -154,7 +154,7 @@ class Ballot:
     ok: int = 0
     failed: int = 0
     lost: int = 0
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedVote, ...] = ()
     digests: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     nonfinite: str = ""  # which of the means is not finite, according to the first vote that says so
     deadline_s: float | None = None
@@ -193,7 +193,7 @@ class Job:
     distrusted: frozenset[Holder] = frozenset()
     quorum: NewQuorum | None = None
     # Positions and shards in the last quorum, kept while there is none: its members may have computed their shards.
-    seats: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
+    positions: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     held: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict[GroupName, tuple[int, ...]])
     ballot: Ballot = Ballot()
     # The highest number of members so far, not counting spares: spares fill up to this many places.
@@ -288,7 +288,7 @@ Record = Saved | Moved | Forgotten
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSaid:
+class Received:
     session: SessionId
     message: GroupMessage
 
@@ -306,7 +306,7 @@ class Tick:
     unix_s: int = 0
 
 
-Event = GroupSaid | SessionClosed | Tick
+Event = Received | SessionClosed | Tick
 
 
 # ---- effects ----
@@ -333,10 +333,10 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Log:
     """A log line: a transition that users should see."""
 
     text: str
 
 
-Effect = Persist | Send | Close | Report
+Effect = Persist | Send | Close | Log

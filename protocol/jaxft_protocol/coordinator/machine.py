@@ -38,15 +38,15 @@ Deliberately not here: sockets, clocks (time is an argument), files, groups of s
 from typing import assert_never
 
 from jaxft_protocol.coordinator import bounds, durable, founding, progress, quorums, sessions
-from jaxft_protocol.coordinator.draft import Turn
+from jaxft_protocol.coordinator.draft import Draft
 from jaxft_protocol.coordinator.job import (
     Effect,
     Event,
     Group,
-    GroupSaid,
+    GroupPhase,
     Job,
     Persist,
-    Phase,
+    Received,
     SessionClosed,
     SessionId,
     Tick,
@@ -79,37 +79,37 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
         IllegalEvent: if the event's sender may not send it now; or, as `Unwritable`, if the record that it requires
             cannot be encoded.
     """
-    turn = Turn(job, now_s)
+    draft = Draft(job, now_s)
     match event:
-        case GroupSaid(session, Hello() as message):
+        case Received(session, Hello() as message):
             if session in job.sessions:
                 raise IllegalEvent("a session sends Hello only once")
-            sessions.hello(turn, session, message)
-        case GroupSaid(session, message):
-            if not _said(turn, _speaker(job, session), message):
-                return turn.job, tuple(turn.effects)  # nothing durable has changed
+            sessions.hello(draft, session, message)
+        case Received(session, message):
+            if not _said(draft, _speaker(job, session), message):
+                return draft.job, tuple(draft.effects)  # nothing durable has changed
         case SessionClosed(session, reason):
             group = _group_of(job, session)
             if group is None:
                 return job, ()
-            sessions.closed(turn, group, reason)
+            sessions.closed(draft, group, reason)
         case Tick(unix_s):
-            _tick(turn)
-            _note_idle(turn, unix_s)
+            _tick(draft)
+            _note_idle(draft, unix_s)
         case _:
             assert_never(event)
-    _advance(turn)
+    _advance(draft)
     if isinstance(event, Tick):
         # Not at each event: a thousand new groups would change the text a thousand times.
-        quorums.explain(turn)
-    if _remembers_more(job, turn.job):
-        turn.job = bounds.forget(turn.job)
-    record = durable.record_of(job, turn.job)
+        quorums.explain(draft)
+    if _remembers_more(job, draft.job):
+        draft.job = bounds.forget(draft.job)
+    record = durable.record_of(job, draft.job)
     if record is None:
-        return turn.job, tuple(turn.effects)
+        return draft.job, tuple(draft.effects)
     if problem := bounds.problem(record):
         raise Unwritable(f"the record of job {job.name!r} cannot be encoded: {problem}")
-    return turn.job, (Persist(record), *turn.effects)
+    return draft.job, (Persist(record), *draft.effects)
 
 
 def _remembers_more(before: Job, after: Job) -> bool:
@@ -120,50 +120,50 @@ def _remembers_more(before: Job, after: Job) -> bool:
     return old is not None and new is not None and new is not old and new.step == old.step
 
 
-def _said(turn: Turn, group: Group, message: GroupMessage) -> bool:
+def _said(draft: Draft, group: Group, message: GroupMessage) -> bool:
     """Handle `message`; return whether anything else may follow from it immediately."""
     match message:
         case Heartbeat():
-            progress.heard(turn, group, message)
-            quorum = turn.job.quorum
-            quorums.end_gathering(turn)
-            return turn.job.quorum is not quorum
+            progress.heard(draft, group, message)
+            quorum = draft.job.quorum
+            quorums.end_gathering(draft)
+            return draft.job.quorum is not quorum
         case Vote():
-            frontier, quorum = turn.job.frontier, turn.job.quorum
-            quorums.vote(turn, group, message)
-            return turn.job.frontier is not frontier or turn.job.quorum is not quorum
+            frontier, quorum = draft.job.frontier, draft.job.quorum
+            quorums.vote(draft, group, message)
+            return draft.job.frontier is not frontier or draft.job.quorum is not quorum
         case Hello():
             raise IllegalEvent("a session sends Hello only once")
-        case Join() if group.phase is not Phase.PRESENT:
+        case Join() if group.phase is not GroupPhase.PRESENT:
             raise IllegalEvent(f"group {group.name!r} joined twice")
         case _:
-            _said_rarely(turn, turn.put(group, last_heard_s=turn.now_s), message)
+            _said_rarely(draft, draft.put(group, last_heard_s=draft.now_s), message)
     return True
 
 
-def _said_rarely(turn: Turn, group: Group, message: Join | Pinned | Ready | HealFailed | Leave) -> None:
+def _said_rarely(draft: Draft, group: Group, message: Join | Pinned | Ready | HealFailed | Leave) -> None:
     match message:
         case Join():
-            sessions.join(turn, group, message)
+            sessions.join(draft, group, message)
         case Pinned():
-            sessions.pinned(turn, group, message)
+            sessions.pinned(draft, group, message)
         case Ready():
-            sessions.ready(turn, group, message)
+            sessions.ready(draft, group, message)
         case HealFailed():
-            sessions.heal_failed(turn, group, message)
+            sessions.heal_failed(draft, group, message)
         case Leave():
-            sessions.leave(turn, group, message)
+            sessions.leave(draft, group, message)
         case _:
             assert_never(message)
 
 
-def _advance(turn: Turn) -> None:
+def _advance(draft: Draft) -> None:
     """Do everything that can happen now without another event."""
-    founding.found(turn)
-    sessions.plan_heals(turn)
-    quorums.form(turn)
-    sessions.plan_following(turn)
-    sessions.finish(turn)
+    founding.found(draft)
+    sessions.plan_heals(draft)
+    quorums.form(draft)
+    sessions.plan_following(draft)
+    sessions.finish(draft)
 
 
 def _last_heard_s(job: Job, group: Group) -> float:
@@ -172,44 +172,46 @@ def _last_heard_s(job: Job, group: Group) -> float:
     return max(group.last_heard_s, job.voted_s) if voted else group.last_heard_s
 
 
-def _tick(turn: Turn) -> None:
-    job, now_s = turn.job, turn.now_s
+def _tick(draft: Draft) -> None:
+    job, now_s = draft.job, draft.now_s
     timeout_s = job.options.heartbeat_timeout_s
     # If the coordinator itself was suspended, no group is to blame for the silence.
     last_tick_s = now_s if job.last_tick_s is None else job.last_tick_s
-    turn.update(last_tick_s=now_s)
+    draft.update(last_tick_s=now_s)
     if now_s - last_tick_s > timeout_s / 2:
-        turn.put_all(job.groups.values(), last_heard_s=now_s)
+        draft.put_all(job.groups.values(), last_heard_s=now_s)
         return
-    silent = turn.select(lambda group: now_s - _last_heard_s(turn.job, group) > timeout_s)
+    silent = draft.select(lambda group: now_s - _last_heard_s(draft.job, group) > timeout_s)
     for group in silent:
-        turn.expel(group, f"no heartbeat for {now_s - _last_heard_s(turn.job, group):.1f} s", may_return=True)
-    quorums.lose(turn, *(group.name for group in silent))
-    quorums.end_gathering(turn)
-    quorums.end_grace(turn, last_tick_s)
-    _go_on_without_the_late(turn)
-    founding.end_reunion(turn)
+        draft.expel(
+            group, f"no heartbeat for {now_s - _last_heard_s(draft.job, group):.1f} s", may_return=True
+        )
+    quorums.lose(draft, *(group.name for group in silent))
+    quorums.end_gathering(draft)
+    quorums.end_grace(draft, last_tick_s)
+    _go_on_without_the_late(draft)
+    founding.end_reunion(draft)
 
 
-def _note_idle(turn: Turn, unix_s: int) -> None:
-    job = turn.job
+def _note_idle(draft: Draft, unix_s: int) -> None:
+    job = draft.job
     if not job.groups and job.restored_s is None and job.idle_since is None:
-        turn.update(idle_since=unix_s)
+        draft.update(idle_since=unix_s)
 
 
-def _go_on_without_the_late(turn: Turn) -> None:
-    late = progress.late(turn)
-    if turn.job.quorum is not None:
-        turn.wait_for(progress.waits_for(turn, late))
+def _go_on_without_the_late(draft: Draft) -> None:
+    late = progress.late(draft)
+    if draft.job.quorum is not None:
+        draft.wait_for(progress.waits_for(draft, late))
     out = [each for each in late if not each.needed]
     if not out:
         return
-    turn.update(hung=turn.job.hung + 1)
+    draft.update(hung=draft.job.hung + 1)
     for each in out:
-        turn.expel(each.group, each.reason, may_return=True, aside=each.away)
+        draft.expel(each.group, each.reason, may_return=True, aside=each.away)
         if not each.away:
-            progress.blame(turn, each.group.name)
-    quorums.lose(turn, *(each.group.name for each in out))
+            progress.blame(draft, each.group.name)
+    quorums.lose(draft, *(each.group.name for each in out))
 
 
 def _speaker(job: Job, session: SessionId) -> Group:

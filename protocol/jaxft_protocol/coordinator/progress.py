@@ -41,8 +41,8 @@ eviction on and is several times the patience, so that groups that hang cannot r
 
 from dataclasses import dataclass
 
-from jaxft_protocol.coordinator.draft import Turn, names_text
-from jaxft_protocol.coordinator.job import Ballot, Group, Job, Phase
+from jaxft_protocol.coordinator.draft import Draft, names_text
+from jaxft_protocol.coordinator.job import Ballot, Group, GroupPhase, Job
 from jaxft_protocol.messages import AllComputed, GroupName, Heartbeat, NewQuorum
 from jaxft_protocol.values import changed
 
@@ -91,77 +91,79 @@ def slow_step_s(job: Job) -> float | None:
     return ordered[-2] if len(ordered) >= ENOUGH_STEPS else ordered[-1]
 
 
-def measure(turn: Turn) -> None:
+def measure(draft: Draft) -> None:
     """Note how long the last attempt of a committed step took, up to the last ok vote, while no member was away.
 
     The commit may have come later, because of a member that hung before its vote: this is not part of a step.
     """
-    ballot = turn.job.ballot
+    ballot = draft.job.ballot
     took_s = max(0.0, ballot.last_voted_s - max(ballot.began_s, ballot.away_s))
-    turn.update(recent_s=(*turn.job.recent_s, took_s)[-REMEMBERED_STEPS:], hung=0)
+    draft.update(recent_s=(*draft.job.recent_s, took_s)[-REMEMBERED_STEPS:], hung=0)
 
 
-def heard(turn: Turn, group: Group, message: Heartbeat) -> None:
+def heard(draft: Draft, group: Group, message: Heartbeat) -> None:
     """Note what a heartbeat says about a group's training thread."""
     returned = group.away and not message.away
-    moved_s = turn.now_s if message.moves or returned else group.moved_s
-    stored = turn.put(group, last_heard_s=turn.now_s, away=message.away, moved_s=moved_s)
-    if message.away and group.phase is Phase.MEMBER:
-        turn.update(ballot=changed(turn.job.ballot, away_s=turn.now_s))
-    _computed(turn, stored, message)
+    moved_s = draft.now_s if message.moves or returned else group.moved_s
+    stored = draft.put(group, last_heard_s=draft.now_s, away=message.away, moved_s=moved_s)
+    if message.away and group.phase is GroupPhase.MEMBER:
+        draft.update(ballot=changed(draft.job.ballot, away_s=draft.now_s))
+    _computed(draft, stored, message)
 
 
-def _computed(turn: Turn, group: Group, message: Heartbeat) -> None:
+def _computed(draft: Draft, group: Group, message: Heartbeat) -> None:
     """Note that a member has computed and waits for the others."""
-    job = turn.job
-    place = job.seats.get(group.name)
-    if job.quorum is None or job.frontier is None or place is None:
+    job = draft.job
+    position = job.positions.get(group.name)
+    if job.quorum is None or job.frontier is None or position is None:
         return
     if (message.computed_quorum_id, message.computed_step) != (job.quorum.quorum_id, job.frontier.step):
         return
-    ballot, bit = job.ballot, 1 << place
+    ballot, bit = job.ballot, 1 << position
     if not ballot.computed & bit:
-        ahead_s = turn.now_s if ballot.ahead_s is None else ballot.ahead_s
-        turn.update(ballot=changed(ballot, computed=ballot.computed | bit, ahead_s=ahead_s))
-        _tell_if_all_have(turn, job.quorum)
+        ahead_s = draft.now_s if ballot.ahead_s is None else ballot.ahead_s
+        draft.update(ballot=changed(ballot, computed=ballot.computed | bit, ahead_s=ahead_s))
+        _tell_if_all_have(draft, job.quorum)
 
 
-def _tell_if_all_have(turn: Turn, quorum: NewQuorum) -> None:
+def _tell_if_all_have(draft: Draft, quorum: NewQuorum) -> None:
     """Send AllComputed once the last member has computed, to all members at once, so that their timeouts agree.
 
     A step that is shorter than a heartbeat is over before this.
     """
-    ballot = turn.job.ballot
+    ballot = draft.job.ballot
     if ballot.told or _living(quorum, ballot) & ~(ballot.computed | ballot.ok | ballot.failed):
         return
-    turn.update(ballot=changed(ballot, told=True))
-    told = AllComputed(quorum.quorum_id, quorum.step if turn.job.frontier is None else turn.job.frontier.step)
-    for group in _seated(turn, quorum, _living(quorum, ballot)):
-        turn.send(group, told)
+    draft.update(ballot=changed(ballot, told=True))
+    told = AllComputed(
+        quorum.quorum_id, quorum.step if draft.job.frontier is None else draft.job.frontier.step
+    )
+    for group in _seated(draft, quorum, _living(quorum, ballot)):
+        draft.send(group, told)
 
 
-def tell_over(turn: Turn, quorum: NewQuorum) -> None:
+def tell_over(draft: Draft, quorum: NewQuorum) -> None:
     """Tell the members of a quorum that ended without a successor not to wait for each other any longer.
 
     Their training threads are then free for other directives.
     """
-    assert turn.job.frontier is not None
-    told = AllComputed(quorum.quorum_id, turn.job.frontier.step)
-    for group in _seated(turn, quorum, (1 << len(quorum.members)) - 1):
-        if group.phase is Phase.MEMBER:
-            turn.send(group, told)
+    assert draft.job.frontier is not None
+    told = AllComputed(quorum.quorum_id, draft.job.frontier.step)
+    for group in _seated(draft, quorum, (1 << len(quorum.members)) - 1):
+        if group.phase is GroupPhase.MEMBER:
+            draft.send(group, told)
 
 
-def late(turn: Turn) -> list[Late]:
+def late(draft: Draft) -> list[Late]:
     """Return the members that others have waited for too long."""
-    job, ballot = turn.job, turn.job.ballot
+    job, ballot = draft.job, draft.job.ballot
     if job.quorum is None or job.frontier is None:
         return []
     longest = _unmeasured_s(job)
     patience = patience_s(job) or longest
     living = _living(job.quorum, ballot)
     voted = ballot.ok | ballot.failed
-    joiner_s = _waiting_joiner_s(turn)
+    joiner_s = _waiting_joiner_s(draft)
     computing = living & ~(ballot.computed | voted)
     none_ahead_s = None if ballot.computed else joiner_s
     # Members that have computed wait for the exchange, which has its own deadlines; a single member has no peers to
@@ -175,55 +177,55 @@ def late(turn: Turn) -> list[Late]:
         (0 if computing else living & ~voted, joiner_s, for_joiner, "voted"),
     )
     for behind, since_s, most_s, lacks in waits:
-        if behind and since_s is not None and turn.now_s - since_s > most_s:
+        if behind and since_s is not None and draft.now_s - since_s > most_s:
             found = [
                 one
-                for group in _seated(turn, job.quorum, behind)
-                if (one := _judged(turn, group, since_s, most_s, lacks)) is not None
+                for group in _seated(draft, job.quorum, behind)
+                if (one := _judged(draft, group, since_s, most_s, lacks)) is not None
             ]
             if found:
-                return _spared(turn, found, living.bit_count())
+                return _spared(draft, found, living.bit_count())
     return []
 
 
-def waits_for(turn: Turn, late: list[Late]) -> str:
+def waits_for(draft: Draft, late: list[Late]) -> str:
     """Say which members are away although the job cannot continue without them; "" if none is."""
     needed = [each.group for each in late if each.needed]
-    if not needed or turn.job.frontier is None:
+    if not needed or draft.job.frontier is None:
         return ""
     return (
-        f"step {turn.job.frontier.step} waits for {names_text(needed)}, away from training: outside the step, "
-        f"compiling, or saving. The job needs {max(1, turn.job.min_replicas)} groups, and cannot continue without "
+        f"step {draft.job.frontier.step} waits for {names_text(needed)}, away from training: outside the step, "
+        f"compiling, or saving. The job needs {max(1, draft.job.min_replicas)} groups, and cannot continue without "
         "them"
     )
 
 
-def blame(turn: Turn, name: GroupName) -> None:
+def blame(draft: Draft, name: GroupName) -> None:
     """Remember that a group was evicted because it disturbed the others."""
-    job = turn.job
+    job = draft.job
     count, last_s = job.blamed.get(name, (0, 0.0))
     cleared_s = max(CLEARED_AFTER * job.options.heartbeat_timeout_s, _standing_s(job, CLEARED_WHILE_STANDING))
-    cleared = turn.now_s - last_s > cleared_s
-    turn.update(blamed={**job.blamed, name: (1 if cleared else count + 1, turn.now_s)})
+    cleared = draft.now_s - last_s > cleared_s
+    draft.update(blamed={**job.blamed, name: (1 if cleared else count + 1, draft.now_s)})
 
 
-def held_back(turn: Turn, group: Group) -> bool:
+def held_back(draft: Draft, group: Group) -> bool:
     """Return whether it is too early to readmit a group that was evicted several times, or since the last commit."""
-    count, last_s = turn.job.blamed.get(group.name, (0, 0.0))
-    if not count or group.phase is Phase.MEMBER or (count == 1 and not turn.job.hung):
+    count, last_s = draft.job.blamed.get(group.name, (0, 0.0))
+    if not count or group.phase is GroupPhase.MEMBER or (count == 1 and not draft.job.hung):
         return False
-    held_s = turn.job.options.heartbeat_timeout_s * min(2.0 ** (count - 2), MOST_HELD_BACK)
-    return turn.now_s - last_s < max(held_s, _standing_s(turn.job, HELD_BACK_WHILE_STANDING))
+    held_s = draft.job.options.heartbeat_timeout_s * min(2.0 ** (count - 2), MOST_HELD_BACK)
+    return draft.now_s - last_s < max(held_s, _standing_s(draft.job, HELD_BACK_WHILE_STANDING))
 
 
-def fresh_ballot(turn: Turn, retries: int = 0) -> Ballot:
+def fresh_ballot(draft: Draft, retries: int = 0) -> Ballot:
     """Return the ballot of an attempt that begins now."""
-    return Ballot(retries=retries, began_s=turn.now_s)
+    return Ballot(retries=retries, began_s=draft.now_s)
 
 
-def _judged(turn: Turn, group: Group, since_s: float, most_s: float, lacks: str) -> Late | None:
+def _judged(draft: Draft, group: Group, since_s: float, most_s: float, lacks: str) -> Late | None:
     """Judge a member for which others have waited since `since_s`; return None if it has time left."""
-    job, waited_s = turn.job, turn.now_s - since_s
+    job, waited_s = draft.job, draft.now_s - since_s
     assert job.frontier is not None
     if group.away:
         if waited_s <= max(most_s, job.options.join_timeout_s):
@@ -234,7 +236,7 @@ def _judged(turn: Turn, group: Group, since_s: float, most_s: float, lacks: str)
         )
         return Late(group, text, away=True, needed=False)
     most_s = max(most_s, job.options.join_timeout_s) if _is_new(job, group) else most_s
-    if turn.now_s - max(since_s, group.moved_s) <= most_s:
+    if draft.now_s - max(since_s, group.moved_s) <= most_s:
         return None
     slow_s = slow_step_s(job)
     slow = "" if slow_s is None else f" (recently a slow step took {slow_s:.2f} s)"
@@ -253,10 +255,10 @@ def _is_new(job: Job, group: Group) -> bool:
     return any(change.group == group.name for change in quorum.joined)
 
 
-def _spared(turn: Turn, found: list[Late], living: int) -> list[Late]:
+def _spared(draft: Draft, found: list[Late], living: int) -> list[Late]:
     """Keep members that are away if the job needs them to continue: evicting them would only prolong the wait."""
     away = [each for each in found if each.away]
-    if living - len(found) + len(_ready(turn)) >= max(1, turn.job.min_replicas):
+    if living - len(found) + len(_ready(draft)) >= max(1, draft.job.min_replicas):
         return found
     kept = [Late(each.group, each.reason, away=True, needed=True) for each in away]
     return [*(each for each in found if not each.away), *kept]
@@ -275,25 +277,25 @@ def _growth(job: Job) -> float:
     return 2.0 ** min(job.hung, MOST_DOUBLINGS)
 
 
-def _waiting_joiner_s(turn: Turn) -> float | None:
+def _waiting_joiner_s(draft: Draft) -> float | None:
     """Return since when a group that could continue alone has waited for members, if none of them has voted ok."""
-    if turn.job.frontier is None or turn.job.ballot.ok:
+    if draft.job.frontier is None or draft.job.ballot.ok:
         return None
-    ready = [group for group in _ready(turn) if not group.spare]
-    return max(turn.job.ballot.began_s, min(group.ready_s for group in ready)) if ready else None
+    ready = [group for group in _ready(draft) if not group.spare]
+    return max(draft.job.ballot.began_s, min(group.ready_s for group in ready)) if ready else None
 
 
-def _ready(turn: Turn) -> list[Group]:
+def _ready(draft: Draft) -> list[Group]:
     """Return the groups at the frontier that could take part at once."""
-    frontier = turn.job.frontier
+    frontier = draft.job.frontier
     step = None if frontier is None else frontier.step
-    return turn.select(lambda group: group.phase is Phase.READY and group.step == step)
+    return draft.select(lambda group: group.phase is GroupPhase.READY and group.step == step)
 
 
 def _living(quorum: NewQuorum, ballot: Ballot) -> int:
     return (1 << len(quorum.members)) - 1 & ~ballot.lost
 
 
-def _seated(turn: Turn, quorum: NewQuorum, mask: int) -> list[Group]:
-    members = [member for place, member in enumerate(quorum.members) if mask >> place & 1]
-    return [turn.job.groups[member.group] for member in members if member.group in turn.job.groups]
+def _seated(draft: Draft, quorum: NewQuorum, mask: int) -> list[Group]:
+    members = [member for position, member in enumerate(quorum.members) if mask >> position & 1]
+    return [draft.job.groups[member.group] for member in members if member.group in draft.job.groups]

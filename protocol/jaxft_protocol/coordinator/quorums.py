@@ -28,8 +28,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from jaxft_protocol.coordinator import assign, digests, founding, halting, progress
-from jaxft_protocol.coordinator.draft import Turn, as_member, listed, names_text
-from jaxft_protocol.coordinator.job import Ballot, Failure, Frontier, Group, Holder, Phase
+from jaxft_protocol.coordinator.draft import Draft, as_member, listed, names_text
+from jaxft_protocol.coordinator.job import Ballot, FailedVote, Frontier, Group, GroupPhase, Holder
 from jaxft_protocol.messages import (
     Change,
     Commit,
@@ -50,47 +50,47 @@ RETRIES_WITH_SAME_MEMBERS = 1
 MAX_REASON_LENGTH = 300
 
 
-def form(turn: Turn) -> None:
+def form(draft: Draft) -> None:
     """Form a quorum if there is none and enough groups are at the frontier."""
-    job = turn.job
+    job = draft.job
     if job.frontier is None or job.quorum is not None or job.finished is not None:
         return
-    members = _candidates(turn)
-    if len(members) < max(1, job.min_replicas) or founding.reunites(turn):
+    members = _candidates(draft)
+    if len(members) < max(1, job.min_replicas) or founding.reunites(draft):
         return
-    turn.update(ballot=progress.fresh_ballot(turn))
-    _install(turn, members, again=True, announce=True)
+    draft.update(ballot=progress.fresh_ballot(draft))
+    _install(draft, members, again=True, announce=True)
 
 
-def explain(turn: Turn) -> None:
+def explain(draft: Draft) -> None:
     """Tell all groups why the job is waiting, if it is."""
-    job = turn.job
+    job = draft.job
     if not job.groups or job.quorum is not None or job.finished is not None:
         return
     if job.frontier is not None:
-        turn.wait_for(_quorum_text(turn, _candidates(turn)))
+        draft.wait_for(_quorum_text(draft, _candidates(draft)))
     elif job.first_join_s is not None:
-        joined, compiling = turn.select(founding.has_joined), turn.select(founding.compiles)
-        newer = bool(joined) and founding.newer_may_come(turn, joined)
-        holding = founding.hold_committed(turn)
-        turn.wait_for(_founding_text(joined, compiling, holding, job.min_replicas, newer=newer))
+        joined, compiling = draft.select(founding.has_joined), draft.select(founding.compiles)
+        newer = bool(joined) and founding.newer_may_come(draft, joined)
+        holding = founding.hold_committed(draft)
+        draft.wait_for(_founding_text(joined, compiling, holding, job.min_replicas, newer=newer))
 
 
-def vote(turn: Turn, group: Group, vote: Vote) -> None:
-    job = turn.job
+def vote(draft: Draft, group: Group, vote: Vote) -> None:
+    job = draft.job
     if job.quorum is None or job.frontier is None:
         return
     if (vote.quorum_id, vote.step) != (job.quorum.quorum_id, job.frontier.step):
         return  # a vote on an attempt that is over
     # `computed` does not matter for counting: see progress.py.
-    bit = _bit(turn, group.name)
+    bit = _bit(draft, group.name)
     if not bit or bit & (job.ballot.lost | job.ballot.ok | job.ballot.failed):
         return  # not a member, or it has already voted
     if vote.ok:
         known = job.ballot.digests
         given = known if vote.digest is None else {**known, group.name: vote.digest}
-        ahead_s = turn.now_s if job.ballot.ahead_s is None else job.ballot.ahead_s
-        voted_s = turn.now_s if job.ballot.voted_s is None else job.ballot.voted_s
+        ahead_s = draft.now_s if job.ballot.ahead_s is None else job.ballot.ahead_s
+        voted_s = draft.now_s if job.ballot.voted_s is None else job.ballot.voted_s
         nonfinite = job.ballot.nonfinite or vote.nonfinite[:MAX_REASON_LENGTH]
         ballot = changed(
             job.ballot,
@@ -99,160 +99,160 @@ def vote(turn: Turn, group: Group, vote: Vote) -> None:
             nonfinite=nonfinite,
             ahead_s=ahead_s,
             voted_s=voted_s,
-            last_voted_s=turn.now_s,
+            last_voted_s=draft.now_s,
         )
-        turn.update(ballot=ballot)
+        draft.update(ballot=ballot)
     else:
-        failure = Failure(group.name, vote.accused, vote.reason[:MAX_REASON_LENGTH])
+        failure = FailedVote(group.name, vote.accused, vote.reason[:MAX_REASON_LENGTH])
         failures = (*job.ballot.failures, failure)
-        turn.update(ballot=changed(job.ballot, failed=job.ballot.failed | bit, failures=failures))
-        turn.report(f"{group.name} failed step {vote.step}: {failure.reason}")
-    settle(turn)
+        draft.update(ballot=changed(job.ballot, failed=job.ballot.failed | bit, failures=failures))
+        draft.log(f"{group.name} failed step {vote.step}: {failure.reason}")
+    settle(draft)
 
 
-def lose(turn: Turn, *names: GroupName) -> None:
+def lose(draft: Draft, *names: GroupName) -> None:
     """Mark the members among `names` as lost from the current quorum, and act on it."""
-    mark_lost(turn, *names)
-    settle(turn)
+    mark_lost(draft, *names)
+    settle(draft)
 
 
-def mark_lost(turn: Turn, *names: GroupName) -> None:
+def mark_lost(draft: Draft, *names: GroupName) -> None:
     """Like `lose`, but act on it only at the next vote, loss or tick."""
-    if turn.job.quorum is None:
+    if draft.job.quorum is None:
         return
-    lost = turn.job.ballot.lost
+    lost = draft.job.ballot.lost
     for name in names:
-        lost |= _bit(turn, name)
-    turn.update(ballot=changed(turn.job.ballot, lost=lost))
+        lost |= _bit(draft, name)
+    draft.update(ballot=changed(draft.job.ballot, lost=lost))
 
 
-def settle(turn: Turn) -> None:
+def settle(draft: Draft) -> None:
     """Act on the votes and losses so far."""
-    quorum, ballot = turn.job.quorum, turn.job.ballot
+    quorum, ballot = draft.job.quorum, draft.job.ballot
     if quorum is None:
         return
     living = _living(quorum, ballot)
     if living and ballot.ok & living == living:
-        _compare(turn, quorum)
+        _compare(draft, quorum)
     elif not ballot.lost and not ballot.failed:
         pass
     elif not _silent(quorum, ballot):
-        retry(turn, quorum, silent=0)
+        retry(draft, quorum, silent=0)
     elif ballot.lost and not ballot.ok:
-        if _has_gathered(turn, quorum):
-            retry(turn, quorum, silent=0)
+        if _has_gathered(draft, quorum):
+            retry(draft, quorum, silent=0)
     elif ballot.deadline_s is None:
-        turn.update(ballot=changed(ballot, deadline_s=turn.now_s + turn.job.options.vote_grace_s))
+        draft.update(ballot=changed(ballot, deadline_s=draft.now_s + draft.job.options.vote_grace_s))
 
 
-def _has_gathered(turn: Turn, quorum: NewQuorum) -> bool:
+def _has_gathered(draft: Draft, quorum: NewQuorum) -> bool:
     """Return whether related losses have been collected: a rack that loses power is a hundred losses in a row."""
-    ballot = turn.job.ballot
-    wait_s = turn.job.options.gather_s(len(quorum.members))
+    ballot = draft.job.ballot
+    wait_s = draft.job.options.gather_s(len(quorum.members))
     if not wait_s:
         return True
     if ballot.gather_until_s is None:
-        turn.update(ballot=changed(ballot, gather_until_s=turn.now_s + wait_s))
+        draft.update(ballot=changed(ballot, gather_until_s=draft.now_s + wait_s))
         return False
-    return turn.now_s >= ballot.gather_until_s
+    return draft.now_s >= ballot.gather_until_s
 
 
-def end_gathering(turn: Turn) -> None:
+def end_gathering(draft: Draft) -> None:
     """Retry the step if losses have been collected for long enough."""
-    until_s = turn.job.ballot.gather_until_s
-    if until_s is not None and turn.now_s >= until_s:
-        settle(turn)
+    until_s = draft.job.ballot.gather_until_s
+    if until_s is not None and draft.now_s >= until_s:
+        settle(draft)
 
 
-def _compare(turn: Turn, quorum: NewQuorum) -> None:
+def _compare(draft: Draft, quorum: NewQuorum) -> None:
     """All living members hold the sum: commit it if all contributions with a known digest are from the same state."""
-    given = turn.job.ballot.digests
+    given = draft.job.ballot.digests
     odd = digests.odd_ones(given)
-    unknown = _without_fingerprint(turn, quorum)
+    unknown = _without_fingerprint(draft, quorum)
     if odd is None:
-        halting.diverge(turn, digests.listed(given))
+        halting.diverge(draft, digests.listed(given))
     elif odd or unknown:
-        retry(turn, quorum, silent=0, odd=(*odd, *unknown))
-    elif turn.job.ballot.nonfinite:
-        _stop_at_nonfinite(turn)
+        retry(draft, quorum, silent=0, odd=(*odd, *unknown))
+    elif draft.job.ballot.nonfinite:
+        _stop_at_nonfinite(draft)
     else:
-        commit(turn, quorum)
+        commit(draft, quorum)
 
 
-def _without_fingerprint(turn: Turn, quorum: NewQuorum) -> tuple[GroupName, ...]:
+def _without_fingerprint(draft: Draft, quorum: NewQuorum) -> tuple[GroupName, ...]:
     """Return the voters that sent no digest in the first step of a quorum, if others did."""
-    ballot, frontier = turn.job.ballot, turn.job.frontier
+    ballot, frontier = draft.job.ballot, draft.job.frontier
     if not ballot.digests or frontier is None or quorum.step != frontier.step:
         return ()
-    voted = (member.group for place, member in enumerate(quorum.members) if ballot.ok >> place & 1)
+    voted = (member.group for position, member in enumerate(quorum.members) if ballot.ok >> position & 1)
     return tuple(name for name in voted if name not in ballot.digests)
 
 
-def _stop_at_nonfinite(turn: Turn) -> None:
+def _stop_at_nonfinite(draft: Draft) -> None:
     """Halt without committing the step. Its members still hold the frontier, from which the job may resume."""
-    job = turn.job
+    job = draft.job
     assert job.frontier is not None
     reason = (
         f"the means of step {job.frontier.step} of job {job.name!r} are not finite: {job.ballot.nonfinite}"
     )
-    halting.halt(turn, HaltKind.NONFINITE, reason)
+    halting.halt(draft, HaltKind.NONFINITE, reason)
 
 
-def end_grace(turn: Turn, last_tick_s: float) -> None:
+def end_grace(draft: Draft, last_tick_s: float) -> None:
     """Stop waiting for votes that were already overdue at `last_tick_s`."""
-    quorum, ballot = turn.job.quorum, turn.job.ballot
+    quorum, ballot = draft.job.quorum, draft.job.ballot
     if quorum is not None and ballot.deadline_s is not None and last_tick_s >= ballot.deadline_s:
-        retry(turn, quorum, silent=_silent(quorum, ballot))
+        retry(draft, quorum, silent=_silent(quorum, ballot))
 
 
-def commit(turn: Turn, quorum: NewQuorum) -> None:
+def commit(draft: Draft, quorum: NewQuorum) -> None:
     """Commit the step: advance the frontier, tell the members, and admit groups that are ready."""
-    frontier = turn.job.frontier
+    frontier = draft.job.frontier
     assert frontier is not None
-    ballot = turn.job.ballot
-    living = [turn.job.groups[m.group] for i, m in enumerate(quorum.members) if not ballot.lost >> i & 1]
+    ballot = draft.job.ballot
+    living = [draft.job.groups[m.group] for i, m in enumerate(quorum.members) if not ballot.lost >> i & 1]
     held = frozenset(group.holder for group in living)
     frontier = Frontier(Step(frontier.step + 1), quorum.quorum_id, None, held)
-    progress.measure(turn)
-    turn.update(frontier=frontier, ballot=progress.fresh_ballot(turn), voted_s=ballot.began_s)
+    progress.measure(draft)
+    draft.update(frontier=frontier, ballot=progress.fresh_ballot(draft), voted_s=ballot.began_s)
     for group in living:
-        turn.release_heal(group)  # a member since this step: donors no longer need to keep anything for it
-    for group in turn.job.groups.values():
-        if group.phase in (Phase.HEALING, Phase.READY, Phase.STALE):
-            turn.send(group, FrontierMoved(frontier.step))
+        draft.release_heal(group)  # a member since this step: donors no longer need to keep anything for it
+    for group in draft.job.groups.values():
+        if group.phase in (GroupPhase.HEALING, GroupPhase.READY, GroupPhase.STALE):
+            draft.send(group, FrontierMoved(frontier.step))
     # A ready group without a donor cannot fetch the sum of this step.
-    alone = turn.select(lambda group: group.phase is Phase.READY and group.heal_id is None)
-    turn.put_all(alone, phase=Phase.STALE)
-    members = _candidates(turn)
+    alone = draft.select(lambda group: group.phase is GroupPhase.READY and group.heal_id is None)
+    draft.put_all(alone, phase=GroupPhase.STALE)
+    members = _candidates(draft)
     staying = {group.name for group in members}
     following = ended = None
     # If a lost member is already back, the members are the same, but it must learn that it is one of them.
-    if len(members) >= turn.job.min_replicas and (ballot.lost or _differs(turn, quorum, members)):
-        following = _install(turn, members, again=False, announce=False)
-    elif len(members) < turn.job.min_replicas:
-        turn.update(quorum=None)
+    if len(members) >= draft.job.min_replicas and (ballot.lost or _differs(draft, quorum, members)):
+        following = _install(draft, members, again=False, announce=False)
+    elif len(members) < draft.job.min_replicas:
+        draft.update(quorum=None)
         ended = quorum
     step = Step(frontier.step - 1)
     message, last = Commit(quorum.quorum_id, step, following), Commit(quorum.quorum_id, step)
     for group in living:
-        turn.send(group, message if group.name in staying else last)
+        draft.send(group, message if group.name in staying else last)
     if ended is not None:
-        progress.tell_over(turn, ended)
+        progress.tell_over(draft, ended)
     if following is None:
         return
     told = {group.name for group in living}
     for group in members:
         if group.name not in told:
-            turn.send(group, following)
+            draft.send(group, following)
 
 
-def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...] = ()) -> None:
+def retry(draft: Draft, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...] = ()) -> None:
     """Retry the step under a new quorum, without the members that must be evicted.
 
     Bit i of `silent` is set for a living member that has not voted. The `odd` members hold another state than the
     majority.
     """
-    ballot = turn.job.ballot
+    ballot = draft.job.ballot
     failures = ballot.failures
     accused = Counter(name for failure in failures for name in set(failure.accused))
     # A member that still computes has not started its exchange; progress.py decides whether it hangs.
@@ -262,42 +262,42 @@ def retry(turn: Turn, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ...]
     if retries > RETRIES_WITH_SAME_MEMBERS:
         out = [_most_accused(quorum, failures, accused)]
         retries = 0
-    turn.update(quorum=None)
+    draft.update(quorum=None)
     for name in out:
-        group = turn.job.groups.get(name)
+        group = draft.job.groups.get(name)
         if group is not None:  # it may be gone already
-            turn.expel(group, _why(name, failures), may_return=True)
-            progress.blame(turn, name)
+            draft.expel(group, _why(name, failures), may_return=True)
+            progress.blame(draft, name)
     for member in quorum.members:
         if member.group in odd:
-            put_out_odd(turn, (member.group, member.incarnation), ballot.digests)
-    assert turn.job.frontier is not None
-    members = _candidates(turn)
-    if len(members) < max(1, turn.job.min_replicas):
-        progress.tell_over(turn, quorum)
+            put_out_odd(draft, (member.group, member.incarnation), ballot.digests)
+    assert draft.job.frontier is not None
+    members = _candidates(draft)
+    if len(members) < max(1, draft.job.min_replicas):
+        progress.tell_over(draft, quorum)
         return  # `form` continues when there are enough
-    turn.update(ballot=progress.fresh_ballot(turn, retries))
-    _install(turn, members, again=True, announce=True)
+    draft.update(ballot=progress.fresh_ballot(draft, retries))
+    _install(draft, members, again=True, announce=True)
 
 
-def put_out_odd(turn: Turn, holder: Holder, given: Mapping[GroupName, int]) -> None:
+def put_out_odd(draft: Draft, holder: Holder, given: Mapping[GroupName, int]) -> None:
     """Evict a group whose state is not the majority's, and distrust its state and that of joiners it fed."""
-    turn.distrust(*holder)
-    group = turn.job.groups.get(holder[0])
+    draft.distrust(*holder)
+    group = draft.job.groups.get(holder[0])
     if group is not None and group.holder == holder:  # it may have left since it sent its digest
         reason = f"its state is not the majority's: {digests.listed(given)}"
         if group.name not in given:
             reason = "it sent no digest of its state in the first step of a quorum, where all are compared"
-        turn.expel(group, reason, may_return=True)
+        draft.expel(group, reason, may_return=True)
 
 
-def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -> NewQuorum:
+def _install(draft: Draft, members: list[Group], *, again: bool, announce: bool) -> NewQuorum:
     """Make a quorum of `members` the current one; `again` if its first step may have been tried before."""
-    job = turn.job
+    job = draft.job
     assert job.frontier is not None
     total = job.total_shards
     names = [group.name for group in members]
-    left = {change.group: change for change in job.left if change.group in job.seats}
+    left = {change.group: change for change in job.left if change.group in job.positions}
     if total is None:
         shards = {name: (position,) for position, name in enumerate(names)}
         total = len(names)
@@ -310,18 +310,18 @@ def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -
         job.frontier.step,
         total,
         tuple(as_member(group, shards[group.name]) for group in members),
-        joined=tuple(Change(name) for name in names if name not in job.seats or name in left),
+        joined=tuple(Change(name) for name in names if name not in job.positions or name in left),
         left=tuple(left.values()),
         history=job.history,
     )
-    _relieve(turn, quorum)
-    turn.put_all(members, phase=Phase.MEMBER)
-    seats = {name: position for position, name in enumerate(names)}
+    _relieve(draft, quorum)
+    draft.put_all(members, phase=GroupPhase.MEMBER)
+    positions = {name: position for position, name in enumerate(names)}
     held = {member.group: member.shards for member in quorum.members}
     places = max(job.places, sum(not group.spare for group in members))
-    turn.update(
+    draft.update(
         quorum=quorum,
-        seats=seats,
+        positions=positions,
         held=held,
         places=places,
         last_quorum_id=quorum.quorum_id,
@@ -329,68 +329,68 @@ def _install(turn: Turn, members: list[Group], *, again: bool, announce: bool) -
         restored_s=None,
         halted=None,
     )
-    turn.wait_for("")
-    turn.report(_quorum_line(quorum))
+    draft.wait_for("")
+    draft.log(_quorum_line(quorum))
     if announce:
         for group in members:
-            turn.send(group, quorum)
+            draft.send(group, quorum)
     return quorum
 
 
-def _relieve(turn: Turn, quorum: NewQuorum) -> None:
+def _relieve(draft: Draft, quorum: NewQuorum) -> None:
     """Make spares that are no longer needed stand by; `sessions.plan_following` lets them follow."""
-    frontier = turn.job.frontier
+    frontier = draft.job.frontier
     assert frontier is not None
     staying = {member.group for member in quorum.members}
-    for group in turn.select(lambda group: is_member(group) and group.name not in staying):
-        group = turn.release_heal(group)
+    for group in draft.select(lambda group: is_member(group) and group.name not in staying):
+        group = draft.release_heal(group)
         if group.holder in frontier.holders:
             # It holds the job's state, even if it joined with a fresh one: if all others die, the job can resume.
-            turn.put(group, phase=Phase.READY, step=frontier.step, history=turn.job.history)
+            draft.put(group, phase=GroupPhase.READY, step=frontier.step, history=draft.job.history)
         else:
-            turn.put(group, phase=Phase.STALE)
+            draft.put(group, phase=GroupPhase.STALE)
 
 
 def is_member(group: Group) -> bool:
-    return group.phase is Phase.MEMBER
+    return group.phase is GroupPhase.MEMBER
 
 
-def _candidates(turn: Turn) -> list[Group]:
+def _candidates(draft: Draft) -> list[Group]:
     """Return the next quorum: members, joiners that have caught up, and spares in place of missing groups.
 
     A joiner that lacks only the sum of the last step counts too, because it can fetch that once its donors have it.
     """
-    frontier = turn.job.frontier
+    frontier = draft.job.frontier
     assert frontier is not None
-    if all(group.phase is Phase.MEMBER and not group.spare for group in turn.job.groups.values()):
-        return turn.select(is_member)  # fast path: same result without joiners or spares
-    standing = turn.select(
-        lambda group: is_member(group) or (group.phase is Phase.READY and group.step >= frontier.step)
+    if all(group.phase is GroupPhase.MEMBER and not group.spare for group in draft.job.groups.values()):
+        return draft.select(is_member)  # fast path: same result without joiners or spares
+    standing = draft.select(
+        lambda group: is_member(group) or (group.phase is GroupPhase.READY and group.step >= frontier.step)
     )
     if not standing:
         return []  # without a donor, no group can fetch that sum
-    nearly = turn.select(
+    nearly = draft.select(
         lambda group: (
-            group.phase is Phase.READY and group.heal_id is not None and group.step == frontier.step - 1
+            group.phase is GroupPhase.READY and group.heal_id is not None and group.step == frontier.step - 1
         )
     )
     able = [*standing, *nearly]
-    admitted = [group for group in able if not progress.held_back(turn, group)]
-    if len(admitted) >= max(1, turn.job.min_replicas):
+    admitted = [group for group in able if not progress.held_back(draft, group)]
+    if len(admitted) >= max(1, draft.job.min_replicas):
         able = admitted
     regular = [group for group in able if not group.spare]
-    wanted = max(1, turn.job.places, turn.job.min_replicas)
+    wanted = max(1, draft.job.places, draft.job.min_replicas)
     # A spare that is a member already goes before the others.
     spares = sorted((group for group in able if group.spare), key=lambda group: not is_member(group))
     chosen = [*regular, *spares[: max(0, wanted - len(regular))]]
     return sorted(chosen, key=lambda group: natural_key(group.name))
 
 
-def _differs(turn: Turn, quorum: NewQuorum, members: list[Group]) -> bool:
+def _differs(draft: Draft, quorum: NewQuorum, members: list[Group]) -> bool:
     """Return whether the quorum must change: other members, or shards not assigned as at a boundary."""
     if [(m.group, m.incarnation) for m in quorum.members] != [group.holder for group in members]:
         return True
-    total = turn.job.total_shards
+    total = draft.job.total_shards
     if total is None:
         return False
     dealt = assign.at_boundary(total, [group.name for group in members])
@@ -406,19 +406,21 @@ def _silent(quorum: NewQuorum, ballot: Ballot) -> int:
     return _living(quorum, ballot) & ~(ballot.ok | ballot.failed)
 
 
-def _bit(turn: Turn, name: GroupName) -> int:
-    position = turn.job.seats.get(name)
+def _bit(draft: Draft, name: GroupName) -> int:
+    position = draft.job.positions.get(name)
     return 0 if position is None else 1 << position
 
 
-def _most_accused(quorum: NewQuorum, failures: tuple[Failure, ...], accused: Counter[GroupName]) -> GroupName:
+def _most_accused(
+    quorum: NewQuorum, failures: tuple[FailedVote, ...], accused: Counter[GroupName]
+) -> GroupName:
     """Return the member to evict when the same members keep failing; without any accusation, a failed voter."""
     names = [member.group for member in quorum.members]
     blamed = [name for name in names if accused[name]] or [failure.voter for failure in failures]
     return max(blamed, key=lambda name: (accused[name], natural_key(name)))
 
 
-def _why(name: GroupName, failures: tuple[Failure, ...]) -> str:
+def _why(name: GroupName, failures: tuple[FailedVote, ...]) -> str:
     accusers = [failure for failure in failures if name in failure.accused]
     if not accusers:
         return "its exchange keeps failing"
@@ -447,11 +449,11 @@ def _founding_text(
     )
 
 
-def _quorum_text(turn: Turn, members: list[Group]) -> str:
-    job = turn.job
+def _quorum_text(draft: Draft, members: list[Group]) -> str:
+    job = draft.job
     assert job.frontier is not None
     held = {group.name for group in members}
-    others = turn.select(lambda group: group.name not in held and group.phase is not Phase.LEAVING)
+    others = draft.select(lambda group: group.name not in held and group.phase is not GroupPhase.LEAVING)
     coming = (
         listed([f"{group.name} ({group.phase.value})" for group in others]) or "no other group is present"
     )
@@ -460,17 +462,17 @@ def _quorum_text(turn: Turn, members: list[Group]) -> str:
     gone = f"; lost: {lost}" if lost else ""
     return (
         f"step {job.frontier.step} needs {wanted} groups that hold it, and {len(members)} do "
-        f"({names_text(members)}); {coming}{gone}{_orphaned_text(turn)}{_reunion_text(turn)}"
+        f"({names_text(members)}); {coming}{gone}{_orphaned_text(draft)}{_reunion_text(draft)}"
     )
 
 
-def _reunion_text(turn: Turn) -> str:
-    if not founding.reunites(turn):
+def _reunion_text(draft: Draft) -> str:
+    if not founding.reunites(draft):
         return ""
     return "; the coordinator has just restarted, and waits a moment for earlier members to come back"
 
 
-def _orphaned_text(turn: Turn) -> str:
-    if turn.job.orphaned_s is None:
+def _orphaned_text(draft: Draft) -> str:
+    if draft.job.orphaned_s is None:
         return ""
     return "; no group is left that holds the job's state: the job resumes when a group brings a checkpoint of it"

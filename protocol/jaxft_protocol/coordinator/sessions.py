@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from jaxft_protocol.coordinator import bounds, digests, founding, halting, quorums, terms
-from jaxft_protocol.coordinator.draft import Turn, as_member, names_text
-from jaxft_protocol.coordinator.job import Close, Group, Holder, Phase, Send, SessionId
+from jaxft_protocol.coordinator.draft import Draft, as_member, names_text
+from jaxft_protocol.coordinator.job import Close, Group, GroupPhase, Holder, Send, SessionId
 from jaxft_protocol.messages import (
     PROTOCOL_VERSION,
     Difference,
@@ -38,285 +38,287 @@ MAX_NAME_LENGTH = 200
 # A quorum lists every shard: this many take 200 KB.
 MAX_SHARDS = 65536
 
-_DONATES = (Phase.MEMBER, Phase.READY, Phase.LEAVING)
+_DONATES = (GroupPhase.MEMBER, GroupPhase.READY, GroupPhase.LEAVING)
 # Phases of groups that need the frontier, or may need it once they have joined.
-_WITHOUT_FRONTIER = (Phase.PRESENT, Phase.STALE, Phase.HEALING, Phase.READY)
+_WITHOUT_FRONTIER = (GroupPhase.PRESENT, GroupPhase.STALE, GroupPhase.HEALING, GroupPhase.READY)
 
 
-def hello(turn: Turn, session: SessionId, message: Hello) -> None:
+def hello(draft: Draft, session: SessionId, message: Hello) -> None:
     problem = _hello_problem(message)
     if problem:
-        turn.effects += [Send(session, Refused(problem)), Close(session)]
+        draft.effects += [Send(session, Refused(problem)), Close(session)]
         return
-    if terms.turns_away(turn, session, message):
+    if terms.turns_away(draft, session, message):
         return
-    if turn.job.idle_since is not None:
-        turn.update(idle_since=None)
-    known = turn.job.groups.get(message.group)
+    if draft.job.idle_since is not None:
+        draft.update(idle_since=None)
+    known = draft.job.groups.get(message.group)
     if known is not None and known.incarnation == message.incarnation:
-        turn.effects.append(Close(known.session))  # its other end is gone, which was not noticed here
-        remove(turn, known, "it lost its connection")
+        draft.effects.append(Close(known.session))  # its other end is gone, which was not noticed here
+        remove(draft, known, "it lost its connection")
     elif known is not None:
-        dismiss(turn, known, f"another process has joined as {message.group!r}", may_return=False)
-    group = Group(message.group, message.incarnation, session, message.address, turn.now_s, came_s=turn.now_s)
-    if group.holder not in turn.job.distrusted:
+        dismiss(draft, known, f"another process has joined as {message.group!r}", may_return=False)
+    group = Group(
+        message.group, message.incarnation, session, message.address, draft.now_s, came_s=draft.now_s
+    )
+    if group.holder not in draft.job.distrusted:
         group = changed(group, step=message.step, history=message.history)
-    turn.add(group)
-    frontier = turn.job.frontier
-    interval_ms, term = turn.job.options.heartbeat_interval_ms, turn.job.term
+    draft.add(group)
+    frontier = draft.job.frontier
+    interval_ms, term = draft.job.options.heartbeat_interval_ms, draft.job.term
     if frontier is None:
-        turn.send(group, Welcome(interval_ms, term=term))
+        draft.send(group, Welcome(interval_ms, term=term))
     else:
-        held = bool(turn.holders())
-        turn.send(group, Welcome(interval_ms, frontier.step, frontier.quorum_id, held, term))
-    turn.report(f"{group.name} is present")
+        held = bool(draft.holders())
+        draft.send(group, Welcome(interval_ms, frontier.step, frontier.quorum_id, held, term))
+    draft.log(f"{group.name} is present")
 
 
-def join(turn: Turn, group: Group, message: Join) -> None:
-    job = turn.job
+def join(draft: Draft, group: Group, message: Join) -> None:
+    job = draft.job
     problem = _shards_problem(message)
     if problem:
-        refuse(turn, group, problem)
+        refuse(draft, group, problem)
         return
-    differences = _differences(turn, message)
+    differences = _differences(draft, message)
     if differences:
         names = ", ".join(difference.name for difference in differences)
-        refuse(turn, group, f"group {group.name!r} differs from job {job.name!r} in: {names}", differences)
+        refuse(draft, group, f"group {group.name!r} differs from job {job.name!r} in: {names}", differences)
         return
     if message.step == 0 and job.frontier is not None and message.history != job.history:
         # It healed to the first state of a founding that was undone before any commit.
         message = replace(message, history=HistoryId(0))
-    if founding.gives_way_to(turn, message):
-        founding.give_way(turn)
-        job = turn.job
+    if founding.gives_way_to(draft, message):
+        founding.give_way(draft)
+        job = draft.job
     brought = changed(group, step=message.step, history=message.history)
     problem = founding.foreign_state(job, brought) or bounds.join_problem(job, group.name, message)
     if problem:
-        refuse(turn, group, problem)
+        refuse(draft, group, problem)
         return
-    if halting.stop_late(turn, group):
+    if halting.stop_late(draft, group):
         return
     if group.holder in job.distrusted:
         # A corrupt state has no history until the group has healed.
         message = replace(message, history=HistoryId(0))
     if founding.is_newer(job, message):
-        founding.go_back_for_newer(turn, group, message)
-    turn.update(
+        founding.go_back_for_newer(draft, group, message)
+    draft.update(
         settings=job.settings if job.settings is not None else dict(message.settings),
         total_shards=job.total_shards if job.settings is not None else message.total_shards,
         min_replicas=job.min_replicas or message.min_replicas or job.options.min_replicas,
         last_quorum_id=QuorumId(max(job.last_quorum_id, message.last_quorum_id)),
     )
     if job.first_join_s is None:
-        turn.update(first_join_s=turn.now_s)
-    joined = turn.put(
+        draft.update(first_join_s=draft.now_s)
+    joined = draft.put(
         group,
         step=message.step,
         digest=message.digest,
         history=message.history,
-        joined_s=turn.now_s,
+        joined_s=draft.now_s,
         spare=message.spare,
         members=message.members,
-        phase=Phase.STALE,
+        phase=GroupPhase.STALE,
     )
-    if _holds_frontier(turn, joined):
-        turn.note_state(joined)
+    if _holds_frontier(draft, joined):
+        draft.note_state(joined)
         # The current quorum may commit the step without it: as a member it would then lack a step.
         spare = job.quorum is not None or job.finished is not None
-        turn.put(joined, phase=Phase.READY if spare else Phase.MEMBER)
+        draft.put(joined, phase=GroupPhase.READY if spare else GroupPhase.MEMBER)
     if job.waiting:
-        turn.send(group, Waiting(job.waiting, bool(turn.holders())))
+        draft.send(group, Waiting(job.waiting, bool(draft.holders())))
 
 
-def ready(turn: Turn, group: Group, message: Ready) -> None:
+def ready(draft: Draft, group: Group, message: Ready) -> None:
     if message.heal_id != group.heal_id:
         return  # of a heal that has been abandoned
     # A joiner that is already a member sends Ready again once it has the sum that it lacked.
-    phase = Phase.MEMBER if group.phase is Phase.MEMBER else Phase.READY
-    caught_up = turn.put(
+    phase = GroupPhase.MEMBER if group.phase is GroupPhase.MEMBER else GroupPhase.READY
+    caught_up = draft.put(
         group,
         phase=phase,
         step=message.step,
         digest=None,  # the known one is that of a state which it no longer holds
-        history=turn.job.history,
-        ready_s=turn.now_s,
+        history=draft.job.history,
+        ready_s=draft.now_s,
         heals_failed=0,
     )
-    turn.note_state(caught_up)
+    draft.note_state(caught_up)
 
 
-def heal_failed(turn: Turn, group: Group, message: HealFailed) -> None:
+def heal_failed(draft: Draft, group: Group, message: HealFailed) -> None:
     if message.heal_id != group.heal_id:
         return
-    turn.report(f"{group.name} could not heal: {message.reason}")
-    turn.put(_give_up_heal(turn, group), **_held_now(turn, group, message))
-    if group.phase is Phase.MEMBER:
-        turn.note_left(group.name, "it could not catch up")
-    quorums.lose(turn, group.name)
+    draft.log(f"{group.name} could not heal: {message.reason}")
+    draft.put(_give_up_heal(draft, group), **_held_now(draft, group, message))
+    if group.phase is GroupPhase.MEMBER:
+        draft.note_left(group.name, "it could not catch up")
+    quorums.lose(draft, group.name)
 
 
-def _give_up_heal(turn: Turn, group: Group) -> Group:
+def _give_up_heal(draft: Draft, group: Group) -> Group:
     """End a heal. Its donors may have died, and others can serve at once. After repeated failures, pause first."""
-    pause_s = turn.job.options.vote_grace_s if group.heals_failed else 0.0
-    return turn.put(
-        turn.release_heal(group),
-        phase=Phase.STALE,
+    pause_s = draft.job.options.vote_grace_s if group.heals_failed else 0.0
+    return draft.put(
+        draft.release_heal(group),
+        phase=GroupPhase.STALE,
         heals_failed=group.heals_failed + 1,
-        heals_again_s=turn.now_s + pause_s,
+        heals_again_s=draft.now_s + pause_s,
     )
 
 
-def leave(turn: Turn, group: Group, message: Leave) -> None:
+def leave(draft: Draft, group: Group, message: Leave) -> None:
     """Remove `group` from the quorum; it stays as a donor while it is needed."""
-    turn.report(f"{group.name} leaves")
-    if group.phase in (Phase.STALE, Phase.HEALING):
+    draft.log(f"{group.name} leaves")
+    if group.phase in (GroupPhase.STALE, GroupPhase.HEALING):
         # It does not hold the frontier (any more), so no group needs it.
-        turn.send(group, Goodbye())
-        turn.effects.append(Close(group.session))
-        turn.remove(turn.release_heal(group))
+        draft.send(group, Goodbye())
+        draft.effects.append(Close(group.session))
+        draft.remove(draft.release_heal(group))
         return
-    left = turn.put(turn.release_heal(group), phase=Phase.LEAVING)
-    if group.phase is Phase.MEMBER:
-        turn.note_left(left.name, "it left")
-    if message.finished and not group.spare and group.phase is Phase.MEMBER:
-        _give_up_place(turn, group)
-    last = not turn.select(quorums.is_member)
-    if last and message.finished and left in turn.holders() and not _nothing_was_done(turn):
-        _finish_here(turn)
-    quorums.mark_lost(turn, left.name)
+    left = draft.put(draft.release_heal(group), phase=GroupPhase.LEAVING)
+    if group.phase is GroupPhase.MEMBER:
+        draft.note_left(left.name, "it left")
+    if message.finished and not group.spare and group.phase is GroupPhase.MEMBER:
+        _give_up_place(draft, group)
+    last = not draft.select(quorums.is_member)
+    if last and message.finished and left in draft.holders() and not _nothing_was_done(draft):
+        _finish_here(draft)
+    quorums.mark_lost(draft, left.name)
     # Many groups finish at the same time: the next tick forms one quorum without all of them.
     if not message.finished:
-        quorums.settle(turn)
+        quorums.settle(draft)
 
 
-def _give_up_place(turn: Turn, group: Group) -> None:
+def _give_up_place(draft: Draft, group: Group) -> None:
     """Remove the place of a group that has finished, so that no spare replaces it; once, and only if it had one.
 
     A founder that leaves before the first quorum has no place.
     """
-    assert turn.job.frontier is not None
-    turn.update(ended=turn.job.frontier.step)
-    if group.name in turn.job.held:
-        held = {name: shards for name, shards in turn.job.held.items() if name != group.name}
-        turn.update(places=turn.job.places - 1, held=held)
+    assert draft.job.frontier is not None
+    draft.update(ended=draft.job.frontier.step)
+    if group.name in draft.job.held:
+        held = {name: shards for name, shards in draft.job.held.items() if name != group.name}
+        draft.update(places=draft.job.places - 1, held=held)
 
 
-def closed(turn: Turn, group: Group, reason: str) -> None:
-    if group.phase is not Phase.LEAVING:
-        turn.report(f"lost {group.name} ({reason})")
-    remove(turn, group, reason)
+def closed(draft: Draft, group: Group, reason: str) -> None:
+    if group.phase is not GroupPhase.LEAVING:
+        draft.log(f"lost {group.name} ({reason})")
+    remove(draft, group, reason)
 
 
-def remove(turn: Turn, group: Group, reason: str) -> None:
+def remove(draft: Draft, group: Group, reason: str) -> None:
     """Remove a group whose session is over."""
-    turn.forget(group, reason)
-    quorums.lose(turn, group.name)
+    draft.forget(group, reason)
+    quorums.lose(draft, group.name)
 
 
-def dismiss(turn: Turn, group: Group, reason: str, *, may_return: bool) -> None:
+def dismiss(draft: Draft, group: Group, reason: str, *, may_return: bool) -> None:
     """Evict `group`: tell it, end its session, continue without it."""
-    turn.expel(group, reason, may_return=may_return)
-    quorums.lose(turn, group.name)
+    draft.expel(group, reason, may_return=may_return)
+    quorums.lose(draft, group.name)
 
 
-def refuse(turn: Turn, group: Group, reason: str, differences: tuple[Difference, ...] = ()) -> None:
-    turn.refuse(group, reason, differences)
-    quorums.lose(turn, group.name)
+def refuse(draft: Draft, group: Group, reason: str, differences: tuple[Difference, ...] = ()) -> None:
+    draft.refuse(group, reason, differences)
+    quorums.lose(draft, group.name)
 
 
-def pinned(turn: Turn, donor: Group, message: Pinned) -> None:
+def pinned(draft: Draft, donor: Group, message: Pinned) -> None:
     """Note the digest of the state that a donor keeps for a heal."""
-    joiner = next((one for one in turn.job.groups.values() if one.heal_id == message.heal_id), None)
+    joiner = next((one for one in draft.job.groups.values() if one.heal_id == message.heal_id), None)
     if joiner is None or joiner.pinned_step is None or donor.holder not in joiner.donors:
         return  # of a heal that has been abandoned, or has started
     if message.digest is None:
-        turn.send(donor, Release(message.heal_id))
-        turn.put(joiner, donors=tuple(holder for holder in joiner.donors if holder != donor.holder))
+        draft.send(donor, Release(message.heal_id))
+        draft.put(joiner, donors=tuple(holder for holder in joiner.donors if holder != donor.holder))
     else:
-        turn.put(joiner, pinned={**joiner.pinned, donor.holder: message.digest})
+        draft.put(joiner, pinned={**joiner.pinned, donor.holder: message.digest})
 
 
-def plan_heals(turn: Turn) -> None:
+def plan_heals(draft: Draft) -> None:
     """Give donors to every group that needs the frontier; if the job has finished without a donor, tell them that."""
-    for joiner in turn.select(lambda group: group.pinned_step is not None):
-        _tell_donors(turn, joiner)
+    for joiner in draft.select(lambda group: group.pinned_step is not None):
+        _tell_donors(draft, joiner)
     # Read it only now: the digests may have evicted the member whose vote was missing, and so committed the step.
-    frontier = turn.job.frontier
+    frontier = draft.job.frontier
     if frontier is None:
         return
-    stale = turn.select(lambda group: group.phase is Phase.STALE and group.heals_again_s <= turn.now_s)
-    donors = _donors(turn) if stale else []
+    stale = draft.select(lambda group: group.phase is GroupPhase.STALE and group.heals_again_s <= draft.now_s)
+    donors = _donors(draft) if stale else []
     for group in stale:
         if not donors:
-            if turn.job.finished is not None:
-                _tell_finished(turn, group)
+            if draft.job.finished is not None:
+                _tell_finished(draft, group)
             continue
-        _pin(turn, turn.put(group, phase=Phase.HEALING), frontier.step, donors)
-        turn.report(f"{group.name} heals to step {frontier.step} from {names_text(donors)}")
+        _pin(draft, draft.put(group, phase=GroupPhase.HEALING), frontier.step, donors)
+        draft.log(f"{group.name} heals to step {frontier.step} from {names_text(donors)}")
 
 
-def _pin(turn: Turn, joiner: Group, step: Step, donors: list[Group]) -> None:
+def _pin(draft: Draft, joiner: Group, step: Step, donors: list[Group]) -> None:
     """Let donors keep state `step`, and ask for its digest: a donor with a corrupt state must not feed a joiner."""
-    heal_id = _ask_donors(turn, step, donors, log_only=False)
+    heal_id = _ask_donors(draft, step, donors, log_only=False)
     holders = tuple(donor.holder for donor in donors)
-    joiner = turn.put(
-        joiner, heal_id=heal_id, donors=holders, pinned_step=step, pinned={}, pinned_s=turn.now_s
+    joiner = draft.put(
+        joiner, heal_id=heal_id, donors=holders, pinned_step=step, pinned={}, pinned_s=draft.now_s
     )
     if len(donors) == 1:
-        _tell_heal(turn, joiner, donors)  # there is nothing to compare
+        _tell_heal(draft, joiner, donors)  # there is nothing to compare
         return
-    turn.send(joiner, Waiting(f"the digest of state {step} at {names_text(donors)}", held=True))
+    draft.send(joiner, Waiting(f"the digest of state {step} at {names_text(donors)}", held=True))
 
 
-def _tell_donors(turn: Turn, joiner: Group) -> None:
+def _tell_donors(draft: Draft, joiner: Group) -> None:
     """Send a joiner its donors, once all living donors have sent their digests and a majority agrees.
 
     A donor sends no digest while its training thread is away. After a heartbeat timeout only the donors that have
     sent one serve; if none has, there is nothing to compare, and all serve. If half of them or more are away, they
     have `join_timeout_s`: otherwise a corrupt donor, together with the joiner that it feeds, could outvote them.
     """
-    joiner = turn.job.groups.get(joiner.name, joiner)
-    if joiner.pinned_step is None or joiner.name not in turn.job.groups:
+    joiner = draft.job.groups.get(joiner.name, joiner)
+    if joiner.pinned_step is None or joiner.name not in draft.job.groups:
         return  # the digests for another joiner have ended this heal, or the job
-    donors = [donor for donor in _present(turn, joiner.donors) if donor.phase in _DONATES]
+    donors = [donor for donor in _present(draft, joiner.donors) if donor.phase in _DONATES]
     if not donors:
-        _give_up_heal(turn, joiner)
+        _give_up_heal(draft, joiner)
         return
     told = [donor for donor in donors if donor.holder in joiner.pinned]
-    options = turn.job.options
+    options = draft.job.options
     few = 0 < 2 * len(told) <= len(donors)
     most_s = max(options.heartbeat_timeout_s, options.join_timeout_s if few else 0.0)
-    if len(told) < len(donors) and turn.now_s - joiner.pinned_s <= most_s:
+    if len(told) < len(donors) and draft.now_s - joiner.pinned_s <= most_s:
         return
     given = {donor.name: joiner.pinned[donor.holder] for donor in told}
     odd = digests.odd_ones(given)
     if odd is None:
-        halting.diverge(turn, digests.listed(given))
+        halting.diverge(draft, digests.listed(given))
         return
     for donor in told:
         if donor.name in odd:
-            quorums.put_out_odd(turn, donor.holder, given)
-    _tell_heal(turn, joiner, [donor for donor in told if donor.name not in odd] or donors)
-    quorums.lose(turn, *odd)
+            quorums.put_out_odd(draft, donor.holder, given)
+    _tell_heal(draft, joiner, [donor for donor in told if donor.name not in odd] or donors)
+    quorums.lose(draft, *odd)
 
 
-def _tell_heal(turn: Turn, joiner: Group, donors: list[Group]) -> None:
-    step, heal_id, frontier = joiner.pinned_step, joiner.heal_id, turn.job.frontier
+def _tell_heal(draft: Draft, joiner: Group, donors: list[Group]) -> None:
+    step, heal_id, frontier = joiner.pinned_step, joiner.heal_id, draft.job.frontier
     assert step is not None
     assert heal_id is not None
     assert frontier is not None
     serving = tuple(donor.holder for donor in donors)
-    for donor in _present(turn, joiner.donors):
+    for donor in _present(draft, joiner.donors):
         if donor.holder not in serving:
-            turn.send(donor, Release(heal_id))
-    joiner = turn.put(joiner, donors=serving, pinned_step=None, pinned={})
-    turn.send(joiner, Heal(heal_id, step, _as_members(donors), history=turn.job.history))
+            draft.send(donor, Release(heal_id))
+    joiner = draft.put(joiner, donors=serving, pinned_step=None, pinned={})
+    draft.send(joiner, Heal(heal_id, step, _as_members(donors), history=draft.job.history))
     if frontier.step != step:
-        turn.send(joiner, FrontierMoved(frontier.step))
+        draft.send(joiner, FrontierMoved(frontier.step))
 
 
-def _present(turn: Turn, holders: tuple[Holder, ...]) -> list[Group]:
-    groups = turn.job.groups
+def _present(draft: Draft, holders: tuple[Holder, ...]) -> list[Group]:
+    groups = draft.job.groups
     return [groups[name] for name, incarnation in holders if _is_here(groups.get(name), incarnation)]
 
 
@@ -324,40 +326,40 @@ def _is_here(group: Group | None, incarnation: Incarnation) -> bool:
     return group is not None and group.incarnation == incarnation
 
 
-def plan_following(turn: Turn) -> None:
+def plan_following(draft: Draft) -> None:
     """Let every ready group at the frontier follow the job: donors log the sums for it from now on.
 
     A spare that already follows gets additional donors when there are new ones. It stands by for a long time, and
     otherwise the death of its last original donor would cut it off just when it is needed.
     """
-    frontier = turn.job.frontier
-    if frontier is None or turn.job.quorum is None:
+    frontier = draft.job.frontier
+    if frontier is None or draft.job.quorum is None:
         return
-    standing = turn.select(
-        lambda group: group.phase is Phase.READY and (group.heal_id is None or group.spare)
+    standing = draft.select(
+        lambda group: group.phase is GroupPhase.READY and (group.heal_id is None or group.spare)
     )
     for group in standing:
-        donors = turn.select(lambda other: quorums.is_member(other) and other.holder in frontier.holders)
+        donors = draft.select(lambda other: quorums.is_member(other) and other.holder in frontier.holders)
         new = [donor for donor in donors if donor.holder not in group.donors]
         if group.step != frontier.step or not new:
             continue
-        follower = turn.release_heal(group)
-        _begin_following(turn, follower, frontier.step, donors)
-        turn.report(f"{group.name} stands by at step {frontier.step}, follows {names_text(donors)}")
+        follower = draft.release_heal(group)
+        _begin_following(draft, follower, frontier.step, donors)
+        draft.log(f"{group.name} stands by at step {frontier.step}, follows {names_text(donors)}")
 
 
-def _begin_following(turn: Turn, group: Group, step: Step, donors: list[Group]) -> None:
+def _begin_following(draft: Draft, group: Group, step: Step, donors: list[Group]) -> None:
     """Tell donors what to log for `group`, then send `group` its donors."""
-    heal_id = _ask_donors(turn, step, donors, log_only=True)
-    turn.put(group, heal_id=heal_id, donors=tuple(donor.holder for donor in donors))
-    turn.send(group, Heal(heal_id, step, _as_members(donors), True, turn.job.history))
+    heal_id = _ask_donors(draft, step, donors, log_only=True)
+    draft.put(group, heal_id=heal_id, donors=tuple(donor.holder for donor in donors))
+    draft.send(group, Heal(heal_id, step, _as_members(donors), True, draft.job.history))
 
 
-def _ask_donors(turn: Turn, step: Step, donors: list[Group], *, log_only: bool) -> HealId:
-    heal_id = HealId(turn.job.last_heal_id + 1)
-    turn.update(last_heal_id=heal_id)
+def _ask_donors(draft: Draft, step: Step, donors: list[Group], *, log_only: bool) -> HealId:
+    heal_id = HealId(draft.job.last_heal_id + 1)
+    draft.update(last_heal_id=heal_id)
     for donor in donors:
-        turn.send(donor, Pin(heal_id, step, log_only))
+        draft.send(donor, Pin(heal_id, step, log_only))
     return heal_id
 
 
@@ -365,87 +367,87 @@ def _as_members(donors: list[Group]) -> tuple[Member, ...]:
     return tuple(as_member(donor) for donor in donors)
 
 
-def _held_now(turn: Turn, group: Group, message: HealFailed) -> dict[str, object]:
+def _held_now(draft: Draft, group: Group, message: HealFailed) -> dict[str, object]:
     """Return what a group holds after a heal that failed half-way: maybe a newer, committed state."""
-    history = message.history if message.history == turn.job.history else HistoryId(0)
-    if (message.step, history) == (group.step, group.history) or group.holder in turn.job.distrusted:
+    history = message.history if message.history == draft.job.history else HistoryId(0)
+    if (message.step, history) == (group.step, group.history) or group.holder in draft.job.distrusted:
         return {}
     return {"step": message.step, "history": history, "digest": None}
 
 
-def _donors(turn: Turn) -> list[Group]:
+def _donors(draft: Draft) -> list[Group]:
     """Return the donors: members; else groups that are ready; else groups that are leaving."""
-    holders = turn.holders()
-    for phase in (Phase.MEMBER, Phase.READY):
+    holders = draft.holders()
+    for phase in (GroupPhase.MEMBER, GroupPhase.READY):
         if staying := [holder for holder in holders if holder.phase is phase]:
             return staying
     return holders
 
 
-def finish(turn: Turn) -> None:
+def finish(draft: Draft) -> None:
     """Finish the job, tell groups that have caught up, and release leaving groups that are no longer needed."""
-    if _spares_are_left(turn):
-        _finish_here(turn)
-    job = turn.job
+    if _spares_are_left(draft):
+        _finish_here(draft)
+    job = draft.job
     if job.finished is not None:
-        for group in turn.select(lambda group: _stands_at(turn, group, job.finished)):
-            _tell_finished(turn, group)
-    leavers = turn.select(lambda group: group.phase is Phase.LEAVING)
-    needed = _needed_names(turn) if leavers else set[GroupName]()
+        for group in draft.select(lambda group: _stands_at(draft, group, job.finished)):
+            _tell_finished(draft, group)
+    leavers = draft.select(lambda group: group.phase is GroupPhase.LEAVING)
+    needed = _needed_names(draft) if leavers else set[GroupName]()
     for group in leavers:
         if group.name not in needed:
-            turn.send(group, Goodbye())
-            turn.effects.append(Close(group.session))
-            turn.remove(group)
+            draft.send(group, Goodbye())
+            draft.effects.append(Close(group.session))
+            draft.remove(group)
 
 
-def _finish_here(turn: Turn) -> None:
-    assert turn.job.frontier is not None
-    turn.update(finished=turn.job.frontier.step, quorum=None)
-    turn.report(f"finished at step {turn.job.frontier.step}")
+def _finish_here(draft: Draft) -> None:
+    assert draft.job.frontier is not None
+    draft.update(finished=draft.job.frontier.step, quorum=None)
+    draft.log(f"finished at step {draft.job.frontier.step}")
 
 
-def _spares_are_left(turn: Turn) -> bool:
+def _spares_are_left(draft: Draft) -> bool:
     """Return whether all regular groups have finished at this step, and only spares are left, too few to continue.
 
     Not if a regular group has died: it may come back, and its place must still be filled.
     """
-    job = turn.job
+    job = draft.job
     if job.frontier is None or job.ended != job.frontier.step or job.places > 0:
         return False
-    if job.quorum is not None or job.finished is not None or _nothing_was_done(turn):
+    if job.quorum is not None or job.finished is not None or _nothing_was_done(draft):
         return False
-    staying = turn.select(lambda group: group.phase is not Phase.LEAVING)
+    staying = draft.select(lambda group: group.phase is not GroupPhase.LEAVING)
     return 0 < len(staying) < job.min_replicas and all(group.spare for group in staying)
 
 
-def _nothing_was_done(turn: Turn) -> bool:
+def _nothing_was_done(draft: Draft) -> bool:
     """Return whether the job has only a fresh founding. Leaving it does not finish it: others may reconnect."""
-    frontier = turn.job.frontier
+    frontier = draft.job.frontier
     return frontier is not None and frontier.founding and frontier.fresh
 
 
-def _stands_at(turn: Turn, group: Group, step: Step | None) -> bool:
-    if group.phase is Phase.MEMBER:  # of a quorum that has ended; only a holder of the frontier counts
-        return group in turn.holders()
-    return group.phase is Phase.READY and group.step == step
+def _stands_at(draft: Draft, group: Group, step: Step | None) -> bool:
+    if group.phase is GroupPhase.MEMBER:  # of a quorum that has ended; only a holder of the frontier counts
+        return group in draft.holders()
+    return group.phase is GroupPhase.READY and group.step == step
 
 
-def _needed_names(turn: Turn) -> set[GroupName]:
+def _needed_names(draft: Draft) -> set[GroupName]:
     """Return who must stay: donors of running heals, and holders of the frontier if all of them are leaving."""
-    groups = turn.job.groups.values()
+    groups = draft.job.groups.values()
     needed = {name for group in groups for name, _ in group.donors}
-    holders = turn.holders()
-    stayers_hold_it = any(holder.phase is not Phase.LEAVING for holder in holders)
+    holders = draft.holders()
+    stayers_hold_it = any(holder.phase is not GroupPhase.LEAVING for holder in holders)
     if not stayers_hold_it and any(group.phase in _WITHOUT_FRONTIER for group in groups):
         needed |= {holder.name for holder in holders}
     return needed
 
 
-def _tell_finished(turn: Turn, group: Group) -> None:
-    assert turn.job.finished is not None
-    turn.send(group, Finished(turn.job.finished))
-    turn.put(turn.release_heal(group), phase=Phase.LEAVING)
+def _tell_finished(draft: Draft, group: Group) -> None:
+    assert draft.job.finished is not None
+    draft.send(group, Finished(draft.job.finished))
+    draft.put(draft.release_heal(group), phase=GroupPhase.LEAVING)
 
 
 def _shards_problem(message: Join) -> str:
@@ -468,8 +470,8 @@ def _hello_problem(message: Hello) -> str:
     return ""
 
 
-def _differences(turn: Turn, message: Join) -> tuple[Difference, ...]:
-    job = turn.job
+def _differences(draft: Draft, message: Join) -> tuple[Difference, ...]:
+    job = draft.job
     if job.settings is None:
         return ()
     ours = {**job.settings, **_said_of(job.min_replicas, job.total_shards)}
@@ -487,10 +489,10 @@ def _said_of(min_replicas: int, total_shards: int | None) -> dict[str, str]:
     return {"min_replicas": str(min_replicas), "shards": shards_text(total_shards)}
 
 
-def _holds_frontier(turn: Turn, group: Group) -> bool:
-    frontier = turn.job.frontier
-    if frontier is None or group.step != frontier.step or group.holder in turn.job.distrusted:
+def _holds_frontier(draft: Draft, group: Group) -> bool:
+    frontier = draft.job.frontier
+    if frontier is None or group.step != frontier.step or group.holder in draft.job.distrusted:
         return False
-    if turn.job.proven.get(group.name) == group.incarnation:
+    if draft.job.proven.get(group.name) == group.incarnation:
         return True
     return group.digest is not None and group.digest == frontier.digest

@@ -19,7 +19,7 @@ highest it has met. A later group may bring a higher one:
 A job never takes over the term of another job: the term that a group reports concerns its own job only.
 """
 
-from jaxft_protocol.coordinator.draft import Turn
+from jaxft_protocol.coordinator.draft import Draft
 from jaxft_protocol.coordinator.job import Close, Job, Send, SessionId
 from jaxft_protocol.messages import Evicted, Hello, Welcome
 
@@ -27,55 +27,55 @@ from jaxft_protocol.messages import Evicted, Hello, Welcome
 LONGEST_ROUND_S = 10.0
 
 
-def turns_away(turn: Turn, session: SessionId, message: Hello) -> bool:
+def turns_away(draft: Draft, session: SessionId, message: Hello) -> bool:
     """Choose the term under which a group is welcomed; return True if it was sent to another coordinator."""
-    job = turn.job
+    job = draft.job
     if not job.term:
         learns = not job.options.durable and message.term and message.term >= job.options.term
-        turn.update(term=message.term + 1 if learns else job.options.term)
-    if message.term <= turn.job.term:
+        draft.update(term=message.term + 1 if learns else job.options.term)
+    if message.term <= draft.job.term:
         return False
-    if not job.options.durable and (job.frontier is None or _is_outdone(turn)):
-        _begin_again(turn, message)
+    if not job.options.durable and (job.frontier is None or _is_outdone(draft)):
+        _begin_again(draft, message)
         return False
-    _turn_away(turn, session, message)
+    _turn_away(draft, session, message)
     return True
 
 
-def _is_outdone(turn: Turn) -> bool:
+def _is_outdone(draft: Draft) -> bool:
     """Return whether groups of a higher term have kept coming for so long that no other coordinator leads them."""
-    since_s = _outdone_since_s(turn)
-    return turn.now_s - since_s >= turn.job.options.heartbeat_timeout_s
+    since_s = _outdone_since_s(draft)
+    return draft.now_s - since_s >= draft.job.options.heartbeat_timeout_s
 
 
-def _outdone_since_s(turn: Turn) -> float:
+def _outdone_since_s(draft: Draft) -> float:
     """Return since when they keep coming. A longer pause means that they found another coordinator."""
-    first_s, last_s = turn.job.outdone_s or (turn.now_s, turn.now_s)
-    pause_s = max(turn.job.options.heartbeat_timeout_s, LONGEST_ROUND_S)
-    return turn.now_s if turn.now_s - last_s > pause_s else first_s
+    first_s, last_s = draft.job.outdone_s or (draft.now_s, draft.now_s)
+    pause_s = max(draft.job.options.heartbeat_timeout_s, LONGEST_ROUND_S)
+    return draft.now_s if draft.now_s - last_s > pause_s else first_s
 
 
-def _turn_away(turn: Turn, session: SessionId, message: Hello) -> None:
-    job, since_s = turn.job, _outdone_since_s(turn)
-    if since_s == turn.now_s:
-        turn.report(
+def _turn_away(draft: Draft, session: SessionId, message: Hello) -> None:
+    job, since_s = draft.job, _outdone_since_s(draft)
+    if since_s == draft.now_s:
+        draft.log(
             f"turns {message.group} away: it has met a coordinator of term {message.term}, and this one has term "
             f"{job.term} and other decisions for the job"
         )
-    turn.update(outdone_s=(since_s, turn.now_s))
+    draft.update(outdone_s=(since_s, draft.now_s))
     welcome = Welcome(job.options.heartbeat_interval_ms, term=job.term)
-    turn.effects += [Send(session, welcome), Close(session)]
+    draft.effects += [Send(session, welcome), Close(session)]
 
 
-def _begin_again(turn: Turn, message: Hello) -> None:
+def _begin_again(draft: Draft, message: Hello) -> None:
     """Forget everything but the ids that were used, and let all groups reconnect under a higher term."""
-    job = turn.job
+    job = draft.job
     reason = f"group {message.group!r} has met a coordinator of term {message.term}, above term {job.term}"
-    turn.report(f"begins again under term {message.term + 1}: {reason}")
+    draft.log(f"begins again under term {message.term + 1}: {reason}")
     for group in job.groups.values():
-        turn.send(group, Evicted(f"the coordinator begins the job again: {reason}", may_return=True))
-        turn.effects.append(Close(group.session))
-    turn.job = Job(
+        draft.send(group, Evicted(f"the coordinator begins the job again: {reason}", may_return=True))
+        draft.effects.append(Close(group.session))
+    draft.job = Job(
         job.name,
         job.options,
         term=message.term + 1,

@@ -2,8 +2,8 @@
 
 from jaxft_protocol.messages import Heartbeat
 from jaxft_protocol.replica import sessions
-from jaxft_protocol.replica.draft import DONE, Turn
-from jaxft_protocol.replica.state import FailureKind, HangUp, Phase, Tick
+from jaxft_protocol.replica.draft import DONE, Draft
+from jaxft_protocol.replica.state import Close, FailureKind, Phase, Tick
 
 # A coordinator answers a Hello in milliseconds. If it is frozen, or its machine is gone, it does not answer at all.
 GREETING_TIMEOUT_S = 5.0
@@ -11,53 +11,53 @@ GREETING_TIMEOUT_S = 5.0
 HEARTBEATS_UNANSWERED = 5
 
 
-def tick(turn: Turn, event: Tick) -> None:
-    replica = turn.replica
+def tick(draft: Draft, event: Tick) -> None:
+    replica = draft.replica
     online = replica.phase not in (Phase.OFFLINE, Phase.GREETING, Phase.LEFT, Phase.FAILED)
-    if online and turn.now_s >= replica.next_heartbeat_s:
-        turn.update(next_heartbeat_s=turn.now_s + replica.heartbeat_interval_s, progress=event.progress)
-        turn.say(Heartbeat(*event.computed, event.away, event.progress != replica.progress))
-    silent_s = turn.now_s - replica.heard_s
+    if online and draft.now_s >= replica.next_heartbeat_s:
+        draft.update(next_heartbeat_s=draft.now_s + replica.heartbeat_interval_s, progress=event.progress)
+        draft.send(Heartbeat(*event.computed, event.away, event.progress != replica.progress))
+    silent_s = draft.now_s - replica.heard_s
     timeout_s = replica.heartbeat_interval_s * HEARTBEATS_UNANSWERED
     # If this process was suspended, messages from the coordinator may still be unread.
-    if turn.now_s - replica.last_tick_s > timeout_s / 2:
-        turn.update(heard_s=turn.now_s)
+    if draft.now_s - replica.last_tick_s > timeout_s / 2:
+        draft.update(heard_s=draft.now_s)
     elif online and silent_s > timeout_s:
-        turn.update(heard_s=turn.now_s)
+        draft.update(heard_s=draft.now_s)
         if replica.phase not in DONE:
             # In GREETING, the next dial goes to the next of several coordinators.
-            turn.enter(Phase.GREETING)
-        turn.effects.append(HangUp(f"no message from the coordinator for {silent_s:.1f} s"))
-    turn.update(last_tick_s=turn.now_s)
-    _check(turn)
+            draft.enter(Phase.GREETING)
+        draft.effects.append(Close(f"no message from the coordinator for {silent_s:.1f} s"))
+    draft.update(last_tick_s=draft.now_s)
+    _check(draft)
 
 
-def _check(turn: Turn) -> None:
-    replica, me = turn.replica, turn.replica.identity
+def _check(draft: Draft) -> None:
+    replica, me = draft.replica, draft.replica.identity
     timeout_s = replica.failure_timeout_s
-    if replica.offline_since_s is not None and turn.now_s - replica.offline_since_s > timeout_s:
+    if replica.offline_since_s is not None and draft.now_s - replica.offline_since_s > timeout_s:
         if replica.phase not in DONE:
-            turn.fail(
+            draft.fail(
                 FailureKind.COORDINATOR_UNREACHABLE,
                 f"no answer from the coordinator {me.coordinator} for {timeout_s:g} s "
                 f"(last: {replica.offline_reason}). Is it running, and is the address right? "
                 "`jaxft-coordinator --help` shows how to start one.",
             )
         return
-    waited_s = turn.now_s - replica.since_s
+    waited_s = draft.now_s - replica.since_s
     if replica.phase is Phase.GREETING and waited_s > min(GREETING_TIMEOUT_S, timeout_s / 4):
-        turn.enter(Phase.GREETING)
-        turn.effects.append(HangUp(f"no reply to our Hello for {waited_s:.1f} s"))
+        draft.enter(Phase.GREETING)
+        draft.effects.append(Close(f"no reply to our Hello for {waited_s:.1f} s"))
     behind = replica.frontier_step is not None and replica.step != replica.frontier_step
     # A group with a state of the job's history may be needed to resume the job, and may wait for other groups.
     alone = not replica.history and not replica.frontier_held
     if replica.phase is Phase.JOINING and behind and alone and waited_s > timeout_s:
         if replica.prepared is not None and replica.prepared.heals_only:
             sessions.read_after_all(
-                turn, f"no group that holds the job's state was connected for {timeout_s:g} s"
+                draft, f"no group that holds the job's state was connected for {timeout_s:g} s"
             )
             return
-        turn.fail(
+        draft.fail(
             FailureKind.CANNOT_HEAL,
             f"group {me.group!r} holds step {replica.step} of job {me.job!r}, whose last committed step is "
             f"{replica.frontier_step}, and no group that holds it was connected for {timeout_s:g} s "
@@ -65,5 +65,5 @@ def _check(turn: Turn) -> None:
             "group that holds it, or start a new run under another job name.",
         )
     elif replica.phase is Phase.LEAVING and waited_s > timeout_s:
-        turn.note(f"leaves after {timeout_s:g} s although a joiner may still need it", warning=True)
-        turn.enter(Phase.LEFT)
+        draft.log(f"leaves after {timeout_s:g} s although a joiner may still need it", warning=True)
+        draft.enter(Phase.LEFT)

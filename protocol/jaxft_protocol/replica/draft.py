@@ -3,14 +3,14 @@
 from typing import Any
 
 from jaxft_protocol.messages import GroupMessage
-from jaxft_protocol.replica.state import Effect, Failure, FailureKind, Note, Phase, Replica, Say
+from jaxft_protocol.replica.state import Effect, Failure, FailureKind, Log, Phase, Replica, Send
 from jaxft_protocol.values import changed
 
 # Phases in which the session is over, or may end at any time.
 DONE = (Phase.FINISHED, Phase.LEAVING, Phase.LEFT, Phase.FAILED)
 
 
-class Turn:
+class Draft:
     def __init__(self, replica: Replica, now_s: float) -> None:
         self.replica = replica
         self.now_s = now_s
@@ -22,11 +22,11 @@ class Turn:
     def enter(self, phase: Phase, **changes: Any) -> None:
         self.update(phase=phase, since_s=self.now_s, waiting="", **changes)
 
-    def say(self, message: GroupMessage) -> None:
-        self.effects.append(Say(message))
+    def send(self, message: GroupMessage) -> None:
+        self.effects.append(Send(message))
 
-    def note(self, text: str, *, warning: bool = False) -> None:
-        self.effects.append(Note(text, warning))
+    def log(self, text: str, *, warning: bool = False) -> None:
+        self.effects.append(Log(text, warning))
 
     def fail(self, kind: FailureKind, text: str) -> None:
         self.enter(Phase.FAILED, failure=Failure(kind, text))

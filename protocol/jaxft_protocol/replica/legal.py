@@ -49,11 +49,11 @@ from jaxft_protocol.replica.state import (
     Exchanged,
     HealBroke,
     Healed,
-    Heard,
     Idle,
     LeaveNow,
     Phase,
     Prepared,
+    Received,
     Replayed,
     Replica,
     Tick,
@@ -157,7 +157,7 @@ def late(replica: Replica, event: Event) -> str:
     Raises:
         IllegalEvent: the event is neither legal now nor late.
     """
-    said = event.message if isinstance(event, Heard) else event
+    said = event.message if isinstance(event, Received) else event
     rule = RULES.get(type(said))
     if rule is None:
         raise IllegalEvent(f"{type(said).__name__} is not an event of this protocol")
@@ -175,11 +175,11 @@ def _late_in_phase(replica: Replica, event: Event) -> str:
             return _late_outcome(replica, (quorum_id, number))
         case HealBroke(heal_id) if replica.heal is None or replica.heal.heal_id != heal_id:
             return f"heal {heal_id} was abandoned"
-        case Heard(NewQuorum() as quorum):
+        case Received(NewQuorum() as quorum):
             _check_newer(replica, quorum)
-        case Heard(Commit() as commit):
+        case Received(Commit() as commit):
             _check_commit(replica, commit)
-        case Heard(Heal(log_only=False)) if replica.phase is Phase.APPLYING:
+        case Received(Heal(log_only=False)) if replica.phase is Phase.APPLYING:
             raise IllegalEvent("Heal is illegal while the group is applying, unless it is for the log only")
         case _:
             pass

@@ -51,7 +51,7 @@ from jaxft_protocol.messages import (
     Welcome,
 )
 from jaxft_protocol.replica import deadlines, healing, legal, quorums, sessions
-from jaxft_protocol.replica.draft import Turn
+from jaxft_protocol.replica.draft import Draft
 from jaxft_protocol.replica.state import (
     Applied,
     Apply,
@@ -68,13 +68,13 @@ from jaxft_protocol.replica.state import (
     HealBroke,
     Healed,
     HealFrom,
-    Heard,
     Idle,
     LeaveNow,
     Over,
     Phase,
     Prepared,
     ReadCheckpoint,
+    Received,
     Replay,
     Replayed,
     Replica,
@@ -90,14 +90,14 @@ def step(replica: Replica, event: Event, now_s: float) -> tuple[Replica, tuple[E
     Raises:
         IllegalEvent: the event cannot happen in this phase (`legal.py`).
     """
-    turn = Turn(replica, now_s)
-    if isinstance(event, Heard):
-        turn.update(heard_s=now_s)
+    draft = Draft(replica, now_s)
+    if isinstance(event, Received):
+        draft.update(heard_s=now_s)
     if legal.late(replica, event):
-        _keep_what_holds(turn, event)
+        _keep_what_holds(draft, event)
     else:
-        _happened(turn, event)
-    return turn.replica, tuple(turn.effects)
+        _happened(draft, event)
+    return draft.replica, tuple(draft.effects)
 
 
 def directive(replica: Replica) -> Directive:
@@ -133,83 +133,83 @@ def _needs_digest(replica: Replica) -> bool:
     return ready and replica.prepared is not None and not replica.digest_taken
 
 
-def _keep_what_holds(turn: Turn, event: Event) -> None:
+def _keep_what_holds(draft: Draft, event: Event) -> None:
     """Keep what a late event says about the training thread: the digest of its state, and that it is idle."""
     match event:
         case Exchanged(_, number, digest) if digest is not None:
-            healing.digested(turn, number, digest)
+            healing.digested(draft, number, digest)
         case HealBroke():
-            sessions.no_longer_busy(turn)
+            sessions.no_longer_busy(draft)
         case _:
             pass
 
 
-def _happened(turn: Turn, event: Event) -> None:
+def _happened(draft: Draft, event: Event) -> None:
     match event:
         case Connected():
-            sessions.connected(turn)
+            sessions.connected(draft)
         case Disconnected(reason, busy):
-            sessions.disconnected(turn, reason, busy=busy)
+            sessions.disconnected(draft, reason, busy=busy)
         case Tick():
-            deadlines.tick(turn, event)
+            deadlines.tick(draft, event)
         case Idle():
-            sessions.no_longer_busy(turn)
+            sessions.no_longer_busy(draft)
         case Prepared():
-            sessions.prepared(turn, event)
+            sessions.prepared(draft, event)
         case Exchanged(quorum_id, number, digest, nonfinite):
-            quorums.cast(turn, Vote(quorum_id, number, ok=True, digest=digest, nonfinite=nonfinite))
+            quorums.cast(draft, Vote(quorum_id, number, ok=True, digest=digest, nonfinite=nonfinite))
             if digest is not None:
-                healing.digested(turn, number, digest)
+                healing.digested(draft, number, digest)
         case ExchangeBroke(quorum_id, number, accused, reason):
-            quorums.cast(turn, Vote(quorum_id, number, ok=False, accused=accused, reason=reason))
+            quorums.cast(draft, Vote(quorum_id, number, ok=False, accused=accused, reason=reason))
         case Applied(number):
-            quorums.applied(turn, number)
+            quorums.applied(draft, number)
         case Digested(number, digest):
-            healing.digested(turn, number, digest)
+            healing.digested(draft, number, digest)
         case Healed(heal_id, number) | Replayed(heal_id, number):
-            healing.caught_up_to(turn, heal_id, number)
+            healing.caught_up_to(draft, heal_id, number)
         case HealBroke(heal_id, reason):
-            healing.heal_broke(turn, heal_id, reason)
+            healing.heal_broke(draft, heal_id, reason)
         case LeaveNow(finished):
-            sessions.leave(turn, finished=finished)
-        case Heard(message):
-            _heard(turn, message)
+            sessions.leave(draft, finished=finished)
+        case Received(message):
+            _heard(draft, message)
         case _:
             assert_never(event)
 
 
-def _heard(turn: Turn, message: CoordinatorMessage) -> None:
+def _heard(draft: Draft, message: CoordinatorMessage) -> None:
     match message:
         case Alive():
             pass
         case AllComputed(quorum_id, number):
-            turn.update(all_computed=(quorum_id, number))
+            draft.update(all_computed=(quorum_id, number))
         case Commit():
-            quorums.commit(turn, message.next)
+            quorums.commit(draft, message.next)
         case NewQuorum():
-            quorums.new_quorum(turn, message)
+            quorums.new_quorum(draft, message)
         case Pin():
-            healing.pin(turn, message)
+            healing.pin(draft, message)
         case Release(heal_id):
-            healing.release(turn, heal_id)
+            healing.release(draft, heal_id)
         case Heal():
-            healing.heal(turn, message)
+            healing.heal(draft, message)
         case FrontierMoved(number):
-            turn.update(frontier_step=number)
+            draft.update(frontier_step=number)
         case Welcome():
-            sessions.welcome(turn, message)
+            sessions.welcome(draft, message)
         case Refused():
-            sessions.refused(turn, message)
+            sessions.refused(draft, message)
         case Waiting(reason, held):
-            sessions.waiting(turn, reason, held=held)
+            sessions.waiting(draft, reason, held=held)
         case Evicted(reason, may_return, aside):
-            sessions.evicted(turn, reason, may_return=may_return, aside=aside)
+            sessions.evicted(draft, reason, may_return=may_return, aside=aside)
         case Halted(reason, kind):
-            sessions.halted(turn, reason, kind)
+            sessions.halted(draft, reason, kind)
         case Finished(number):
-            turn.enter(Phase.FINISHED, finished=number)
+            draft.enter(Phase.FINISHED, finished=number)
         case Goodbye():
-            turn.enter(Phase.LEFT)
+            draft.enter(Phase.LEFT)
         case _:
             assert_never(message)
 

@@ -3,53 +3,53 @@
 from jaxft_protocol.messages import NewQuorum, QuorumId, Step, Vote
 from jaxft_protocol.names import done_again
 from jaxft_protocol.replica import sessions
-from jaxft_protocol.replica.draft import Turn
+from jaxft_protocol.replica.draft import Draft
 from jaxft_protocol.replica.state import Phase
 
 
-def new_quorum(turn: Turn, quorum: NewQuorum) -> None:
-    replica = turn.replica
+def new_quorum(draft: Draft, quorum: NewQuorum) -> None:
+    replica = draft.replica
     before = replica.last_quorum_id
     if replica.frontier_step is not None and quorum.step < replica.frontier_step:
-        turn.note(_resume_line(replica.frontier_step, quorum.step), warning=True)
-    turn.update(
+        draft.log(_resume_line(replica.frontier_step, quorum.step), warning=True)
+    draft.update(
         quorum=quorum,
         last_quorum_id=quorum.quorum_id,
         last_members=len(quorum.members),
         frontier_step=quorum.step,
         job_history=quorum.history,
     )
-    turn.note(_quorum_line(before, quorum, retried=replica.phase in (Phase.WORKING, Phase.VOTED)))
+    draft.log(_quorum_line(before, quorum, retried=replica.phase in (Phase.WORKING, Phase.VOTED)))
     if replica.phase is Phase.APPLYING or quorum.step > replica.step:
         return  # it takes part once it holds the state
-    turn.enter(Phase.WORKING, vote=None)
+    draft.enter(Phase.WORKING, vote=None)
 
 
-def cast(turn: Turn, vote: Vote) -> None:
-    turn.enter(Phase.VOTED, vote=vote)
-    turn.say(vote)
+def cast(draft: Draft, vote: Vote) -> None:
+    draft.enter(Phase.VOTED, vote=vote)
+    draft.send(vote)
 
 
-def commit(turn: Turn, following: NewQuorum | None) -> None:
-    turn.enter(Phase.APPLYING, commit_heard=True)
+def commit(draft: Draft, following: NewQuorum | None) -> None:
+    draft.enter(Phase.APPLYING, commit_heard=True)
     if following is not None:
-        new_quorum(turn, following)
+        new_quorum(draft, following)
 
 
-def applied(turn: Turn, number: Step) -> None:
-    replica = turn.replica
+def applied(draft: Draft, number: Step) -> None:
+    replica = draft.replica
     history = replica.job_history or replica.history
-    turn.update(step=number, digest=None, digest_taken=False, vote=None, commit_heard=False, history=history)
+    draft.update(step=number, digest=None, digest_taken=False, vote=None, commit_heard=False, history=history)
     if replica.phase is not Phase.APPLYING:
         return
     # Other groups have replaced this spare with this step. If it is a member again, that may be from a later step on.
     lacks_more = replica.quorum is None or replica.quorum.step > number
     if replica.joined and lacks_more and replica.heal is not None:
-        turn.enter(Phase.FOLLOWING)
+        draft.enter(Phase.FOLLOWING)
     elif replica.joined:
-        turn.enter(Phase.WORKING)
+        draft.enter(Phase.WORKING)
     else:
-        sessions.join_or_wait(turn)
+        sessions.join_or_wait(draft)
 
 
 def _resume_line(frontier: Step, resumed: Step) -> str:

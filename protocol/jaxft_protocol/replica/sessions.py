@@ -3,11 +3,11 @@
 import hashlib
 
 from jaxft_protocol.messages import HaltKind, Hello, Join, Leave, Refused, Welcome
-from jaxft_protocol.replica.draft import DONE, Turn
+from jaxft_protocol.replica.draft import DONE, Draft
 from jaxft_protocol.replica.state import (
+    Close,
     Dial,
     FailureKind,
-    HangUp,
     Phase,
     Prepared,
     ReleasePin,
@@ -35,10 +35,10 @@ _HALTS = {
 }
 
 
-def connected(turn: Turn) -> None:
-    replica, me = turn.replica, turn.replica.identity
-    turn.enter(Phase.GREETING)
-    turn.say(
+def connected(draft: Draft) -> None:
+    replica, me = draft.replica, draft.replica.identity
+    draft.enter(Phase.GREETING)
+    draft.send(
         Hello(
             me.job,
             me.group,
@@ -51,47 +51,47 @@ def connected(turn: Turn) -> None:
     )
 
 
-def welcome(turn: Turn, message: Welcome) -> None:
-    if message.term < turn.replica.term:
-        reason = f"a coordinator of term {message.term} answers, but one of term {turn.replica.term} has taken over"
-        turn.note(f"{reason}; looks for that one", warning=True)
-        turn.effects.append(HangUp(reason))
+def welcome(draft: Draft, message: Welcome) -> None:
+    if message.term < draft.replica.term:
+        reason = f"a coordinator of term {message.term} answers, but one of term {draft.replica.term} has taken over"
+        draft.log(f"{reason}; looks for that one", warning=True)
+        draft.effects.append(Close(reason))
         return
     interval_s = message.heartbeat_interval_ms / 1000
-    turn.update(
+    draft.update(
         heartbeat_interval_s=interval_s,
-        next_heartbeat_s=turn.now_s + interval_s,
+        next_heartbeat_s=draft.now_s + interval_s,
         dials=0,
         term=message.term,
         offline_since_s=None,
         frontier_step=message.frontier_step,
         frontier_held=message.frontier_held,
     )
-    vote = turn.replica.vote
+    vote = draft.replica.vote
     committed = (message.frontier_step, message.frontier_quorum_id)
     if vote is not None and vote.ok and committed == (vote.step + 1, vote.quorum_id):
-        turn.update(commit_heard=True)
-    if turn.replica.commit_heard:
-        turn.enter(Phase.APPLYING)
+        draft.update(commit_heard=True)
+    if draft.replica.commit_heard:
+        draft.enter(Phase.APPLYING)
         return
-    join_or_wait(turn)
+    join_or_wait(draft)
 
 
-def join_or_wait(turn: Turn) -> None:
-    replica = turn.replica
+def join_or_wait(draft: Draft) -> None:
+    replica = draft.replica
     prepared = replica.prepared
     if prepared is None or replica.busy:
-        turn.enter(Phase.PRESENT)
+        draft.enter(Phase.PRESENT)
         return
     if not replica.digest_taken:
-        turn.enter(Phase.PRESENT)
+        draft.enter(Phase.PRESENT)
         return  # `directive` asks for it
     if prepared.heals_only and not replica.frontier_step:
-        turn.enter(Phase.PRESENT)
-        read_after_all(turn, "the coordinator no longer knows the job")
+        draft.enter(Phase.PRESENT)
+        read_after_all(draft, "the coordinator no longer knows the job")
         return
-    turn.enter(Phase.JOINING, joined=True, vote=None)
-    turn.say(
+    draft.enter(Phase.JOINING, joined=True, vote=None)
+    draft.send(
         Join(
             replica.step,
             replica.digest,
@@ -106,61 +106,61 @@ def join_or_wait(turn: Turn) -> None:
     )
 
 
-def no_longer_busy(turn: Turn) -> None:
+def no_longer_busy(draft: Draft) -> None:
     """Join: the training thread has finished what it was doing when the stream ended, so its state is known."""
-    if not turn.replica.busy:
+    if not draft.replica.busy:
         return
-    turn.update(busy=False)
-    if turn.replica.phase is Phase.PRESENT:
-        join_or_wait(turn)
+    draft.update(busy=False)
+    if draft.replica.phase is Phase.PRESENT:
+        join_or_wait(draft)
 
 
-def prepared(turn: Turn, event: Prepared) -> None:
-    turn.update(prepared=event, step=event.step, history=event.history, reads=False)
-    turn.update(digest=event.digest, digest_taken=True)
-    if turn.replica.phase is Phase.PRESENT:
-        join_or_wait(turn)
-    elif turn.replica.phase is Phase.JOINING and event.heals_only:
-        turn.enter(Phase.JOINING)  # other groups have read it by now: restart their timeout
-    elif turn.replica.phase is Phase.JOINING:
-        turn.update(joined=False)
-        turn.effects.append(HangUp("joins again, with the state of a checkpoint"))
+def prepared(draft: Draft, event: Prepared) -> None:
+    draft.update(prepared=event, step=event.step, history=event.history, reads=False)
+    draft.update(digest=event.digest, digest_taken=True)
+    if draft.replica.phase is Phase.PRESENT:
+        join_or_wait(draft)
+    elif draft.replica.phase is Phase.JOINING and event.heals_only:
+        draft.enter(Phase.JOINING)  # other groups have read it by now: restart their timeout
+    elif draft.replica.phase is Phase.JOINING:
+        draft.update(joined=False)
+        draft.effects.append(Close("joins again, with the state of a checkpoint"))
 
 
-def read_after_all(turn: Turn, why: str) -> None:
-    if not turn.replica.reads:
-        turn.update(reads=True)
-        turn.note(f"reads the checkpoint, which it had left to other groups: {why}", warning=True)
+def read_after_all(draft: Draft, why: str) -> None:
+    if not draft.replica.reads:
+        draft.update(reads=True)
+        draft.log(f"reads the checkpoint, which it had left to other groups: {why}", warning=True)
 
 
-def waiting(turn: Turn, reason: str, *, held: bool) -> None:
-    if turn.replica.frontier_held and not held:
-        turn.update(since_s=turn.now_s)  # from now on there is no donor
-    turn.update(waiting=reason, frontier_held=held)
-    turn.note(f"waiting: {reason}")
+def waiting(draft: Draft, reason: str, *, held: bool) -> None:
+    if draft.replica.frontier_held and not held:
+        draft.update(since_s=draft.now_s)  # from now on there is no donor
+    draft.update(waiting=reason, frontier_held=held)
+    draft.log(f"waiting: {reason}")
 
 
-def disconnected(turn: Turn, reason: str, *, busy: bool) -> None:
-    replica = turn.replica
-    turn.effects += [ReleasePin(heal_id) for heal_id in sorted(replica.pins)]
-    turn.update(pins=frozenset(), digests_due={})
+def disconnected(draft: Draft, reason: str, *, busy: bool) -> None:
+    replica = draft.replica
+    draft.effects += [ReleasePin(heal_id) for heal_id in sorted(replica.pins)]
+    draft.update(pins=frozenset(), digests_due={})
     if replica.phase in DONE:
         if replica.phase in (Phase.LEAVING, Phase.FINISHED):
-            turn.enter(Phase.LEFT)
+            draft.enter(Phase.LEFT)
         return
     since_s = replica.offline_since_s
     if since_s is None:
-        since_s = turn.now_s
+        since_s = draft.now_s
         if replica.joined:
-            turn.note(
+            draft.log(
                 f"lost the coordinator {replica.identity.coordinator} ({reason}); dials again", warning=True
             )
     addresses = replica.identity.coordinators
     # A coordinator that had welcomed this group may be back at once; otherwise try the next one.
     welcome = replica.phase not in (Phase.OFFLINE, Phase.GREETING)
-    place = replica.place if welcome else (replica.place + 1) % len(addresses)
+    address_index = replica.address_index if welcome else (replica.address_index + 1) % len(addresses)
     delay_s = _redial_delay_s(replica.identity.incarnation, replica.dials, len(addresses))
-    turn.enter(
+    draft.enter(
         Phase.OFFLINE,
         joined=False,
         quorum=None,
@@ -169,9 +169,9 @@ def disconnected(turn: Turn, reason: str, *, busy: bool) -> None:
         offline_since_s=since_s,
         offline_reason=reason,
         dials=replica.dials + 1,
-        place=place,
+        address_index=address_index,
     )
-    turn.effects.append(Dial(delay_s, addresses[place]))
+    draft.effects.append(Dial(delay_s, addresses[address_index]))
 
 
 def _redial_delay_s(incarnation: int, dials: int, addresses: int) -> float:
@@ -182,8 +182,8 @@ def _redial_delay_s(incarnation: int, dials: int, addresses: int) -> float:
     return longest_s * (1.0 - part / 2)
 
 
-def refused(turn: Turn, message: Refused) -> None:
-    me = turn.replica.identity
+def refused(draft: Draft, message: Refused) -> None:
+    me = draft.replica.identity
     lines = [f"the coordinator {me.coordinator} refused group {me.group!r}: {message.reason}."]
     lines += [
         f"  {difference.name}: the job has {difference.job!r}, this group {difference.group!r}"
@@ -193,40 +193,40 @@ def refused(turn: Turn, message: Refused) -> None:
         lines.append(
             "Start every group of a job with the same program and settings, or use another job name."
         )
-    turn.fail(FailureKind.JOIN_REFUSED, "\n".join(lines))
+    draft.fail(FailureKind.JOIN_REFUSED, "\n".join(lines))
 
 
-def halted(turn: Turn, reason: str, kind: HaltKind) -> None:
-    if turn.replica.phase in DONE:
-        turn.enter(Phase.LEFT)
+def halted(draft: Draft, reason: str, kind: HaltKind) -> None:
+    if draft.replica.phase in DONE:
+        draft.enter(Phase.LEFT)
         return
     failure, advice = _HALTS[kind]
-    me = turn.replica.identity
-    turn.fail(failure, f"the coordinator {me.coordinator} has stopped job {me.job!r}: {reason}. {advice}")
+    me = draft.replica.identity
+    draft.fail(failure, f"the coordinator {me.coordinator} has stopped job {me.job!r}: {reason}. {advice}")
 
 
-def evicted(turn: Turn, reason: str, *, may_return: bool, aside: bool) -> None:
-    if turn.replica.phase in DONE:
-        turn.enter(Phase.LEFT)
+def evicted(draft: Draft, reason: str, *, may_return: bool, aside: bool) -> None:
+    if draft.replica.phase in DONE:
+        draft.enter(Phase.LEFT)
         return
     if aside:
-        turn.note(f"the job goes on without this group: {reason}")
-        turn.update(joined=False)  # the stream ends next, as expected
+        draft.log(f"the job goes on without this group: {reason}")
+        draft.update(joined=False)  # the stream ends next, as expected
         return
     if may_return:
-        turn.note(f"evicted: {reason}; comes back as a joiner", warning=True)
+        draft.log(f"evicted: {reason}; comes back as a joiner", warning=True)
         return  # the stream ends next, and `disconnected` dials again
-    me = turn.replica.identity
-    turn.fail(
+    me = draft.replica.identity
+    draft.fail(
         FailureKind.EVICTED,
         f"group {me.group!r} of job {me.job!r} was evicted by the coordinator {me.coordinator}: {reason}. "
         "Each group of a job needs a unique name; is an older process of this group still running?",
     )
 
 
-def leave(turn: Turn, *, finished: bool) -> None:
-    if turn.replica.phase in (Phase.OFFLINE, Phase.GREETING, Phase.LEFT, Phase.FAILED):
-        turn.enter(Phase.LEFT)
+def leave(draft: Draft, *, finished: bool) -> None:
+    if draft.replica.phase in (Phase.OFFLINE, Phase.GREETING, Phase.LEFT, Phase.FAILED):
+        draft.enter(Phase.LEFT)
         return
-    turn.enter(Phase.LEAVING)
-    turn.say(Leave(finished))
+    draft.enter(Phase.LEAVING)
+    draft.send(Leave(finished))

@@ -173,7 +173,7 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Received:
     message: CoordinatorMessage
 
 
@@ -209,7 +209,7 @@ Event = (
     | LeaveNow
     | Connected
     | Disconnected
-    | Heard
+    | Received
     | Idle
     | Tick
 )
@@ -219,7 +219,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class Send:
     message: GroupMessage
 
 
@@ -232,7 +232,7 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
-class HangUp:
+class Close:
     """End the stream, to reconnect or to find another coordinator."""
 
     reason: str
@@ -251,14 +251,14 @@ class ReleasePin:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class Log:
     """A log line: a transition that users should see."""
 
     text: str
     warning: bool = False
 
 
-Effect = Say | Dial | HangUp | PinState | ReleasePin | Note
+Effect = Send | Dial | Close | PinState | ReleasePin | Log
 
 
 # ---- directives: what the training thread should do, as a function of the state ----
@@ -365,7 +365,7 @@ class Replica:
     last_tick_s: float = 0.0
     since_s: float = 0.0  # when the current phase began
     dials: int = 0  # without success, since the last Welcome
-    place: int = 0  # index of the current address in `Identity.coordinators`
+    address_index: int = 0  # index of the current address in `Identity.coordinators`
     term: int = 0  # the highest term of any coordinator so far
     offline_since_s: float | None = None
     offline_reason: str = ""

@@ -10,10 +10,10 @@ from jaxft_protocol.coordinator.job import (
     Effect,
     Event,
     Group,
-    GroupSaid,
     Job,
+    Log,
     Options,
-    Report,
+    Received,
     Send,
     SessionClosed,
     SessionId,
@@ -76,7 +76,7 @@ class Done:
 
     @property
     def reports(self) -> list[str]:
-        return [effect.text for effect in self.effects if isinstance(effect, Report)]
+        return [effect.text for effect in self.effects if isinstance(effect, Log)]
 
 
 @dataclass
@@ -103,14 +103,14 @@ class Desk:
         for effect in effects:
             match effect:
                 case Send(session, Pin(heal_id, _, log_only=False)) if session in self.job.sessions:
-                    more = self.do(GroupSaid(session, Pinned(heal_id, 7)))
+                    more = self.do(Received(session, Pinned(heal_id, 7)))
                     done = Done((*done.effects, *more.effects), done.names)
                 case _:
                     pass
         return done
 
     def say(self, name: str, message: GroupMessage) -> Done:
-        return self.do(GroupSaid(self.sessions[name], message))
+        return self.do(Received(self.sessions[name], message))
 
     def hello(self, name: str, incarnation: int = 1, **fields: object) -> Done:
         """Open a session and send Hello. An earlier session of that name stays as it is."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jaxft_coordinator import limits
 from jaxft_coordinator.stores import records
 from jaxft_protocol.coordinator import bounds, durable, machine
-from jaxft_protocol.coordinator.job import Group, Job, Options, Phase, SessionId
+from jaxft_protocol.coordinator.job import Group, GroupPhase, Job, Options, SessionId
 from jaxft_protocol.messages import (
     GroupName,
     Halted,
@@ -43,7 +43,7 @@ def test_a_founder_that_leaves_before_any_quorum_gives_up_no_place():
         desk.hello(name)
     desk.join("a", digest="one")
     desk.join("b", digest="another")
-    assert desk.group("a").phase is Phase.MEMBER
+    assert desk.group("a").phase is GroupPhase.MEMBER
     assert desk.job.quorum is None
     desk.leave("a", finished=True)
     assert desk.job.places == 0
@@ -203,7 +203,7 @@ def test_a_group_that_was_forgotten_heals_and_its_history_still_counts(monkeypat
     desk.job = changed(desk.job, proven={"a": Incarnation(1)})  # as `forget` leaves it
     desk.close("b")
     desk.come("b", step=1, digest="", history=desk.job.history)
-    assert desk.group("b").phase is Phase.HEALING
+    assert desk.group("b").phase is GroupPhase.HEALING
     desk.close("b")
     desk.close("a")
     desk.job = changed(desk.job, proven={}, frontier=durable.replace(desk.job.frontier, holders=frozenset()))
@@ -260,7 +260,7 @@ def test_any_course_of_a_job_can_be_written_down(course: list[tuple[str, str]], 
                 name,
                 Join(step, digest_of(name), history=desk.job.history, spare=what == "spare", total_shards=6),
             )
-        elif what == "leave" and here and desk.group(name).phase is not Phase.LEAVING:
+        elif what == "leave" and here and desk.group(name).phase is not GroupPhase.LEAVING:
             desk.say(name, Leave(finished=True))
         elif what == "close" and here:
             desk.close(name)

@@ -1,7 +1,7 @@
 """Digests in votes: a member that differs is evicted before its error spreads, or the job halts."""
 
 import pytest
-from jaxft_protocol.coordinator.job import Phase
+from jaxft_protocol.coordinator.job import GroupPhase
 from jaxft_protocol.messages import Evicted, Halted, Heal, NewQuorum, Pin, Waiting
 
 from .helpers import Desk, committed, healing, members, running, shards, tried_again
@@ -124,7 +124,7 @@ def test_it_heals_on_return_though_it_stands_at_the_same_step(steps: int, digest
     done = desk.come("b", step=steps, digest=digest, history=desk.job.history)
     heal = done.only(Heal)["b"]
     assert (heal.step, heal.log_only) == (steps, False)
-    assert desk.group("b").phase is Phase.HEALING
+    assert desk.group("b").phase is GroupPhase.HEALING
     desk.ready("b")
     desk.commit()
     assert members(desk) == ["a", "b", "c"]
@@ -276,7 +276,7 @@ def test_one_that_has_not_heard_of_a_halt_heals_once_the_job_has_gone_on():
     desk.wait(6.0)
     done = desk.come("b", step=3, digest="", history=desk.job.history)
     assert not any(isinstance(message, Halted) for message in done.to("b"))
-    assert desk.job.groups["b"].phase is Phase.HEALING
+    assert desk.job.groups["b"].phase is GroupPhase.HEALING
 
 
 def test_after_a_halt_at_the_first_step_an_equal_digest_proves_nothing():

@@ -1,6 +1,6 @@
 """Donors send the digest of the state that they keep before a joiner gets its list of donors."""
 
-from jaxft_protocol.coordinator.job import Phase
+from jaxft_protocol.coordinator.job import GroupPhase
 from jaxft_protocol.messages import (
     Commit,
     Evicted,
@@ -30,7 +30,7 @@ def joined_by(*joiners: str, donors: tuple[str, ...] = ("a", "b", "c"), **option
 
 def test_the_joiner_is_told_whom_to_ask_once_all_donors_have_told():
     desk = joined_by("new")
-    assert desk.group("new").phase is Phase.HEALING
+    assert desk.group("new").phase is GroupPhase.HEALING
     for donor in ("a", "b"):
         assert desk.pinned(donor, "new").only(Heal) == {}
     done = desk.pinned("c", "new")
@@ -167,7 +167,7 @@ def test_without_any_donor_left_it_is_given_others():
     desk = joined_by("new", donors=("a", "b"))
     desk.close("a")
     desk.close("b")
-    assert desk.group("new").phase in (Phase.STALE, Phase.HEALING)
+    assert desk.group("new").phase in (GroupPhase.STALE, GroupPhase.HEALING)
     done = desk.come("a", step=1, digest="")
     assert [donor.group for donor in done.only(Heal)["new"].donors] == ["a"]
 

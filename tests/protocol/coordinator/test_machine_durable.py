@@ -5,11 +5,11 @@ from jaxft_protocol.coordinator import durable
 from jaxft_protocol.coordinator.job import (
     Effect,
     Forgotten,
+    GroupPhase,
     Job,
     Moved,
     Options,
     Persist,
-    Phase,
     Record,
     Saved,
     Send,
@@ -126,7 +126,7 @@ def test_after_a_restart_a_job_without_a_commit_waits_for_its_groups_before_it_i
     desk.wait(19.0)
     assert not desk.job.empty
     assert desk.come("a", digest="").only(Heal) == {}
-    assert desk.group("a").phase is Phase.MEMBER
+    assert desk.group("a").phase is GroupPhase.MEMBER
     desk = logged("a", "b", steps=0).restart()
     desk.wait(21.0)
     assert desk.job.empty
@@ -196,7 +196,7 @@ def test_after_a_restart_another_life_of_a_member_is_not_taken_for_it():
     desk.come("b", step=2, digest="", incarnation=2)
     desk.wait(30.0)
     assert desk.job.quorum is None
-    assert desk.group("b").phase is Phase.STALE
+    assert desk.group("b").phase is GroupPhase.STALE
 
 
 def test_after_a_restart_a_checkpoint_waits_longer_for_those_who_hold_the_frontier():

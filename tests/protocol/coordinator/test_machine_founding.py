@@ -1,7 +1,7 @@
 """How a job starts: presence, the first state, settings, min_replicas, the join timeout."""
 
 import pytest
-from jaxft_protocol.coordinator.job import Close, GroupSaid, Options, Phase, SessionClosed, SessionId
+from jaxft_protocol.coordinator.job import Close, GroupPhase, Options, Received, SessionClosed, SessionId
 from jaxft_protocol.coordinator.machine import IllegalEvent
 from jaxft_protocol.messages import (
     Difference,
@@ -72,7 +72,7 @@ def test_the_first_message_must_be_hello():
     desk = Desk.open()
     before = desk.job
     with pytest.raises(IllegalEvent, match="the first message of a session must be Hello"):
-        desk.do(GroupSaid(SessionId(1), Heartbeat()))
+        desk.do(Received(SessionId(1), Heartbeat()))
     assert desk.job is before
 
 
@@ -169,7 +169,7 @@ def test_the_pin_goes_out_before_the_quorum_that_would_overwrite_the_state():
 def test_a_group_of_equal_digest_that_comes_during_the_first_step_waits_as_a_spare():
     desk = running("a", "b")
     desk.come("late")
-    assert desk.group("late").phase is Phase.READY
+    assert desk.group("late").phase is GroupPhase.READY
     assert members(desk) == ["a", "b"]
     desk.close("b")
     assert members(desk) == ["a", "late"]
@@ -231,7 +231,7 @@ def test_a_laggard_that_comes_first_does_not_take_the_job_back():
     assert desk.job.quorum is None
     desk.come("c", step=5000, digest="5000", history=HISTORY, members=3)
     assert (desk.step, members(desk)) == (5000, ["b", "c"])
-    assert desk.group("laggard").phase is Phase.HEALING
+    assert desk.group("laggard").phase is GroupPhase.HEALING
 
 
 def test_a_laggard_alone_is_not_the_truth_until_the_others_had_their_time():
@@ -269,7 +269,7 @@ def test_members_of_a_first_quorum_wait_for_those_who_may_have_gone_on_without_t
     desk.come("c", step=5, digest="x", history=HISTORY, members=1)
     desk.wait(5.2)
     assert (desk.step, members(desk)) == (5, ["c"])
-    assert {desk.group(name).phase for name in ("a", "b", "new")} == {Phase.HEALING}
+    assert {desk.group(name).phase for name in ("a", "b", "new")} == {GroupPhase.HEALING}
 
 
 def test_one_that_is_busy_and_holds_a_committed_state_is_waited_for():
@@ -281,7 +281,7 @@ def test_one_that_is_busy_and_holds_a_committed_state_is_waited_for():
     assert desk.job.quorum is None
     assert desk.job.waiting.endswith("; busy holds step 5 of a run that must not be lost")
     desk.join("busy", step=5, history=HISTORY)
-    assert (desk.step, members(desk), desk.group("new").phase) == (5, ["busy"], Phase.HEALING)
+    assert (desk.step, members(desk), desk.group("new").phase) == (5, ["busy"], GroupPhase.HEALING)
 
 
 def test_one_that_was_seen_with_a_committed_state_is_given_time_to_dial_again():
@@ -321,7 +321,7 @@ def test_a_fresh_group_that_comes_first_does_not_lose_those_with_a_checkpoint():
     desk.come("b", step=100, digest="x", history=HISTORY)
     desk.wait(5.2)
     assert (desk.step, members(desk)) == (100, ["b"])
-    assert desk.group("fresh").phase is Phase.HEALING
+    assert desk.group("fresh").phase is GroupPhase.HEALING
 
 
 def test_after_the_loss_of_memory_the_majority_of_states_is_the_truth():
@@ -370,7 +370,7 @@ def test_the_join_timeout_ends_the_wait_for_those_who_compile():
     assert desk.job.quorum is None
     desk.wait(0.2)
     assert members(desk) == ["a"]
-    assert desk.group("slow").phase is Phase.PRESENT
+    assert desk.group("slow").phase is GroupPhase.PRESENT
 
 
 def test_the_join_timeout_never_overrides_min_replicas():
@@ -548,7 +548,7 @@ def test_a_fresh_state_never_replaces_a_restored_one_whose_keeper_died():
     assert desk.job.quorum is None
     desk.come("a", step=100, incarnation=2)
     assert members(desk) == ["a"]
-    assert desk.group("b").phase is Phase.HEALING
+    assert desk.group("b").phase is GroupPhase.HEALING
 
 
 def test_if_the_founders_die_after_a_commit_nobody_founds_anew():

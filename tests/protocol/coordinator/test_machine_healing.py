@@ -1,6 +1,6 @@
 """Joiners, donors and spares, and groups that come back."""
 
-from jaxft_protocol.coordinator.job import Close, Phase
+from jaxft_protocol.coordinator.job import Close, GroupPhase
 from jaxft_protocol.messages import (
     Commit,
     Evicted,
@@ -70,9 +70,9 @@ def test_one_that_reaches_no_donor_asks_less_often_after_the_first_time():
     assert desk.heal_failed("b").only(Heal)  # a donor may have died: others serve at once
     desk.heal_failed("b")
     desk.wait(0.3)
-    assert desk.group("b").phase is Phase.STALE
+    assert desk.group("b").phase is GroupPhase.STALE
     desk.wait(0.2)
-    assert desk.group("b").phase is Phase.HEALING
+    assert desk.group("b").phase is GroupPhase.HEALING
     desk.ready("b")
     desk.commit()
     desk.close("a")
@@ -133,7 +133,7 @@ def test_when_no_member_lives_spares_that_healed_to_the_very_frontier_donate():
     desk.ready("spare")
     desk.wait(5.3, silent=("a", "b"))
     assert desk.job.quorum is None
-    assert desk.group("spare").phase is Phase.READY
+    assert desk.group("spare").phase is GroupPhase.READY
     done = desk.come("c", digest="fresh")
     assert [donor.group for donor in done.only(Heal)["c"].donors] == ["spare"]
     assert sorted(desk.ready("c").only(NewQuorum)) == ["c", "spare"]
@@ -146,7 +146,7 @@ def test_a_just_admitted_group_says_that_it_has_the_last_sum_and_then_donates():
     desk.ready("c")
     desk.commit()
     desk.ready("c")
-    assert desk.group("c").phase is Phase.MEMBER
+    assert desk.group("c").phase is GroupPhase.MEMBER
     desk.close("a")
     desk.close("b")
     assert [donor.group for donor in desk.come("d", digest="x").only(Heal)["d"].donors] == ["c"]
@@ -267,14 +267,14 @@ def test_ready_of_a_heal_that_was_given_up_means_nothing():
     old = healing(desk, "b")
     desk.heal_failed("b")
     desk.say("b", Ready(old, Step(0)))
-    assert desk.group("b").phase is Phase.HEALING
+    assert desk.group("b").phase is GroupPhase.HEALING
 
 
 def test_ready_without_a_heal_means_nothing():
     desk = running("a")
     desk.hello("b")
     desk.say("b", Ready(HealId(1), Step(0)))
-    assert desk.group("b").phase is Phase.PRESENT
+    assert desk.group("b").phase is GroupPhase.PRESENT
 
 
 def test_a_failed_heal_of_another_time_means_nothing():
@@ -352,7 +352,7 @@ def test_an_incarnation_that_healed_is_believed_when_it_comes_back():
     desk.close("b")
     desk.close("c")
     assert desk.come("c", step=0, digest="").only(Heal) == {}
-    assert desk.group("c").phase is Phase.MEMBER
+    assert desk.group("c").phase is GroupPhase.MEMBER
 
 
 def test_an_incarnation_that_never_held_a_state_of_the_job_is_not_believed():

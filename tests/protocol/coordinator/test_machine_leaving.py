@@ -1,6 +1,6 @@
 """Silence, leaving on purpose, and the end of a job."""
 
-from jaxft_protocol.coordinator.job import Phase
+from jaxft_protocol.coordinator.job import GroupPhase
 from jaxft_protocol.messages import (
     Evicted,
     Finished,
@@ -124,7 +124,7 @@ def test_a_leaver_stays_a_donor_until_the_heals_it_serves_are_done():
     desk = running("a", "b")
     healing(desk, "c")
     assert desk.leave("b").to("b") == []
-    assert desk.group("b").phase is Phase.LEAVING
+    assert desk.group("b").phase is GroupPhase.LEAVING
     desk.ready("c")
     assert desk.commit().to("b") == []  # c is a member now, but may still fetch the last sum
     assert desk.commit().only(Goodbye) == {"b": Goodbye()}

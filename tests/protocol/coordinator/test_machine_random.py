@@ -14,9 +14,9 @@ from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
     Frontier,
+    GroupPhase,
     Job,
     Persist,
-    Phase,
     Saved,
     Send,
     SessionId,
@@ -75,7 +75,7 @@ class AnyJob(RuleBasedStateMachine):
     @precondition(lambda self: self.desk.job.frontier is not None)
     def everyone_heals(self) -> None:
         for name in list(self.desk.job.groups):
-            if name in self.desk.job.groups and self.desk.group(name).phase is Phase.HEALING:
+            if name in self.desk.job.groups and self.desk.group(name).phase is GroupPhase.HEALING:
                 self._do(lambda name=name: self.desk.ready(name))
 
     @rule(name=names, restarted=st.booleans())
@@ -281,12 +281,12 @@ class AnyJob(RuleBasedStateMachine):
             for position, member in enumerate(job.quorum.members)
             if not job.ballot.lost >> position & 1
         }
-        assert living == {group.holder for group in job.groups.values() if group.phase is Phase.MEMBER}
+        assert living == {group.holder for group in job.groups.values() if group.phase is GroupPhase.MEMBER}
 
     @invariant()
     def nobody_waits_without_need(self) -> None:
         job = self.desk.job
-        able = [group for group in job.groups.values() if group.phase is Phase.MEMBER]
+        able = [group for group in job.groups.values() if group.phase is GroupPhase.MEMBER]
         enough = len(able) >= max(1, job.min_replicas)
         # (After a restart the others have a moment to come back.)
         if job.frontier is not None and job.finished is None and enough and job.restored_s is None:
@@ -296,7 +296,7 @@ class AnyJob(RuleBasedStateMachine):
     def donors_keep_nothing_for_those_who_are_gone(self) -> None:
         for group in self.desk.job.groups.values():
             assert (group.heal_id is None) == (not group.donors)
-            if group.phase in (Phase.PRESENT, Phase.STALE, Phase.LEAVING):
+            if group.phase in (GroupPhase.PRESENT, GroupPhase.STALE, GroupPhase.LEAVING):
                 assert group.heal_id is None
 
 

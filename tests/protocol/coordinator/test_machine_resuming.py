@@ -1,6 +1,6 @@
 """All holders of the job's state are gone: it resumes from the best checkpoint, and never from a fresh state."""
 
-from jaxft_protocol.coordinator.job import Phase
+from jaxft_protocol.coordinator.job import GroupPhase
 from jaxft_protocol.messages import (
     Evicted,
     Finished,
@@ -37,7 +37,7 @@ def test_a_fresh_group_alone_never_founds_anew():
     for _ in range(5000):
         desk.tick(2.0)  # almost three hours
     assert (desk.job.quorum, desk.step) == (None, 3)
-    assert desk.group("fresh").phase is Phase.STALE
+    assert desk.group("fresh").phase is GroupPhase.STALE
 
 
 def test_a_group_of_the_jobs_history_resumes_it_after_the_heartbeat_timeout():
@@ -92,7 +92,7 @@ def test_a_holder_that_reconnects_first_prevents_it():
     desk.wait(4.0)
     desk.come("a", step=3, digest="")
     assert (members(desk), desk.step) == (["a"], 3)
-    assert desk.group("c").phase is Phase.HEALING
+    assert desk.group("c").phase is GroupPhase.HEALING
 
 
 def test_a_holder_that_is_present_prevents_it_before_it_joins():
@@ -141,7 +141,7 @@ def test_one_that_compiles_may_bring_a_newer_state():
     desk.wait(20.0)
     desk.join("slow", step=2, history=desk.job.history)
     assert (members(desk), desk.step) == (["slow"], 2)
-    assert desk.group("c").phase is Phase.HEALING
+    assert desk.group("c").phase is GroupPhase.HEALING
 
 
 def test_everybody_is_told_what_would_help():
@@ -362,7 +362,7 @@ def test_the_job_goes_on_from_a_newer_state_that_comes_late():
     reports = [text for done in desk.wait(6.0) for text in done.reports]
     assert (members(desk), desk.step) == (["a"], 3)
     assert "[job] resumes at step 3 with the state of a: no group is left that held step 2" in reports
-    assert desk.group("c").phase is Phase.HEALING
+    assert desk.group("c").phase is GroupPhase.HEALING
 
 
 def test_while_it_goes_back_for_a_newer_state_a_corrupt_group_heals():
@@ -372,7 +372,7 @@ def test_while_it_goes_back_for_a_newer_state_a_corrupt_group_heals():
     desk.come("new", step=3, history=desk.job.history)
     assert desk.come("c", step=0).only(Halted) == {}
     desk.wait(6.0)
-    assert (members(desk), desk.group("c").phase) == (["new"], Phase.HEALING)
+    assert (members(desk), desk.group("c").phase) == (["new"], GroupPhase.HEALING)
 
 
 def test_the_peers_of_the_newer_state_are_waited_for_and_the_majority_decides():
@@ -536,7 +536,7 @@ def test_one_that_healed_to_the_founding_state_and_comes_again_undoes_nothing():
     desk.close("late")
     assert tried_again(desk.come("late", step=0, digest="", history=desk.job.history)) is None
     assert members(desk) == ["a", "b"]
-    assert desk.group("late").phase is Phase.READY
+    assert desk.group("late").phase is GroupPhase.READY
 
 
 def resumed_at(step: int) -> Desk:

@@ -1,7 +1,7 @@
 """Spares follow the job without a place in it, and take the place of a regular group that is missing."""
 
 import pytest
-from jaxft_protocol.coordinator.job import Phase
+from jaxft_protocol.coordinator.job import GroupPhase
 from jaxft_protocol.messages import (
     Commit,
     Finished,
@@ -32,7 +32,7 @@ def commit(desk: Desk) -> None:
     """One step; spares that stand by catch up."""
     desk.commit()
     for group in desk.job.groups.values():
-        if group.phase is Phase.READY and group.heal_id is not None:
+        if group.phase is GroupPhase.READY and group.heal_id is not None:
             desk.ready(group.name)
 
 
@@ -44,7 +44,7 @@ def test_spares_have_no_part_while_the_regular_groups_are_there():
     for _ in range(5):
         assert members(desk) == ["a", "b"]
         commit(desk)
-    assert desk.group("s").phase is Phase.READY
+    assert desk.group("s").phase is GroupPhase.READY
 
 
 def test_a_spare_of_the_founding_state_follows_without_fetching_it():
@@ -136,7 +136,7 @@ def test_the_one_in_place_stays_when_another_comes():
     desk = together("a", "b", spares=("s2",))
     desk.close("a")
     desk.come("s1", spare=True)
-    assert desk.group("s1").phase is Phase.READY
+    assert desk.group("s1").phase is GroupPhase.READY
     desk.fail("b")
     assert tried_again(desk.vote("s2")) is not None
     assert members(desk) == ["b", "s2"]
@@ -389,7 +389,7 @@ def test_one_that_was_called_up_and_lacks_the_last_sum_gets_that_first():
     assert (members(desk), desk.step) == (["a", "s"], 2)
     desk.leave("a", finished=True)
     assert desk.tick().only(Finished) == {}
-    assert desk.job.groups["a"].phase is Phase.LEAVING  # it is the only one that can give that sum
+    assert desk.job.groups["a"].phase is GroupPhase.LEAVING  # it is the only one that can give that sum
     done = desk.ready("s")
     assert done.only(Finished) == {"s": Finished(Step(2))}
     assert "a" in done.only(Goodbye)

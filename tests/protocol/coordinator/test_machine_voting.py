@@ -1,7 +1,7 @@
 """One step: counting votes, commits, retries, and evictions."""
 
 import pytest
-from jaxft_protocol.coordinator.job import Phase
+from jaxft_protocol.coordinator.job import GroupPhase
 from jaxft_protocol.messages import (
     Change,
     Commit,
@@ -410,7 +410,7 @@ def test_a_member_that_reconnects_before_the_commit_is_not_taken_for_one_that_ha
     desk.vote("a")
     desk.close("c")
     desk.come("c", step=0, digest="")
-    assert desk.group("c").phase is Phase.READY
+    assert desk.group("c").phase is GroupPhase.READY
     done = desk.vote("b")
     assert committed(done) == ["a", "b"]
     # It is let in at the boundary, with the log of what it lacks, and does not donate until it has caught up.

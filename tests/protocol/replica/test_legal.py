@@ -25,10 +25,10 @@ from jaxft_protocol.replica.state import (
     Exchanged,
     HealBroke,
     Healed,
-    Heard,
     LeaveNow,
     Phase,
     Prepared,
+    Received,
     Replayed,
 )
 
@@ -54,7 +54,7 @@ OUTCOME = Exchanged(QuorumId(1), Step(0))
 
 
 def test_each_event_and_message_has_a_rule():
-    assert set(RULES) == {*get_args(Event), *get_args(CoordinatorMessage)} - {Heard}
+    assert set(RULES) == {*get_args(Event), *get_args(CoordinatorMessage)} - {Received}
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -87,63 +87,71 @@ def test_after_the_end_all_messages_are_late_but_those_that_free_something():
 ILLEGAL: dict[str, tuple[Group, Event, str]] = {
     "a commit without a vote": (
         working(),
-        Heard(commit(1, 0)),
+        Received(commit(1, 0)),
         "Commit is illegal while the group is working",
     ),
     "a commit after a commit": (
         applying(),
-        Heard(commit(1, 0)),
+        Received(commit(1, 0)),
         "Commit is illegal while the group is applying",
     ),
     "a commit of the vote that a new quorum took back": (
         voted().hear(quorum(2, 0, "a")),
-        Heard(commit(1, 0)),
+        Received(commit(1, 0)),
         "Commit is illegal while the group is working",
     ),
     "a commit of another step": (
         voted(),
-        Heard(commit(1, 1)),
+        Received(commit(1, 1)),
         "commit of step 1 in quorum 1 is illegal, because",
     ),
-    "a commit of another quorum": (voted(), Heard(commit(2, 0)), "commit of step 0 in quorum 2 is illegal"),
+    "a commit of another quorum": (
+        voted(),
+        Received(commit(2, 0)),
+        "commit of step 0 in quorum 2 is illegal",
+    ),
     "a commit of a failed vote": (
         working().on(ExchangeBroke(QuorumId(1), Step(0), (), "b is gone")),
-        Heard(commit(1, 0)),
+        Received(commit(1, 0)),
         "because this group has not voted ok",
     ),
     "a commit with an old quorum": (
         voted(),
-        Heard(commit(1, 0, quorum(1, 1))),
+        Received(commit(1, 0, quorum(1, 1))),
         "quorum 1 comes after quorum 1",
     ),
-    "an old quorum": (working(2), Heard(quorum(1, 0)), "quorum 1 comes after quorum 2"),
-    "the same quorum again": (working(), Heard(quorum(1, 0)), "quorum 1 comes after quorum 1"),
+    "an old quorum": (working(2), Received(quorum(1, 0)), "quorum 1 comes after quorum 2"),
+    "the same quorum again": (working(), Received(quorum(1, 0)), "quorum 1 comes after quorum 1"),
     "a quorum for one that has not joined": (
         connected().hear(welcome()),
-        Heard(quorum(1, 0)),
+        Received(quorum(1, 0)),
         "NewQuorum is illegal while the group is present",
     ),
-    "a quorum for one that heals": (healing(), Heard(quorum(1, 3)), "NewQuorum is illegal while"),
-    "a second welcome": (working(), Heard(welcome()), "Welcome is illegal while the group is working"),
+    "a quorum for one that heals": (healing(), Received(quorum(1, 3)), "NewQuorum is illegal while"),
+    "a second welcome": (working(), Received(welcome()), "Welcome is illegal while the group is working"),
     "a state for one that applies": (
         applying(),
-        Heard(heal(5, 3)),
+        Received(heal(5, 3)),
         "Heal is illegal while the group is applying",
     ),
-    "a frontier for a member": (working(), Heard(FrontierMoved(Step(4))), "FrontierMoved is illegal while"),
+    "a frontier for a member": (
+        working(),
+        Received(FrontierMoved(Step(4))),
+        "FrontierMoved is illegal while",
+    ),
     "a pin for one that holds nothing": (
         connected().hear(welcome()),
-        Heard(Pin(HealId(1), Step(0))),
+        Received(Pin(HealId(1), Step(0))),
         "Pin is illegal while the group is present",
     ),
     "a goodbye to one that stays": (
         working(),
-        Heard(Goodbye()),
+        Received(Goodbye()),
         "Goodbye is illegal while the group is working",
     ),
     "a message without a stream": (
         Group(),
-        Heard(welcome()),
+        Received(welcome()),
         "Welcome is illegal while the group is offline",
     ),
     "a second stream": (working(), Connected(), "Connected is illegal while the group is working"),
@@ -198,11 +206,11 @@ LATE: dict[str, tuple[Group, Event, str]] = {
     "a heal that was abandoned": (healing(), HealBroke(HealId(4), ""), "heal 4 was abandoned"),
     "a commit that crosses Leave": (
         LEAVING,
-        Heard(Commit(QuorumId(1), Step(0))),
+        Received(Commit(QuorumId(1), Step(0))),
         "knew that this group leaves",
     ),
-    "a heal after the end": (failed(), Heard(heal(6, 3)), "stream has not ended yet"),
-    "a heal after Goodbye": (finished().hear(Goodbye()), Heard(heal(6, 3)), "stream has not ended yet"),
+    "a heal after the end": (failed(), Received(heal(6, 3)), "stream has not ended yet"),
+    "a heal after Goodbye": (finished().hear(Goodbye()), Received(heal(6, 3)), "stream has not ended yet"),
     "a stream for one that has left": (
         Group().on(LeaveNow(finished=False)),
         Connected(),
@@ -210,7 +218,7 @@ LATE: dict[str, tuple[Group, Event, str]] = {
     ),
     "a welcome to one that has left": (
         connected().on(LeaveNow(finished=False)),
-        Heard(Welcome(1000)),
+        Received(Welcome(1000)),
         "stream has not ended yet",
     ),
 }

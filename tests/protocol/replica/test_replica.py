@@ -57,20 +57,20 @@ from jaxft_protocol.replica.state import (
     HealBroke,
     Healed,
     HealFrom,
-    Heard,
     Identity,
     Idle,
     LeaveNow,
-    Note,
+    Log,
     Over,
     Phase,
     PinState,
     Prepared,
+    Received,
     ReleasePin,
     Replay,
     Replayed,
     Replica,
-    Say,
+    Send,
     TakeDigest,
     Tick,
     Wait,
@@ -103,7 +103,7 @@ class Group:
 
     def hear(self, *messages: CoordinatorMessage) -> "Group":
         for message in messages:
-            self.on(Heard(message))
+            self.on(Received(message))
         return self
 
     @property
@@ -116,11 +116,11 @@ class Group:
 
     @property
     def said(self) -> list[GroupMessage]:
-        return [effect.message for effect in self.effects if isinstance(effect, Say)]
+        return [effect.message for effect in self.effects if isinstance(effect, Send)]
 
     @property
     def notes(self) -> list[str]:
-        return [effect.text for effect in self.effects if isinstance(effect, Note)]
+        return [effect.text for effect in self.effects if isinstance(effect, Log)]
 
 
 def quorum(quorum_id: int, step: int, *names: str, **changes: list[Change]) -> NewQuorum:
@@ -401,7 +401,7 @@ def test_what_it_joined_with_is_not_what_it_holds_after_a_heal():
 
 def test_donors_pin_and_release():
     pinned = working().hear(Pin(HealId(2), Step(0))).effects
-    assert pinned == (PinState(HealId(2), Step(0)), Say(Pinned(HealId(2), 0xD1)))
+    assert pinned == (PinState(HealId(2), Step(0)), Send(Pinned(HealId(2), 0xD1)))
     group = working().hear(Pin(HealId(2), Step(0)), Release(HealId(2)))
     assert group.effects == (ReleasePin(HealId(2)),)
     assert group.replica.pins == frozenset()
@@ -572,7 +572,7 @@ def test_a_group_is_told_when_all_members_have_computed():
 
 def test_one_that_is_stood_aside_is_not_frightened():
     group = working().hear(Evicted("it is away from training", may_return=True, aside=True))
-    (note,) = [effect for effect in group.effects if isinstance(effect, Note)]
+    (note,) = [effect for effect in group.effects if isinstance(effect, Log)]
     assert (note.text, note.warning) == (
         "the job goes on without this group: it is away from training",
         False,

@@ -16,10 +16,10 @@ from jaxft_protocol.messages import (
 from jaxft_protocol.replica.state import (
     Applied,
     Apply,
+    Close,
     Connected,
     Dial,
     Disconnected,
-    HangUp,
     Identity,
     Idle,
     LeaveNow,
@@ -69,7 +69,7 @@ def test_a_coordinator_of_a_lower_term_is_not_followed():
     group = of_three().hear(Welcome(1000, term=8)).on(Disconnected("reset")).on(Connected())
     group.hear(Welcome(1000, term=7))
     assert group.phase is Phase.GREETING
-    (hang_up,) = (effect for effect in group.effects if isinstance(effect, HangUp))
+    (hang_up,) = (effect for effect in group.effects if isinstance(effect, Close))
     assert "term 7" in hang_up.reason
     assert "term 8" in hang_up.reason
     assert dialled(group.on(Disconnected(hang_up.reason))).address == "two:2"
@@ -90,7 +90,7 @@ def test_a_greeting_without_an_answer_is_given_up():
     assert group.on(Tick()).effects == ()
     group.now_s = 5.1
     (hang_up,) = group.on(Tick()).effects
-    assert hang_up == HangUp("no reply to our Hello for 5.1 s")
+    assert hang_up == Close("no reply to our Hello for 5.1 s")
     group.now_s = 5.2
     assert group.on(Tick()).effects == ()  # once only; the stream ends next
 
@@ -134,25 +134,25 @@ def test_idle_means_nothing_to_one_that_was_not_busy():
     assert group.phase is Phase.WORKING
 
 
-def ticked(group: Group, until_s: float, every_s: float = 0.5) -> list[HangUp]:
+def ticked(group: Group, until_s: float, every_s: float = 0.5) -> list[Close]:
     """Let time pass; return when the group closed its stream."""
-    found: list[HangUp] = []
+    found: list[Close] = []
     while group.now_s < until_s:
         group.now_s += every_s
-        found += [effect for effect in group.on(Tick()).effects if isinstance(effect, HangUp)]
+        found += [effect for effect in group.on(Tick()).effects if isinstance(effect, Close)]
     return found
 
 
 def test_a_coordinator_that_says_nothing_more_is_given_up():
     group = working()
     assert ticked(group, 5.0) == []
-    assert ticked(group, 6.0) == [HangUp("no message from the coordinator for 5.5 s")]
+    assert ticked(group, 6.0) == [Close("no message from the coordinator for 5.5 s")]
     assert ticked(group, 9.0) == []  # once only: the stream ends next
 
 
 def test_one_that_leaves_does_not_come_back_because_the_coordinator_says_nothing_more():
     group = working().on(LeaveNow(finished=True))
-    assert ticked(group, 6.0) == [HangUp("no message from the coordinator for 5.5 s")]
+    assert ticked(group, 6.0) == [Close("no message from the coordinator for 5.5 s")]
     assert group.phase is Phase.LEAVING
     group.on(Disconnected("no message from the coordinator for 5.5 s"))
     assert (group.phase, group.effects) == (Phase.LEFT, ())

@@ -39,28 +39,28 @@ from jaxft_protocol.replica.state import (
     Applied,
     Apply,
     Attempt,
+    Close,
     Connected,
     Dial,
     Disconnected,
     Event,
     ExchangeBroke,
     Exchanged,
-    HangUp,
     HealBroke,
     Healed,
     HealFrom,
-    Heard,
     Identity,
     Idle,
     LeaveNow,
     Phase,
     PinState,
     Prepared,
+    Received,
     ReleasePin,
     Replay,
     Replayed,
     Replica,
-    Say,
+    Send,
     Tick,
 )
 
@@ -123,7 +123,7 @@ class AnyReplica(RuleBasedStateMachine):
             self.committed.add((message.quorum_id, message.step))
         if isinstance(message, Welcome) and message.frontier_step:
             self.committed.add((message.frontier_quorum_id, message.frontier_step - 1))
-        self.on(Heard(message))
+        self.on(Received(message))
 
     @rule(message=last_words)
     @precondition(lambda self: self.events > 25)
@@ -133,14 +133,14 @@ class AnyReplica(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.on(Connected())
-        self.on(Heard(Welcome(1000)))
+        self.on(Received(Welcome(1000)))
         self.prepare(0)
 
     @rule(newer=st.sampled_from([1, 1, 1, 0, -1]), off=OFF_BY)
     @precondition(lambda self: self.replica.phase is not Phase.OFFLINE)
     def hear_a_quorum(self, newer: int, off: int) -> None:
         quorum_id = max(0, self.replica.last_quorum_id + newer)
-        self.on(Heard(NewQuorum(QuorumId(quorum_id), Step(max(0, self.step + off)), 2, members)))
+        self.on(Received(NewQuorum(QuorumId(quorum_id), Step(max(0, self.step + off)), 2, members)))
 
     @rule(off_id=OFF_BY, off=OFF_BY, rides=st.booleans())
     @precondition(lambda self: self.replica.vote is not None and self.replica.phase is not Phase.OFFLINE)
@@ -230,7 +230,7 @@ class AnyReplica(RuleBasedStateMachine):
         try:
             self.replica, effects = machine.step(before, event, self.now_s)
         except IllegalEvent:
-            assert isinstance(event, Heard), "the training thread and the session do nothing illegal"
+            assert isinstance(event, Received), "the training thread and the session do nothing illegal"
             self.on(Disconnected("it may not say this now"))
             return
         after = self.replica
@@ -238,7 +238,7 @@ class AnyReplica(RuleBasedStateMachine):
         if after.quorum is not None and before.quorum is not None:
             assert after.quorum.quorum_id >= before.quorum.quorum_id
         if (
-            isinstance(event, Heard)
+            isinstance(event, Received)
             and isinstance(event.message, Welcome)
             and after.phase is not before.phase
         ):
@@ -253,12 +253,12 @@ class AnyReplica(RuleBasedStateMachine):
             assert after.phase in OVER
         for effect in effects:
             match effect:
-                case Say(Vote(quorum_id, step, ok)):
+                case Send(Vote(quorum_id, step, ok)):
                     assert (quorum_id, step) not in self.votes, "a vote is given once"
                     if ok:
                         assert (quorum_id, step) in self.sums
                         self.votes.add((quorum_id, step))
-                case Say(message) if before.phase is Phase.OFFLINE:
+                case Send(message) if before.phase is Phase.OFFLINE:
                     assert isinstance(event, Connected), f"{message} is sent without a stream"
                 case PinState(heal_id):
                     self.pins.add(heal_id)
@@ -267,8 +267,8 @@ class AnyReplica(RuleBasedStateMachine):
                 case Dial():
                     assert isinstance(event, Disconnected)
                     assert after.phase is Phase.OFFLINE
-                case HangUp():
-                    assert isinstance(event, Heard | Tick)
+                case Close():
+                    assert isinstance(event, Received | Tick)
                 case _:
                     pass
         if isinstance(event, Disconnected):

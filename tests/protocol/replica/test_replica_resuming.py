@@ -24,12 +24,12 @@ from jaxft_protocol.replica.state import (
     Applied,
     Apply,
     Attempt,
+    Close,
     Connected,
     Disconnected,
     Exchanged,
     Fail,
     FailureKind,
-    HangUp,
     HealBroke,
     Healed,
     HealFrom,
@@ -352,7 +352,7 @@ def test_it_reads_the_checkpoint_itself_when_those_who_had_read_it_are_gone():
     assert group.directive == ReadCheckpoint()
     assert "reads the checkpoint, which it had left" in group.notes[0]
     group.on(Prepared(Step(20), 0xD2, SETTINGS, 2, history=HISTORY))
-    assert any(isinstance(effect, HangUp) for effect in group.effects)
+    assert any(isinstance(effect, Close) for effect in group.effects)
     assert isinstance(group.directive, Wait)
     group.on(Disconnected("joins again")).on(Connected()).hear(welcome(20))
     (join,) = group.said
