@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos adversary test test-newest simulate mutants bench storm lint format docs stubs clean
+.PHONY: help setup demo chaos adversary test test-newest parity simulate mutants bench storm lint format docs stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,11 @@ test: $(STAMP)  ## all tests but the storms, about 6 minutes on 2 cores
 
 test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13
 	$(MAKE) test PYTHON="$(NEWEST)" VENV=.venv-newest
+
+parity:  ## the Llama 3 example against transformers on torch, in .venv-parity
+	$(MAKE) setup VENV=.venv-parity
+	.venv-parity/bin/uv pip install --quiet --python .venv-parity/bin/python --group parity $(PARITY)
+	.venv-parity/bin/pytest -n 0 tests/examples/test_llama3_parity.py $(ARGS)
 
 simulate: $(STAMP)  ## the protocol under attack, on a virtual clock: make simulate SEEDS=100000
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) --jobs 2 $(ARGS)
@@ -68,4 +73,4 @@ stubs: $(STAMP)  ## regenerate the gRPC stubs
 	$(BIN)/python protocol/generate_stubs.py
 
 clean:
-	rm -rf $(VENV) .venv-newest docs/_build jaxft/_exchange/liblane.so
+	rm -rf $(VENV) .venv-newest .venv-parity docs/_build jaxft/_exchange/liblane.so

@@ -55,7 +55,7 @@ EXAMPLES: dict[ExampleName, Example] = {
             ("--cpu-devices", "2"),
             ("--log-every", "100"),
         ),
-        needs=("flax", "optax", "rich"),
+        needs=("flax", "grain", "optax", "rich"),
         steps_per_kill=16,
     ),
 }

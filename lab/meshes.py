@@ -24,8 +24,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxft
-from examples.llama3._flags import Flags, check_settings
+from examples.llama3._flags import Flags
 from examples.llama3._runtime import start_jax
+from examples.llama3._settings import check_settings
 from examples.llama3._sharding import batch_sharding, make_mesh
 from examples.llama3._state import init_state
 from examples.llama3.train import make_train_step

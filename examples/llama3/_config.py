@@ -1,10 +1,13 @@
 """The sizes of Llama 3, and the checks that refuse a bad setting before anything is changed."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+Kernel = Literal["auto", "plain", "chunked", "cudnn", "transformer-engine"]
+Remat = Literal["none", "selective", "full"]
 Size = Literal["debug", "50m", "1B", "3B", "8B", "70B", "405B"]
 
 
@@ -37,7 +40,9 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = RopeScaling(factor=8.0)
     norm_epsilon: float = 1e-5
     compute_dtype: str = "bfloat16"
-    remat: bool = True
+    attention: Kernel = "auto"
+    remat: Remat = "full"
+    microbatches: int = 1
 
     @property
     def head_dim(self) -> int:
@@ -78,27 +83,63 @@ MODEL_SIZES: Mapping[Size, ModelConfig] = MappingProxyType(
 
 
 def check_positive(**values: float) -> None:
-    """Check that all values are above zero; an error names the flag."""
+    """Check that all values are finite and above zero; an error names the flag."""
     for name, value in values.items():
-        if not value > 0:
-            raise SettingsError(f"{flag(name)} must be above 0, not {value}.")
+        if not 0 < value < math.inf:
+            raise SettingsError(f"{flag(name)} must be above 0 and finite, not {value}.")
 
 
-def check_mesh(model: ModelConfig, *, fsdp: int, tp: int, batch_per_shard: int, device_count: int) -> None:
-    """Check that there are devices for the mesh, and that its axes divide the model and the batch."""
-    check_positive(fsdp=fsdp, tp=tp, batch_per_shard=batch_per_shard)
-    if fsdp * tp > device_count:
+def check_not_negative(**values: float) -> None:
+    """Check that all values are finite, and zero or above; an error names the flag."""
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise SettingsError(f"{flag(name)} must be 0 or above and finite, not {value}.")
+
+
+def check_seed(seed: int) -> None:
+    """Check that the random generators of JAX and of grain take this seed."""
+    if not 0 <= seed < 2**32:
+        raise SettingsError(f"--seed must be from 0 to {2**32 - 1}, not {seed}.")
+
+
+def check_mesh(
+    model: ModelConfig,
+    *,
+    fsdp: int,
+    tp: int,
+    batch_per_shard: int,
+    device_count: int,
+    pipeline: int = 1,
+    context: int = 1,
+    seq_len: int | None = None,
+) -> None:
+    """Check that there are devices for the mesh, and that its axes divide the model, the batch and its sequences."""
+    axes = {"pipeline": pipeline, "fsdp": fsdp, "context": context, "tp": tp}
+    check_positive(**axes, microbatches=model.microbatches, batch_per_shard=batch_per_shard)
+    needed = math.prod(axes.values())
+    if needed > device_count:
+        used = [name for name, size in axes.items() if name in ("fsdp", "tp") or size > 1]
+        mesh = " x ".join(f"{name}={axes[name]}" for name in used)
         raise SettingsError(
-            f"A mesh of fsdp={fsdp} x tp={tp} needs {fsdp * tp} devices, but there are {device_count} here. "
-            f"Lower --fsdp or --tp, or simulate devices with --cpu-devices {fsdp * tp}."
+            f"A mesh of {mesh} needs {needed} devices, but there are {device_count} here. "
+            f"Lower {' or '.join(map(flag, used))}, or simulate devices with --cpu-devices {needed}."
         )
+    if context > 1 and model.attention not in ("auto", "chunked"):
+        raise SettingsError(
+            f"context={context} needs ring attention, which is chunked; --attention is {model.attention}. "
+            "Leave it at auto."
+        )
+    sequences = "sequences of a shard (--batch-per-shard)"
     divisions = (
+        ("pipeline", pipeline, "layers", model.layers),
+        ("microbatches", model.microbatches, sequences, batch_per_shard),
         ("tp", tp, "attention heads", model.heads),
         ("tp", tp, "key and value heads", model.kv_heads),
         ("tp", tp, "feed-forward width", model.ffn_dim),
         ("tp", tp, "vocabulary", model.vocab_size),
         ("fsdp", fsdp, "model width", model.dim),
-        ("fsdp", fsdp, "sequences of a shard (--batch-per-shard)", batch_per_shard),
+        ("context", context, "model width left by fsdp", max(1, model.dim // fsdp)),
+        ("fsdp", fsdp, sequences, batch_per_shard),
     )
     for axis, size, what, extent in divisions:
         if extent % size != 0:
@@ -106,6 +147,17 @@ def check_mesh(model: ModelConfig, *, fsdp: int, tp: int, batch_per_shard: int, 
                 f"{axis}={size} does not divide the {what}, {extent}. "
                 f"Choose --{axis} from {_powers_of_two_in(extent)}."
             )
+    if batch_per_shard % (model.microbatches * fsdp) != 0:
+        raise SettingsError(
+            f"microbatches={model.microbatches} x fsdp={fsdp} does not divide the {sequences}, {batch_per_shard}. "
+            f"Make it a multiple of {model.microbatches * fsdp}."
+        )
+    spans = math.lcm(pipeline * context * tp, 2 * context if context > 1 else 1)
+    if seq_len is not None and seq_len % spans != 0:
+        raise SettingsError(
+            f"pipeline={pipeline} x context={context} x tp={tp} divides sequences into {spans} equal parts, but "
+            f"--seq-len is {seq_len}. Make it a multiple of {spans}."
+        )
 
 
 def flag(name: str) -> str:

@@ -1,17 +1,14 @@
 """Every setting of a run: a frozen dataclass that is also the command line."""
 
-import math
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-import jax
-from jax.sharding import Mesh
-
-from examples.llama3._config import MODEL_SIZES, ModelConfig, SettingsError, Size, check_mesh, check_positive
-from examples.llama3._data import Batches, check_vocabulary, load_corpus
-from examples.llama3._optimizer import OptimizerConfig
+from examples.llama3._config import Kernel, Remat, Size
+from examples.llama3._optimizer import Decayed, Schedule
+from examples.llama3._recipe import RECIPES
 from examples.llama3._runtime import user_cache
-from examples.llama3._sharding import make_mesh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,36 +16,77 @@ class Flags:
     """Every setting of a run. The groups of a job share all but their own names, files and devices."""
 
     size: Size = "debug"
-    """The model. debug and 50m are small and read bytes; the others are the published shapes."""
+    """The model. debug and 50m are small; the others are the published shapes."""
     steps: int = 200
     """Train until the job has committed this many steps."""
     shards: int = 4
     """Slices of a step's global batch, fixed for the life of the job. The groups that are up divide them."""
     batch_per_shard: int = 2
-    """Sequences in a shard."""
+    """Sequences of a shard that are computed at once."""
     seq_len: int = 128
     """Tokens in a sequence."""
+    batch_tokens: int | None = None
+    """Tokens in a step. Each shard then accumulates gradients over as many batches as that takes. None: one batch."""
 
-    corpus: Path | None = None
-    """A text file, or a folder of them. None reads the source of Python's standard library."""
-    corpus_bytes: int = 8 * 2**20
-    """Read at most this much of the corpus."""
+    corpus: tuple[Path, ...] = ()
+    """Text, .jsonl or .parquet files, folders of them, or .npy arrays of ids. None: Python's standard library."""
+    corpus_weights: tuple[float, ...] = ()
+    """How often to draw from each corpus, in their order. None: in proportion to their tokens."""
+    corpus_bytes: int | None = None
+    """Read at most this much text of each corpus. None: all of it; of the standard library, 8 MiB."""
+    corpus_cache: Path = field(default_factory=lambda: user_cache("corpora"))
+    """Keep tokenized text in this folder, on a disk with room for it; it is mapped into memory, not read."""
+    tokenizer: Path | None = None
+    """A Hugging Face tokenizer.json, or a folder with one. None: bytes."""
+    text_field: str = "text"
+    """The field of a JSONL or Parquet corpus that holds the text."""
     seed: int = 0
     """Determines the initial parameters and the order of the samples."""
 
-    learning_rate: float = 1e-3
-    """The peak, after the warm-up; a cosine then decays to a tenth of it at the last step."""
-    warmup_steps: int = 10
-    """Committed steps over which the learning rate rises to its peak, before the cosine."""
+    learning_rate: float | None = None
+    """The peak, after the warm-up. None: the recipe of the size."""
+    warmup_steps: int | None = None
+    """Committed steps over which the learning rate rises to its peak. None: the recipe of the size."""
+    schedule: Schedule = "cosine"
+    """How the learning rate falls from its peak to its end at the last step."""
+    final_fraction: float | None = None
+    """The learning rate at the last step, as a fraction of the peak. None: the recipe of the size."""
+    beta1: float = 0.9
+    """Adam's decay of the first moment."""
+    beta2: float = 0.95
+    """Adam's decay of the second moment."""
+    epsilon: float = 1e-8
+    """Adam's epsilon."""
     weight_decay: float = 0.1
-    """AdamW's decay of the matrices. Norm scales do not decay."""
+    """AdamW's decay of weights."""
+    decayed: Decayed = "matrices"
+    """Which weights decay: all; matrices, all but the norms' scales; blocks, only the matrices of the layers."""
     clip_norm: float = 1.0
     """Scale gradients down to this global norm."""
+    grad_dtype: Literal["float32", "bfloat16"] = "float32"
+    """The type of the gradients that groups exchange. bfloat16 halves their bytes and rounds them."""
+
+    held_out: float = 0.01
+    """With --eval-every: the fraction of each corpus, at its end, that is evaluated and not trained on."""
+    eval_every: int | None = None
+    """Evaluate after every this many committed steps. None: never, and train on everything."""
+    eval_batches: int = 8
+    """How many batches of held-out sequences an evaluation takes."""
 
     fsdp: int | None = None
-    """Devices over which parameters and sequences are sharded. None uses as many as `tp` leaves and divide both."""
+    """Devices over which parameters and sequences are sharded. None: as many as others leave and divide both."""
     tp: int = 1
     """Devices over which heads, feed-forward width and vocabulary are sharded."""
+    pipeline: int = 1
+    """Stages, each of which holds an equal part of the layers."""
+    microbatches: int = 1
+    """How many parts of a shard follow each other through the stages. Stages wait less with more parts."""
+    context: int = 1
+    """Devices over which the positions of a sequence are sharded: ring attention, for long sequences."""
+    attention: Kernel = "auto"
+    """auto: cudnn on CUDA, transformer-engine on ROCm if installed; elsewhere plain, and chunked for long texts."""
+    remat: Remat = "full"
+    """What the backward pass of a layer computes again: none, selective (all but attention), or full."""
     cpu_devices: int | None = None
     """Simulate this many devices on the CPU. None uses the machine's own devices."""
     compilation_cache: Path | None = field(default_factory=user_cache)
@@ -74,8 +112,21 @@ class Flags:
     keep_checkpoints: int = 3
     """How many checkpoints to keep."""
     changed: tuple[str, ...] = ()
-    """Settings that were changed on purpose since the checkpoint was saved, such as learning_rate, shards, job."""
+    """Settings that were changed on purpose since the run was saved, such as learning_rate, shards, job."""
 
+    initial_weights: Path | None = None
+    """Start from the Llama weights in this folder: safetensors, as on Hugging Face. None: random ones."""
+    export_weights: Path | None = None
+    """At the end, write the weights to this new folder, as Hugging Face keeps them. None: not at all."""
+
+    run: Path | None = None
+    """Keep this run's configuration, metrics and traces here, in one folder per group. None keeps none."""
+    config: Path | None = None
+    """Take every flag that is not given from this file, the config.json of a run."""
+    tracker: Literal["tensorboard", "wandb"] | None = None
+    """Also write losses and rates for TensorBoard, into --run, or to Weights & Biases."""
+    profile: tuple[int, int] | None = None
+    """Write a trace of the steps from the first to the second number, both included, into --run."""
     log_every: int = 10
     """Committed steps between two log lines."""
     events: Path | None = None
@@ -84,62 +135,23 @@ class Flags:
     """Report a digest of the final state. Equal digests mean equal bits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The checked values of the flags."""
-
-    model: ModelConfig
-    optimizer: OptimizerConfig
-    batches: Batches
-
-
-def check_settings(flags: Flags) -> Settings:
-    """Read the corpus and check everything that can be checked without a device.
-
-    Raises:
-        SettingsError: the message says which flag is invalid, and what would be valid.
-    """
-    check_positive(
-        fsdp=1 if flags.fsdp is None else flags.fsdp,
-        tp=flags.tp,
-        cpu_devices=1 if flags.cpu_devices is None else flags.cpu_devices,
-        failure_timeout_s=flags.failure_timeout_s,
-        log_every=flags.log_every,
-    )
-    if flags.events is not None and flags.events.is_dir():
-        raise SettingsError(
-            f"--events must be a file, but {str(flags.events)!r} is a folder. Name a file in it."
-        )
-    model = MODEL_SIZES[flags.size]
-    check_vocabulary(model.vocab_size)
-    optimizer = OptimizerConfig(
-        learning_rate=flags.learning_rate,
-        warmup_steps=flags.warmup_steps,
-        total_steps=flags.steps,
-        weight_decay=flags.weight_decay,
-        clip_norm=flags.clip_norm,
-    )
-    batches = Batches(
-        corpus=load_corpus(flags.corpus, limit_bytes=flags.corpus_bytes),
-        seq_len=flags.seq_len,
-        batch_per_shard=flags.batch_per_shard,
-        shards=flags.shards,
-        seed=flags.seed,
-    )
-    return Settings(model=model, optimizer=optimizer, batches=batches)
+# Groups may differ in these, and so may the parts of a run before and after a restart. The corpora are compared by
+# the fingerprint of their tokens; jaxft itself compares the job and its shards.
+OWN_TO_A_GROUP = frozenset(
+    {
+        *("corpus", "corpus_bytes", "corpus_cache", "tokenizer", "text_field", "shards"),
+        *("cpu_devices", "compilation_cache"),
+        *("coordinator", "group", "job", "host", "failure_timeout_s", "spare"),
+        *("checkpoints", "checkpoint_every", "keep_checkpoints", "changed"),
+        *("initial_weights", "export_weights"),
+        *("run", "config", "tracker", "profile", "log_every", "events", "digest_at_end"),
+        *("eval_every", "eval_batches"),
+    }
+)
 
 
-def choose_mesh(flags: Flags) -> Mesh:
-    """Return this group's mesh over JAX's devices.
-
-    Raises:
-        SettingsError: the mesh needs more devices than there are, or does not divide the model or the batch.
-    """
-    model, device_count = MODEL_SIZES[flags.size], jax.device_count()
-    left_by_tp = max(1, device_count // flags.tp)
-    divides_both = math.gcd(left_by_tp, flags.batch_per_shard, model.dim)
-    fsdp = divides_both if flags.fsdp is None else flags.fsdp
-    check_mesh(
-        model, fsdp=fsdp, tp=flags.tp, batch_per_shard=flags.batch_per_shard, device_count=device_count
-    )
-    return make_mesh(fsdp, flags.tp)
+def with_recipe(flags: Flags) -> Flags:
+    """Return the flags with the recipe of the size in place of what was not given."""
+    recipe = dataclasses.asdict(RECIPES[flags.size])
+    missing = {name: value for name, value in recipe.items() if getattr(flags, name) is None}
+    return dataclasses.replace(flags, **missing)

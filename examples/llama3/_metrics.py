@@ -6,16 +6,28 @@ from typing import Any
 from examples.llama3._config import ModelConfig
 from examples.llama3._state import parameter_count
 
-# Dense bf16 FLOP/s of one device, from the vendors' data sheets; matched in this order within `device_kind`.
+# Dense bf16 FLOP/s of one device, from the vendors' data sheets; matched in this order within `device_kind`, so a
+# name that contains another comes first. JAX sees each of the two dies of an MI250 as a device.
 PEAK_FLOPS_PER_S: tuple[tuple[str, float], ...] = (
     ("MI355X", 2516.6e12),
+    ("MI350X", 2306.9e12),
     ("MI325X", 1307.4e12),
     ("MI300X", 1307.4e12),
+    ("MI300A", 980.6e12),
+    ("MI250X", 191.5e12),
+    ("MI250", 181.05e12),
+    ("GB200", 2500e12),
+    ("B200", 2250e12),
+    ("H200 NVL", 835.5e12),
     ("H200", 989.4e12),
+    ("H20", 148e12),
     ("H100 PCIe", 756.0e12),
     ("H100 NVL", 835.0e12),
     ("H100", 989.4e12),
+    ("H800 PCIe", 756.0e12),
+    ("H800", 989.4e12),
     ("A100", 312.0e12),
+    ("A800", 312.0e12),
 )
 
 

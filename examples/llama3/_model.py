@@ -6,45 +6,98 @@ norms, softmax and loss stay in float32.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
-from examples.llama3._config import ModelConfig, RopeScaling
+from examples.llama3._attention import attend
+from examples.llama3._config import Kernel, ModelConfig, Remat, RopeScaling
+from examples.llama3._init import INIT_STDDEV, stddev_by_depth, truncated_normal
+from examples.llama3._layers import Layer, Positions, run_layers, whole_parameters
+from examples.llama3._loss import next_token_loss
+from examples.llama3._products import project
+from examples.llama3._ring import in_order, striped
 from examples.llama3._sharding import NO_MESH, ActivationSharding
-
-INIT_STDDEV = 0.02  # of every matrix, as in GPT-2 and Llama; less for those that write to the residual stream
 
 
 class Llama(nnx.Module):
-    """Token ids (batch, position) -> float32 logits (batch, position, vocabulary)."""
+    """Token ids (batch, position) -> float32 logits (batch, position, vocabulary), or the loss."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, shard: ActivationSharding = NO_MESH) -> None:
         self.config = config
         self.shard = shard
-        self.embedding = _matrix(rngs, config.vocab_size, config.dim)
+        head_stddev = config.dim**-0.5
+        # A tied embedding is also the head, and is drawn as one.
+        stddev = head_stddev if config.tied_embeddings else 1.0
+        self.embedding = _matrix(rngs, config.vocab_size, config.dim, stddev=stddev)
         self.blocks = Block(config, rngs=rngs, shard=shard)
         self.final_norm = _ones(config.dim)
         if not config.tied_embeddings:
-            self.head = _matrix(rngs, config.dim, config.vocab_size)
+            self.head = _matrix(rngs, config.dim, config.vocab_size, stddev=head_stddev)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(
+        self, tokens: jax.Array, segment_ids: jax.Array | None = None, positions: jax.Array | None = None
+    ) -> jax.Array:
+        """Return the logits.
+
+        Args:
+            tokens: int32 (batch, position).
+            segment_ids: int32 (batch, position), the number of each position's document within its sequence.
+                A position sees none of another document. None: one document.
+            positions: int32 (batch, position), from 0 in each document. None: from 0 in each sequence.
+        """
+        spans = self.shard.size("context")
+        x = self._last_layer(*_striped((tokens, segment_ids, positions), spans))
+        logits = project("btd,dv->btv", x, self._head(), jnp.float32)
+        logits = self.shard(logits, "batch", "spread_position", "vocab")
+        return in_order(logits, spans)
+
+    def loss(
+        self,
+        tokens: jax.Array,
+        targets: jax.Array,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return the mean cross-entropy of the targets, int32 (batch, position), in nats per token."""
+        tokens, targets, segment_ids, positions = _striped(
+            (tokens, targets, segment_ids, positions), self.shard.size("context")
+        )
+        return next_token_loss(
+            self._last_layer(tokens, segment_ids, positions), self._head(), targets, self.shard
+        )
+
+    def _last_layer(
+        self, tokens: jax.Array, segment_ids: jax.Array | None, positions: jax.Array | None
+    ) -> jax.Array:
+        """Return the normalised output of the last layer, (batch, position, dim), in the compute dtype."""
         config = self.config
         x = self.embedding[...][tokens].astype(config.compute_dtype)
-        x = self.shard(x, "batch", None, None)
-        rotation = rope_rotation(jnp.arange(tokens.shape[1]), config)
+        x = self.shard(x, "batch", "spread", None)
+        if positions is None:
+            positions = striped(jnp.arange(tokens.shape[1])[None], self.shard.size("context"))
         graph, stacked_layers = nnx.split(self.blocks)
 
-        def layer(x: jax.Array, parameters: nnx.State) -> tuple[jax.Array, None]:
-            return nnx.merge(graph, parameters)(x, rotation), None
+        def layer(x: jax.Array, parameters: Any, positions: Positions) -> jax.Array:
+            return nnx.merge(graph, whole_parameters(parameters, self.shard))(x, positions)
 
-        x, _ = jax.lax.scan(jax.checkpoint(layer) if config.remat else layer, x, stacked_layers)
+        x = run_layers(
+            rematerialised(layer, config.remat),
+            nnx.to_pure_dict(stacked_layers),
+            x,
+            Positions(rope_rotation(positions, config), segment_ids),
+            shard=self.shard,
+            microbatches=config.microbatches,
+        )
         x = rms_norm(x, self.final_norm[...], config.norm_epsilon)
-        head = self.embedding[...].T if config.tied_embeddings else self.head[...]
-        logits = jnp.matmul(x, head.astype(x.dtype), preferred_element_type=jnp.float32)
-        return self.shard(logits, "batch", None, "vocab")
+        return self.shard(x, "batch", "spread", None)
+
+    def _head(self) -> jax.Array:
+        return self.embedding[...].T if self.config.tied_embeddings else self.head[...]
 
 
 class Block(nnx.Module):
@@ -58,10 +111,11 @@ class Block(nnx.Module):
         self.ffn_norm = _ones(config.layers, config.dim)
         self.feed_forward = FeedForward(config, rngs=rngs, shard=shard)
 
-    def __call__(self, x: jax.Array, rotation: jax.Array) -> jax.Array:
-        x = x + self.attention(rms_norm(x, self.attention_norm[...], self.epsilon), rotation)
-        x = x + self.feed_forward(rms_norm(x, self.ffn_norm[...], self.epsilon))
-        return self.shard(x, "batch", None, None)
+    def __call__(self, x: jax.Array, positions: Positions) -> jax.Array:
+        x += self.attention(rms_norm(x, self.attention_norm[...], self.epsilon), positions)
+        x = self.shard(x, "batch", "sequence", None)
+        x += self.feed_forward(rms_norm(x, self.ffn_norm[...], self.epsilon))
+        return self.shard(x, "batch", "sequence", None)
 
 
 class Attention(nnx.Module):
@@ -69,21 +123,25 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, shard: ActivationSharding) -> None:
         layers, dim, head_dim = config.layers, config.dim, config.head_dim
+        self.kernel: Kernel = config.attention
         self.shard = shard
         self.query = _matrix(rngs, layers, dim, config.heads, head_dim)
         self.key = _matrix(rngs, layers, dim, config.kv_heads, head_dim)
         self.value = _matrix(rngs, layers, dim, config.kv_heads, head_dim)
-        self.output = _matrix(rngs, layers, config.heads, head_dim, dim, stddev=_residual_stddev(layers))
+        self.output = _matrix(rngs, layers, config.heads, head_dim, dim, stddev=stddev_by_depth(layers))
 
-    def __call__(self, x: jax.Array, rotation: jax.Array) -> jax.Array:
-        query = jnp.einsum("btd,dhk->bthk", x, self.query[...].astype(x.dtype))
-        key = jnp.einsum("btd,dhk->bthk", x, self.key[...].astype(x.dtype))
-        value = jnp.einsum("btd,dhk->bthk", x, self.value[...].astype(x.dtype))
-        query = self.shard(rotate(query, rotation), "batch", None, "heads", None)
-        key = self.shard(rotate(key, rotation), "batch", None, "kv_heads", None)
-        value = self.shard(value, "batch", None, "kv_heads", None)
-        mixed = self.shard(causal_attention(query, key, value), "batch", None, "heads", None)
-        return jnp.einsum("bthk,hkd->btd", mixed, self.output[...].astype(x.dtype))
+    def __call__(self, x: jax.Array, positions: Positions) -> jax.Array:
+        x = self.shard(x, "batch", "position", None)
+        query = rotate(project("btd,dhk->bthk", x, self.query[...]), positions.rotation)
+        key = rotate(project("btd,dhk->bthk", x, self.key[...]), positions.rotation)
+        value = project("btd,dhk->bthk", x, self.value[...])
+        query = checkpoint_name(self.shard(query, "batch", "position", "heads", None), "query")
+        key = checkpoint_name(self.shard(key, "batch", "position", "kv_heads", None), "key")
+        value = checkpoint_name(self.shard(value, "batch", "position", "kv_heads", None), "value")
+        ring = "context" if self.shard.size("context") > 1 else None
+        mixed = attend(query, key, value, positions.segments, kernel=self.kernel, ring=ring)
+        mixed = self.shard(mixed, "batch", "position", "heads", None)
+        return self.shard(project("bthk,hkd->btd", mixed, self.output[...]), "batch", "sequence", None)
 
 
 class FeedForward(nnx.Module):
@@ -93,41 +151,37 @@ class FeedForward(nnx.Module):
         layers, dim, ffn_dim = config.layers, config.dim, config.ffn_dim
         self.shard = shard
         self.gate = _matrix(rngs, layers, dim, ffn_dim)
-        self.up = _matrix(rngs, layers, dim, ffn_dim)
-        self.down = _matrix(rngs, layers, ffn_dim, dim, stddev=_residual_stddev(layers))
+        self.up = _matrix(rngs, layers, dim, ffn_dim, stddev=stddev_by_depth(layers))
+        self.down = _matrix(rngs, layers, ffn_dim, dim, stddev=stddev_by_depth(layers))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        gate = jnp.matmul(x, self.gate[...].astype(x.dtype))
-        hidden = jax.nn.silu(gate) * jnp.matmul(x, self.up[...].astype(x.dtype))
-        hidden = self.shard(hidden, "batch", None, "ffn")
-        return jnp.matmul(hidden, self.down[...].astype(x.dtype))
+        x = self.shard(x, "batch", "position", None)
+        gate, up = project("btd,df->btf", x, self.gate[...]), project("btd,df->btf", x, self.up[...])
+        hidden = self.shard(jax.nn.silu(gate) * up, "batch", "position", "ffn")
+        return self.shard(project("btf,fd->btd", hidden, self.down[...]), "batch", "sequence", None)
 
 
-def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Mix the values up to each position, (batch, position, head, head_dim); softmax in float32.
+def rematerialised(layer: Layer, remat: Remat) -> Layer:
+    """Return the layer with what its backward pass computes again: nothing, all, or all but attention.
 
-    Consecutive query heads share a key and value head, so a head group stays on its `tp` device.
+    Selective keeps the inputs and the output of attention: 20 KB per token and layer of 8B where everything is 180.
+    The products of the feed-forward layer are computed again, the scores are not.
     """
-    batch, positions, heads, head_dim = query.shape
-    kv_heads = key.shape[2]
-    query = query.reshape(batch, positions, kv_heads, heads // kv_heads, head_dim)
-    scores = jnp.einsum("btkgd,bskd->bkgts", query, key, preferred_element_type=jnp.float32)
-    at = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 3)
-    seen = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 4)
-    scores = jnp.where(seen <= at, scores / math.sqrt(head_dim), -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    return jnp.einsum("bkgts,bskd->btkgd", weights, value).reshape(batch, positions, heads, head_dim)
+    if remat == "none":
+        return layer
+    kept = _ATTENTION if remat == "selective" else ()
+    policy = jax.checkpoint_policies.save_only_these_names(*kept)
+    return jax.checkpoint(
+        layer, policy=policy, prevent_cse=False
+    )  # within a scan there is nothing to merge with
 
 
-def next_token_loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Return the mean cross-entropy, in nats per token.
+_ATTENTION = ("query", "key", "value", "attention_out", "attention_rows")
 
-    The target's logit is selected by comparison, not by a gather, so the vocabulary stays sharded over `tp`.
-    """
-    token_ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
-    is_target = token_ids == targets[..., None]
-    target_logits = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - target_logits)
+
+def _striped(arrays: tuple[jax.Array | None, ...], spans: int) -> tuple[Any, ...]:
+    """Order the positions of (batch, position) as the devices of a ring hold them."""
+    return jax.tree.map(lambda array: striped(array, spans), arrays)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
@@ -148,9 +202,10 @@ def rope_frequencies(config: ModelConfig) -> np.ndarray:
 
 
 def rope_rotation(positions: jax.Array, config: ModelConfig) -> jax.Array:
-    """Return cosines and sines, (2, 1, position, 1, head_dim / 2), in float32."""
-    angles = positions[:, None].astype(jnp.float32) * rope_frequencies(config).astype(np.float32)[None, :]
-    return jnp.stack([jnp.cos(angles), jnp.sin(angles)])[:, None, :, None, :]
+    """Return cosines and sines of (batch, position): float32 (batch, position, 2, 1, head_dim / 2)."""
+    frequencies = rope_frequencies(config).astype(np.float32)
+    angles = positions[..., None].astype(jnp.float32) * frequencies[None, None, :]
+    return jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=2)[:, :, :, None, :]
 
 
 def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
@@ -158,7 +213,7 @@ def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
 
     The pairs are (i, i + head_dim / 2), as in the weights on Hugging Face; Meta's own files interleave them.
     """
-    cosine, sine = rotation
+    cosine, sine = rotation[:, :, 0], rotation[:, :, 1]
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
     return turned.astype(x.dtype)
@@ -172,28 +227,9 @@ def _scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndar
     return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
 
 
-def _matrix(rngs: nnx.Rngs, *shape: int, stddev: float = INIT_STDDEV) -> nnx.Param[jax.Array]:
-    return nnx.Param(stddev * math.sqrt(3) * _uniform_noise(rngs.params(), shape))
-
-
-def _uniform_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return float32 in [-1, 1): each element is a hash of its index.
-
-    `jax.random` over the ten shapes of a model costs ten times 0.6 s of XLA compilation on two cores, most of a cold
-    start; this costs 0.05 s each. Like it, each device computes only its own part. The hash is Wellons' lowbias32.
-    """
-    bits = jnp.broadcast_to(jax.random.bits(key, (), jnp.uint32), shape)
-    for axis in range(len(shape)):
-        bits = bits + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
-        bits = (bits ^ bits >> 16) * jnp.uint32(0x7FEB352D)
-        bits = (bits ^ bits >> 15) * jnp.uint32(0x846CA68B)
-        bits = bits ^ bits >> 16
-    return (bits >> 8).astype(jnp.float32) * 2.0**-23 - 1.0
+def _matrix(rngs: nnx.Rngs, *shape: int, stddev: jax.typing.ArrayLike = INIT_STDDEV) -> nnx.Param[jax.Array]:
+    return nnx.Param(truncated_normal(rngs.params(), shape, stddev))
 
 
 def _ones(*shape: int) -> nnx.Param[jax.Array]:
     return nnx.Param(jnp.ones(shape, jnp.float32))
-
-
-def _residual_stddev(layers: int) -> float:
-    return INIT_STDDEV / math.sqrt(2 * layers)

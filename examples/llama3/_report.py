@@ -8,26 +8,45 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any, Self
 
+import jax
+from jax.sharding import Mesh
+
 import jaxft
+from examples.llama3._config import SettingsError
 from examples.llama3._flags import Flags
-from examples.llama3._metrics import Progress, Workload, log_line
+from examples.llama3._metrics import Progress, Workload, flops_per_token, log_line, peak_flops_per_s
+from examples.llama3._settings import Settings, mesh_text
+from examples.llama3._state import TrainState, parameter_count
+from examples.llama3._tracker import Tracker
 
 logger = logging.getLogger("llama3")
 
 
 class Report:
-    """Writes a run's progress to the log and the event file. The event file is flushed after each line."""
+    """Writes a run's progress to the log, the event file and the tracker. The file is flushed after each line."""
 
-    def __init__(self, flags: Flags, workload: Workload, manager: jaxft.Manager | None) -> None:
-        """Open the event file, if there is one, to append to the lines of earlier incarnations."""
+    def __init__(
+        self, flags: Flags, workload: Workload, manager: jaxft.Manager | None, tracker: Tracker
+    ) -> None:
+        """Open the event file, if there is one, to append to the lines of earlier incarnations.
+
+        Raises:
+            SettingsError: it cannot be written.
+        """
         self._flags = flags
         self._workload = workload
         self._manager = manager
+        self._tracker = tracker
         self._timings_s: list[float] = []
         self._file: IO[str] | None = None
         if flags.events is not None:
-            flags.events.parent.mkdir(parents=True, exist_ok=True)
-            self._file = flags.events.open("a", encoding="utf-8")
+            try:
+                flags.events.parent.mkdir(parents=True, exist_ok=True)
+                self._file = flags.events.open("a", encoding="utf-8")
+            except OSError as error:
+                raise SettingsError(
+                    f"--events {str(flags.events)!r} cannot be written: {error.strerror}."
+                ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -35,6 +54,7 @@ class Report:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._tracker.close()
         if self._file is not None:
             self._file.close()
 
@@ -45,8 +65,18 @@ class Report:
         loss = metrics["loss"]
         self._write("step", step=step, loss=loss if math.isfinite(loss) else None, **fields)
         if step % self._flags.log_every == 0 or step in (1, self._flags.steps):
-            logger.info(log_line(self._progress(step, metrics, fields)))
+            progress = self._progress(step, metrics, fields)
+            logger.info(log_line(progress))
+            rates = {"tokens_per_s": progress.tokens_per_s, "s_per_step": progress.s_per_step}
+            rates |= {} if progress.mfu is None else {"mfu": progress.mfu}
+            self._tracker.write(step, {**metrics, **rates, "replicas": progress.replicas})
             self._timings_s.clear()
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Record the loss on held-out text."""
+        self._write("evaluation", step=step, loss=loss if math.isfinite(loss) else None)
+        logger.info("step %d: held-out loss %.4f", step, loss)
+        self._tracker.write(step, {"held_out_loss": loss})
 
     def finished(self, step: int, *, digest: str | None) -> None:
         """Record that the job has committed its last step."""
@@ -101,3 +131,40 @@ def step_fields(manager: jaxft.Manager | None, *, step_s: float, shards: int) ->
         "members": list(report.members),
         "nonfinite": report.nonfinite,
     }
+
+
+def describe(flags: Flags, settings: Settings, state: TrainState, mesh: Mesh) -> Workload:
+    """Log a description of the run, and return its workload."""
+    model, batches = settings.model, settings.batches
+    device = mesh.devices.flat[0]
+    logger.info(
+        "model %s: %s parameters, %s on %d of %d %s devices, %s",
+        flags.size,
+        f"{parameter_count(state.params):,}",
+        model.compute_dtype,
+        mesh.size,
+        jax.device_count(),
+        device.device_kind,
+        mesh_text(mesh),
+    )
+    for corpus, windows in zip(batches.corpora, batches.training_windows, strict=True):
+        logger.info(
+            "corpus: %s tokens in %s documents, %s windows, fingerprint %s",
+            f"{len(corpus.tokens):,}",
+            "?" if corpus.documents is None else corpus.documents,
+            f"{windows:,}",
+            corpus.fingerprint,
+        )
+    logger.info(
+        "a step: %d shards x %d sequences x %d tokens = %s tokens",
+        flags.shards,
+        batches.batch_per_shard,
+        flags.seq_len,
+        f"{settings.tokens_per_step:,}",
+    )
+    return Workload(
+        tokens_per_step=settings.tokens_per_step,
+        flops_per_token=flops_per_token(model, state.params, seq_len=flags.seq_len),
+        devices_per_replica=mesh.size,
+        peak_flops_per_s=peak_flops_per_s(device.device_kind),
+    )

@@ -38,6 +38,6 @@ def with_default_flags(xla_flags: str) -> str:
     return " ".join([*xla_flags.split(), *(flag for flag in XLA_FLAGS if flag.split("=")[0] not in named)])
 
 
-def user_cache() -> Path:
-    """Return the folder for this user's compiled programs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxft" / "compilation"
+def user_cache(name: str = "compilation") -> Path:
+    """Return a folder for what this user can make again, such as compiled programs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxft" / name

@@ -5,19 +5,25 @@ gives the kinds of dimensions of each parameter. The optimizer's moments have th
 they need no entries.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-MESH_AXES = ("fsdp", "tp")
+# From the slowest links to the fastest: neighbouring devices differ in `tp`.
+MESH_AXES = ("pipeline", "fsdp", "context", "tp")
 
-LOGICAL_AXES: Mapping[str, str | None] = {
+LOGICAL_AXES: Mapping[str, str | tuple[str, ...] | None] = {
     "batch": "fsdp",
-    "layer": None,  # scanned over: each device holds its part of every layer
-    "dim": "fsdp",
+    "layer": "pipeline",  # scanned over: each device holds its part of every layer of its stage
+    "sequence": ("context", "tp"),  # between sublayers, where nothing else is sharded over `tp`
+    "position": "context",  # within them
+    "spread": ("context", "pipeline", "tp"),  # outside the layers, where stages divide the sequence
+    "spread_position": ("context", "pipeline"),  # there, beside an axis over `tp`
+    "dim": ("context", "fsdp"),
     "heads": "tp",
     "kv_heads": "tp",
     "head_dim": None,
@@ -41,16 +47,27 @@ PARAMETER_AXES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def make_mesh(fsdp: int, tp: int) -> Mesh:
-    """Return a mesh over this process's first fsdp * tp devices."""
-    return jax.make_mesh(
-        (fsdp, tp), MESH_AXES, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: fsdp * tp]
-    )
+def make_mesh(fsdp: int, tp: int, *, pipeline: int = 1, context: int = 1) -> Mesh:
+    """Return a mesh over this process's first pipeline * fsdp * context * tp devices."""
+    shape = (pipeline, fsdp, context, tp)
+    devices = jax.devices()[: math.prod(shape)]
+    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 4, devices=devices)
 
 
-def partition_spec(*logical_axes: str | None) -> PartitionSpec:
-    """Return the mesh axes of an array whose dimensions are of these kinds; None is not sharded."""
-    return PartitionSpec(*(None if axis is None else LOGICAL_AXES[axis] for axis in logical_axes))
+def partition_spec(*logical_axes: str | None, without: Collection[str] = ()) -> PartitionSpec:
+    """Return the mesh axes of an array whose dimensions are of these kinds; None is not sharded.
+
+    Args:
+        without: mesh axes to leave out, since the array is already one device's part of them.
+    """
+
+    def mesh_axes(logical_axis: str | None) -> str | tuple[str, ...] | None:
+        axes = None if logical_axis is None else LOGICAL_AXES[logical_axis]
+        if axes is None or isinstance(axes, str):
+            return None if axes in without else axes
+        return tuple(axis for axis in axes if axis not in without) or None
+
+    return PartitionSpec(*map(mesh_axes, logical_axes))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -90,7 +107,20 @@ class ActivationSharding:
     def __call__(self, x: jax.Array, *logical_axes: str | None) -> jax.Array:
         if self.mesh is None:
             return x
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, partition_spec(*logical_axes)))
+        here = jax.sharding.get_abstract_mesh()  # within a shard_map, its axes are manual
+        mesh = self.mesh if here.empty else here
+        spec = partition_spec(*logical_axes, without=mesh.manual_axes)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    def parameters(self, tree: Any) -> Any:
+        """Constrain parameters, stacked over layers or not, and with them their gradients."""
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: self(leaf, *PARAMETER_AXES[parameter_name(path)]), tree
+        )
+
+    def size(self, axis: str) -> int:
+        """Return the number of devices along an axis of the mesh; 1 without a mesh."""
+        return 1 if self.mesh is None else self.mesh.shape[axis]
 
 
 NO_MESH = ActivationSharding()

@@ -12,93 +12,157 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
-import tyro
 from flax import nnx
 from jax.sharding import Mesh
 
 import jaxft
 from examples.llama3._config import ModelConfig, SettingsError
-from examples.llama3._flags import Flags, Settings, check_settings, choose_mesh
-from examples.llama3._metrics import Workload, flops_per_token, peak_flops_per_s
-from examples.llama3._model import Llama, next_token_loss
+from examples.llama3._flags import Flags
+from examples.llama3._model import Llama
 from examples.llama3._optimizer import OptimizerConfig, learning_rate, make_optimizer
-from examples.llama3._report import Report
+from examples.llama3._profile import Profile
+from examples.llama3._report import Report, describe
+from examples.llama3._run import folder_of, keep_config, parse_flags
 from examples.llama3._runtime import start_jax
+from examples.llama3._settings import check_settings, choose_mesh, job_settings
 from examples.llama3._sharding import ActivationSharding, batch_sharding
-from examples.llama3._state import TrainState, init_state, parameter_count
+from examples.llama3._state import TrainState, init_state
+from examples.llama3._tracker import make_tracker
+from examples.llama3._weights import save_weights
 
 logger = logging.getLogger("llama3")
 
-TrainStep = Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]]
+# As `examples/llama3/_data.py` makes it: tokens, segment_ids and positions.
+Batch = dict[str, jax.Array]
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+
+
+def make_loss(model: ModelConfig, mesh: Mesh | None = None) -> Callable[[Any, Batch], jax.Array]:
+    """Return the loss as a pure function of parameters and a batch, in nats per token."""
+    shard = ActivationSharding(None if mesh is None else mesh.abstract_mesh)
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(model, rngs=nnx.Rngs(0), shard=shard)))
+
+    def loss_of(params: Any, batch: Batch) -> jax.Array:
+        tokens, segment_ids, positions = batch["tokens"], batch["segment_ids"], batch["positions"]
+        return nnx.merge(graph, params).loss(tokens[:, :-1], tokens[:, 1:], segment_ids, positions)
+
+    return loss_of
 
 
 def make_train_step(
-    model: ModelConfig, optimizer: OptimizerConfig, mesh: Mesh | None = None, *, mean: Callable[[Any], Any]
+    model: ModelConfig,
+    optimizer: OptimizerConfig,
+    mesh: Mesh | None = None,
+    *,
+    mean: Callable[[Any], Any],
+    accumulate: int = 1,
+    grad_dtype: str = "float32",
 ) -> TrainStep:
     """Return the pure train step. `mean` is `jaxft.pmean`, or the identity for a plain step on one batch."""
-    shard = ActivationSharding(None if mesh is None else mesh.abstract_mesh)
-    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(model, rngs=nnx.Rngs(0), shard=shard)))
+    loss_and_grads = accumulated(jax.value_and_grad(make_loss(model, mesh)), parts=accumulate)
     transform = make_optimizer(optimizer)
 
-    def loss_of(params: Any, batch: jax.Array) -> jax.Array:
-        logits = nnx.merge(graph, params)(batch[:, :-1])
-        return next_token_loss(logits, batch[:, 1:])
-
-    def train_step(state: TrainState, batch: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
-        loss, grads = jax.value_and_grad(loss_of)(state.params, batch)
-        grads, loss = mean((grads, loss))
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        loss, grads = loss_and_grads(state.params, batch)
+        grads, loss = mean((jax.tree.map(lambda grad: grad.astype(grad_dtype), grads), loss))
+        grads = jax.tree.map(lambda grad: grad.astype(jnp.float32), grads)
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
         rate = learning_rate(optimizer, state.step)
         params = jax.tree.map(lambda param, update: param - rate * update, state.params, updates)
-        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
+        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "learning_rate": rate}
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
     return train_step
+
+
+def accumulated(function: Callable[[Any, Batch], Any], *, parts: int) -> Callable[[Any, Batch], Any]:
+    """Return a function of parameters and a batch as the mean over parts of the batch, one at a time."""
+    if parts == 1:
+        return function
+
+    def split(leaf: jax.Array) -> jax.Array:
+        # Every part takes some sequences of each device, so none moves.
+        return leaf.reshape(leaf.shape[0] // parts, parts, *leaf.shape[1:]).swapaxes(0, 1)
+
+    def mean_over_parts(params: Any, batch: Batch) -> Any:
+        def add(total: Any, part: Batch) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, function(params, part)), None
+
+        batches = jax.tree.map(split, batch)
+        shapes = jax.eval_shape(function, params, jax.tree.map(lambda leaf: leaf[0], batches))
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        total, _ = jax.lax.scan(add, zero, batches)
+        return jax.tree.map(lambda leaf: leaf / parts, total)
+
+    return mean_over_parts
 
 
 def train(flags: Flags) -> None:
     """Run until the job has committed its last step.
 
     Raises:
-        SettingsError: a flag, the corpus or the mesh is invalid; nothing was opened or compiled.
+        SettingsError: a flag, the corpus or the mesh is invalid; the job does not know of this group.
         jaxft.JaxftError: the job refused this group, is unreachable, or has finished already.
     """
     settings = check_settings(flags)
-    manager = make_manager(flags, settings)
     start_jax(cpu_devices=flags.cpu_devices, compilation_cache=flags.compilation_cache)
     mesh = choose_mesh(flags)
+    shared = job_settings(flags, settings, mesh)
+    manager = make_manager(flags, shared)
+    keep_config(flags, shared)
+    tracker = make_tracker(flags, shared)
     placement = batch_sharding(mesh)
 
-    def batch_for(step: int, shard: int) -> jax.Array:
+    def batch_for(step: int, shard: int) -> Batch:
         return jax.device_put(settings.batches(step, shard), placement)
 
     # From here on the job knows this group; it takes part from the first call of `step`.
     with manager or contextlib.nullcontext():
-        state = init_state(settings.model, settings.optimizer, mesh, seed=flags.seed)
+        state = init_state(
+            settings.model, settings.optimizer, mesh, seed=flags.seed, weights=flags.initial_weights
+        )
         if manager is not None and flags.checkpoints is not None:
             state = manager.restore(state, changed=flags.changed)
-        train_step = make_train_step(settings.model, settings.optimizer, mesh, mean=jaxft.pmean)
+        train_step = make_train_step(
+            settings.model,
+            settings.optimizer,
+            mesh,
+            mean=jaxft.pmean,
+            accumulate=settings.accumulate,
+            grad_dtype=flags.grad_dtype,
+        )
         step = jaxft.fault_tolerant(train_step, manager, shards=flags.shards, nonfinite="raise")
+        loss_of = jax.jit(accumulated(make_loss(settings.model, mesh), parts=settings.accumulate))
 
-        with Report(flags, describe(flags, settings, state, mesh), manager) as report:
+        def held_out_loss() -> float:
+            batches = settings.batches.held_out_batches(flags.eval_batches)
+            losses = [loss_of(state.params, jax.device_put(batch, placement)) for batch in batches]
+            return float(sum(losses)) / len(losses)
+
+        workload = describe(flags, settings, state, mesh)
+        folder = folder_of(flags)
+        with Report(flags, workload, manager, tracker) as report, Profile(flags.profile, folder) as profile:
             while step.step < flags.steps:
+                profile.before(step.step + 1)
                 started_s = time.monotonic()
                 state, metrics = step(state, batch_for)
                 # Waits until the step is done: steps that queue up on simulated devices stall each other.
                 metrics = {name: float(value) for name, value in metrics.items()}
                 report.committed(step.step, metrics, step_s=time.monotonic() - started_s)
+                profile.after(step.step)
+                if flags.eval_every is not None and step.step % flags.eval_every == 0:
+                    report.evaluated(step.step, held_out_loss())
 
             report.finished(step.step, digest=jaxft.digest(state) if flags.digest_at_end else None)
+            if flags.export_weights is not None:
+                save_weights(state.params, settings.model, flags.export_weights)
 
 
-def make_manager(flags: Flags, settings: Settings) -> jaxft.Manager | None:
+def make_manager(flags: Flags, shared: dict[str, str]) -> jaxft.Manager | None:
     """Return the manager of this group, or None for a run without groups."""
     if flags.coordinator is None:
-        if flags.checkpoints is not None:
-            raise SettingsError(
-                "--checkpoints needs --coordinator: a run without groups has no job to resume."
-            )
         return None
     checkpoints = flags.checkpoints and jaxft.Checkpoints(
         flags.checkpoints, every_steps=flags.checkpoint_every, keep=flags.keep_checkpoints
@@ -108,55 +172,10 @@ def make_manager(flags: Flags, settings: Settings) -> jaxft.Manager | None:
         group=flags.group,
         job=flags.job,
         failure_timeout_s=flags.failure_timeout_s,
-        settings=job_settings(flags, settings),
+        settings=shared,
         checkpoints=checkpoints,
         spare=flags.spare,
         host=flags.host,
-    )
-
-
-def job_settings(flags: Flags, settings: Settings) -> dict[str, str]:
-    """Return the settings that must be the same in all groups and over all restarts."""
-    names = ("size", "steps", "seed", "seq_len", "batch_per_shard")
-    schedule = ("learning_rate", "warmup_steps", "weight_decay", "clip_norm")
-    chosen = {name: str(getattr(flags, name)) for name in (*names, *schedule)}
-    return chosen | {"corpus": settings.batches.corpus.fingerprint}
-
-
-def describe(flags: Flags, settings: Settings, state: TrainState, mesh: Mesh) -> Workload:
-    """Log a description of the run, and return its workload."""
-    model, batches = settings.model, settings.batches
-    device = mesh.devices.flat[0]
-    tokens_per_step = flags.shards * flags.batch_per_shard * flags.seq_len
-    logger.info(
-        "model %s: %s parameters, %s on %d of %d %s devices, fsdp %d x tp %d",
-        flags.size,
-        f"{parameter_count(state.params):,}",
-        model.compute_dtype,
-        mesh.size,
-        jax.device_count(),
-        device.device_kind,
-        *mesh.devices.shape,
-    )
-    logger.info(
-        "corpus: %s tokens in %d documents, %s windows, fingerprint %s",
-        f"{len(batches.corpus.tokens):,}",
-        batches.corpus.documents,
-        f"{batches.window_count:,}",
-        batches.corpus.fingerprint,
-    )
-    logger.info(
-        "a step: %d shards x %d sequences x %d tokens = %s tokens",
-        flags.shards,
-        flags.batch_per_shard,
-        flags.seq_len,
-        f"{tokens_per_step:,}",
-    )
-    return Workload(
-        tokens_per_step=tokens_per_step,
-        flops_per_token=flops_per_token(model, state.params, seq_len=flags.seq_len),
-        devices_per_replica=mesh.size,
-        peak_flops_per_s=peak_flops_per_s(device.device_kind),
     )
 
 
@@ -164,14 +183,13 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
     for name in ("llama3", "jaxft"):
         logging.getLogger(name).setLevel(logging.INFO)
-    flags = tyro.cli(Flags, prog="python -m examples.llama3.train", description=__doc__)
     try:
-        train(flags)
+        train(parse_flags(description=__doc__))
     except jaxft.JobFinished as over:
         logger.info("%s", over)
     except (SettingsError, jaxft.JaxftError) as error:
         logger.error("%s: %s", type(error).__name__, error)
-        sys.exit(2 if isinstance(error, SettingsError) else 1)
+        sys.exit(2 if isinstance(error, SettingsError | jaxft.ConfigurationError) else 1)
 
 
 if __name__ == "__main__":

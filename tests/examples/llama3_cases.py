@@ -10,9 +10,10 @@ import numpy as np
 from flax import nnx
 
 from examples.llama3._config import ModelConfig
-from examples.llama3._data import Corpus
+from examples.llama3._corpus import Corpus
 from examples.llama3._model import Llama
 from examples.llama3._optimizer import OptimizerConfig
+from examples.llama3._tokenizer import Bytes
 
 TINY = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, vocab_size=320, compute_dtype="float32")
 
@@ -27,7 +28,15 @@ def tiny(**changes: Any) -> ModelConfig:
 
 def corpus_of(token_count: int) -> Corpus:
     """Token i is i modulo 256, so that a batch shows which positions it was cut from."""
-    return Corpus(tokens=(np.arange(token_count) % 256).astype(np.uint16), documents=1, fingerprint="")
+    tokens = (np.arange(token_count) % 256).astype(np.uint16)
+    return Corpus(tokens=tokens, documents=1, fingerprint="", bos=Bytes.bos, eos=Bytes.eos)
+
+
+def batch_of(tokens: Any) -> dict[str, Any]:
+    """A batch of whole documents: tokens (batch, seq_len + 1)."""
+    rows, columns = tokens.shape
+    positions = np.broadcast_to(np.arange(columns - 1, dtype=np.int32), (rows, columns - 1))
+    return {"tokens": tokens, "segment_ids": np.zeros_like(positions), "positions": positions}
 
 
 def abstract_params(config: ModelConfig) -> Any:
@@ -52,3 +61,23 @@ def logits_function(config: ModelConfig) -> Any:
     """Return (params, tokens) -> logits, jitted once for each config."""
     graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
     return jax.jit(lambda params, tokens: nnx.merge(graph, params)(tokens))
+
+
+@functools.cache
+def documents_function(config: ModelConfig) -> Any:
+    """Return (params, tokens, segment_ids, positions) -> logits, jitted once for each config."""
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
+    return jax.jit(lambda params, *batch: nnx.merge(graph, params)(*batch))
+
+
+def products_of(jaxpr: Any) -> list[tuple[str, str, str]]:
+    """Return the dtypes (left, right, result) of every matrix product in a program, loops' bodies once."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            found.append(tuple(str(v.aval.dtype) for v in (*equation.invars, *equation.outvars)))
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                found += products_of(inner)
+    return found

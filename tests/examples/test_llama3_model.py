@@ -1,6 +1,7 @@
 """The architecture: sizes, causality, positions, shared heads, precision."""
 
 import math
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,14 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from llama3_cases import TINY, abstract_params, logits_function, params_of, tiny
+from llama3_cases import (
+    TINY,
+    abstract_params,
+    documents_function,
+    logits_function,
+    params_of,
+    products_of,
+    tiny,
+)
 
-from examples.llama3._config import MODEL_SIZES, RopeScaling, Size
+from examples.llama3._config import MODEL_SIZES, Remat, RopeScaling, Size
 from examples.llama3._model import (
-    INIT_STDDEV,
     Llama,
-    causal_attention,
-    next_token_loss,
     rms_norm,
     rope_frequencies,
     rope_rotation,
@@ -116,25 +122,44 @@ def test_grouped_queries_equal_full_attention_over_repeated_heads() -> None:
     )
 
 
-@pytest.mark.parametrize("remat", [True, False])
-def test_remat_is_per_layer_and_can_be_left_out(remat: bool) -> None:
-    gradient = jax.grad(lambda params: logits_function(tiny(remat=remat))(params, TOKENS).sum())
-    program = str(jax.make_jaxpr(gradient)(abstract_params(TINY)))
-    assert ("remat" in program) == remat
-    assert f"length={TINY.layers}" in program
+def test_a_model_of_documents_sees_each_alone() -> None:
+    """Two documents in one sequence give the logits that each gives in a sequence of its own."""
+    lengths = (9, 15)
+    segments = np.repeat([[0, 1]], lengths, axis=1).astype(np.int32)
+    positions = np.concatenate([np.arange(n) for n in lengths])[None].astype(np.int32)
+    together = documents_function(TINY)(params_of(TINY), TOKENS[:1], segments, positions)
+    apart = [logits_function(TINY)(params_of(TINY), part) for part in np.split(TOKENS[:1], [9], axis=1)]
+    np.testing.assert_allclose(together, np.concatenate(apart, axis=1), rtol=1e-4, atol=1e-5)
+    as_one = logits_function(TINY)(params_of(TINY), TOKENS[:1])
+    assert not np.allclose(together[:, 9:], as_one[:, 9:], rtol=1e-2)
 
 
-def test_causal_attention_equals_a_loop_over_positions() -> None:
-    rng = np.random.default_rng(0)
-    query = rng.normal(size=(1, 5, 4, 8)).astype(np.float32)
-    key, value = rng.normal(size=(2, 1, 5, 2, 8)).astype(np.float32)
-    expected = np.empty_like(query)
-    for head in range(4):
-        for at in range(5):
-            scores = key[0, : at + 1, head // 2] @ query[0, at, head] / math.sqrt(8)
-            weights = np.exp(scores) / np.exp(scores).sum()
-            expected[0, at, head] = weights @ value[0, : at + 1, head // 2]
-    np.testing.assert_allclose(jax.jit(causal_attention)(query, key, value), expected, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("remat", typing.get_args(Remat))
+def test_remat_computes_again_what_it_says(remat: Remat) -> None:
+    """By the products in the program: forward 9 in a layer and 1 of the head, backward twice that, and those."""
+    config = tiny(remat=remat, attention="chunked")
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
+    gradient = jax.grad(lambda params: nnx.merge(graph, params).loss(TOKENS, TOKENS))
+    program = jax.make_jaxpr(gradient)(abstract_params(config))
+    assert f"length={TINY.layers}" in str(program)
+    again = {"none": 0, "selective": 3, "full": 8}[remat]  # none of attention; all but the last
+    # The backward pass of attention computes its scores again, and that of the loss the logits.
+    assert len(products_of(program.jaxpr)) == 3 * (9 + 1) + 1 + 1 + again
+
+
+@pytest.mark.parametrize("remat", ["selective", "full"])
+def test_remat_does_not_change_a_bit(remat: Remat) -> None:
+    def gradients(remat: Remat) -> Any:
+        config = tiny(remat=remat, attention="chunked")
+        graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
+        return jax.jit(jax.grad(lambda params: nnx.merge(graph, params).loss(TOKENS, TOKENS)))(
+            params_of(TINY)
+        )
+
+    for here, there in zip(
+        jax.tree.leaves(gradients("none")), jax.tree.leaves(gradients(remat)), strict=True
+    ):
+        np.testing.assert_array_equal(here, there)
 
 
 def test_rms_norm_gives_unit_root_mean_square_times_the_scale() -> None:
@@ -144,28 +169,24 @@ def test_rms_norm_gives_unit_root_mean_square_times_the_scale() -> None:
     np.testing.assert_allclose(jax.jit(rms_norm)(x, scale, 1e-5), expected, rtol=1e-5)
 
 
-def test_loss_is_the_mean_cross_entropy() -> None:
-    rng = np.random.default_rng(0)
-    logits = rng.normal(0.0, 3.0, (2, 5, 320)).astype(np.float32)
-    targets = rng.integers(0, 320, (2, 5)).astype(np.int32)
-    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    expected = -np.log(np.take_along_axis(probabilities, targets[..., None], axis=-1)).mean()
-    loss = jax.jit(next_token_loss)
-    np.testing.assert_allclose(loss(logits, targets), expected, rtol=1e-5)
-    np.testing.assert_allclose(loss(np.zeros_like(logits), targets), math.log(320), rtol=1e-6)
-
-
-def test_initial_matrices_have_their_spread_and_do_not_repeat() -> None:
-    create = jax.jit(lambda key: nnx.to_pure_dict(nnx.state(Llama(tiny(dim=128), rngs=nnx.Rngs(key)))))
-    params = create(jax.random.key(0))
-    up, gate = (np.asarray(params["blocks"]["feed_forward"][name]) for name in ("up", "gate"))
-    assert abs(up.mean()) < 0.02 * INIT_STDDEV
-    assert up.std() == pytest.approx(INIT_STDDEV, rel=0.02)
-    down = np.asarray(params["blocks"]["feed_forward"]["down"])
-    assert down.std() == pytest.approx(INIT_STDDEV / math.sqrt(2 * TINY.layers), rel=0.02)
-    for one, other in ((up[0], up[1]), (up, gate), (up[:, :-1], up[:, 1:]), (up[..., :-1], up[..., 1:])):
-        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.03
-    assert not np.array_equal(create(jax.random.key(1))["embedding"], params["embedding"])
+def test_documents_do_not_see_each_other() -> None:
+    """Three documents in one sequence, the last one alone: their logits are those of each alone."""
+    tokens = np.random.default_rng(0).integers(0, 320, (1, 24)).astype(np.int32)
+    lengths = (5, 11, 8)
+    segment_ids = np.repeat(np.arange(3), lengths)[None].astype(np.int32)
+    positions = np.concatenate([np.arange(length) for length in lengths])[None].astype(np.int32)
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(TINY, rngs=nnx.Rngs(0))))
+    together = jax.jit(
+        lambda params, *given: nnx.merge(graph, params)(given[0], segment_ids=given[1], positions=given[2])
+    )
+    found = np.asarray(together(params_of(TINY), tokens, segment_ids, positions))
+    first = 0
+    for length in lengths:
+        alone = logits_function(TINY)(params_of(TINY), tokens[:, first : first + length])
+        np.testing.assert_allclose(found[:, first : first + length], alone, rtol=2e-4, atol=2e-4)
+        first += length
+    plain = np.asarray(logits_function(TINY)(params_of(TINY), tokens))
+    assert np.abs(found[:, 5:] - plain[:, 5:]).max() > 0.01
 
 
 # Rotary positions.
@@ -177,8 +198,8 @@ def test_rotated_products_depend_on_the_distance_alone() -> None:
 
     @jax.jit
     def product_at(positions: jax.Array) -> jax.Array:
-        at = rope_rotation(positions, TINY)
-        return jnp.sum(rotate(query, at[:, :, :1]) * rotate(key, at[:, :, 1:]))
+        at = rope_rotation(positions[None], TINY)
+        return jnp.sum(rotate(query, at[:, :1]) * rotate(key, at[:, 1:]))
 
     def product(query_position: int, key_position: int) -> float:
         return float(product_at(np.array([query_position, key_position])))
@@ -190,7 +211,7 @@ def test_rotated_products_depend_on_the_distance_alone() -> None:
 
 def test_rotation_keeps_lengths_and_leaves_position_0_alone() -> None:
     x = np.random.default_rng(0).normal(size=(2, 9, 3, TINY.head_dim)).astype(np.float32)
-    turned = np.asarray(jax.jit(lambda x: rotate(x, rope_rotation(jnp.arange(9), TINY)))(x))
+    turned = np.asarray(jax.jit(lambda x: rotate(x, rope_rotation(jnp.arange(9)[None], TINY)))(x))
     np.testing.assert_allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5)
     assert np.array_equal(turned[:, 0], x[:, 0])
     assert not np.allclose(turned[:, 1], x[:, 1])

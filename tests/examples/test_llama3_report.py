@@ -3,18 +3,22 @@
 import dataclasses
 import json
 import logging
+import struct
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from llama3_cases import abstract_params
+from tensorboardX.proto.event_pb2 import Event
 
 import jaxft
-from examples.llama3._config import MODEL_SIZES, Size
+from examples.llama3._config import MODEL_SIZES, SettingsError, Size
 from examples.llama3._flags import Flags
 from examples.llama3._metrics import Progress, Workload, flops_per_token, log_line, peak_flops_per_s
 from examples.llama3._report import Report
+from examples.llama3._tracker import NoTracker, make_tracker
 
 PROGRESS = Progress(
     step=40,
@@ -57,6 +61,14 @@ def test_flops_per_token_count_matrices_and_attention(size: Size, multiplied: in
         ("NVIDIA H100 PCIe", 756.0),
         ("NVIDIA H200", 989.4),
         ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A800-SXM4-80GB", 312.0),
+        ("NVIDIA H800", 989.4),
+        ("NVIDIA H20", 148.0),
+        ("NVIDIA GH200 480GB", 989.4),
+        ("NVIDIA B200", 2250.0),
+        ("NVIDIA GB200", 2500.0),
+        ("AMD Instinct MI350X", 2306.9),
+        ("AMD Instinct MI250X", 191.5),
     ],
 )
 def test_known_devices_have_a_peak(device_kind: str, teraflops_per_s: float) -> None:
@@ -130,7 +142,7 @@ def events_in(path: Path) -> list[dict[str, Any]]:
 def test_each_committed_step_is_on_disk_at_once(tmp_path: Path) -> None:
     flags = Flags(events=tmp_path / "new" / "events.jsonl")
     assert flags.events is not None
-    with Report(flags, WORKLOAD, manager_at(7, ("group-0", "group-1"))) as report:
+    with Report(flags, WORKLOAD, manager_at(7, ("group-0", "group-1")), NoTracker()) as report:
         report.committed(1, {"loss": 5.5, "grad_norm": 2.0}, step_s=1.0)
         (event,) = events_in(flags.events)
     assert event.pop("t") > 1.7e9
@@ -153,7 +165,7 @@ def test_each_committed_step_is_on_disk_at_once(tmp_path: Path) -> None:
 def test_alone_every_shard_is_its_own(tmp_path: Path) -> None:
     flags = Flags(events=tmp_path / "events.jsonl", shards=3)
     assert flags.events is not None
-    with Report(flags, WORKLOAD, None) as report:
+    with Report(flags, WORKLOAD, None, NoTracker()) as report:
         report.committed(1, {"loss": 5.5, "grad_norm": 2.0}, step_s=1.5)
         report.finished(1, digest="ab12")
     step, finished = events_in(flags.events)
@@ -170,7 +182,7 @@ def test_a_relaunched_group_appends(tmp_path: Path) -> None:
     flags = Flags(events=tmp_path / "events.jsonl")
     assert flags.events is not None
     for step in (1, 2):
-        with Report(flags, WORKLOAD, None) as report:
+        with Report(flags, WORKLOAD, None, NoTracker()) as report:
             report.committed(step, {"loss": 5.5, "grad_norm": 2.0}, step_s=1.0)
     assert [event["step"] for event in events_in(flags.events)] == [1, 2]
 
@@ -178,7 +190,7 @@ def test_a_relaunched_group_appends(tmp_path: Path) -> None:
 def test_the_first_the_last_and_every_nth_step_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="llama3")
     manager = manager_at(7, ("group-0", "group-1"))
-    with Report(Flags(steps=11, log_every=5), WORKLOAD, manager) as report:
+    with Report(Flags(steps=11, log_every=5), WORKLOAD, manager, NoTracker()) as report:
         for step in range(1, 12):
             report.committed(step, {"loss": 5.5, "grad_norm": 2.0}, step_s=step)
     lines = [record.getMessage() for record in caplog.records]
@@ -188,3 +200,56 @@ def test_the_first_the_last_and_every_nth_step_are_logged(caplog: pytest.LogCapt
         True
     ] * 4
     assert all("replicas   2  quorum    7" in line for line in lines)
+
+
+def test_an_event_file_that_cannot_be_written_is_named() -> None:
+    flags = Flags(events=Path("/proc/llama3/events.jsonl"))
+    with pytest.raises(
+        SettingsError, match=r"--events '/proc/llama3/events\.jsonl' cannot be written: No such"
+    ):
+        Report(flags, WORKLOAD, None, NoTracker())
+
+
+# Curves.
+
+
+def test_tensorboard_gets_what_is_logged(tmp_path: Path) -> None:
+    flags = Flags(run=tmp_path, group="group-7", tracker="tensorboard", log_every=2, steps=4)
+    with Report(flags, WORKLOAD, None, make_tracker(flags, {})) as report:
+        for step in range(1, 5):
+            report.committed(step, {"loss": 5.5 - step, "grad_norm": 2.0}, step_s=1.0)
+        report.evaluated(4, 1.25)
+    (file,) = (tmp_path / "group-7" / "tensorboard").iterdir()
+    found = scalars_in(file)
+    assert found["loss"] == {1: 4.5, 2: 3.5, 4: 1.5}
+    assert found["held_out_loss"] == {4: 1.25}
+    assert found["tokens_per_s"][4] == 1000.0
+    assert found.keys() == {
+        "loss",
+        "grad_norm",
+        "tokens_per_s",
+        "s_per_step",
+        "mfu",
+        "replicas",
+        "held_out_loss",
+    }
+
+
+def scalars_in(file: Path) -> dict[str, dict[int, float]]:
+    """Read a file of TensorBoard: records, each with its length, a check of it, the event, and a check of that."""
+    data, at, found = file.read_bytes(), 0, {}
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        event = Event.FromString(data[at + 12 : at + 12 + length])
+        for value in event.summary.value:
+            found.setdefault(value.tag, {})[event.step] = value.simple_value
+        at += 16 + length
+    return found
+
+
+def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(
+        SettingsError, match="--tracker wandb needs the package wandb, which is not installed"
+    ):
+        make_tracker(Flags(tracker="wandb"), {})

@@ -28,18 +28,18 @@ from examples.llama3.train import make_train_step
 
 # Written out by hand: what the tables must come to.
 EXPECTED_SPECS = {
-    "embedding": PartitionSpec("tp", "fsdp"),
-    "attention_norm": PartitionSpec(None, "fsdp"),
-    "query": PartitionSpec(None, "fsdp", "tp", None),
-    "key": PartitionSpec(None, "fsdp", "tp", None),
-    "value": PartitionSpec(None, "fsdp", "tp", None),
-    "output": PartitionSpec(None, "tp", None, "fsdp"),
-    "ffn_norm": PartitionSpec(None, "fsdp"),
-    "gate": PartitionSpec(None, "fsdp", "tp"),
-    "up": PartitionSpec(None, "fsdp", "tp"),
-    "down": PartitionSpec(None, "tp", "fsdp"),
-    "final_norm": PartitionSpec("fsdp"),
-    "head": PartitionSpec("fsdp", "tp"),
+    "embedding": PartitionSpec("tp", ("context", "fsdp")),
+    "attention_norm": PartitionSpec("pipeline", ("context", "fsdp")),
+    "query": PartitionSpec("pipeline", ("context", "fsdp"), "tp", None),
+    "key": PartitionSpec("pipeline", ("context", "fsdp"), "tp", None),
+    "value": PartitionSpec("pipeline", ("context", "fsdp"), "tp", None),
+    "output": PartitionSpec("pipeline", "tp", None, ("context", "fsdp")),
+    "ffn_norm": PartitionSpec("pipeline", ("context", "fsdp")),
+    "gate": PartitionSpec("pipeline", ("context", "fsdp"), "tp"),
+    "up": PartitionSpec("pipeline", ("context", "fsdp"), "tp"),
+    "down": PartitionSpec("pipeline", "tp", ("context", "fsdp")),
+    "final_norm": PartitionSpec(("context", "fsdp")),
+    "head": PartitionSpec(("context", "fsdp"), "tp"),
 }
 
 
@@ -85,9 +85,9 @@ def test_an_array_that_the_table_does_not_know_is_an_error() -> None:
 
 def test_the_mesh_takes_the_first_devices() -> None:
     mesh = make_mesh(1, 2)
-    assert mesh.devices.tolist() == [jax.devices()[:2]]
-    assert mesh.axis_names == ("fsdp", "tp")
-    assert mesh.axis_types == (AxisType.Auto, AxisType.Auto)
+    assert mesh.devices.flatten().tolist() == jax.devices()[:2]
+    assert dict(mesh.shape) == {"pipeline": 1, "fsdp": 1, "context": 1, "tp": 2}
+    assert set(mesh.axis_types) == {AxisType.Auto}
 
 
 def test_without_a_mesh_activations_are_left_alone() -> None:
@@ -147,8 +147,8 @@ def test_no_device_ever_makes_more_of_a_large_state_than_its_part() -> None:
     ("mesh", "message"),
     [
         ({"fsdp": 4, "tp": 2}, r"fsdp=4 x tp=2 needs 8 devices, but there are 4 here\. .*--cpu-devices 8"),
-        ({"fsdp": 0}, "--fsdp must be above 0, not 0"),
-        ({"tp": -1}, "--tp must be above 0, not -1"),
+        ({"fsdp": 0}, "--fsdp must be above 0 and finite, not 0"),
+        ({"tp": -1}, "--tp must be above 0 and finite, not -1"),
         ({"tp": 3}, r"tp=3 does not divide the attention heads, 4\. Choose --tp from 1, 2, 4\."),
         ({"tp": 4}, r"tp=4 does not divide the key and value heads, 2\. Choose --tp from 1, 2\."),
         ({"fsdp": 3, "batch_per_shard": 3}, r"fsdp=3 does not divide the model width, 32\."),
@@ -189,7 +189,9 @@ def _trained(fsdp: int, tp: int) -> TrainState:
         opt_state=jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), moments),
     )
     shardings = state_shardings(state, mesh)
-    data = Batches(corpus=corpus_of(4000), seq_len=16, batch_per_shard=2, shards=1, seed=0)
+    data = Batches(
+        corpora=(corpus_of(4000),), seq_len=16, batch_per_shard=2, shards=1, vocab_size=320, seed=0
+    )
     train_step = make_train_step(TINY, OPTIMIZER, mesh, mean=lambda gradients: gradients)
     step = jax.jit(train_step, out_shardings=(shardings, None))
     new_state, metrics = step(
@@ -200,4 +202,4 @@ def _trained(fsdp: int, tp: int) -> TrainState:
 
 
 def _parts(spec: PartitionSpec, fsdp: int, tp: int) -> int:
-    return (fsdp if "fsdp" in spec else 1) * (tp if "tp" in spec else 1)
+    return (fsdp if ("context", "fsdp") in spec else 1) * (tp if "tp" in spec else 1)

@@ -17,15 +17,17 @@ import pytest
 import jaxft
 from examples.llama3 import train as script
 from examples.llama3._config import MODEL_SIZES, SettingsError, Size
-from examples.llama3._flags import Flags, check_settings, choose_mesh
+from examples.llama3._flags import Flags
 from examples.llama3._runtime import XLA_FLAGS, start_jax, user_cache, with_default_flags
+from examples.llama3._settings import check_settings, choose_mesh
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """Run the script's `main` in this process, with the loggers' levels put back afterwards."""
     levels = {name: logging.getLogger(name).level for name in ("llama3", "jaxft")}
     monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(*words: str) -> None:
         monkeypatch.setattr(sys, "argv", ["train.py", "--compilation-cache", "None", *words])
@@ -81,12 +83,19 @@ def test_the_sizes_to_choose_from_are_those_there_are() -> None:
         (("--seq-len", "100000", "--corpus-bytes", "1000"), "but one sequence takes 100001"),
         (("--fsdp", "3", "--batch-per-shard", "3"), "fsdp=3 does not divide the model width, 160"),
         (("--tp", "8"), "needs 8 devices, but there are 4 here"),
-        (("--tp", "0"), "--tp must be above 0, not 0"),
+        (("--tp", "0"), "--tp must be above 0 and finite, not 0"),
         (("--fsdp", "2", "--batch-per-shard", "1"), "--batch-per-shard"),
-        (("--steps", "0"), "--steps must be above 0, not 0"),
-        (("--log-every", "0"), "--log-every must be above 0, not 0"),
-        (("--failure-timeout-s", "0"), "--failure-timeout-s must be above 0, not 0.0"),
-        (("--cpu-devices", "0"), "--cpu-devices must be above 0, not 0"),
+        (("--steps", "0"), "--steps must be above 0 and finite, not 0"),
+        (("--log-every", "0"), "--log-every must be above 0 and finite, not 0"),
+        (("--failure-timeout-s", "0"), "--failure-timeout-s must be above 0 and finite, not 0.0"),
+        (("--spare",), "--spare needs --coordinator, which was not given"),
+        (("--seed", str(2**70)), "--seed must be from 0 to 4294967295"),
+        (("--learning-rate", "inf"), "--learning-rate must be above 0 and finite, not inf"),
+        (("--weight-decay", "nan"), "--weight-decay must be 0 or above and finite, not nan"),
+        (("--tokenizer", "nowhere.json"), "The tokenizer 'nowhere.json' cannot be read"),
+        (("--config", "nowhere.json"), "The configuration 'nowhere.json' cannot be read"),
+        (("--initial-weights", "nowhere"), "There are no weights in 'nowhere': it has no config.json"),
+        (("--cpu-devices", "0"), "--cpu-devices must be above 0 and finite, not 0"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_changed(
@@ -101,14 +110,19 @@ def test_bad_input_is_refused_before_anything_is_changed(
 
 
 def test_settings_are_checked_without_a_device() -> None:
-    with pytest.raises(SettingsError, match=r"--learning-rate must be above 0, not -1\.0"):
+    with pytest.raises(SettingsError, match=r"--learning-rate must be above 0 and finite, not -1\.0"):
         check_settings(Flags(learning_rate=-1.0))
 
 
 def test_the_mesh_takes_all_devices_that_tp_leaves() -> None:
-    assert choose_mesh(Flags()).devices.shape == (2, 1)
-    assert choose_mesh(Flags(tp=2)).devices.shape == (2, 2)
-    assert choose_mesh(Flags(fsdp=1)).devices.shape == (1, 1)
+    def sizes(flags: Flags) -> tuple[int, ...]:
+        return tuple(choose_mesh(flags).shape[axis] for axis in ("pipeline", "fsdp", "context", "tp"))
+
+    assert sizes(Flags()) == (1, 2, 1, 1)
+    assert sizes(Flags(tp=2)) == (1, 2, 1, 2)
+    assert sizes(Flags(fsdp=1)) == (1, 1, 1, 1)
+    assert sizes(Flags(context=2, tp=2)) == (1, 1, 2, 2)
+    assert sizes(Flags(pipeline=3, microbatches=2, seq_len=96)) == (3, 1, 1, 1)
 
 
 def test_a_folder_cannot_take_events(tmp_path: Path) -> None:
@@ -121,11 +135,11 @@ def test_a_bad_coordinator_is_refused_before_anything_is_compiled(
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
         command("--coordinator", "somewhere", "--events", str(tmp_path / "events.jsonl"))
-    assert stopped.value.code == 1
+    assert stopped.value.code == 2
     text = "ConfigurationError: the coordinator's address must be host:port, or several"
     assert text in caplog.text
     assert "not 'somewhere'" in caplog.text
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
 # The runtime.
@@ -169,6 +183,7 @@ def test_a_run_alone_logs_its_steps_and_ends_with_a_digest(
     arguments = ["--steps", "3", "--shards", "2", "--fsdp", "1", "--seq-len", "32", "--corpus-bytes", "50000"]
     command(*arguments, "--digest-at-end", "--events", str(events))
     lines = [record.getMessage() for record in caplog.records if record.name == "llama3"]
+    assert lines.pop(0).startswith("3 of 4 devices are not used: the mesh is fsdp 1 x tp 1.")
     assert "model debug: 1,025,120 parameters, bfloat16 on 1 of 4 cpu devices, fsdp 1 x tp 1" in lines[0]
     assert "corpus:" in lines[1]
     assert "a step: 2 shards x 2 sequences x 32 tokens = 128 tokens" in lines[2]
@@ -184,6 +199,50 @@ def test_a_run_alone_logs_its_steps_and_ends_with_a_digest(
     assert told[0]["shards"] == [0, 1]
     assert told[2]["loss"] < told[0]["loss"]
     assert told[3]["digest"] in lines[-1]
+
+
+SHORT = ("--shards", "2", "--fsdp", "1", "--seq-len", "32", "--corpus-bytes", "50000")
+
+
+def test_a_run_keeps_its_configuration_curves_trace_and_weights(
+    command: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, weights, events = tmp_path / "run", tmp_path / "weights", tmp_path / "events.jsonl"
+    kept = ("--run", str(run), "--tracker", "tensorboard", "--profile", "2", "2", "--events", str(events))
+    more = ("--batch-tokens", "256", "--grad-dtype", "bfloat16", "--eval-every", "2", "--eval-batches", "1")
+    command(*SHORT, *kept, *more, "--steps", "4", "--export-weights", str(weights))
+
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    evaluated = [(event["step"], event["loss"]) for event in told if event["event"] == "evaluation"]
+    assert [step for step, _ in evaluated] == [2, 4]
+    assert 5.0 < evaluated[1][1] < evaluated[0][1] < 7.0
+    assert "a step: 2 shards x 4 sequences x 32 tokens = 256 tokens" in caplog.text
+    assert list((run / "group-0" / "tensorboard").iterdir())
+    assert list((run / "group-0" / "plugins" / "profile").rglob("*.xplane.pb"))
+
+    # The same again, from the saved configuration and the weights at the end.
+    caplog.clear()
+    begin = ("--config", str(run / "group-0" / "config.json"), "--export-weights", "None")
+    again = ("--run", "None", "--tracker", "None", "--profile", "None", "--initial-weights", str(weights))
+    command(*begin, *again, "--steps", "1", "--events", str(tmp_path / "again.jsonl"))
+    first = json.loads((tmp_path / "again.jsonl").read_text().splitlines()[0])
+    assert first["loss"] < told[0]["loss"] - 0.1
+    assert "= 256 tokens" in caplog.text
+
+    # And not with other settings in its place.
+    with pytest.raises(SystemExit) as stopped:
+        command(
+            "--config", str(run / "group-0" / "config.json"), "--export-weights", "None", "--beta2", "0.5"
+        )
+    assert stopped.value.code == 2
+    assert "beta2: saved '0.95', now '0.5'" in caplog.text
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(command: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command(*SHORT, "--steps", "20", "--learning-rate", "1e38", "--warmup-steps", "0")
+    assert stopped.value.code == 1
+    assert "NonFinite: " in caplog.text
 
 
 def test_a_job_that_was_over_is_a_clean_end(

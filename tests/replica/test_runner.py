@@ -47,7 +47,7 @@ def test_a_group_announces_that_it_waits_before_it_does(caplog: pytest.LogCaptur
     config = dataclasses.replace(CONFIG, step=5)
     runner = Runner(config, identity, cast(Any, Session()), OneRank(), NOTHING, cast(Any, NoSession()))
     with pytest.raises(JobFinished):
-        runner._follow_directives(NOTHING, Record())
+        runner._follow_directives(NOTHING, Record(), joins=False)
     assert told == ["wait step 5"]
 
 

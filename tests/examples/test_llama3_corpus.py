@@ -1,0 +1,397 @@
+"""Corpora on disk: text, JSONL, Parquet and arrays become one mapped array of token ids."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import tokenizers
+
+from examples.llama3 import _corpus, _documents
+from examples.llama3._config import SettingsError
+from examples.llama3._corpus import Corpus, load_corpus
+from examples.llama3._documents import files_of, pieces
+from examples.llama3._tokenizer import Bytes, HuggingFace, Tokenizer, load_tokenizer
+
+BYTES = Bytes()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def load(cache: Path) -> Any:
+    def load(
+        source: Path | None, *, tokenizer: Tokenizer = BYTES, limit_bytes: int | None = None, **more: str
+    ) -> Corpus:
+        return load_corpus(source, tokenizer=tokenizer, cache=cache, limit_bytes=limit_bytes, **more)
+
+    return load
+
+
+def text_of(corpus: Corpus) -> bytes:
+    return BYTES.decode(np.asarray(corpus.tokens))
+
+
+# Text.
+
+
+def test_a_file_is_a_document_between_two_special_tokens(tmp_path: Path, load: Any) -> None:
+    text = bytes(range(1, 256)) + "Grüße".encode()
+    (tmp_path / "text.txt").write_bytes(text)
+    corpus = load(tmp_path / "text.txt")
+    assert (corpus.tokens[0], corpus.tokens[-1], len(corpus.tokens)) == (256, 257, len(text) + 2)
+    assert (text_of(corpus), corpus.documents, corpus.tokens.dtype) == (text, 1, np.uint16)
+
+
+def test_the_standard_library_is_the_default_corpus(load: Any) -> None:
+    corpus = load(None, limit_bytes=200_000)
+    assert load(None, limit_bytes=200_000).fingerprint == corpus.fingerprint
+    assert len(corpus.tokens) == 200_000 + 2 * corpus.documents
+    assert b"import" in text_of(corpus)
+    assert text_of(corpus).startswith(Path(os.__file__).with_name("__future__.py").read_bytes()[:100])
+
+
+def test_a_folder_is_read_in_the_order_of_names_without_hidden_and_binary_files(
+    tmp_path: Path, load: Any
+) -> None:
+    for name, text in (
+        ("b.txt", b"two "),
+        ("a.txt", b"one "),
+        ("test/c.txt", b"three "),
+        ("z/y/x.md", b"four"),
+        (".hidden", b"no"),
+        (".git/config", b"no"),
+        ("image.png", b"\x89\0no"),
+        ("empty.txt", b""),
+    ):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(text)
+    corpus = load(tmp_path / "in")
+    assert (text_of(corpus), corpus.documents) == (b"one two three four", 4)
+
+
+def test_reading_stops_at_the_limit_in_the_middle_of_a_document(tmp_path: Path, load: Any) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.txt").write_bytes(b"0123456789")
+    (source / "b.txt").write_bytes(b"abcdefghij")
+    (source / "c.txt").write_bytes(b"never read")
+    corpus = load(source, limit_bytes=13)
+    assert text_of(corpus) == b"0123456789abc"
+    assert corpus.tokens[-1] == 257
+
+
+def test_a_limit_larger_than_any_memory_reads_all(tmp_path: Path, load: Any) -> None:
+    """It used to allocate the limit: MemoryError, with the README's own command."""
+    (tmp_path / "a.txt").write_bytes(b"0123456789")
+    assert text_of(load(tmp_path / "a.txt", limit_bytes=10**12)) == b"0123456789"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"line of text\n" * 50, "äöüß€😀".encode() * 40, b"\xff\x80" * 200, b"x" * 1000, b"a\n" + b"b" * 300],
+)
+def test_a_long_document_is_read_in_pieces_that_cut_no_character(
+    tmp_path: Path, load: Any, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    monkeypatch.setattr(_documents, "PIECE_BYTES", 64)
+    (tmp_path / "long.txt").write_bytes(text)
+    parts = list(pieces(files_of(tmp_path / "long.txt"), field="text", limit_bytes=None))
+    assert len(parts) > 4
+    assert b"".join(part.text for part in parts) == text
+    assert [part.first for part in parts] == [True] + [False] * (len(parts) - 1)
+    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
+    if b"\xff" not in text:
+        assert "".join(part.text.decode() for part in parts).encode() == text
+    corpus = load(tmp_path / "long.txt")
+    assert (text_of(corpus), corpus.documents, len(corpus.tokens)) == (text, 1, len(text) + 2)
+
+
+def test_a_missing_corpus_is_refused(tmp_path: Path, load: Any) -> None:
+    with pytest.raises(SettingsError, match=r"There is no corpus at '.*nowhere'\. Point --corpus to text"):
+        load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("make", ["folder", "file", "binary"])
+def test_an_empty_corpus_is_refused(tmp_path: Path, load: Any, make: str) -> None:
+    source = tmp_path / "corpus"
+    source.mkdir() if make == "folder" else source.write_bytes(b"" if make == "file" else b"\0\1")
+    with pytest.raises(SettingsError, match=r"The corpus '.*corpus' has no text"):
+        load(source)
+
+
+def test_an_unreadable_file_of_a_corpus_is_named(tmp_path: Path, load: Any) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "dangling.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(
+        SettingsError, match=r"The corpus file '.*dangling\.txt' cannot be read: No such file"
+    ):
+        load(tmp_path / "in")
+
+
+def test_a_limit_of_no_bytes_is_refused(load: Any) -> None:
+    with pytest.raises(SettingsError, match="--corpus-bytes must be above 0 and finite, not 0"):
+        load(None, limit_bytes=0)
+
+
+# JSONL and Parquet.
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_every_row_is_a_document(tmp_path: Path, load: Any, name: str) -> None:
+    rows = [{"id": i, "body": f"Text {i} ü\n"} for i in range(5)] + [{"id": 5, "body": ""}]
+    corpus = load(write_rows(tmp_path / name, rows), field="body")
+    assert text_of(corpus).decode() == "".join(row["body"] for row in rows)
+    assert corpus.documents == 5  # one has no text
+    assert np.sum(np.asarray(corpus.tokens) == 256) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "rows.jsonl",
+            r"Line 1 of '.*' has no text in a field 'text'. Name it with --text-field, one of 'id', 'n'",
+        ),
+        ("rows.parquet", r"'.*' has no text in a column 'text'. Name it with --text-field, one of 'id', 'n'"),
+    ],
+)
+def test_a_field_that_is_not_there_is_named_with_those_that_are(
+    tmp_path: Path, load: Any, name: str, message: str
+) -> None:
+    path = write_rows(tmp_path / name, [{"id": 1, "n": 2}])
+    with pytest.raises(SettingsError, match=message):
+        load(path)
+    with pytest.raises(SettingsError, match=r"has no text in a (field|column) 'n'"):
+        load(path, field="n")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("x.jsonl", "Line 1 of '.*' is not JSON"), ("x.parquet", "is not a Parquet file")]
+)
+def test_a_damaged_file_is_named(tmp_path: Path, load: Any, name: str, message: str) -> None:
+    (tmp_path / name).write_bytes(b"{nothing of the kind" * 10)
+    with pytest.raises(SettingsError, match=message):
+        load(tmp_path / name)
+
+
+# Arrays.
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int64])
+def test_an_array_is_mapped_as_it_is(tmp_path: Path, load: Any, cache: Path, dtype: Any) -> None:
+    tokens = np.arange(200, dtype=dtype)
+    np.save(tmp_path / "tokens.npy", tokens)
+    corpus = load(tmp_path / "tokens.npy")
+    assert isinstance(corpus.tokens, np.memmap)
+    assert (corpus.tokens.dtype, corpus.documents) == (np.dtype(dtype), None)
+    assert np.array_equal(corpus.tokens, tokens)
+    assert not cache.exists()
+
+
+def test_arrays_of_other_tokens_have_other_fingerprints(tmp_path: Path, load: Any) -> None:
+    seen = set()
+    for number, tokens in enumerate(
+        (np.arange(100), np.arange(101), np.arange(100)[::-1], np.arange(100, dtype="u2"))
+    ):
+        np.save(tmp_path / f"{number}.npy", tokens)
+        seen.add(load(tmp_path / f"{number}.npy").fingerprint)
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("array", [np.zeros((2, 2), int), np.zeros(3)])
+def test_an_array_of_something_else_is_refused(tmp_path: Path, load: Any, array: np.ndarray) -> None:
+    np.save(tmp_path / "x.npy", array)
+    with pytest.raises(
+        SettingsError, match=r"must be one row of integers, but is (int64\[2, 2\]|float64\[3\])"
+    ):
+        load(tmp_path / "x.npy")
+
+
+# The cache.
+
+
+def age(path: Path, seconds: float) -> None:
+    stat = path.stat()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns - int(seconds * 1e9)))
+
+
+def test_text_is_tokenized_once(
+    tmp_path: Path, load: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"some text")
+    age(tmp_path / "a.txt", 60)
+    first = load(tmp_path / "a.txt")
+    monkeypatch.setattr(_corpus, "_tokenize", None)  # would raise
+    assert load(tmp_path / "a.txt").fingerprint == first.fingerprint
+    assert [path.suffix for path in cache.iterdir()] == [".tokens"]
+
+
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_changed_text_is_tokenized_again(tmp_path: Path, load: Any, seconds: float) -> None:
+    """Of the same length, and within the step of the file system's clock."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one")
+    age(path, seconds)
+    stamp = path.stat().st_mtime_ns
+    one = load(path)
+    path.write_bytes(b"two")
+    if seconds == 0:
+        os.utime(path, ns=(stamp, stamp))
+    two = load(path)
+    assert text_of(two) == b"two"
+    assert one.fingerprint != two.fingerprint
+
+
+def test_the_cache_is_of_one_tokenizer_one_limit_and_one_field(tmp_path: Path, load: Any, bpe: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [{"text": "one two", "other": "three"}])
+    age(path, 60)
+    seen = {
+        load(path).fingerprint,
+        load(path, limit_bytes=3).fingerprint,
+        load(path, field="other").fingerprint,
+        load(path, tokenizer=HuggingFace(bpe)).fingerprint,
+    }
+    assert len(seen) == 4
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"some text")
+    with pytest.raises(
+        SettingsError, match=r"cannot be written to '.*a\.txt/cache': Not a directory.*--corpus-cache"
+    ):
+        load_corpus(tmp_path / "a.txt", tokenizer=BYTES, cache=tmp_path / "a.txt" / "cache", limit_bytes=None)
+
+
+def test_no_part_of_a_file_is_left_when_tokenizing_fails(tmp_path: Path, load: Any, cache: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\nbroken')
+    with pytest.raises(SettingsError, match="Line 2 of"):
+        load(tmp_path / "a.jsonl")
+    assert list(cache.iterdir()) == []
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from examples.llama3._corpus import load_corpus
+from examples.llama3._data import Batches
+from examples.llama3._tokenizer import Bytes
+bare = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+corpus = load_corpus(Path(sys.argv[1]), tokenizer=Bytes(), cache=Path(sys.argv[2]), limit_bytes=None)
+data = Batches(corpora=(corpus,), seq_len=128, batch_per_shard=2, shards=1, vocab_size=320, seed=0)
+for step in range(20):
+    data(step, 0)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - bare) // 1024)
+"""
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
+    """64 MB used to take 380 MB more than nothing."""
+    (tmp_path / "big.txt").write_bytes(
+        b"All work and no play makes Jack a dull boy.....\n" * (64 * 2**20 // 48)
+    )
+    command = [sys.executable, "-c", PEAK, str(tmp_path / "big.txt"), str(tmp_path / "cache")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100  # MB, of which grain's own code is 35
+
+
+# Tokenizers.
+
+
+@pytest.fixture(scope="session")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real byte-level BPE, trained on a little text, with Llama 3's special tokens."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|begin_of_text|>", "<|end_of_text|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 20], trainer)
+    path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def test_a_tokenizer_file_is_used_as_it_is(bpe: Path, tmp_path: Path, load: Any) -> None:
+    tokenizer = load_tokenizer(bpe.parent)  # a folder will do
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.vocab_size <= 400) == (0, 1, True)
+    text = "the quick brown fox — über alles\n"
+    (tmp_path / "a.txt").write_text(text)
+    corpus = load(tmp_path / "a.txt", tokenizer=tokenizer)
+    reference = tokenizers.Tokenizer.from_file(str(bpe)).encode(text).ids
+    assert np.asarray(corpus.tokens).tolist() == [0, *reference, 1]
+    assert tokenizer.decode(np.asarray(corpus.tokens)).decode() == text
+    assert len(corpus.tokens) < len(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(256, np.uint8), (257, np.uint16), (65_536, np.uint16), (128_256, np.uint32)]
+)
+def test_ids_take_no_more_bytes_than_the_vocabulary_needs(
+    tmp_path: Path, load: Any, size: int, dtype: Any
+) -> None:
+    class Large(Bytes):
+        vocab_size = size
+        bos = size - 1
+        fingerprint = str(size)
+
+    (tmp_path / "a.txt").write_bytes(b"abc")
+    corpus = load(tmp_path / "a.txt", tokenizer=Large() if size > 257 else _without_specials(size))
+    assert corpus.tokens.dtype == dtype
+    assert corpus.tokens[0] == (size - 1 if size > 257 else ord("a"))
+
+
+def _without_specials(size: int) -> Tokenizer:
+    class Plain(Bytes):
+        vocab_size = size
+        fingerprint = str(size)
+        bos = None  # pyright: ignore
+        eos = None  # pyright: ignore
+
+    return Plain()
+
+
+def test_the_special_tokens_are_those_that_the_configuration_names(bpe: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(bpe.read_bytes())
+    named = {"bos_token": None, "eos_token": {"content": "<|begin_of_text|>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    assert load_tokenizer(tmp_path).eos == 0
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<nope>"}))
+    with pytest.raises(SettingsError, match="names the eos_token '<nope>', which the tokenizer lacks"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_without_special_tokens_is_refused(tmp_path: Path) -> None:
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    plain.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(SettingsError, match="has no token for the beginning or the end of a document"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"The tokenizer '.*nowhere' cannot be read: No such file"):
+        load_tokenizer(tmp_path / "nowhere")
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(SettingsError, match=r"'.*x\.json' is not a tokenizer\.json"):
+        load_tokenizer(tmp_path / "x.json")
