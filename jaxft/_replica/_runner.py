@@ -170,7 +170,7 @@ class Runner:
     def _left_by(self, error: BaseException) -> None:
         """An exception leaves the call: let the next one find what is still to be done."""
         if self._ranks.size > 1:
-            # The other ranks may be inside the same collective for ever, so this group cannot go on.
+            # The other ranks may be inside the same collective and never return, so this group cannot go on.
             self._broken = repr(error)
             if isinstance(error, jax.errors.JaxRuntimeError):
                 self._ranks.await_loss()
