@@ -15,6 +15,7 @@ os.environ.pop("JAXFT_TOKEN", None)
 import jax
 import pytest
 import pytest_timeout
+from hypothesis import settings as hypothesis_settings
 
 from tests import patience, shared
 
@@ -22,6 +23,10 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Load makes an example slow, not wrong.
+hypothesis_settings.register_profile("patient", deadline=None)
+hypothesis_settings.load_profile("patient")
 
 # After a test was told to stop, and did not.
 LAST_RESORT_S = 30.0
