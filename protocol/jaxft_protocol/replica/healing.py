@@ -16,10 +16,10 @@ def heal(draft: Draft, message: Heal) -> None:
     draft.update(job_history=message.history)
     if message.step < draft.replica.step and message.history == draft.replica.history:
         draft.log(_back_line(draft.replica.step, message.step), warning=True)
-    if not message.log_only:
+    if draft.replica.phase is Phase.APPLYING:
+        draft.update(heal=message, quorum=None, frontier_step=message.step)  # begins once it has applied
+    elif not message.log_only:
         draft.enter(Phase.HEALING, heal=message, quorum=None, frontier_step=message.step)
-    elif draft.replica.phase is Phase.APPLYING:
-        draft.update(heal=message, quorum=None, frontier_step=message.step)  # follows once it has applied
     else:
         draft.enter(Phase.FOLLOWING, heal=message, quorum=None, frontier_step=message.step)
 

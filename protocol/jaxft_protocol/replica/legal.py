@@ -185,8 +185,9 @@ def _late_in_phase(replica: Replica, event: Event) -> str:
             _check_newer(replica, quorum)
         case Received(Commit() as commit):
             _check_commit(replica, commit)
-        case Received(Heal(log_only=False)) if replica.phase is Phase.APPLYING:
-            raise IllegalEvent("Heal is illegal while the group is applying, unless it is for the log only")
+        # A spare that was relieved by the commit follows; its donor may turn out to be corrupt before it has applied.
+        case Received(Heal(log_only=False)) if replica.phase is Phase.APPLYING and replica.heal is None:
+            raise IllegalEvent("Heal is illegal while the group is applying, unless it is for the log first")
         case _:
             pass
     return ""

@@ -52,7 +52,7 @@ def applied(draft: Draft, number: Step) -> None:
     # Other groups have replaced this spare with this step. If it is a member again, that may be from a later step on.
     lacks_more = replica.quorum is None or replica.quorum.step > number
     if replica.joined and lacks_more and replica.heal is not None:
-        draft.enter(Phase.FOLLOWING)
+        draft.enter(Phase.FOLLOWING if replica.heal.log_only else Phase.HEALING)
     elif replica.joined:
         draft.enter(Phase.WORKING)
     else:

@@ -53,6 +53,7 @@ from .test_replica import (
     connected,
     finished,
     following,
+    heal,
     healing,
     joining,
     quorum,
@@ -98,6 +99,15 @@ def test_a_member_that_is_relieved_in_a_step_follows_from_there(group: Group):
     assert group.directive == Replay(standing_by(5, 0), Step(0), Step(1))
     assert group.on(Replayed(HealId(5), Step(1))).said == [Ready(HealId(5), Step(1))]
     assert group.hear(quorum(4, 1)).directive == Attempt(quorum(4, 1), Step(1))
+
+
+def test_a_relieved_member_whose_donor_turns_out_corrupt_heals_once_it_has_applied():
+    """It was stopped while it applied; meanwhile the coordinator found that its donor's state is not the job's."""
+    group = applying().hear(standing_by(5, 1), heal(6, 2))
+    assert group.phase is Phase.APPLYING
+    assert group.directive == Apply(QuorumId(1), Step(0))
+    group.on(Applied(Step(1)))
+    assert group.directive == HealFrom(heal(6, 2))
 
 
 def test_what_was_exchanged_before_it_was_relieved_is_no_vote():
