@@ -345,7 +345,7 @@ class Trainer:
         if moved:
             self.world.sometimes.note("its own failure")
         self.away_until_s = self.world.now_s
-        if self.ends_next:
+        if self.ends_next and replica.failure is None:
             self.ends_next = False
             self.leave(finished=False)
             self.world.after(0.2, self.world.launch, self.name)

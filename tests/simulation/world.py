@@ -259,7 +259,8 @@ class World:
     def _relaunch_the_stuck(self) -> None:
         """A thread that hangs for ever is restarted in the end, but only once the others go on without it.
 
-        Where they cannot, because it alone holds the job's state or every group is needed, a person must do it.
+        Where they cannot, because it alone holds the job's state, every group is needed, or the code of those that
+        could go on raises in this step, a person must do it.
         """
         stuck = [p for p in self.processes.values() if p.stuck_at is not None and not p.dead]
         if not stuck:
@@ -269,6 +270,7 @@ class World:
         known = frozenset[Holder]() if frontier is None else frontier.holders
         able = [p for p in self.processes.values() if p not in stuck and (p.name, p.incarnation) in known]
         alone = len(able) < max(1, self.setting.min_replicas) or all(p.spare for p in able)
+        alone = alone or len(self.truth.line) == self.setting.unreadable
         for process in stuck:
             went_on = process.stuck_at is not None and len(self.truth.line) > process.stuck_at + 1
             if went_on or (alone and self.now_s - self._calm_since_s > 10.0):

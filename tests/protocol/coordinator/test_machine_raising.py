@@ -92,6 +92,22 @@ def test_a_group_alone_is_not_stopped():
     assert committed(desk.vote("a")) == ["a"]
 
 
+def test_nor_is_one_whose_peers_are_here_but_busy_until_they_could_try():
+    desk = running("a", "b")
+    desk.close("b")
+    desk.hello("b", step=0, history=desk.job.history)
+    for _ in range(2):
+        assert not raises(desk, "a").only(Halted)
+        desk.tick()
+        assert "its code raised OSError" in desk.job.waiting
+        desk.come("a", step=0, history=desk.job.history)
+        assert members(desk) == ["a"]
+    desk.join("b", step=0, history=desk.job.history)
+    assert not raises(desk, "a").only(Halted)
+    assert members(desk) == ["b"]
+    assert raises(desk, "b").only(Halted)
+
+
 def test_one_that_is_ready_to_take_part_is_tried_before_the_job_stops():
     desk = running("a", "b")
     raises(desk, "b")

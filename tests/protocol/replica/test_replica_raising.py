@@ -8,6 +8,7 @@ from jaxft_protocol.replica.state import (
     Disconnected,
     Exchanged,
     Fail,
+    FailureKind,
     Idle,
     Phase,
     Prepared,
@@ -62,6 +63,13 @@ def test_it_learns_that_the_job_has_stopped():
     group = _again(away()).hear(Halted("shard 3 of step 0 fails in every group", HaltKind.RAISED))
     assert isinstance(group.directive, Fail)
     assert "Repair the data or the code" in group.directive.failure.text
+
+
+def test_an_error_of_the_coordinator_meanwhile_ends_it_as_any_other_group():
+    group = _again(away()).hear(Halted("the coordinator failed on this job", HaltKind.FAILED))
+    assert group.phase is Phase.FAILED
+    assert isinstance(group.directive, Fail)
+    assert group.directive.failure.kind is FailureKind.JOB_HALTED
 
 
 def test_a_quorum_that_has_replaced_the_attempt_is_left_as_well():
