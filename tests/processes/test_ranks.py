@@ -155,18 +155,29 @@ def test_a_rank_that_is_killed_while_its_group_heals(rank: int, undisturbed: str
 
 
 def test_a_spare_of_several_ranks_takes_the_place_of_a_lost_group(undisturbed: str, tmp_path: Path) -> None:
+    first, last = tmp_path / "spare-is-there", tmp_path / "spare-takes-part"
+    gates = ("--gate", f"3:{first}", "--gate", f"{LAST_GATE}:{last}")
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        groups = start_together(
-            here, ("group-1", 1, f"exchange step {KILLED_AT}"), "--gate", f"{GATE}:{tmp_path}/go"
+        groups = start_together(here, ("group-1", 1, f"exchange step {KILLED_AT}"), *gates)
+        spare = start(here, "group-2", "--spare", "--gate", f"{LAST_GATE}:{last}")
+        here.until(
+            lambda: re.search("group-2 (stands by|heals to)", here.coordinator_log.read_text()), "the spare"
         )
-        spare = start(here, "group-2", "--spare")
-        here.until(lambda: "group-2 stands by" in here.coordinator_log.read_text(), "the spare to stand by")
+        first.touch()
         here.until_dead(groups["group-1"].ranks[1])
-        (tmp_path / "go").touch()
-        here.until_finished(*groups["group-0"].ranks, *spare.ranks)
+        survivor = groups["group-0"]
+        here.until(
+            lambda: (
+                any(event["shards"] for event in spare.leader.steps())
+                or len(survivor.leader.steps()) >= LAST_GATE
+            ),
+            "the spare to contribute",
+        )
+        last.touch()
+        here.until_finished(*survivor.ranks, *spare.ranks)
         assert any(event["shards"] for event in spare.leader.steps())
-        assert {worker.digest for worker in (*groups["group-0"].ranks, *spare.ranks)} == {undisturbed}
+        assert {worker.digest for worker in (*survivor.ranks, *spare.ranks)} == {undisturbed}
 
 
 def test_a_group_of_another_number_of_ranks_is_refused_by_name(tmp_path: Path) -> None:
