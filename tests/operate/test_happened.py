@@ -94,6 +94,19 @@ def test_a_loss_says_who_why_and_that_the_step_is_retried():
     assert (watched.groups[GroupName("b")].state, watched.groups[GroupName("b")].losses) == (GONE, 1)
 
 
+def test_groups_that_finish_one_after_the_other_retry_no_step():
+    desk = watching("a", "b", "c")
+    desk.commit()
+    desk.leave("a", finished=True)
+    desk.wait(0.2)
+    news = desk.news()
+    assert "quorum_changed" in news
+    assert "step_retried" not in news
+    desk.close("b")
+    desk.wait(0.2)
+    assert "step_retried" in desk.news(), "a loss at the end is still one"
+
+
 def test_a_joiner_heals_and_enters():
     desk = watching("a", "b")
     desk.commit()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from jaxft_protocol.coordinator.job import Effect, Event, Group, GroupPhase, Job, Send, SessionClosed
 from jaxft_protocol.messages import Change, Evicted, Finished, Goodbye, GroupName, Halted, NewQuorum, Refused
+from jaxft_protocol.names import LEFT
 
 # A quorum may have a thousand members: an event lists at most so many names.
 MAX_LISTED = 50
@@ -51,7 +52,7 @@ def _of_the_job(before: Job | None, after: Job) -> Iterator[Happened]:
         yield Happened("job_founded" if step == 0 else "job_resumed", step=step)
     quorum, earlier = after.quorum, None if before is None else before.quorum
     if quorum is not None and quorum is not earlier:
-        if earlier is not None and was == step:
+        if earlier is not None and was == step and not _ending(after, quorum):
             yield Happened(
                 "step_retried", step=step, quorum_id=earlier.quorum_id, reason=_reason(quorum.left)
             )
@@ -65,6 +66,12 @@ def _of_the_job(before: Job | None, after: Job) -> Iterator[Happened]:
         yield Happened("job_halted", step=step, reason=halted.reason, more={"kind": halted.kind.name.lower()})
     if after.finished is not None and (before is None or before.finished is None):
         yield Happened("job_finished", step=int(after.finished))
+
+
+def _ending(job: Job, quorum: NewQuorum) -> bool:
+    """Return whether a quorum is new only because groups that have finished leave one after the other."""
+    finished_here = job.frontier is not None and job.ended == job.frontier.step
+    return finished_here and bool(quorum.left) and all(change.reason == LEFT for change in quorum.left)
 
 
 def _quorum(quorum: NewQuorum) -> Happened:
