@@ -1,5 +1,6 @@
 """Settings for every test. They must stand before JAX starts a backend."""
 
+import logging
 import os
 import signal
 import threading
@@ -16,6 +17,7 @@ import jax
 import pytest
 import pytest_timeout
 from hypothesis import settings as hypothesis_settings
+from jaxft_protocol.admission import RateLimitFilter
 
 from tests import patience, shared
 
@@ -28,12 +30,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis_settings.register_profile("patient", deadline=None)
 hypothesis_settings.load_profile("patient")
 
-# After a test was told to stop, and did not.
+# For a test that does not stop when asked.
 LAST_RESORT_S = 30.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record", action="store_true", help="write the traces of tests/scenarios anew")
+    parser.addoption("--record", action="store_true", help="write the traces of tests/scenarios again")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,3 +64,13 @@ def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
     cancels = [patience.alarm(settings.timeout, ring)]
     item.cancel_timeout = cancel
     return True
+
+
+@pytest.fixture(autouse=True)
+def _rate_limits_begin_again() -> None:
+    """Start each test with unused rate limits of logs, whatever a flood before it has logged."""
+    for logger in list(logging.Logger.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            for one in logger.filters:
+                if isinstance(one, RateLimitFilter):
+                    one.__init__()

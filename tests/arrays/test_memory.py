@@ -1,4 +1,4 @@
-"""Memory is recycled, and never under anybody who still reads it."""
+"""Memory is recycled, and never while something still reads it."""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""What was fetched lies where it was received, for as long as anybody reads it."""
+"""What was fetched lies where it was received, for as long as an array reads it."""
 
 import gc
 from typing import Any
@@ -112,11 +112,11 @@ def test_what_was_not_placed_on_purpose_stays_free() -> None:
     assert committed.devices() == {jax.devices()[1]}
 
 
-# ---- memory that an array still reads is nobody else's ----
+# ---- memory that an array still reads goes to no other ----
 
 
 def test_no_block_is_handed_out_that_an_array_still_reads() -> None:
-    """Arrays of one arena die one after another: only the last one frees it. Whoever asks meanwhile gets another."""
+    """Arrays of one arena die one after another: only the last frees it. Until then requests get another."""
     size = 2 * MB + 64 * 77  # of no other test
     arrays = [values((64 * 1024,), seed=seed) for seed in range(4)]
     arena = aligned_empty(size)

@@ -16,7 +16,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 class Group(threading.Thread):
-    """Takes part in a thread of its own; reads until it is told that it is done."""
+    """Takes part in its own thread; reads until the test says that it is done."""
 
     def __init__(self, folder: Path, readers: int = 2) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""The command `jaxft-coordinator`, as a process of its own."""
+"""The command `jaxft-coordinator`, as a separate process."""
 
 import logging
 import queue

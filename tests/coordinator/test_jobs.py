@@ -25,7 +25,7 @@ from .test_journal import HeldStore, turns
 
 
 class Desk:
-    """Speaks for groups, each in a session of its own number, and notes what is told."""
+    """Speaks for groups, each in a session with its own number, and notes what comes back."""
 
     def __init__(self, store: HeldStore, tick_s: float = 3600.0, **options: float) -> None:
         self.told: list[Effect] = []
@@ -102,6 +102,6 @@ def test_nobody_is_judged_by_a_silence_in_which_nobody_could_be_told_anything():
         assert list(desk.jobs.get("job").groups) == ["a"]  # pyright: ignore[reportOptionalMemberAccess]
         store.gate.set()
         await desk.is_told(1, NewQuorum)
-        await desk.is_told(1, Evicted)  # now it is silent of its own accord
+        await desk.is_told(1, Evicted)  # now it is silent by itself
 
     run(scenario, tick_s=0.02, heartbeat_timeout_s=0.2)

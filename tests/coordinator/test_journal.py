@@ -1,4 +1,4 @@
-"""Nothing is told before it is durable, and everything in order; on a store that the test can hold up."""
+"""Nothing is announced before it is durable, and everything in order; on a store that the test can hold up."""
 
 import asyncio
 import errno
@@ -17,7 +17,7 @@ from tests.stores import examples
 
 
 class HeldStore:
-    """Writes when it is let, and fails when it is told to."""
+    """Writes when the test allows it, and fails when the test asks for it."""
 
     def __init__(self) -> None:
         self.batches: list[list[Record]] = []

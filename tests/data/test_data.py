@@ -1,4 +1,4 @@
-"""`jaxft.data`: every sample once an epoch, whoever asks; padding that weighs nothing; and what is refused."""
+"""`jaxft.data`: every sample once an epoch, whichever group asks; padding without weight; and what is refused."""
 
 import doctest
 import importlib.util
@@ -281,7 +281,7 @@ def train(microbatch_size: int | None, *, scale: float = 1e-3) -> jax.Array:
     while step.step < 2 * data.steps_per_epoch:
         w, count = step(w, data)
         assert count == (2 if step.step % 5 == 0 else 12)
-    assert len(step._programs) == 1, "an uneven last batch must not compile anything anew"
+    assert len(step._programs) == 1, "an uneven last batch must not compile anything again"
     return w
 
 

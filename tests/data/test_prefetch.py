@@ -16,7 +16,7 @@ DATA = Batches(np.arange(64), shards=2, samples_per_shard=4, seed=1)
 
 
 class Recorded:
-    """A batch function that says which thread computed what, and waits where it is told to."""
+    """A batch function that says which thread computed what, and waits where the test asks for it."""
 
     shards = 2
 

@@ -155,7 +155,7 @@ def test_chunks_divide_the_sequence() -> None:
 
 def test_the_best_kernel_without_an_accelerator_depends_on_the_length() -> None:
     if jax.default_backend() != "cpu":
-        pytest.skip("an accelerator has kernels of its own")
+        pytest.skip("an accelerator has its own kernels")
     assert best_kernel(1024, "bfloat16") == "plain"
     assert best_kernel(2048, "bfloat16") == "chunked"
     assert _attention.PLAIN_TOKENS == _chunked.CHUNK_TOKENS

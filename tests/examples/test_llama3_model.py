@@ -123,7 +123,7 @@ def test_grouped_queries_equal_full_attention_over_repeated_heads() -> None:
 
 
 def test_a_model_of_documents_sees_each_alone() -> None:
-    """Two documents in one sequence give the logits that each gives in a sequence of its own."""
+    """Two documents in one sequence give the logits that each gives in a separate sequence."""
     lengths = (9, 15)
     segments = np.repeat([[0, 1]], lengths, axis=1).astype(np.int32)
     positions = np.concatenate([np.arange(n) for n in lengths])[None].astype(np.int32)

@@ -1,4 +1,4 @@
-"""The examples go on from a checkpoint of their own run only, unless they are told what was changed."""
+"""The examples resume only from a checkpoint of the same run, unless a flag says what has changed."""
 
 import logging
 import shutil

@@ -121,7 +121,7 @@ def mesh(shards: Sequence[Sequence[int]], quorum_id: int = 4) -> Iterator[list[L
 
 
 def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run each call in a thread of its own; returns what they returned or raised."""
+    """Run each call in a separate thread; return what they returned or raised."""
     outcomes: list[Any] = [None] * len(calls)
 
     def run(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Members of an exchange in processes of their own, told what to do over a pipe, and killed."""
+"""Members of an exchange in separate processes that take orders over a pipe and are killed."""
 
 import functools
 import hashlib
@@ -21,7 +21,7 @@ from .members import BIG, contribution, regions_of, run_exchange
 
 
 class _Trap:
-    """Stops the process for ever when bytes have moved for the n-th time."""
+    """Stops the process forever when bytes have moved for the n-th time."""
 
     def __init__(self, pipe: Connection, moves: int) -> None:
         self._pipe = pipe
@@ -74,7 +74,7 @@ class _Process:
         """Returns a digest of the means, or of a failure: whose it is, its text, and when it was."""
         assert self.links is not None
         if trap is not None:
-            _patience.LOOK_S = 0.0  # so that each move is told at once
+            _patience.LOOK_S = 0.0  # so that each move is reported at once
         moved = _Trap(self.pipe, trap or 0).moved
         try:
             means = run_exchange(

@@ -64,7 +64,7 @@ def open_links(
 
 
 def unused_address() -> str:
-    """An address at which nobody listens."""
+    """An address at which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return f"127.0.0.1:{sock.getsockname()[1]}"
 

@@ -1,6 +1,6 @@
 """A network of our own, in the kernel: a switch, and a namespace for each host, with rules for what gets through.
 
-The switch is a bridge in a namespace of its own, so that nothing of this is to be seen outside, and nothing gets out.
+The switch is a bridge in a separate namespace, so that nothing of this is to be seen outside, and nothing gets out.
 What must not get through is dropped there, as if a cable or a port of the switch were broken: the hosts notice
 nothing but silence.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from tests import patience
 
 MISSING = "needs ip (iproute2) and nft (nftables), and the right to make network namespaces"
-# The hosts see nobody but each other, so any network will do.
+# The hosts see only each other, so any network will do.
 NETWORK = "10.213.7"
 COMMAND_TIMEOUT_S = 30.0
 
@@ -75,7 +75,7 @@ class Switch:
         tbf = f"tc qdisc add dev eth0 root tbf rate {bits_per_s}bit burst 256kb latency 50ms"
         self._run(*self.within(host), *tbf.split())
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Lift every rule but the caps."""
         self._nft("flush chain bridge rules forward")
 

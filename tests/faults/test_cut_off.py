@@ -16,7 +16,7 @@ MOST_S = 2 * FAILURE_S
 def cut(
     job: Trial, victim: str, pairs: tuple[tuple[str, str], ...], until: Callable[[], None], name: str
 ) -> None:
-    """Cut links `until` something has happened, mend them, and check how long everything took."""
+    """Cut links `until` something has happened, restore them, and check how long everything took."""
     with job.fault(victim) as told:
         job.network.cut(pairs)
         until()
@@ -28,10 +28,10 @@ def cut(
 
 
 def cut_around(job: Trial, victim: str, *, into: bool = True, out: bool = True) -> None:
-    """Cut a group off until it has been put out and the others have gone on."""
+    """Cut a group off until it has been evicted and the others have gone on."""
 
     def the_others_go_on() -> None:
-        # It is put out, or has noticed itself that it hears nothing any more, and hung up.
+        # The coordinator evicts it, or it notices first that it receives nothing and closes its connection.
         job.here.until(lambda: job.coordinator_says(f"lost {victim} ("), f"the quorum without {victim}")
         for group in job.workers.keys() - {victim}:
             job.until_step(group, 3)
@@ -70,7 +70,7 @@ def test_a_dead_link_between_two_healthy_groups(tmp_path: Path, undisturbed: str
         def one_is_out() -> None:
             job.here.until(
                 lambda: job.coordinator_says("evicts group-0") or job.coordinator_says("evicts group-1"),
-                "one of the two to be put out",
+                "one of the two to be evicted",
             )
             job.until_step("group-2", 3)
 

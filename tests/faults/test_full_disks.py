@@ -21,7 +21,7 @@ BLOCK = bytes(1 << 16)
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
+    """A small disk, used by this test alone."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder))

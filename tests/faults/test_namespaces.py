@@ -1,4 +1,4 @@
-"""Faults of a real network, in namespaces of the kernel: each group, and the coordinator, is a host of its own."""
+"""Faults of a real network, in namespaces of the kernel: each group, and the coordinator, is a separate host."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def job_on(folder: Path, *flags: str) -> Iterator[tuple[Trial, Switch]]:
 
 
 def broken(job: Trial, net: Switch, victim: str, cuts: list[tuple[str, str]], name: str) -> None:
-    """Make cuts until the quorum goes on without somebody, mend them, and check how long everything took."""
+    """Make cuts until the quorum goes on without a group, restore the network, and check how long everything took."""
     lost = job.here.coordinator_log.read_text().count("lost ")
     with job.fault(victim) as told:
         for source, target in cuts:
@@ -38,7 +38,7 @@ def broken(job: Trial, net: Switch, victim: str, cuts: list[tuple[str, str]], na
             lambda: job.here.coordinator_log.read_text().count("lost ") > lost, "a quorum without one of them"
         )
         job.until_step("group-2", 3)
-        net.mend()
+        net.restore()
     standstill_s, again_s = job.standstill_s(told()), job.again_s(told(), victim)
     figures.info("%s: stood still %.2f s, back after %.2f s", name, standstill_s, again_s)
     assert standstill_s < MOST_S + slack_s()

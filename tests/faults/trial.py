@@ -23,7 +23,7 @@ from tests import patience
 from tests.clusters import Cluster, Worker, cluster
 from tests.faults.namespaces import Switch
 
-# What a fault has cost, for whoever runs a test with --log-cli-level=INFO.
+# What a fault has cost, for a run with --log-cli-level=INFO.
 figures = logging.getLogger("figures")
 
 GROUPS = ("group-0", "group-1", "group-2")
@@ -79,7 +79,7 @@ class Trial:
         self.here.until(lambda: len(worker.steps()) >= before + count, f"{group} to take {count} more steps")
 
     def until_back(self, group: str) -> None:
-        """Wait until a group takes part, in the newest step that anybody reports or in a later one."""
+        """Wait until a group takes part, in the newest step that any group reports or in a later one."""
         newest = max(event.step for history in self.histories() for event in history.steps)
 
         def takes_part() -> bool:

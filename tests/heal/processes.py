@@ -1,4 +1,4 @@
-"""Donors in processes of their own, told what to do over a pipe, and killed or stopped."""
+"""Donors in separate processes that take orders over a pipe and are killed or stopped."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def means_of(step: int) -> list[np.ndarray]:
 
 
 class _Trap:
-    """Stops the thread that reads the n-th chunk, says so, and lets it go on when it is told to."""
+    """Stops the thread that reads the n-th chunk, says so, and lets it go on when the test asks for it."""
 
     def __init__(self, pipe: Connection) -> None:
         self.countdown = 0

@@ -154,7 +154,7 @@ def test_a_source_that_was_overwritten_spoils_its_chunks_only() -> None:
 
 
 def test_the_layout_needs_nothing_but_types() -> None:
-    """bfloat16 is known by its name, whoever imported what before."""
+    """bfloat16 is known by its name, whatever was imported before."""
     assert LeafType((3, 2), "bfloat16").size_bytes == 12
     assert LeafType((), "float32").size_bytes == 4
     assert LeafType((5, 0), "int64").size_bytes == 0

@@ -231,7 +231,7 @@ def test_a_silent_donor_is_dropped_after_the_timeout(where: str) -> None:
         data = tagged(Reply(Status.OK, request.first, MB), b"".join(BLOB.read(request.first)))
         for drop in data:
             sock.sendall(bytes([drop]))
-            time.sleep(0.01)  # the drip itself, not a wait for anybody
+            time.sleep(0.01)  # the drip itself, not a wait
 
     script: Script = {
         "from the start": silent,

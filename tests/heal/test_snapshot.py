@@ -270,7 +270,7 @@ def test_a_snapshot_that_is_read_after_its_release_and_donation_is_spoiled() -> 
 
 
 def test_capture_and_reading_at_once() -> None:
-    """The training thread captures while servers read: whoever is first, all see the same bytes."""
+    """The training thread captures while servers read: whichever is first, all see the same bytes."""
     for number in range(20):
         leaves = [own(values((50, 7), seed=number)), sharded(values((8, 8), seed=number), mesh(2), "x")]
         before = [raw(leaf) for leaf in leaves]

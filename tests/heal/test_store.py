@@ -437,7 +437,7 @@ def test_a_thread_that_reads_slowly_keeps_nobody_waiting(monkeypatch: pytest.Mon
 
 
 def test_many_threads_at_once() -> None:
-    """Joiners come, read and go while the training runs; each reads its own state and means, or is told no."""
+    """Joiners come, read and go while the training runs; each reads its own state and means, or is refused."""
     store = standing_at(0)
     healed: list[int] = []
     done: list[int] = []

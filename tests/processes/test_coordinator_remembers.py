@@ -59,7 +59,7 @@ def test_killed_in_a_step_it_goes_on_where_it_stood(phase: str, undisturbed: str
         start_again(here)
         here.until_finished(*workers.values())
         assert_nothing_lost(list(workers.values()), undisturbed)
-        # All came back together: nobody went on alone, and nothing was computed twice.
+        # All came back together: no group went on alone, and nothing was computed twice.
         for worker in workers.values():
             for event in worker.steps():
                 assert event["members"] == list(GROUPS)
@@ -85,7 +85,7 @@ def test_killed_during_a_heal_it_lets_the_joiner_come_in(
         start_again(here)
         survivors = [workers["group-0"], workers["group-2"]]
 
-        # It heals anew, or stands by if it had just caught up; and comes in at a boundary before the last gate.
+        # It heals again, or stands by if it had just caught up; and comes in at a boundary before the last gate.
         def in_or_held() -> bool:
             contributes = any(event["shards"] for event in back.steps())
             return contributes or all(len(worker.steps()) >= LAST_GATE for worker in survivors)

@@ -1,4 +1,4 @@
-"""The coordinator is killed and started anew, without its memory: groups wait, come back, and lose nothing."""
+"""The coordinator is killed and restarted without its memory: groups wait, come back, and lose nothing."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A bit that flips in one group's memory, on real processes: caught before it reaches the run, and mended."""
+"""A bit that flips in one group's memory, on real processes: caught before it reaches the run, and repaired."""
 
 from pathlib import Path
 

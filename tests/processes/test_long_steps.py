@@ -1,4 +1,4 @@
-"""Steps that are long or uneven, and groups that take their time between two steps: nobody is put out for that."""
+"""Steps that are long or uneven, and groups that take their time between two steps: no group is evicted for that."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -53,7 +53,7 @@ def test_two_processes_of_one_name_do_not_share_a_place(tmp_path: Path) -> None:
         here.until(lambda: len(older.steps()) == len(other.steps()) == 3, "the job to run")
         newer = here.start("group-0", *STEPS)
         here.until(
-            lambda: "evicts group-0" in here.coordinator_log.read_text(), "the older process to be put out"
+            lambda: "evicts group-0" in here.coordinator_log.read_text(), "the older process to be evicted"
         )
         gate.touch()
         here.until_finished(newer, other)

@@ -1,4 +1,4 @@
-"""One replica group of a small job, as a process of its own: `python worker.py --coordinator ... --group ...`.
+"""One replica group of a small job, as a separate process: `python worker.py --coordinator ... --group ...`.
 
 Trains a two-layer network with Adam, or a model of `tests/staged_models.py`. Writes one JSON line per event, and can
 be told to kill itself when the library announces a phase on its logger (`--die "exchange step 5"`), so that a death

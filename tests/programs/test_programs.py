@@ -142,7 +142,7 @@ def test_no_other_structure_passes_for_the_one_compiled_for(other: Any) -> None:
 
 
 def test_a_state_of_several_kinds_of_arrays() -> None:
-    """Typed keys are arrays of a class of their own, and numbers no arrays at all."""
+    """Typed keys have their own array class, and numbers are no arrays at all."""
 
     def step(state: Any, batch: jax.Array) -> tuple[Any, None]:
         return {**state, "p": state["p"] - jaxft.pmean(batch)}, None

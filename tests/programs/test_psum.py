@@ -100,7 +100,7 @@ def test_the_bits_do_not_depend_on_the_members(dealt: list[list[int]]) -> None:
         results = exchange_all(links, members)
     for result in results:
         assert_same_bits(result, results[0])
-        # As a joiner replays it: without a shard of its own.
+        # As a joiner replays it: without a shard.
         assert bits(step_models.apply(made, arrays(), result, None)) == bits(run_alone(shards=total, steps=1))
 
 

@@ -15,7 +15,7 @@ A file is made of comments (`# ...`), commands (`> ...`) and, indented below eac
     leave GROUP | finish GROUP       goes on purpose; because its training is done
     lost GROUP                       its connection closes
     wait SECONDS [silent GROUP ...]  time passes; all but the silent send heartbeats
-    restart                          the coordinator dies, and begins anew with what it had written down
+    restart                          the coordinator dies, and restarts with what it had written down
 """
 
 import re

@@ -1,6 +1,6 @@
 """Each file here tells a story that a reader should understand: commands, and what the coordinator did.
 
-After a change of the protocol, `pytest tests/scenarios --record` writes the traces anew: read the difference.
+After a change of the protocol, `pytest tests/scenarios --record` writes the traces again: read the difference.
 """
 
 from pathlib import Path

@@ -122,7 +122,7 @@ class Group:
 
 @contextlib.asynccontextmanager
 async def pair(port: int, key: JobKey | None = None) -> AsyncIterator[tuple[Group, Group, NewQuorum]]:
-    """Two groups in their first quorum, in a job of their own."""
+    """Two groups in their first quorum, in a separate job."""
     async with Group(port, "a", key=key) as a, Group(port, "b", key=key) as b:
         for group in (a, b):
             assert isinstance(await group.greet(), Welcome)

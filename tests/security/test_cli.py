@@ -1,4 +1,4 @@
-"""How a coordinator is opened to other machines: with a secret, with certificates, or on purpose to anybody."""
+"""How a coordinator is opened to other machines: with a secret, with certificates, or on purpose to any client."""
 
 import logging
 import os

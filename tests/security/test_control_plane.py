@@ -1,4 +1,4 @@
-"""Who may speak for a job, and what a stranger at the coordinator's port can do to those who may: nothing."""
+"""Who may speak for a job, and what an unknown client at the coordinator's port can do to those who may: nothing."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from jaxft_protocol.messages import Evicted, Heartbeat, Join, NewQuorum, Refused
 
 from tests import patience
 from tests.security.groups import KEY, SECRET, Group, commit, pair, run, serving, until
-from tests.security.strangers import crowd, read_all, streams
+from tests.security.unknown_clients import crowd, read_all, streams
 
 
 def test_group_and_coordinator_prove_themselves_to_each_other() -> None:

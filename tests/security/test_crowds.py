@@ -1,4 +1,4 @@
-"""Many connections at one data port: of peers, none is lost; of strangers, none takes what peers need."""
+"""Many connections at one data port: no peer's is lost, and no unknown client takes what peers need."""
 
 import contextlib
 import gc
@@ -19,7 +19,7 @@ from jaxft._transport._handshake import Dialling
 from jaxft._transport._listener import Connection, ConnectionRequest, Listener
 from tests import patience
 from tests.security.meeting import meet
-from tests.security.strangers import crowd, raw_request
+from tests.security.unknown_clients import crowd, raw_request
 
 KEY = credentials.data_key(JobKey(b"k" * 32))
 PATIENCE_S = 60.0
@@ -121,21 +121,21 @@ def test_strangers_do_not_keep_a_group_from_its_peers(
 def test_a_group_without_descriptors_lets_strangers_go_and_peers_in(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The limit is lowered below what strangers hold; each that is let go gives a peer its place."""
+    """The limit is lowered below what unknown clients hold; each that is dropped gives a peer its place."""
     monkeypatch.setattr(_listener, "_MAX_UNKNOWN", 10**6)
     gc.collect()  # a descriptor that is freed in between would be one more
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listening("me", KEY))
-        strangers = stack.enter_context(crowd(listener.port, 200))
-        patience.until(lambda: len(listener._half_open) == len(strangers), "the strangers to be there")
+        unknown = stack.enter_context(crowd(listener.port, 200))
+        patience.until(lambda: len(listener._half_open) == len(unknown), "the unknown clients to be there")
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        highest = max(one.fileno() for one in strangers)
+        highest = max(one.fileno() for one in unknown)
         while (fd := os.dup(0)) <= highest:
             stack.callback(os.close, fd)
         os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (fd + 1, hard))  # one more, for the dialler's own end
         (made,) = dial_at_once(listener, 1, KEY)
         made.close()
-        assert len(listener._half_open) < len(strangers)
+        assert len(listener._half_open) < len(unknown)
     assert sum("Cannot accept connections" in said for said in caplog.messages) <= 20

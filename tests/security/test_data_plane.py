@@ -18,7 +18,7 @@ from jaxft._transport import _listener
 from jaxft._transport._handshake import MAX_REASON_BYTES, RESPONSE_BYTES, accepted, challenge, refused
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener, dial
 from tests import patience
-from tests.security.strangers import assert_ended, raw_request
+from tests.security.unknown_clients import assert_ended, raw_request
 
 KEY = credentials.data_key(JobKey(b"k" * 32))
 OTHER_KEY = credentials.data_key(JobKey(b"o" * 32))
@@ -163,7 +163,7 @@ def test_a_stranger_gets_no_byte_of_the_state() -> None:
     with listening(on_heal=give_all) as listener:
         with call(listener, request("heal")) as sock:
             assert sock.recv(5, socket.MSG_WAITALL) == b"state"
-        # All that it may say at once, in the hope that nobody looks.
+        # All that it may say at once, in the hope that no check follows.
         eager = raw_request(kind=1) + bytes(RESPONSE_BYTES) + b"\0" * 1000
         with connect(listener, eager) as sock:
             got = b"".join(iter(lambda: receive(sock), b""))

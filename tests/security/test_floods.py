@@ -1,4 +1,4 @@
-"""Floods of strangers at real ports: the groups go on, and memory stays bounded."""
+"""Floods of unknown clients at real ports: the groups go on, and memory stays bounded."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from tests import patience
 from tests.clusters import Cluster, cluster
 from tests.security.groups import KEY, PATIENCE_S, SECRET, Group, commit, pair, run, until
 from tests.security.meeting import meet
-from tests.security.strangers import crowd, raw_request, streams
+from tests.security.unknown_clients import crowd, raw_request, streams
 
 pytestmark = [pytest.mark.storm, pytest.mark.timeout(240)]
 
@@ -77,7 +77,7 @@ async def training(port: int) -> AsyncIterator[list[float]]:
 
 
 async def let_in(port: int) -> None:
-    """A group that is late comes through the flood: it dials again where it is swept out with the strangers."""
+    """A group that is late comes through the flood: it dials again when it is dropped with the unknown clients."""
     deadline_s = patience.machine_s() + PATIENCE_S
     heard: object = None
     while not isinstance(heard, Welcome):
@@ -130,7 +130,9 @@ def test_floods_at_the_coordinator_neither_stop_the_groups_nor_fill_its_memory(c
                     await until(lambda steps=steps: len(took_s) > steps + 20, f"steps in a flood of {name}")
                     most_bytes[name] = memory_bytes(process.pid) - before_bytes
             few = limits.MAX_UNAUTHENTICATED + 50
-            await until(lambda: descriptors(process.pid) < few, "the coordinator to be rid of the strangers")
+            await until(
+                lambda: descriptors(process.pid) < few, "the coordinator to be rid of the unknown clients"
+            )
 
     run(scenario)
     assert max(most_bytes.values()) < BOUND_BYTES, most_bytes

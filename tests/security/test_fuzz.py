@@ -1,4 +1,4 @@
-"""Bytes from strangers in every parser: a value comes out, or the one error that the parser promises."""
+"""Bytes from unknown clients in every parser: a value comes out, or the one error that the parser promises."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ from jaxft._transport import _handshake
 from jaxft._transport._handshake import BadRequest
 from jaxft._transport._listener import ConnectionRequest, Listener, dial
 from tests import patience
-from tests.security.strangers import raw_request, read_all
+from tests.security.unknown_clients import raw_request, read_all
 
 many = settings(max_examples=300, deadline=None)
 some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -150,9 +150,9 @@ events = st.one_of(
 
 
 def a_job(stage: str) -> tuple[Job, float]:
-    """A job of nobody; of one group or three that compile (sessions 1 to 3); or of two (1 and 2) at work."""
+    """A job of no group; of one group or three that compile (sessions 1 to 3); or of two (1 and 2) at work."""
     job, now_s = Job("job", Options(term=3, founding_wait_s=0.0)), 100.0
-    if stage == "nobody":
+    if stage == "none":
         return job, now_s
     for session, name in enumerate("a" if stage == "one" else "abc", start=1):
         hello = m.Hello("job", m.GroupName(name), m.Incarnation(session), f"{name}:1")
@@ -168,7 +168,7 @@ def a_job(stage: str) -> tuple[Job, float]:
 
 
 @many
-@given(st.sampled_from(["nobody", "one", "three", "at work"]), st.lists(events, max_size=40))
+@given(st.sampled_from(["none", "one", "three", "at work"]), st.lists(events, max_size=40))
 def test_a_job_takes_whatever_groups_say(stage: str, happens: list[tuple[int, Any]]) -> None:
     """It moves or stays as it is; what it sends fits the wire, and what it must remember fits the store."""
     job, now_s = a_job(stage)
@@ -296,7 +296,7 @@ answers = st.binary(max_size=100) | st.builds(
 
 @contextmanager
 def answering(said: bytes) -> Iterator[str]:
-    """A listener that says this to whoever comes."""
+    """A listener that says this to any client."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -449,7 +449,7 @@ def test_any_description_of_a_checkpoint(found: Any) -> None:
 def test_any_description_with_the_right_checksum(
     parts: dict[str, Any], more: dict[str, Any], less: set[str]
 ) -> None:
-    """Written by another jaxft, or by somebody who can compute a checksum."""
+    """Written by another jaxft, or by a program that can compute a checksum."""
     described = {**GOOD.to_json(), **parts, **more}
     described = {name: value for name, value in described.items() if name not in {"checksum", *less}}
     described["checksum"] = _checksum(described)

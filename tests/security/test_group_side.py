@@ -162,7 +162,7 @@ def enter(port: int, *, failure_timeout_s: float = PATIENCE_S, **options: object
 
 
 def why_it_fails(port: int, **options: object) -> str:
-    """Enter in vain; what went wrong last, as long as it was not the slowness of this machine."""
+    """Fail to enter; return what went wrong last, as long as it was not the slowness of this machine."""
     for failure_timeout_s in (1.0, 4.0, 16.0, 64.0):
         with pytest.raises((jaxft.CoordinatorUnreachable, jaxft.JoinRefused)) as caught:
             enter(port, failure_timeout_s=failure_timeout_s, **options)

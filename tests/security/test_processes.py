@@ -1,4 +1,4 @@
-"""A job behind mutual TLS and a token, in real processes: the same bits, and nothing for strangers."""
+"""A job behind mutual TLS and a token, in real processes: the same bits, and nothing for unknown clients."""
 
 import re
 import socket
@@ -11,7 +11,7 @@ from jaxft_protocol import credentials
 from jaxft._heal._frames import Kind, Request
 from tests import patience
 from tests.clusters import Cluster, Worker, cluster, digest_alone
-from tests.security.strangers import raw_request, read_all
+from tests.security.unknown_clients import raw_request, read_all
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -58,7 +58,7 @@ def data_port(worker: Worker) -> int:
 
 
 def what_a_stranger_gets(port: int, request: bytes, then: bytes = b"") -> bytes:
-    """All that a listener says to somebody who knows the protocol, and not the key."""
+    """All that a listener says to a client that knows the protocol, but not the key."""
     with socket.create_connection(("127.0.0.1", port), timeout=patience.FAR_S) as sock:
         sock.sendall(request + bytes(64) + then)
         return read_all(sock)
@@ -88,11 +88,13 @@ def test_a_job_behind_tls_and_token_trains_to_the_same_bits_and_strangers_get_no
         here.until_finished(*groups.values())
         for group in groups.values():
             assert group.digest == undisturbed
-            assert [event["attempts"] for event in group.steps()] == [1] * int(STEPS), "nobody was disturbed"
+            assert [event["attempts"] for event in group.steps()] == [1] * int(STEPS), (
+                "no group was disturbed"
+            )
 
 
 def strangers_at_the_data_port(group: Worker) -> None:
-    """They are challenged, and refused: nobody is healed, and nobody waits in a member's place."""
+    """They are challenged, and refused: none is healed, and none waits in a member's place."""
     port = data_port(group)
     manifest = Request(Kind.MANIFEST, 1, 3).encode()
     for request in (

@@ -17,7 +17,7 @@ from tests.security.groups import KEY, SECRET, run, serving
 
 
 class Relay:
-    """Carries a stream between a group and the coordinator, and may put in a word of its own both ways."""
+    """Carries a stream between a group and the coordinator, and may insert messages both ways."""
 
     def __init__(self, port: int) -> None:
         self._coordinator = f"localhost:{port}"

@@ -92,7 +92,7 @@ TRUE, FORGED = [values((1000,), seed=1)], [values((1000,), seed=2)]
 
 
 def forge_state(victim: socket.socket, honest: socket.socket) -> None:
-    """Serve another state than the donor's, under a key of its own."""
+    """Serve another state than the donor's, under its own key."""
     macs = Macs(bytes(32))
     while received := victim.recv(REQUEST_BYTES + Macs.size_bytes):
         request = Request.decode(received[:REQUEST_BYTES])
@@ -187,7 +187,7 @@ def exchanged(listener: Listener, of: list[Peer], me: int) -> list[np.ndarray]:
 def forge_sum(victim: socket.socket, honest: socket.socket) -> None:
     """Take group-1's part in the exchange, with a contribution of another layout's values.
 
-    It is deaf: what it heard of the victim it could not read, and would hang up before all that it says has left.
+    It is deaf: it could not read what the victim sends, and would close before all that it sends has left.
     """
     forger, mouth = socket.socketpair()
     links = Links(

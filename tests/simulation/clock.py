@@ -1,4 +1,4 @@
-"""Clocks that nobody has set: each process's runs from where it likes, a little too fast or too slow."""
+"""Clocks that are not set: each process's runs from any start, a little too fast or too slow."""
 
 from typing import TYPE_CHECKING
 

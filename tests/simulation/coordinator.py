@@ -136,7 +136,7 @@ class Life:
         before = self.job
         if type(event) is Received and event.session not in before.sessions:
             if type(event.message) is not Hello:
-                return  # of a session that the machine has closed; the shell hears of that next
+                return  # of a session that the machine has closed; the shell learns that next
         if self._fails():
             self._fail(event)
             return
@@ -168,7 +168,7 @@ class Life:
         return self.world.raises_in == 0
 
     def _fail(self, event: Event) -> None:
-        """As `Jobs` does it: the groups are told, and the job waits for them as its last record has it."""
+        """As `Jobs` does it: the groups are notified, and the job waits for them as its last record has it."""
         self.world.sometimes.note("turn raised")
         self.world.raises_in = -1
         sessions = set(self.job.sessions)
@@ -232,16 +232,16 @@ class Life:
         """A group that is away keeps its place where the job cannot go on without it."""
         for effect in effects:
             if type(effect) is Send and type(effect.message) is Evicted and effect.message.aside:
-                raise Violation("no healthy group is put out", f"needed: {effect.message.reason}")
+                raise Violation("no healthy group is evicted", f"needed: {effect.message.reason}")
 
     def _check_harmless(self, process: "Process", message: Evicted) -> None:
-        """Nobody is put out who only took its time; one that is away for long may be stood aside."""
+        """No group is evicted for taking its time; one that is away for long may be set aside."""
         if process.over:
             return  # the next of its name was quicker than the end of its stream
         # What is known of it is one heartbeat old, and what is said to it is on its way.
         since_s = self.world.now_s - self._options.heartbeat_timeout_s
         if not message.aside or not (process.away or process.away_until_s > since_s):
-            raise Violation("no healthy group is put out", f"{process.name}: {message.reason}")
+            raise Violation("no healthy group is evicted", f"{process.name}: {message.reason}")
         self.world.sometimes.note("stood aside")
 
     def _halt(self, message: Halted) -> None:
@@ -379,7 +379,7 @@ class Life:
         return [group.name for group in job.groups.values() if group.phase is GroupPhase.MEMBER]
 
     def has_all(self, incarnations: set[int], spares: frozenset[str]) -> bool:
-        """Whether everybody takes part who can, and the others stand by."""
+        """Whether all groups that can take part do so, and the others stand by."""
         job = self.job
         phases = (GroupPhase.MEMBER, GroupPhase.READY)
         there = {group.incarnation for group in job.groups.values() if group.phase in phases}

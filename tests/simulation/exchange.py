@@ -67,11 +67,11 @@ class Hub:
             self.world.after(MOVES_EVERY_S, self._wait, attempt, process, token)
 
     def _check_goes_on(self, process: "Trainer") -> None:
-        """It hears of it when the quorum has ended, for it may be needed for something else."""
+        """The process learns when the quorum has ended, as it may be needed elsewhere."""
         setting = self.world.setting
         if setting.prompt and process.without_quorum_s() > 1.0 + setting.disk_s * 10:
             raise Violation(
-                "nobody waits for ever", f"{process.name}, in the exchange of a quorum that is no more"
+                "no group waits forever", f"{process.name}, in the exchange of a quorum that is no more"
             )
 
     def leave(self, process: "Trainer") -> None:
@@ -171,7 +171,7 @@ class Hub:
         return ""
 
     def _problem(self, attempt: Attempt) -> Violation | None:
-        """What is wrong with a sum, if anything. By when somebody has it, others may have gone on."""
+        """What is wrong with a sum, if anything. When one group has it, others may have moved on."""
         try:
             self._check_the_sum(attempt)
         except Violation as violation:

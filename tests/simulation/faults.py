@@ -132,7 +132,7 @@ def _link(world: "World", fault: Fault, victim: "Process") -> str:
 
 
 def _double(world: "World", fault: Fault, victim: "Process") -> str:
-    """Somebody starts the group once more, and the first process of it still runs."""
+    """The group is started once more while its first process still runs."""
     if _must_live(world, victim) or victim.leaving:
         return ""
     world.sometimes.note("second process")
@@ -226,7 +226,7 @@ def _lie(world: "World", fault: Fault) -> str:
         return ""
     leader.crash_how = 0.5
     leader.die()
-    # An older one, that has not told yet what it was told to be durable, goes too: it was on that machine.
+    # An older one that has not announced its last durable record goes too: it was on that machine.
     for life in world.hosts.values():
         if life is not None:
             life.die()

@@ -90,9 +90,7 @@ class Mutant:
     attribute: str
     wrap: Callable[[Any], Any]
     kinds: tuple[str, ...] = ()  # of faults, all others left out: for one that is too rare among all of them
-    changes: Mapping[str, Any] = field(
-        default_factory=dict[str, Any]
-    )  # to the setting of each seed, likewise
+    changes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # to the setting of each seed, too
     seeds: tuple[int, ...] = ()  # of `seeds.txt`, where even that is too rare: these alone
 
     def among(self, seeds: int) -> Sequence[int]:
@@ -146,9 +144,9 @@ def _a_majority_of_votes_is_enough(living: Any) -> Any:
     """A step counts though a member that lives has not voted yet."""
 
     def mutated(quorum: Any, ballot: Any) -> int:
-        everybody = living(quorum, ballot)
-        ok = ballot.ok & everybody
-        return ok if 2 * ok.bit_count() > everybody.bit_count() else everybody
+        everyone = living(quorum, ballot)
+        ok = ballot.ok & everyone
+        return ok if 2 * ok.bit_count() > everyone.bit_count() else everyone
 
     return mutated
 
@@ -194,7 +192,7 @@ def _the_majority_of_states_is_ignored(odd_ones: Any) -> Any:
 
 @mutant(draft.Draft, "distrust")
 def _the_odd_one_is_believed(distrust: Any) -> Any:
-    """A group whose state is corrupt is put out, and taken back with the state that it holds."""
+    """A group whose state is corrupt is evicted, and taken back with the state that it holds."""
     return lambda self, name, incarnation: None
 
 
@@ -257,8 +255,8 @@ def _shards_dealt_anew_in_a_retry(after_loss: Any) -> Any:
     """Those who keep their shards are dealt others beside them."""
 
     def mutated(total: int, members: Any, held: Any) -> Any:
-        anew = assign.at_boundary(total, members)
-        return {name: tuple(sorted({*held.get(name, ()), *anew[name]})) for name in members}
+        fresh = assign.at_boundary(total, members)
+        return {name: tuple(sorted({*held.get(name, ()), *fresh[name]})) for name in members}
 
     return mutated
 
@@ -342,7 +340,7 @@ def _a_snapshot_is_taken_for_the_frontier(caught_up: Any) -> Any:
 
 @mutant(founding, "_founders_are_gone")
 def _a_fresh_state_becomes_the_truth(gone: Any) -> Any:
-    """When nobody is there who holds the frontier, the next group that comes founds the job anew (TorchFT)."""
+    """When no group is left that holds the frontier, the next group that comes founds the job again (TorchFT)."""
 
     def mutated(draft: Any) -> bool:
         return gone(draft) or (draft.job.quorum is None and not draft.holders())
@@ -379,7 +377,7 @@ def _an_exchange_waits_no_longer_than_its_timeout(waits: Any) -> Any:
 
 @mutant(progress, "heard")
 def _a_pause_between_two_steps_is_taken_for_a_hang(heard: Any) -> Any:
-    """A group that evaluates is put out and blamed, as one whose step hangs."""
+    """A group that evaluates is evicted and blamed, as one whose step hangs."""
     return lambda draft, group, message: heard(draft, group, replace(message, away=False))
 
 
@@ -398,7 +396,7 @@ def _a_pause_between_two_steps_is_taken_for_a_hang(heard: Any) -> Any:
     raises=False,
 )
 def _bytes_that_move_do_not_count(heard: Any) -> Any:
-    """A group over whose slow link the sum still comes is put out when others hold it."""
+    """A group over whose slow link the sum still comes is evicted when others hold it."""
     return lambda draft, group, message: heard(draft, group, replace(message, moves=False))
 
 
@@ -458,7 +456,7 @@ def _the_first_to_come_founds_at_once(newer: Any) -> Any:
 
 @mutant(founding, "is_newer", "amnesia", "isolate", min_replicas=1, founding_wait_s=0.02)
 def _a_newer_state_that_comes_late_is_healed_back(newer: Any) -> Any:
-    """A group that holds a later step of this run than the job is told to heal to the job's."""
+    """A group that holds a later step of this run than the job has to heal to the job's."""
     return lambda job, message: False
 
 
@@ -484,7 +482,7 @@ def _one_that_left_the_checkpoint_to_others_founds_the_job(join_or_wait: Any) ->
 
 @mutant(sessions, "_pin", "flip", "kill", **_FIVE_ALIKE, shard_s=0.4, heartbeat_timeout_s=1.0, storm_s=3.0)
 def _donors_are_not_compared(pin: Any) -> Any:
-    """A joiner is told whom to ask before the donors have told their digests."""
+    """A joiner gets its donors before these have reported their digests."""
 
     def mutated(draft: Any, joiner: Any, step: Any, donors: Any) -> None:
         pin(draft, joiner, step, donors)
@@ -538,7 +536,7 @@ def _the_frontier_is_not_restored(restored: Any) -> Any:
 
 @mutant(durable, "restored")
 def _quorum_ids_restart_at_zero(restored: Any) -> Any:
-    """After a crash quorum ids begin anew (TorchFT)."""
+    """After a crash quorum ids begin again (TorchFT)."""
     return lambda saved, options, now_s: replace(restored(saved, options, now_s), last_quorum_id=QuorumId(0))
 
 
@@ -576,7 +574,7 @@ def _a_fenced_coordinator_tells_all_the_same(fenced: Any) -> Any:
 
 @mutant(Job, "empty")
 def _a_founding_is_dropped_at_a_restart(empty: Any) -> Any:
-    """A job that a coordinator remembers is empty as long as nothing was committed and nobody is there."""
+    """A job that a coordinator remembers is empty as long as nothing was committed and no group is there."""
 
     def mutated(job: Job) -> bool:
         return not job.groups and (job.frontier is None or job.frontier.founding)
@@ -598,7 +596,7 @@ def _no_end_of_patience_before_a_step_was_measured(patience: Any) -> Any:
 
 @mutant(progress, "_waiting_joiner_s", "stuck", "kill")
 def _one_alone_that_has_computed_may_hang(waiting: Any) -> Any:
-    """A joiner that is ready counts as one that waits only while nobody has computed."""
+    """A joiner that is ready counts as one that waits only while none has computed."""
     return lambda draft: None if draft.job.ballot.computed else waiting(draft)
 
 
@@ -681,7 +679,7 @@ def _founders_that_leave_end_a_job_that_has_not_begun(nothing: Any) -> Any:
 
 @mutant(founding, "newer_may_come", seeds=(119372,))
 def _fresh_groups_of_one_quorum_wait_for_no_other(newer: Any) -> Any:
-    """As many fresh groups as a quorum had begin at once, whoever they are."""
+    """As many fresh groups as a quorum had begin at once, whichever they are."""
 
     def mutated(draft: Any, candidates: Any) -> bool:
         members = max(group.members for group in candidates)

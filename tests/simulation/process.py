@@ -31,7 +31,7 @@ class Process(Trainer):
         self.crash_after: int | None = None  # so many effects
         self.stream: Stream | None = None
         self._stopped_until_s = 0.0
-        self._term = 0  # the highest that it was told
+        self._term = 0  # the highest that it received
         self._away_since_s = world.now_s  # until a coordinator has welcomed it
         self._away_s = 0.0  # how long it was last
         self._inbox: deque[tuple[Stream | None, r.Event]] = deque()
@@ -177,7 +177,7 @@ class Process(Trainer):
                 if self.stream is not None:
                     if type(message) is Join and self.stream.life.job.term < self._term:
                         raise Violation(
-                            "nobody follows a replaced coordinator", f"{self.name} in {self._term}"
+                            "no group follows a replaced coordinator", f"{self.name} in {self._term}"
                         )
                     if type(message) is Pinned:
                         self.world.truth.told_digests.add(message.heal_id)
@@ -283,9 +283,9 @@ class Process(Trainer):
         # A Hello of a process that has died may arrive after that of the one which was started in its place.
         second = failure.kind is r.FailureKind.EVICTED and "another process has joined" in failure.text
         second = second and any(p.name == self.name and p is not self for p in world.incarnations.values())
-        # It was told that peers hold the state, so it brought none; then they all died.
+        # It learned that peers hold the state, so it brought none; then they all died.
         too_fresh = failure.kind is r.FailureKind.CANNOT_HEAL and not self.replica.history
-        # The job was founded anew while those who held it were away, and the coordinator's disk did not know of them.
+        # The job was founded again while its holders were away, and the coordinator's disk did not know of them.
         too_late = world.disk.is_new and self._away_s > 0.85 * world.setting.founding_wait_s
         unknown = world.setting.brings or world.disk.has_lied or too_late
         foreign = failure.kind is r.FailureKind.JOIN_REFUSED and unknown and "another history" in failure.text

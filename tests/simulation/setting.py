@@ -1,6 +1,6 @@
 """What a seed stands for: the job, its timing, which faults there are and how often, each with its moment.
 
-Faults are drawn up front, each with numbers of its own, so that one can be left out and the others stay as they are.
+Faults are drawn up front, each with its own random numbers, so that one can be left out and the others stay.
 """
 
 import random
@@ -32,7 +32,7 @@ WEIGHTS: dict[str, float] = {
     "double": 0.5,
 }
 
-# What a healthy group may do at any time: nobody is put out for it.
+# What a healthy group may do at any time: none is evicted for it.
 HARMLESS = "pause"
 
 # Those that hold up no message.
@@ -75,7 +75,7 @@ class Setting:
     flaky: float  # how often an exchange breaks at one member
     compares: bool  # fingerprints of the states
     saves_every: int  # steps
-    differ: bool  # each group begins with a state of its own
+    differ: bool  # each group begins with a different state
     starts_s: float  # within which the groups start
     careful: bool  # chaos spares the last group that holds the state
     brings: int  # steps of a checkpoint from before the coordinator's first life
@@ -87,7 +87,7 @@ class Setting:
     faults: tuple[Fault, ...]
     nonfinite: str  # what the job does with means that are not finite
     poisoned: frozenset[int]  # steps of which one shard makes them so
-    # Classes that came later, with random numbers of their own: older seeds keep theirs.
+    # Classes that came later, with separate random numbers: older seeds keep theirs.
     memoryless: bool = False  # the coordinator has no store, and the clocks of its machines differ
     keeps_bytes: int = 1 << 18  # of groups that are gone, in the coordinator's memory
     one_differs: bool = False  # the last regular group begins with another state, and all must be there
@@ -145,7 +145,7 @@ def draw(seed: int) -> Setting:
     gather_s_per_member = rng.choice((0.0, 0.0, 0.01))
     storm_s = rng.uniform(0.6, 2.5) + founding_wait_s
     compares = rng.random() < 0.6
-    # Numbers of its own: so that what else a seed stands for stays as it was.
+    # Separate random numbers: so that what else a seed stands for stays as it was.
     other = random.Random(seed + (1 << 43))
     nonfinite = other.choices(("allow", "skip", "raise"), (6, 3, 1))[0]
     least = other.randint(1, 30) if nonfinite == "raise" else 0

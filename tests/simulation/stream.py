@@ -53,7 +53,7 @@ class Cables:
     def link_is_cut(self, source: str, target: str) -> bool:
         return self._world.now_s < self.between.get((source, target), 0.0)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         for cut in (self.up, self.down):
             for name in cut:
                 cut[name] = min(cut[name], self._world.now_s)
@@ -62,7 +62,7 @@ class Cables:
 
 
 class Stream:
-    """One stream, two ordered directions. A break ends each of them at a moment of its own."""
+    """One stream, two ordered directions. A break ends each of them at a different moment."""
 
     def __init__(self, world: "World", process: "Process", life: "Life") -> None:
         self.world = world

@@ -47,9 +47,9 @@ def test_every_rare_path_is_taken():
 
 def test_without_faults_nothing_is_tried_twice():
     drawn = draw(0)
-    everybody = len(drawn.names) - len(drawn.spares)
+    regular = len(drawn.names) - len(drawn.spares)
     quiet = {"faults": (), "flaky": 0.0, "brings": 0, "nonfinite": "allow", "starts_s": 0.2}
-    setting = dataclasses.replace(drawn, min_replicas=everybody, **quiet)  # pyright: ignore[reportArgumentType]
+    setting = dataclasses.replace(drawn, min_replicas=regular, **quiet)  # pyright: ignore[reportArgumentType]
     world = World(0, setting=setting)
     assert attempt(world) is None
     assert len(world.truth.line) > 2

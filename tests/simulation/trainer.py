@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 class Trainer:
-    """What `Process` (its session) builds upon."""
+    """What `Process` (its session) builds on."""
 
     def __init__(self, world: "World", name: str, incarnation: int, replica: r.Replica, clock: Clock) -> None:
         self.world = world
@@ -69,7 +69,7 @@ class Trainer:
         # What it does.
         self.token = 0  # counts what it has begun; whatever belongs to something older is void
         self.attempt: Attempt | None = None
-        self.stuck_at: int | None = None  # the job's step when it was stuck for ever
+        self.stuck_at: int | None = None  # the job's step when it was stuck forever
         self.sticks_next = False  # with its next sum, before its vote
         self.raises_next = self.ends_next = False  # in its next shard; and its user starts it again
         self._stands_until_s = 0.0
@@ -267,7 +267,7 @@ class Trainer:
         target = self.world.target
         if isinstance(directive, r.Over):
             if target != directive.step:
-                raise Violation("all end well", f"{self.name} is told of the end at {directive.step}")
+                raise Violation("all end well", f"{self.name} hears the end at {directive.step}")
             return True
         return target is not None and len(self.history) >= target
 
@@ -383,7 +383,7 @@ class Trainer:
                 "nothing is applied twice", f"{self.name} at {len(self.history)} is to apply {step}"
             )
         if (quorum_id, step) not in self.sums:
-            raise Violation("nobody commits outside its quorum", f"{self.name}: step {step} of {quorum_id}")
+            raise Violation("no group commits outside its quorum", f"{self.name}: step {step} of {quorum_id}")
 
     def _advance(self, quorum_id: QuorumId, then: r.Event) -> None:
         """Apply the means of the next step; nothing but death interrupts that."""

@@ -1,7 +1,7 @@
 """What may never happen, checked where it would happen.
 
-The truth is what is durable: a decision counts from the moment its record is written, for nobody may hear of it
-earlier and nobody may forget it later. `line` is, for each step, the quorum whose commit made it.
+The truth is what is durable: a decision counts from the moment its record is written, as no group may learn it
+earlier and none may forget it later. `line` is, for each step, the quorum whose commit made it.
 """
 
 from collections.abc import Collection
@@ -114,7 +114,7 @@ class Truth:
         if healers := [each.name for each in founders if each.heals_only]:
             raise Violation("a fresh state never becomes the truth", f"{healers} have read no checkpoint")
         if old is not None and old.founding:
-            # Those who have not heard of it yet still try the first step of the old founding.
+            # Groups that do not know it yet still try the first step of the old founding.
             self._world.sometimes.note("founded again")
             self.went_back += 1
             if old.fresh and not new.fresh:
@@ -232,7 +232,7 @@ class Truth:
         """Every member that lives holds the complete sum, computed from one state."""
         quorum = before.quorum
         if quorum is None:
-            raise Violation("nobody commits outside its quorum", f"step {step} counts without a quorum")
+            raise Violation("no group commits outside its quorum", f"step {step} counts without a quorum")
         living = [
             member for member in quorum.members if _still_takes_part(before.groups.get(member.group), after)
         ]
@@ -248,7 +248,7 @@ class Truth:
         attempt = self._world.hub.attempts.get((quorum.quorum_id, step))
         if attempt is None:
             return
-        # Of those who are lost nobody has heard from which state they had computed.
+        # From which state the lost groups had computed is unknown.
         flipped = [member.group for member in living if member.group in attempt.tainted]
         if flipped and len(flipped) < len(living):
             raise Violation("equal frontier means equal state", f"{flipped} are flipped, step {step} counts")
@@ -256,7 +256,7 @@ class Truth:
     # ---- what a coordinator tells ----
 
     def check_told(self, message: CoordinatorMessage) -> None:
-        """Nobody hears of what is not durable."""
+        """Nothing is announced before it is durable."""
         match message:
             case Commit(quorum_id, step, following):
                 if (step, quorum_id) not in self.ever:

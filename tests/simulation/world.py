@@ -3,10 +3,10 @@
 What is real: `machine.step`, `durable.fold` and `restored`, the replica's `step` and `directive`. What is modelled:
 streams and links that delay, cut and break; clocks that drift; the coordinators' shell with its disk, where effects
 wait behind a record until it is durable; a training thread that computes, exchanges, applies, heals and replays as it
-is told. A group's state is its history: for each step the quorum whose sum it applied.
+is ordered. A group's state is its history: for each step the quorum whose sum it applied.
 
-First a storm: the faults of the seed's setting, at their times. Then calm: cables are mended, processes are started
-again, and before `CALM_LIMIT_S` have passed everybody must take part again, train a little, and finish.
+First a storm: the faults of the seed's setting, at their times. Then calm: cables are repaired, processes are started
+again, and before `CALM_LIMIT_S` have passed all must take part again, train a little, and finish.
 """
 
 import heapq
@@ -147,7 +147,7 @@ class World:
         return QUICK_S if quick else self.setting.exchange_s
 
     def note(self, text: str) -> None:
-        """Write a line into the trace. Callers ask `tracing` first, so that no text is made in vain."""
+        """Write a line into the trace. Callers ask `tracing` first, so that no text is made for nothing."""
         self.trace.append(f"{self.now_s:9.4f} {text}")
 
     # ---- who is there ----
@@ -216,10 +216,10 @@ class World:
         self.calm = True
         if self.tracing:
             self.note("calm")
-        self.cables.mend()
+        self.cables.repair()
         for process in self.incarnations.values():
             if self.processes[process.name] is not process:
-                process.kill()  # of two of one name somebody ends the older one, in the end
+                process.kill()  # of two of one name the older one is ended at last
             process.recover()
         for life in self.hosts.values():
             if life is not None:
@@ -228,7 +228,7 @@ class World:
         self._set_target()
 
     def _set_target(self) -> None:
-        """Once everybody takes part again, let them train a little and finish."""
+        """Once all groups take part again, let them train a little and finish."""
         if self.leader is None:
             self.lead(next(host for host, life in self.hosts.items() if life is None or life.dead))
         for name in self.setting.names:
@@ -257,7 +257,7 @@ class World:
         return leader.has_all({process.incarnation for process in processes}, self.setting.spares)
 
     def _relaunch_the_stuck(self) -> None:
-        """A thread that hangs for ever is restarted in the end, but only once the others go on without it.
+        """A thread that hangs forever is restarted in the end, but only once the others go on without it.
 
         Where they cannot, because it alone holds the job's state, every group is needed, or the code of those that
         could go on raises in this step, a person must do it.
@@ -302,7 +302,7 @@ class World:
             self.over = True
 
     def _stuck(self) -> None:
-        # What a process holds that was put out, or whose state is corrupt, or may be, nobody will take.
+        # No group takes the state of a process that was evicted, or whose state is corrupt or may be.
         distrusted = frozenset[Holder]() if self.leader is None else self.leader.job.distrusted
         holders = [
             p
@@ -317,7 +317,7 @@ class World:
             self.sometimes.note("lost for good")
             self.target, self.over = None, True
             return
-        raise Violation("nobody waits for ever", self.standing())
+        raise Violation("no group waits forever", self.standing())
 
     def standing(self) -> str:
         groups = ", ".join(
@@ -330,16 +330,16 @@ class World:
 
     def _check_end(self, target: int) -> None:
         saved = self.disk.saved
-        # One that stood still before the calm may be put out for it while its farewell, the last, is on its way.
+        # One that stood still before the calm may be evicted for it while its farewell, the last, is on its way.
         unheard = saved is not None and saved.finished is None and self.evicted_in_calm
         ended = saved is not None and (saved.finished == target or unheard)
         if not ended or len(self.truth.line) != target:
             raise Violation("all end well", f"{self.standing()}; target {target}, {saved}")
         finishers = [p for p in self.processes.values() if len(p.history) == target]
         if not finishers:
-            raise Violation("all end well", f"nobody holds state {target}: {self.standing()}")
+            raise Violation("all end well", f"no group holds state {target}: {self.standing()}")
         for process in self.processes.values():
-            # One that was away when the others finished comes too late, and is told so.
+            # One that was away when the others finished comes too late, and receives that.
             late = process.replica.finished == target
             if late and not process.replica.history:
                 continue  # it has never taken part

@@ -2,7 +2,7 @@
 
     python -m tests.stores.member '{"kind": "file", "folder": ...}' ADDRESS
 
-It first opens its store. Then, for each line that it is told:
+It first opens its store. Then, for each line that it reads:
 
     forever   append one step after the other until the store is lost
     one       append the next step

@@ -1,4 +1,4 @@
-"""A network cable that can be held: bytes go in and do not come out, and nobody is told."""
+"""A network cable that can be held: bytes go in and do not come out, and neither side is notified."""
 
 import asyncio
 import contextlib

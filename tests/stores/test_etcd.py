@@ -53,7 +53,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - nobody tells when a file or a log changes
+    while not condition():  # noqa: ASYNC110 - nothing signals that a file or a log has changed
         await asyncio.sleep(0.01)
 
 
@@ -139,7 +139,7 @@ def test_an_append_that_makes_no_sense_writes_nothing(etcd: Etcd, prefix: str):
     run(scenario)
 
 
-def test_prefixes_are_strangers(etcd: Etcd, prefix: str):
+def test_prefixes_do_not_share_anything(etcd: Etcd, prefix: str):
     async def scenario() -> None:
         one, other = (EtcdStore([etcd.endpoint], prefix + end, ttl_s=LONG_S) for end in ("", "-other"))
         await one.open("a:1")
@@ -188,7 +188,7 @@ def test_the_longest_record_that_the_core_lets_pass_is_taken(etcd: Etcd, prefix:
 def test_one_job_that_etcd_does_not_take_holds_up_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """It was tried again for ever, ahead of every other job's decisions."""
+    """It was retried forever, ahead of every other job's decisions."""
     monkeypatch.setattr(_journal, "RETRY_S", 0.05)
     with etcd_in(tmp_path, "--max-request-bytes", "20000") as etcd:
 
@@ -249,7 +249,7 @@ def test_a_foreign_term_is_refused(etcd: Etcd, prefix: str):
         with pytest.raises(StoreDamaged, match=rf"{key}.* cannot be read: .*not the record of a leader"):
             await store.open("a:1")
         etcd.ctl("del", key)
-        await written(store)  # nobody has kept the lead
+        await written(store)  # no process has kept the lead
 
     run(scenario)
 
@@ -446,7 +446,7 @@ def test_a_leader_cut_off_from_etcd_gives_up_and_cannot_come_back(etcd: Etcd, pr
                 await first.append([examples.moved(2)])
             assert first.leader == ""
             await second.append([examples.saved(step=7)])
-            # It stands by, like anybody else.
+            # It stands by, like any other.
             again = asyncio.create_task(first.open("host-a:1"))
             await until(lambda: first.leader == "host-b:1")
             await second.close()
@@ -658,9 +658,9 @@ def test_etcd_may_speak_tls_and_ask_for_certificates(
             await store.close()
             assert examples.step_of(await opening) == 1
             await standby.close()
-            for stranger in (Pem(), Pem(ca=pem.ca)):
+            for wrong in (Pem(), Pem(ca=pem.ca)):
                 caplog.clear()
-                store = EtcdStore([endpoint], tls=stranger)
+                store = EtcdStore([endpoint], tls=wrong)
                 opening = asyncio.create_task(store.open("c:1"))
                 await until(lambda: f"waiting for etcd at {etcd.endpoint}" in caplog.text)
                 opening.cancel()

@@ -28,7 +28,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - nobody tells when a file or a log changes
+    while not condition():  # noqa: ASYNC110 - nothing signals that a file or a log has changed
         await asyncio.sleep(0.01)
 
 
@@ -281,7 +281,7 @@ def test_who_does_not_lead_cannot_append(tmp_path: Path):
 
 @pytest.mark.parametrize("how", ["deleted", "replaced", "folder moved"])
 def test_a_log_taken_away_under_a_running_coordinator_is_noticed(tmp_path: Path, how: str):
-    """Else it would go on writing to a file that nobody finds again."""
+    """Else it would go on writing to a file that no process finds again."""
     folder = tmp_path / "store"
 
     async def scenario() -> None:

@@ -44,7 +44,7 @@ def test_what_was_acknowledged_survives_sigkill_in_order(tmp_path: Path):
                 "a:1", kind="file", folder=folder, compact_bytes=(8 << 20, 2000)[round_number % 2]
             )
             led = process.hear("leads")
-            # One append may have been durable before anybody was told.
+            # One append may have been durable before any group received it.
             assert led["step"] in (step, step + 1), round_number
             assert led["term"] > term
             process.tell("forever")
@@ -78,7 +78,7 @@ def test_who_stands_by_takes_over_when_the_leader_is_killed(tmp_path: Path):
 
 
 def test_who_is_frozen_still_leads(tmp_path: Path):
-    """The lock is the process's as long as it lives: so nobody else can lead, and nothing needs to be fenced."""
+    """The lock is the process's as long as it lives: so no other process can lead, and nothing needs to be fenced."""
     folder = tmp_path / "store"
     with processes.members(tmp_path) as members:
         first = members.start("a:1", kind="file", folder=folder)
@@ -131,7 +131,7 @@ def test_a_limit_on_the_files_size_fails_the_append_and_nothing_else(tmp_path: P
 
 
 def may_mount() -> str:
-    """Why this test cannot have a file system of its own; "" if it can."""
+    """Why this test cannot have a separate file system; "" if it can."""
     if shutil.which("unshare") is None:
         return "there is no command unshare"
     probe = "mount -t tmpfs -o size=64k none /mnt"

@@ -1,4 +1,4 @@
-"""The file itself: what a crash does to it is mended, and anything else is refused."""
+"""The file itself: what a crash does to it is repaired, and anything else is refused."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The data plane's front door: who is let in, who is not, and that nobody can block it."""
+"""The data plane's front door: which connections it accepts, and that none can block it."""
 
 import contextlib
 import gc
@@ -28,7 +28,7 @@ from jaxft._transport._listener import (
     send_all,
 )
 from tests import patience
-from tests.security.strangers import raw_request
+from tests.security.unknown_clients import raw_request
 
 OnHeal = Callable[[Connection, ConnectionRequest], None]
 
@@ -66,7 +66,7 @@ def take(
     return listener.take(group="group-1", deadline_s=soon(wait_s), abort=abort, **fields).sock
 
 
-def stranger(listener: Listener, said: bytes = b"") -> socket.socket:
+def unknown(listener: Listener, said: bytes = b"") -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", listener.port), timeout=patience.FAR_S)
     sock.sendall(said)
     return sock
@@ -165,7 +165,7 @@ def test_closing_ends_everything() -> None:
         host="127.0.0.1", job="job", group="me", incarnation=9, on_heal=lambda one, _: assert_ended(one.sock)
     )
     parked, healing = call(listener), call(listener, request("heal", number=0))
-    silent = stranger(listener)
+    silent = unknown(listener)
     timer = threading.Timer(0.02, listener.close)
     timer.start()
     with pytest.raises(ConnectionError, match="This process is leaving"):
@@ -193,7 +193,7 @@ def test_closing_ends_everything() -> None:
 )
 def test_garbage_is_dropped_without_an_answer(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="jaxft"), listening() as listener:
-        with stranger(listener, said) as sock:
+        with unknown(listener, said) as sock:
             assert_ended(sock)
         assert_open(listener)
     assert any("in the handshake: it begins with" in record.getMessage() for record in caplog.records)
@@ -210,10 +210,10 @@ def test_a_cut_request_is_dropped() -> None:
             whole += sock.recv(1000)
     with listening() as listener:
         for cut in (1, 8, 38, 39, len(whole) - 1):
-            with stranger(listener, bytes(whole[:cut])) as sock:
+            with unknown(listener, bytes(whole[:cut])) as sock:
                 sock.shutdown(socket.SHUT_WR)
                 assert_ended(sock)
-        with stranger(listener) as sock:
+        with unknown(listener) as sock:
             for byte in whole:
                 sock.sendall(bytes([byte]))
             take(listener).close()
@@ -223,14 +223,14 @@ def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.Monke
     monkeypatch.setattr(_listener, "_MAX_UNKNOWN", 8)
     monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", 3600.0)
     with listening() as listener, ExitStack() as stack:
-        socks = [stack.enter_context(stranger(listener, b"jaxft-hi")) for _ in range(20)]
+        socks = [stack.enter_context(unknown(listener, b"jaxft-hi")) for _ in range(20)]
         begun_s = patience.machine_s()
         assert_open(listener)
         assert patience.machine_s() - begun_s < 1.0
         for sock in socks[:12]:
             assert_ended(sock)
     monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", 0.05)
-    with listening() as listener, stranger(listener, b"jaxft") as sock:
+    with listening() as listener, unknown(listener, b"jaxft") as sock:
         assert_ended(sock)
 
 
@@ -252,7 +252,7 @@ def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.Monke
 )
 def test_a_request_that_is_refused_is_answered(said: bytes, match: bytes) -> None:
     with listening() as listener:
-        with stranger(listener, said) as sock:
+        with unknown(listener, said) as sock:
             answer = sock.recv(1000)
             assert answer.startswith(b"jaxft-re")
             assert match in answer
@@ -294,7 +294,7 @@ def test_one_whose_request_is_there_is_not_dropped_for_one_that_comes(
 ) -> None:
     """Many come in a row; what the first of them have said meanwhile is read before they are judged."""
     monkeypatch.setattr(_listener, "_MAX_UNKNOWN", 1)
-    with listening() as listener, stranger(listener) as peer:
+    with listening() as listener, unknown(listener) as peer:
         patience.until(lambda: len(listener._half_open) == 1, "the peer's connection")
         (waiting,) = listener._half_open.values()
         take_in = listener._take_in
@@ -305,7 +305,7 @@ def test_one_whose_request_is_there_is_not_dropped_for_one_that_comes(
             take_in(sock, name)
 
         monkeypatch.setattr(listener, "_take_in", crowded)
-        with stranger(listener), take(listener, wait_s=10.0):
+        with unknown(listener), take(listener, wait_s=10.0):
             pass
 
 
@@ -422,7 +422,7 @@ def test_the_door_stays_open_after_an_error_of_our_own(
     with listening() as listener:
         with monkeypatch.context() as patch:
             patch.setattr(_listener, "decode", lambda _: 1 // 0)
-            with stranger(listener, raw_request()) as sock:
+            with unknown(listener, raw_request()) as sock:
                 sock.shutdown(socket.SHUT_WR)
                 assert_ended(sock)
         assert_open(listener)
@@ -439,7 +439,7 @@ def test_an_error_of_the_listener_itself_reaches_the_training_thread(
         def knocked() -> bool:
             """The first may still be taken by what was under way."""
             with contextlib.suppress(OSError):
-                stranger(listener).close()
+                unknown(listener).close()
             return not listener._thread.is_alive()
 
         patience.until(knocked, "the listener to end")
@@ -461,7 +461,7 @@ def test_a_dialler_that_was_dropped_before_it_was_answered_dials_again() -> None
                     sock.recv(1000)
                     if reset:
                         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            with drops_some.accept()[0] as sock, stranger(listener, sock.recv(1000)) as onward:
+            with drops_some.accept()[0] as sock, unknown(listener, sock.recv(1000)) as onward:
                 sock.sendall(onward.recv(1000))
 
         thread = threading.Thread(target=serve)
@@ -493,7 +493,7 @@ def test_no_descriptor_is_left_behind() -> None:
                 raw_request(group=b"g"),
                 raw_request(kind=1),
             ):
-                stack.enter_context(stranger(listener, said))
+                stack.enter_context(unknown(listener, said))
             assert_open(listener)
             call(listener, request(number=8)).close()
 

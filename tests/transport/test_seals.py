@@ -1,4 +1,4 @@
-"""The tags of frames: each sees every bit and the order of frames; with a key nobody else can make one."""
+"""The tags of frames: each sees every bit and the order of frames; with a key, only its holders can make one."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What strangers say on a port, spoken by hand."""
+"""What unknown clients send to a port, written by hand."""
 
 import resource
 import socket
@@ -70,7 +70,7 @@ _INITIAL_WINDOW_SIZE = 4
 
 
 def streams(count: int, *, path: str, window_bytes: int, body: bytes = b"") -> bytes:
-    """A connection's first bytes: calls of a gRPC method, by somebody who takes only so many bytes of each."""
+    """A connection's first bytes: calls of a gRPC method, by a client that accepts only so many bytes of each."""
     said = _PREFACE + _frame(_SETTINGS, 0, 0, struct.pack("!HI", _INITIAL_WINDOW_SIZE, window_bytes))
     headers = {
         ":method": "POST",
