@@ -3,8 +3,8 @@
 A drain is asked for by the group, whose process got SIGTERM, or by an operator. The group takes part in the step that
 is under way. The commit of that step leaves it out of the next quorum: a spare takes its place, or the others divide
 its shards. It is then LEAVING, still a donor, and gets `Drained`; `Leave` follows when its training thread has ended,
-and `Goodbye` when no joiner needs it any more. A group that is in no step goes at once. A drain is always obeyed, also
-if fewer than `min_replicas` groups remain: the machine of the group is about to go anyway.
+and `Goodbye` when no joiner needs it any more. A group that is in no step goes at once. A drain is always obeyed,
+also if fewer than `min_replicas` groups remain: the machine of the group is about to go anyway.
 
 A pause ends the quorum at the same place. Its members get `Paused`, so that they do not begin the next step under it,
 and keep their states. Groups still heal, stand by, are drained, and die meanwhile.

@@ -37,7 +37,16 @@ Deliberately not here: sockets, clocks (time is an argument), files, groups of s
 
 from typing import assert_never
 
-from jaxft_protocol.coordinator import bounds, draining, durable, founding, progress, quorums, raising, sessions
+from jaxft_protocol.coordinator import (
+    bounds,
+    draining,
+    durable,
+    founding,
+    progress,
+    quorums,
+    raising,
+    sessions,
+)
 from jaxft_protocol.coordinator.draft import Draft
 from jaxft_protocol.coordinator.job import (
     DrainAsked,
