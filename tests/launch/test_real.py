@@ -218,3 +218,14 @@ def test_every_rank_of_groups_of_two_is_killed_and_the_bits_stay(folder: Path, t
         job.hurry()
         assert job.running.status() == 0, job.running.text()
     assert job.digests(*ranks_of(groups)) == {undisturbed}
+
+
+def test_a_group_of_two_ranks_is_drained_as_one(folder: Path) -> None:
+    with training_ranks(folder, "--groups", "1") as job:
+        job.until_step(2, *ranks_of(("group-0",)))
+        job.running.process.send_signal(signal.SIGTERM)
+        assert job.running.status() == 75, job.running.text()
+    (ended,) = job.running.events("group_ended")
+    assert (ended["ending"], ended["status"]) == ("drained", 0)
+    steps = [[event["step"] for event in job.events(rank)] for rank in ranks_of(("group-0",))]
+    assert steps[0] == steps[1]
