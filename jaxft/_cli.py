@@ -10,12 +10,14 @@ from jaxft._chaos.chaos import ChaosOptions, run_chaos
 from jaxft._errors import JaxftError
 from jaxft._launch.launch import LaunchOptions, run_launch
 from jaxft._operate._doctor import DoctorOptions, run_doctor
+from jaxft._operate._drain import DrainOptions, run_drain
 from jaxft._operate._status import StatusOptions, run_status
 from jaxft._version import __version__
 
 HELP = """usage: jaxft launch [options] -- program [arguments...]
        jaxft chaos [options] -- program [arguments...]
        jaxft status [JOB] [--watch]
+       jaxft drain GROUP [--job JOB]
        jaxft doctor [options]
        jaxft --version
 
@@ -24,6 +26,7 @@ Fault-tolerant training for JAX.
 launch    start the groups of a job on this machine, and keep them alive: jaxft launch --help
 chaos     kill the groups of your own training, and compare the bits: jaxft chaos --help
 status    show the jobs of a coordinator, and their groups: jaxft status --help
+drain     let a group finish its step, hand over its place, and end: jaxft drain --help
 doctor    check whether a group could train on this machine: jaxft doctor --help
 """
 INTERRUPTED = 130  # the exit status that a shell reports for Ctrl-C
@@ -43,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         case ["status", *rest]:
             status = tyro.cli(StatusOptions, prog="jaxft status", args=rest)
             exit_with_status_of(lambda: run_status(status))
+        case ["drain", *rest]:
+            drain = tyro.cli(DrainOptions, prog="jaxft drain", args=rest)
+            exit_with_status_of(lambda: run_drain(drain))
         case ["doctor", *rest]:
             doctor = tyro.cli(DoctorOptions, prog="jaxft doctor", args=rest)
             exit_with_status_of(lambda: run_doctor(doctor))

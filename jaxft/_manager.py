@@ -17,6 +17,7 @@ from jaxft._heal._store import StateStore
 from jaxft._launch._beacon import Beacon, beacon_of_process
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import TLS
+from jaxft._replica._draining import Drained, SigtermDrains
 from jaxft._replica._engine import Engine
 from jaxft._replica._membership import Membership, assemble
 from jaxft._replica._runner import Runner
@@ -42,6 +43,8 @@ class Manager:
       and its next call brings it back: docs/guarantees.md has the rule.
     * A lost coordinator is waited for, up to `failure_timeout_s`; what was computed is kept.
     * If this group itself was thought dead, it comes back by itself: it heals from its peers.
+    * On SIGTERM, if the program has no handler for it, or if an operator drains it, this group finishes its step and
+      leaves the job at the boundary, without a loss. Its next call of the step raises `SystemExit(0)`; docs/operate.md.
 
     Args:
         coordinator: `host:port` of the coordinator; if several stand by for each other, all of them, separated by
@@ -130,6 +133,7 @@ class Manager:
         self._runner: Runner | None = None
         self._agent: Agent | None = None
         self._beacon: Beacon | None = None
+        self._sigterm: SigtermDrains | None = None
 
     @property
     def group(self) -> str:
@@ -258,6 +262,7 @@ class Manager:
             self._close(repr(error))
             raise
         self._runner = Runner(config, member.identity, member.session, member.ranks, store, member.listener)
+        self._sigterm = SigtermDrains(member.session.drain)
         return self
 
     def restore(self, state: Any, *, changed: Collection[str] = ()) -> Any:
@@ -299,19 +304,21 @@ class Manager:
             if kind is None and self._runner is not None and self._config.checkpoints is not None:
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
                 self._runner.save_last()
-            self._leave(self._member, finished=kind is None)
+            self._leave(self._member, finished=kind is None, drained=isinstance(error, Drained))
+            if isinstance(error, Drained) and self._beacon is not None:
+                self._beacon.drained(self._runner.step if self._runner else 0)
         finally:
             if self._config.checkpoints is not None:
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
             self._close("" if error is None else repr(error))
 
-    def _leave(self, member: Membership, *, finished: bool) -> None:
-        if not finished and member.ranks.size > 1:
+    def _leave(self, member: Membership, *, finished: bool, drained: bool) -> None:
+        if not finished and not drained and member.ranks.size > 1:
             return  # the ranks cannot serve joiners together any more
         try:
             member.session.post(LeaveNow(finished))
             # After an exception there is no wait for joiners: they find other donors.
-            patience_s = self._config.failure_timeout_s if finished else 1.0
+            patience_s = self._config.failure_timeout_s if finished or drained else 1.0
             if self._runner is not None:
                 self._runner.serve_until_left(patience_s)
         except SessionFailed as error:
@@ -332,6 +339,8 @@ class Manager:
         return engine if self._beacon is None else self._beacon.watching(engine)
 
     def _close(self, error: str = "") -> None:
+        if self._sigterm is not None:
+            self._sigterm.close()
         if self._runner is not None:
             self._runner.close()
         if self._member is not None:

@@ -21,11 +21,13 @@ from dataclasses import replace
 from jaxft_protocol.coordinator import durable, machine
 from jaxft_protocol.coordinator.job import (
     Close,
+    DrainAsked,
     Effect,
     Event,
     Forgotten,
     Job,
     Options,
+    PauseAsked,
     Persist,
     Received,
     Record,
@@ -182,7 +184,9 @@ class Jobs:
             if not is_hello:
                 return
             job = self._started(name)
-        elif not is_hello and not isinstance(event, Tick) and event.session not in job.sessions:
+        elif (
+            not is_hello and isinstance(event, Received | SessionClosed) and event.session not in job.sessions
+        ):
             return  # the job has ended this session, and tells the group once that is durable
         if is_hello:
             self._stopped.discard(name)
@@ -212,6 +216,34 @@ class Jobs:
         ends = (Send(found.session, Evicted(reason, may_return=False)), Close(found.session))
         self._put(name, None, lambda: self._do_all(name, ends))
         self.step(name, SessionClosed(found.session, reason))
+        return ""
+
+    def drain(self, name: str, group: GroupName, reason: str) -> str:
+        """Let a group finish its step, hand over its place, and end with status 0.
+
+        Returns:
+            why this cannot be done; "" once it is decided.
+        """
+        job = self._jobs.get(name)
+        if not self.leading or job is None:
+            return f"this coordinator serves no job {name!r}"
+        if group not in job.groups:
+            return f"group {group!r} of job {name!r} is not connected"
+        self.step(name, DrainAsked(group, reason))
+        return ""
+
+    def pause(self, name: str, *, paused: bool) -> str:
+        """Let a job stand still after its current step, or go on.
+
+        Returns:
+            why this cannot be done; "" once it is decided.
+        """
+        job = self._jobs.get(name)
+        if not self.leading or job is None:
+            return f"this coordinator serves no job {name!r}"
+        if job.empty or job.finished is not None:
+            return f"job {name!r} has {'no group yet' if job.finished is None else 'finished'}"
+        self.step(name, PauseAsked(paused))
         return ""
 
     # ---- jobs start, fail, and are forgotten ----

@@ -1,8 +1,8 @@
 """What a process of a group tells its supervisor, which is another process.
 
 It writes its current phase to the file that the environment names (JAXFT_PHASE_FILE), and touches the file every
-second as long as its threads run. On SIGTERM it finishes its step and ends with the status that asks for another
-start. On SIGUSR2 it prints where its threads stand, which its supervisor wants to know before it kills it.
+second as long as its threads run; at its end, also that its group was drained. On SIGUSR2 it prints where its threads
+stand, which its supervisor wants to know before it kills it.
 """
 
 import contextlib
@@ -14,14 +14,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
 
 from jaxft._launch._announcements import WAIT, follow
-from jaxft._launch._phase_file import Word, WordFile
-from jaxft._launch._statuses import AGAIN
+from jaxft._launch._phase_file import DRAINED, Word, WordFile
 from jaxft._replica._engine import Call, Engine
 from jaxft._replica._steps import LoopWatch
 
@@ -44,9 +42,9 @@ class Beacon:
     def __init__(self, file: Path) -> None:
         self._words = WordFile(file)
         self._first_t_s = time.time()
-        self._leaves = False
         follow(self._tell)
-        self._take_signals()
+        if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
+            faulthandler.register(signal.SIGUSR2, all_threads=True)
         threading.Thread(target=self._touch, name="beacon", daemon=True).start()
 
     def watching(self, engine: Engine) -> "Watched":
@@ -54,26 +52,16 @@ class Beacon:
         return Watched(self, engine)
 
     def begins(self, step: int) -> None:
-        """Tell that a call of the step begins, or leave the job as ordered.
-
-        Raises:
-            SystemExit: the supervisor sent SIGTERM.
-        """
-        self._leave_if_told()
+        """Tell that a call of the step begins."""
         self._tell(WAIT, step)
 
     def ends(self, step: int) -> None:
-        """Tell that a call of the step has ended, or leave the job as ordered.
-
-        Raises:
-            SystemExit: the supervisor sent SIGTERM.
-        """
+        """Tell that a call of the step has ended."""
         self._tell(OUTSIDE, step)
-        self._leave_if_told()
 
-    def _leave_if_told(self) -> None:
-        if self._leaves:
-            raise SystemExit(AGAIN)
+    def drained(self, step: int) -> None:
+        """Tell that the group was drained: its status 0 does not mean that the job is done."""
+        self._tell(DRAINED, step)
 
     def _tell(self, phase: str, step: int) -> None:
         self._words.write(Word(phase=phase, step=step, t_s=time.time(), first_t_s=self._first_t_s))
@@ -82,18 +70,6 @@ class Beacon:
         while True:
             self._words.touch()
             time.sleep(TOUCH_EVERY_S)
-
-    def _take_signals(self) -> None:
-        """Handle signals for which the program itself has no handler."""
-        if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
-            faulthandler.register(signal.SIGUSR2, all_threads=True)
-        if threading.current_thread() is not threading.main_thread():
-            return  # Python allows handlers only there; SIGTERM then ends the process at once
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._on_term)
-
-    def _on_term(self, number: int, frame: FrameType | None) -> None:
-        self._leaves = True
 
 
 class Watched:

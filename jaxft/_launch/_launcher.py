@@ -112,6 +112,8 @@ class Launcher:
             return DONE
         if self._interrupted:
             return 128 + signal.SIGINT
+        if all(one.drained for one in self.supervisors):
+            return DONE
         given_up = [one.status for one in self.supervisors if one.state is State.GIVEN_UP]
         return next((status for status in given_up if status != AGAIN), AGAIN)
 

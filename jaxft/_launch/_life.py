@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxft._launch._deadlines import END, Overdue, Sign, overdue
-from jaxft._launch._phase_file import read_word
+from jaxft._launch._phase_file import DRAINED, read_word
 from jaxft._launch._processes import Child, Processes
 from jaxft._launch._ranks import Member, start_ranks
 from jaxft._launch._statuses import DONE, Ending, ending_of, reason_of
@@ -59,6 +59,7 @@ class Life:
         self.failed: RankProcess | None = None
         self.overdue: Overdue | None = None
         self.step = 0
+        self._drained = False
         self._ended: dict[int, int] = {}  # the statuses of processes that ended before we ended the group
         self._first_end_t_s: float | None = None
         self._kill_at_s: float | None = None
@@ -93,7 +94,8 @@ class Life:
         killed_by_us = self._killed and self.failed is None
         if self.overdue is not None or killed_by_us:
             return Ending.KILLED, -signal.SIGKILL
-        return reason_of(list(self._ended.values()))
+        ending, status = reason_of(list(self._ended.values()))
+        return (Ending.DRAINED if ending is Ending.DONE and self._drained else ending), status
 
     def watch(self, *, fate: bool) -> None:
         """See which processes have ended. With `fate`, one that failed ends the others."""
@@ -114,7 +116,9 @@ class Life:
     def signs(self) -> list[Sign | None]:
         """Return the last sign of life of each process, and note the step."""
         signs = [one.sign() for one in self.ranks]
-        self.step = max([self.step, *(sign.step for sign in signs if sign is not None)])
+        told = [sign for sign in signs if sign is not None]
+        self.step = max([self.step, *(sign.step for sign in told)])
+        self._drained = any(sign.phase == DRAINED for sign in told)
         return signs
 
     def supervise(self, deadlines: Mapping[str, float]) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 # Each record overwrites the last one in place, at the same length, so that no death leaves half a record.
 WORD_BYTES = 250
+# The last phase of a group that was drained.
+DRAINED = "drained"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

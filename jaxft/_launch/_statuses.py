@@ -17,6 +17,7 @@ class Ending(StrEnum):
     """How a process ended, as its supervisor sees it."""
 
     DONE = "done"
+    DRAINED = "drained"  # done with its part: the job goes on without it
     AGAIN = "again"
     KILLED = "killed"
     ERROR = "error"

@@ -83,6 +83,7 @@ class Supervisor:
         self._supervise_at_s = 0.0
         self._restarts = True
         self._drains = False
+        self.drained = False  # its end was asked for elsewhere, and not by this launcher
         first = fill(command, member, rank=0, folder=processes.folder)
         self._uses_warm = rules.warm and python_words(first) is not None
         self._warm: Warm | None = None
@@ -216,9 +217,12 @@ class Supervisor:
             self.state = State.DONE
             self._say(f"{name} is done")
             return
-        if not self._restarts:
+        if not self._restarts or ending is Ending.DRAINED:
             self.state = State.LEFT
-            self._say(f"{name} has left, at step {life.step}")
+            self.drained = ending is Ending.DRAINED and not self._drains
+            self._say(
+                f"{name} {'was drained' if ending is Ending.DRAINED else 'has left'}, at step {life.step}"
+            )
             return
         decision = after(
             self._past,

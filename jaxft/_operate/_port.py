@@ -34,11 +34,39 @@ def ask(url: str, path: str) -> tuple[Any, Message]:
     Raises:
         PortError: there is no answer, or the API reports a problem.
     """
-    address = f"{url.rstrip('/')}/api/v1/{path}"
-    if not address.startswith(("http://", "https://")):
+    return _asked(urllib.request.Request(_address(url, path)))
+
+
+def act(url: str, path: str, *, token: str, reason: str) -> str:
+    """Carry out an action, and return what the coordinator says about it.
+
+    Args:
+        url: as for `ask`.
+        path: of the action, below /api/v1/.
+        token: the job's, or the operator's.
+        reason: for the audit log.
+
+    Raises:
+        PortError: there is no answer, or the coordinator refuses it.
+    """
+    request = urllib.request.Request(
+        _address(url, path),
+        data=json.dumps({"reason": reason}).encode(),
+        headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+    )
+    return str(_asked(request)[0]["text"])
+
+
+def _address(url: str, path: str) -> str:
+    if not url.startswith(("http://", "https://")):
         raise PortError(f"the address of the HTTP port must begin with http:// or https://, unlike {url!r}")
+    return f"{url.rstrip('/')}/api/v1/{path}"
+
+
+def _asked(request: urllib.request.Request) -> tuple[Any, Message]:
+    address = request.full_url
     try:
-        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return json.load(answer), answer.headers
     except urllib.error.HTTPError as error:
         raise PortError(_problem(error)) from error

@@ -127,7 +127,7 @@ def _groups_table(groups: Sequence[Mapping[str, Any]]) -> Any:
         "group", "state", "since", "step", "compute", "exchange", "losses", "why", box=None, pad_edge=False
     )
     for group in groups:
-        note = "".join(f" ({name})" for name in ("spare", "away") if group.get(name))
+        note = "".join(f" ({name})" for name in ("spare", "away", "draining") if group.get(name))
         table.add_row(
             Text(group["group"]),
             Text(group["state"] + note, style=_COLOURS.get(group["state"], "")),

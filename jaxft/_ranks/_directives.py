@@ -12,6 +12,7 @@ from jaxft_protocol.replica.state import (
     Failure,
     FailureKind,
     HealFrom,
+    LeaveJob,
     Over,
     ReadCheckpoint,
     Replay,
@@ -36,6 +37,8 @@ def encode(directive: Directive) -> pb.Directive:
             return pb.Directive(read_checkpoint=True)
         case Over(step):
             return pb.Directive(over=step)
+        case LeaveJob():
+            return pb.Directive(leave_job=True)
         case Fail(failure):
             return pb.Directive(fail=pb.Fail(kind=failure.kind.name, text=failure.text))
         case _:
@@ -64,6 +67,8 @@ def decode(message: pb.Directive) -> Directive:
             return ReadCheckpoint()
         case "over":
             return Over(Step(message.over))
+        case "leave_job":
+            return LeaveJob()
         case "fail":
             kind = FailureKind.__members__.get(message.fail.kind)
             if kind is None:

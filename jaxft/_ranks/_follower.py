@@ -96,6 +96,9 @@ class Follower:
     def post(self, event: Event) -> None:
         """Rank 0 posts for the whole group."""
 
+    def drain(self) -> None:
+        """Rank 0 is asked as well, and leaves the job for the whole group."""
+
     def wait(self, seen: int) -> tuple[int, Directive]:
         """Return the next directive.
 

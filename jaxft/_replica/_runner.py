@@ -22,6 +22,7 @@ from jaxft_protocol.replica.state import (
     Fail,
     HealFrom,
     Identity,
+    LeaveJob,
     Over,
     ReadCheckpoint,
     Replay,
@@ -35,6 +36,7 @@ from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._config import GroupConfig
+from jaxft._replica._draining import Drained
 from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
@@ -217,6 +219,10 @@ class Runner:
                     text = self._finished_text(step)
                     _log.warning("[jaxft %s] %s", self._config.group, text)
                     raise JobFinished(text)
+                case LeaveJob():
+                    drained = Drained(self._config.group, self._held.step)
+                    _log.info("[jaxft %s] %s", self._config.group, drained.text)
+                    raise drained
                 case Fail(failure):
                     raise error_of(failure)
                 case _:

@@ -44,6 +44,7 @@ from jaxft_protocol.replica.state import (
     Dial,
     Directive,
     Disconnected,
+    DrainNow,
     Effect,
     Event,
     Fail,
@@ -52,6 +53,7 @@ from jaxft_protocol.replica.state import (
     HealFrom,
     Identity,
     Idle,
+    LeaveJob,
     Log,
     Over,
     Phase,
@@ -193,6 +195,11 @@ class Session:
         except RuntimeError:  # the loop has closed in the meantime; `_ended` says why
             self._check()
             raise
+
+    def drain(self) -> None:
+        """Ask to leave the job at the next step boundary. A signal handler may call it: it takes no lock."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed, and the group has left already
+            self._loop.call(self._handle, DrainNow())
 
     def wait(self, seen: int) -> tuple[int, Directive]:
         """Return the first directive after number `seen` that is not `Wait`, with its number.
@@ -571,7 +578,7 @@ def _key(directive: Directive) -> tuple[object, ...]:
             return ("digest", step)
         case ReadCheckpoint():
             return ("read",)
-        case Wait() | Over() | Fail():
+        case Wait() | Over() | LeaveJob() | Fail():
             return ("none",)
         case _:
             assert_never(directive)

@@ -129,7 +129,12 @@ class Sample:
     values: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-GroupMessage = Hello | Join | Pinned | Ready | Vote | Heartbeat | HealFailed | Leave
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The group is to end: it finishes its step, and leaves at that step's boundary, when `Drained` says so."""
+
+
+GroupMessage = Hello | Join | Pinned | Ready | Vote | Heartbeat | HealFailed | Leave | Drain
 
 
 # ---- coordinator to group ----
@@ -241,6 +246,16 @@ class Goodbye:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The group takes part in no further step. It serves its heals until it has sent Leave and got Goodbye."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The job is paused: its members begin no further step before the next quorum."""
+
+
 class HaltKind(enum.IntEnum):
     """Why a job stops for all its groups. The numbers are those of the proto."""
 
@@ -285,4 +300,6 @@ CoordinatorMessage = (
     | Halted
     | Alive
     | AllComputed
+    | Drained
+    | Paused
 )

@@ -5,6 +5,8 @@ import re
 
 # Why a group is missing that has said so: its loop ended, or it was preempted. Any other reason is a failure.
 LEFT = "it left"
+# ... or it was drained: it left at a step boundary, and another group has its place or its shards.
+DRAINED = "it was drained"
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -31,4 +33,6 @@ def shards_text(total_shards: int | None) -> str:
 
 def gone_text(name: str, reason: str) -> str:
     """Say that a group is no longer a member. One that left on purpose is not lost."""
+    if reason == DRAINED:
+        return f"{name} was drained"
     return f"{name} left" if reason == LEFT else f"lost {name} ({reason})"

@@ -89,6 +89,8 @@ def group_to_proto(message: m.GroupMessage | m.Sample) -> pb.GroupMessage:
             return pb.GroupMessage(heal_failed=failed)
         case m.Leave(finished):
             return pb.GroupMessage(leave=pb.Leave(finished=finished))
+        case m.Drain():
+            return pb.GroupMessage(drain=pb.Drain())
         case m.Sample():
             return pb.GroupMessage(sample=_sample_to_proto(message))
         case _:
@@ -138,6 +140,8 @@ def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage | m.Sample:
             return m.HealFailed(m.HealId(failed.heal_id), reason, step, m.HistoryId(failed.history))
         case "leave":
             return m.Leave(message.leave.finished)
+        case "drain":
+            return m.Drain()
         case "sample":
             return _sample(message.sample)
         case unknown:
@@ -186,6 +190,10 @@ def coordinator_to_proto(
             return pb.CoordinatorMessage(evicted=evicted)
         case m.Goodbye():
             return pb.CoordinatorMessage(goodbye=pb.Goodbye())
+        case m.Drained():
+            return pb.CoordinatorMessage(drained=pb.Drained())
+        case m.Paused():
+            return pb.CoordinatorMessage(paused=pb.Paused())
         case m.Alive():
             return pb.CoordinatorMessage(alive=pb.Alive())
         case m.AllComputed(quorum_id, step):
@@ -256,6 +264,10 @@ def _coordinator_from_proto(message: pb.CoordinatorMessage, base: m.NewQuorum | 
             return m.Evicted(message.evicted.reason, message.evicted.may_return, message.evicted.aside)
         case "goodbye":
             return m.Goodbye()
+        case "drained":
+            return m.Drained()
+        case "paused":
+            return m.Paused()
         case "halted":
             return m.Halted(message.halted.reason, _halt_kind(message.halted.kind))
         case "alive":

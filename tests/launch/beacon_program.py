@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import sys
 import time
 from typing import Any
@@ -35,8 +34,6 @@ def forever() -> None:
 
 def main(what: str) -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
-    if what == "own":
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(9))
     beacon = beacon_of_process()
     assert isinstance(beacon, Beacon)
     assert beacon_of_process() is beacon

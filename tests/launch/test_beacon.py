@@ -56,23 +56,6 @@ def test_it_tells_phases_and_keeps_its_file_young(tmp_path: Path) -> None:
     assert log(tmp_path) == ""  # announcements are below the program's level
 
 
-def test_on_sigterm_it_finishes_its_step(tmp_path: Path) -> None:
-    with program(tmp_path, "steps") as process:
-        until_phase(tmp_path, "compute")
-        process.send_signal(signal.SIGTERM)
-        assert patience.wait(process) == 75, log(tmp_path)
-    word = read_word(tmp_path / "phase")
-    assert word is not None
-    assert (word.phase, word.step > 0) == ("outside", True)
-
-
-def test_a_program_with_its_own_handler_keeps_it(tmp_path: Path) -> None:
-    with program(tmp_path, "own") as process:
-        until_phase(tmp_path, "compute")
-        process.send_signal(signal.SIGTERM)
-        assert patience.wait(process) == 9, log(tmp_path)
-
-
 def test_on_sigusr2_it_says_where_it_stands(tmp_path: Path) -> None:
     with program(tmp_path, "hang") as process:
         until_phase(tmp_path, "compute")

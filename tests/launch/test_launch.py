@@ -168,6 +168,22 @@ def test_a_signal_drains_the_groups(folder: Path, number: int, status: int) -> N
     assert running.text().count("has left, at step 1") == 2
 
 
+def test_a_group_that_an_operator_drains_is_not_restarted_and_does_not_end_the_others(folder: Path) -> None:
+    lives = ("group-0=phase:drained:3 group-0=exit:0 gate:go exit:0",)
+    with fakes(folder, "--groups", "2", "--deadlines", "end=0.3", lives=lives) as running:
+        ended = running.until("group_ended")
+        assert (ended["group"], ended["ending"], ended["status"], ended["step"]) == (
+            "group-0",
+            "drained",
+            0,
+            3,
+        )
+        running.file("go").touch()
+        assert running.status() == 0, running.text()
+    assert running.events("group_restarts") == []
+    assert [event["ending"] for event in running.events("group_ended")] == ["drained", "done"]
+
+
 def test_a_job_that_ends_while_it_is_drained_is_done(folder: Path) -> None:
     with fakes(folder, lives=("leave:0 steps:1 made:up mute",)) as running:
         running.until_file("up")

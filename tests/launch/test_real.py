@@ -159,15 +159,15 @@ def test_a_group_that_hangs_in_a_phase_says_where_and_is_restarted(folder: Path)
     assert job.digests("group-0", "group-1") == {digest_alone(STEPS)}
 
 
-def test_sigterm_lets_each_group_finish_its_step(folder: Path) -> None:
+def test_sigterm_drains_each_group_and_the_launch_asks_for_another_start(folder: Path) -> None:
     with training(folder, "--groups", "2") as job:
         job.until_step(3, "group-0", "group-1")
         job.running.process.send_signal(signal.SIGTERM)
         assert job.running.status() == 75, job.running.text()
-    assert [event["ending"] for event in job.running.events("group_ended")] == ["again", "again"]
-    for event in job.running.events("group_ended"):
-        assert 3 <= event["step"] < STEPS
-    assert "leaves" in (folder / "group-0.0.log").read_text() or job.digests(*GROUPS) == set()
+    ended = job.running.events("group_ended")
+    assert [(event["ending"], event["status"]) for event in ended] == [("drained", 0), ("drained", 0)]
+    assert all(3 <= event["step"] < STEPS for event in ended)
+    assert job.digests(*GROUPS) == set()
 
 
 def test_a_spare_stands_by_and_takes_the_place_of_a_lost_group(folder: Path) -> None:
@@ -218,3 +218,14 @@ def test_every_rank_of_groups_of_two_is_killed_and_the_bits_stay(folder: Path, t
         job.hurry()
         assert job.running.status() == 0, job.running.text()
     assert job.digests(*ranks_of(groups)) == {undisturbed}
+
+
+def test_a_group_of_two_ranks_is_drained_as_one(folder: Path) -> None:
+    with training_ranks(folder, "--groups", "1") as job:
+        job.until_step(2, *ranks_of(("group-0",)))
+        job.running.process.send_signal(signal.SIGTERM)
+        assert job.running.status() == 75, job.running.text()
+    (ended,) = job.running.events("group_ended")
+    assert (ended["ending"], ended["status"]) == ("drained", 0)
+    steps = [[event["step"] for event in job.events(rank)] for rank in ranks_of(("group-0",))]
+    assert steps[0] == steps[1]

@@ -9,8 +9,8 @@ import jsonschema
 from jaxft_coordinator.observe._happened import Happened, happened
 from jaxft_coordinator.observe._watched import GONE
 from jaxft_coordinator.observe.observer import Observer, as_json
-from jaxft_protocol.coordinator.job import Event, Job, SessionClosed
-from jaxft_protocol.messages import GroupName, Step
+from jaxft_protocol.coordinator.job import Event, Job, PauseAsked, SessionClosed
+from jaxft_protocol.messages import Drain, GroupName, Step
 
 from tests.protocol.coordinator.helpers import Desk, Done, digest_of, healing, running
 
@@ -151,6 +151,22 @@ def test_different_states_halt_the_job_with_the_kind():
     halted = next(each for each in desk.seen if each.event == "job_halted")
     assert halted.more == {"kind": "diverged"}
     assert "different states" in halted.reason
+
+
+def test_a_drain_and_a_pause_are_told_and_retry_no_step():
+    desk = watching("a", "b")
+    desk.say("b", Drain())
+    assert desk.news() == ["group_drains b"]
+    desk.commit()
+    assert desk.news() == ["group_leaves b", "quorum_changed"]
+    desk.leave("b")
+    assert desk.news() == ["group_left b"]
+    desk.do(PauseAsked(True))
+    desk.commit()
+    desk.tick()
+    assert desk.news() == ["job_paused", "quorum_ended", "job_waiting"]
+    desk.do(PauseAsked(False))
+    assert desk.news() == ["job_unpaused", "quorum_changed"]
 
 
 def test_the_json_form_leaves_out_what_is_empty():

@@ -21,6 +21,7 @@ from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.stores import Opened
 from jaxft_protocol import credentials
 from jaxft_protocol.coordinator.job import Options
+from jaxft_protocol.messages import Drained
 
 from tests import patience
 from tests.coordinator.test_server import Client, run
@@ -144,7 +145,7 @@ def test_actions_are_off_by_default_and_need_a_token() -> None:
                 (body, "", 401, "neither this job's nor"),
                 (body, other, 401, "neither this job's nor"),
                 (b"{", operator, 400, "must be JSON"),
-                (b"[]", operator, 400, "must be one of evict"),
+                (b"[]", operator, 400, "must be one of evict, drain, pause, resume"),
                 (json.dumps({"action": 1}).encode(), operator, 400, "must be texts"),
                 (b" " * 5000, operator, 413, "at most 4096 bytes"),
                 (body.replace(b'"a"', b'"b"'), operator, 404, "group 'b' of job 'job' is not connected"),
@@ -157,6 +158,30 @@ def test_actions_are_off_by_default_and_need_a_token() -> None:
 
     run(off)
     run(on)
+
+
+def test_a_path_names_the_action_too() -> None:
+    async def scenario() -> None:
+        token = credentials.operator_key(SECRET).hex()
+        async with serving(secret=SECRET) as (server, _, _, web), Client(server.port, "a") as client:
+            await client.hello()
+            cases = [
+                ("/api/v1/jobs/job/groups/a/drain", "", 401, "neither this job's nor"),
+                ("/api/v1/jobs/job/pause", "", 401, "neither this job's nor"),
+                ("/api/v1/jobs/job/groups/b/drain", token, 404, "group 'b' of job 'job' is not connected"),
+                ("/api/v1/jobs/x/groups/a/drain", token, 404, "serves no job 'x'"),
+                ("/api/v1/jobs/x/pause", token, 404, "serves no job 'x'"),
+                ("/api/v1/jobs/job/stop", token, 400, "must be one of evict, drain, pause, resume"),
+                ("/api/v1/jobs/job/pause", token, 200, "pauses after its current step"),
+                ("/api/v1/jobs/job/resume", token, 200, "goes on"),
+                ("/api/v1/jobs/job/groups/a/drain", token, 200, "its process ends with status 0"),
+            ]
+            for path, key, status, text in cases:
+                got, told = await asyncio.to_thread(web.post, path, b"", key)
+                assert (got, text in told["text"]) == (status, True), (path, told)
+            assert await client.hear_until(Drained) == Drained()
+
+    run(scenario)
 
 
 def test_the_port_in_use_is_a_message() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import axe_playwright_python
 import pytest
 from jaxft_protocol import credentials
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.clusters import cluster
 from tests.operate import browser, port
@@ -77,6 +77,15 @@ def test_a_screen_reader_finds_its_way(tmp_path: Path, scheme: str) -> None:
     assert errors == []
 
 
+def _press(page: Page, button: str, confirm: str, token: str) -> None:
+    """Press a button that asks for the token, and confirm."""
+    page.get_by_role("button", name=button).click()
+    page.get_by_label("Token").fill(token)
+    expect(page.locator("#do")).to_have_text(confirm)
+    page.locator("#do").click()
+    expect(page.get_by_role("dialog")).to_be_hidden()
+
+
 def test_an_operator_evicts_a_group_with_the_token_only(tmp_path: Path) -> None:
     gate, secret = tmp_path / "gate", tmp_path / "secret"
     secret.touch(0o600)
@@ -99,6 +108,9 @@ def test_an_operator_evicts_a_group_with_the_token_only(tmp_path: Path) -> None:
             expect(page.get_by_role("row", name="group-1")).to_contain_text(
                 "an operator evicted it: bad memory"
             )
+            _press(page, "Pause", "Pause", token)
+            _press(page, "Resume", "Resume", token)
+            expect(page.get_by_role("button", name="Pause")).to_be_visible()
         gate.touch()
         here.until(lambda: workers["group-1"].process.poll() is not None, "group-1 to end")
         assert workers["group-1"].says("an operator evicted it: bad memory")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from jaxft_protocol.coordinator import durable, machine
 from jaxft_protocol.coordinator.job import (
     Close,
+    DrainAsked,
     Effect,
     Event,
     GroupPhase,
@@ -18,6 +19,7 @@ from jaxft_protocol.coordinator.job import (
     Job,
     Log,
     Options,
+    PauseAsked,
     Persist,
     Received,
     Record,
@@ -121,6 +123,16 @@ class Life:
             return
         if (quorum.quorum_id, quorum.step) == (vote.quorum_id, vote.step) and vote.digest is None:
             raise Violation("the first step of a quorum is compared", f"{vote} has no fingerprint")
+
+    def ask(self, event: DrainAsked | PauseAsked) -> None:
+        """An operator asks for something. A coordinator that stands still does not hear it."""
+        if not self.dead and self.world.now_s >= self._stopped_until_s:
+            self._handle(event)
+
+    def drains(self, holder: Holder) -> bool:
+        """Whether this group was asked to leave."""
+        group = self.job.groups.get(holder[0])
+        return group is not None and group.holder == holder and group.draining
 
     def _tick(self) -> None:
         if self.dead:

@@ -2,6 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from jaxft_protocol.coordinator.job import DrainAsked, PauseAsked
+from jaxft_protocol.messages import GroupName
+from jaxft_protocol.replica.state import DrainNow
+
 from .setting import Fault
 
 if TYPE_CHECKING:
@@ -42,6 +46,42 @@ def _leave(world: "World", fault: Fault, victim: "Process") -> str:
     victim.leave(finished=False)
     world.after(fault.amount, world.launch, victim.name)
     return victim.name
+
+
+def _drain(world: "World", fault: Fault, victim: "Process") -> str:
+    """SIGTERM, or an operator, asks a group to end; another one is started in its place."""
+    if _must_live(world, victim):
+        return ""
+    if fault.how < 0.6:
+        victim.post(DrainNow())
+    elif world.leader is not None:
+        world.leader.ask(DrainAsked(GroupName(victim.name), "maintenance"))
+    world.after(fault.amount, _start_next, world, victim)
+    return f"{victim.name}, asked by {'its machine' if fault.how < 0.6 else 'an operator'}"
+
+
+def _start_next(world: "World", victim: "Process") -> None:
+    """Start a group again once its process has ended."""
+    if world.calm or world.processes[victim.name] is not victim:
+        return
+    if victim.dead:
+        world.launch(victim.name)
+    else:
+        world.after(0.1, _start_next, world, victim)
+
+
+def _hold(world: "World", fault: Fault) -> str:
+    """An operator pauses the job, and resumes it later."""
+    if world.leader is None:
+        return ""
+    world.leader.ask(PauseAsked(True))
+    world.after(0.05 + fault.amount, _let_go, world)
+    return f"the job for {0.05 + fault.amount:.2f} s"
+
+
+def _let_go(world: "World") -> None:
+    if world.leader is not None:
+        world.leader.ask(PauseAsked(False))
 
 
 def _break(world: "World", fault: Fault, victim: "Process") -> str:
@@ -262,6 +302,7 @@ _TO_ONE = {
     "kill": _kill,
     "crash": _crash,
     "leave": _leave,
+    "drain": _drain,
     "break": _break,
     "hang": _hang,
     "pause": _pause,
@@ -276,6 +317,7 @@ _TO_ONE = {
     "detour": _detour,
 }
 _TO_ALL = {
+    "hold": _hold,
     "wipe": _wipe,
     "coordinator": _end_coordinator,
     "takeover": _take_over,

@@ -59,11 +59,20 @@ class Process(Trainer):
             return False
         if now_s < self._stopped_until_s or now_s < self._stands_until_s or self.crash_after is not None:
             return False
-        if now_s < self.away_until_s:
+        if now_s < self.away_until_s or self.drains:
             return False
         if replica.phase not in _TAKES_PART or replica.vote != other.replica.vote:
             return False
         return len(self.history) + (replica.phase is r.Phase.APPLYING) >= len(self.world.truth.line)
+
+    @property
+    def drains(self) -> bool:
+        """Whether it is to end, or has been told to."""
+        leader = self.world.leader
+        asked = leader is not None and leader.drains(
+            (self.replica.identity.group, self.replica.identity.incarnation)
+        )
+        return asked or self.replica.drains or self.replica.drained
 
     # ---- faults ----
 

@@ -36,7 +36,7 @@ WEIGHTS: dict[str, float] = {
 HARMLESS = "pause"
 
 # Those that hold up no message.
-_PROMPT = ("kill", "crash", "leave", "hang", "stuck", "flip", "link", "double", "raise", HARMLESS)
+_PROMPT = ("kill", "crash", "leave", "hang", "stuck", "flip", "link", "double", "raise", "drain", HARMLESS)
 
 MOST_SHARDS = 6
 
@@ -213,6 +213,11 @@ def _widened(seed: int, setting: Setting, regular: int) -> Setting:
         raises = _faults(rng, ["raise"], setting.storm_s)
         before = setting.faults
         numbered = [replace(fault, index=len(before) + i) for i, fault in enumerate(raises)]
+        setting = replace(setting, faults=(*before, *numbered))
+    if (more := random.Random(seed + (1 << 44))).random() < 0.1:
+        asked = _faults(more, ["drain", "hold"], setting.storm_s)
+        before = setting.faults
+        numbered = [replace(fault, index=len(before) + i) for i, fault in enumerate(asked)]
         setting = replace(setting, faults=(*before, *numbered))
     if rng.random() < 0.05 and setting.min_replicas <= 1:
         # With more the job waits for the group that cannot read it, as for one that is lost.

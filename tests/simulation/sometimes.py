@@ -51,6 +51,9 @@ RARE: dict[str, str] = {
     "term learned": "a coordinator whose clock is behind takes a higher term than its groups have met",
     "forgotten": "what the coordinator remembers of groups that are gone is beyond its bound",
     "founder left early": "one of several founders leaves as finished before the first quorum",
+    "drained": "a group that was asked to end leaves at a boundary, or while it takes no part",
+    "place handed over": "a spare takes the place of a drained group, without a step tried again",
+    "paused": "the job stands between two steps because an operator asked for it",
     "turn raised": "the coordinator has an error on an event of the job, and goes on with its last record",
     "lost for good": "no committed state is left, not even a checkpoint",
 }

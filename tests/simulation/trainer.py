@@ -197,7 +197,8 @@ class Trainer:
             return
         directive = core.directive(self.replica)
         if self.replica.phase is r.Phase.LEFT and self.replica.failure is None:
-            if not self.leaving and directive != r.Over(Step(self.world.target or -1)):
+            told = (r.Over(Step(self.world.target or -1)), r.LeaveJob())
+            if not self.leaving and directive not in told:
                 raise Violation("all end well", f"{self.name} ends, and was not told to")
             self.ends()
             return
@@ -232,6 +233,9 @@ class Trainer:
             case r.ReadCheckpoint():
                 self.world.sometimes.note("checkpoint read after all")
                 self._bring(read=True)
+            case r.LeaveJob():
+                self.world.sometimes.note("drained")
+                self.leave(finished=False)
             case r.Fail(failure):
                 self.fails(failure)
             case _:
@@ -493,7 +497,7 @@ def _key(directive: r.Directive) -> object:
             return ("replay", heal.heal_id, step)
         case r.Apply(quorum_id, step):
             return ("apply", quorum_id, step)
-        case r.Over() | r.Fail():
+        case r.Over() | r.LeaveJob() | r.Fail():
             return ("end",)
         case r.ReadCheckpoint():
             return ("read",)

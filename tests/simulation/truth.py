@@ -17,6 +17,7 @@ from jaxft_protocol.coordinator.job import (
     Saved,
 )
 from jaxft_protocol.messages import Commit, CoordinatorMessage, Heal, NewQuorum, QuorumId, Step, Vote
+from jaxft_protocol.names import DRAINED
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -159,6 +160,7 @@ class Truth:
             self._lost_since_s[before.options.term] = self._world.now_s
         if quorum is not None and quorum is not before.quorum:
             self._check_quorum(before, after, quorum)
+            self._check_asked(before, after, quorum)
             voted = isinstance(event, Received) and isinstance(event.message, Vote)
             if not voted:  # a vote may be the last that was waited for
                 self._check_gathered(before, after, quorum)
@@ -171,6 +173,13 @@ class Truth:
             return
         if new.step == old.step + 1 and new.quorum_id:
             self._check_commit(before, after, old.step)
+            if after.paused and after.quorum is not None:
+                raise Violation("a paused job stands still", f"step {new.step} follows at once")
+            if after.paused:
+                self._world.sometimes.note("paused")
+            staying = () if after.quorum is None else after.quorum.members
+            if drained := [m.group for m in staying if (g := before.groups.get(m.group)) and g.draining]:
+                raise Violation("a drain ends with its step", f"{drained} take part in step {new.step}")
         elif new.founding and (new.step, new.holders) != (old.step, old.holders) and new.holders:
             self._check_majority(before, after, new)
             if new.step > old.step and old.quorum_id:
@@ -216,6 +225,18 @@ class Truth:
             raise Violation("each shard counted once", f"{given} of {quorum.total_shards}")
         if after.frontier is None or quorum.step != after.frontier.step:
             raise Violation("a quorum begins at the frontier", f"quorum from {quorum.step}")
+
+    def _check_asked(self, before: Job, after: Job, quorum: NewQuorum) -> None:
+        """A drain has no step tried again, and a paused job begins none."""
+        drained = [change.group for change in quorum.left if change.reason == DRAINED]
+        old, new = before.frontier, after.frontier
+        again = before.quorum is not None and old is not None and new is not None and old.step == new.step
+        if again and drained:
+            raise Violation("a drain costs no step", f"step {quorum.step} is tried again without {drained}")
+        if after.paused and not again:
+            raise Violation("a paused job stands still", f"quorum {quorum.quorum_id} from step {quorum.step}")
+        if drained and any(change.group in self._world.setting.spares for change in quorum.joined):
+            self._world.sometimes.note("place handed over")
 
     def _check_gathered(self, before: Job, after: Job, quorum: NewQuorum) -> None:
         """Losses that belong together cost one quorum, where they are gathered."""
@@ -368,5 +389,5 @@ def _still_takes_part(group: Group | None, after: Job) -> bool:
         and group.phase is GroupPhase.MEMBER
         and now is not None
         and now.session == group.session
-        and now.phase in (GroupPhase.MEMBER, GroupPhase.READY)
+        and (now.phase in (GroupPhase.MEMBER, GroupPhase.READY) or now.draining)
     )

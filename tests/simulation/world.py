@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxft_protocol.coordinator import bounds
-from jaxft_protocol.coordinator.job import Holder
+from jaxft_protocol.coordinator.job import Holder, PauseAsked
 from jaxft_protocol.replica.state import Phase
 
 from .coordinator import Life
@@ -233,6 +233,8 @@ class World:
             self.lead(next(host for host, life in self.hosts.items() if life is None or life.dead))
         for name in self.setting.names:
             self.launch(name)
+        if self.leader is not None:
+            self.leader.ask(PauseAsked(False))
         if self._all_take_part():
             self.target = len(self.truth.line) + STEPS_IN_CALM
             if self.tracing:
@@ -246,7 +248,7 @@ class World:
         if leader is None or leader.job.quorum is None:
             return False
         processes = self.processes.values()
-        if any(p.dead or p.flips_next or p.leaving or p.stuck_at is not None for p in processes):
+        if any(p.dead or p.flips_next or p.leaving or p.drains or p.stuck_at is not None for p in processes):
             return False
         # One that only stands by is not compared, until it is called up.
         if len({p.flipped for p in processes if p.name not in self.setting.spares}) > 1:

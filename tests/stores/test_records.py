@@ -164,8 +164,8 @@ def test_each_field_is_checked(record: Record | Led, wrong: Any):
         (b"[]", r"a record is \[\], not an object"),
         (b"{}", "format None"),
         (
-            b'{"v":4,"kind":"moved"}',
-            "format 4, but this coordinator reads formats 1 to 3.* newer jaxft-coordinator",
+            b'{"v":5,"kind":"moved"}',
+            "format 5, but this coordinator reads formats 1 to 4.* newer jaxft-coordinator",
         ),
         (b'{"v":true,"kind":"moved"}', "format True"),
         (b'{"v":1,"kind":"frontier"}', "kind is 'frontier'"),

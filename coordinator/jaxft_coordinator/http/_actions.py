@@ -20,7 +20,8 @@ _log = logging.getLogger("jaxft_coordinator.audit")
 _refused_log = logging.getLogger("jaxft_coordinator.audit.refused")
 _refused_log.addFilter(RateLimitFilter())
 
-ACTIONS = ("evict",)
+GROUP_ACTIONS = ("evict", "drain")
+ACTIONS = (*GROUP_ACTIONS, "pause", "resume")
 MAX_REASON_LENGTH = 200
 
 
@@ -54,7 +55,7 @@ class Actions:
         """Carry out an action.
 
         Args:
-            said: the decoded request: `action`, `job`, `group`, and `reason`, which is optional.
+            said: the decoded request: `action`, `job`, `group` if it is for one, and `reason`, which is optional.
             token: what the request gave as its bearer token.
             peer: where the request came from, for the audit log.
         """
@@ -74,7 +75,7 @@ class Actions:
         elif action not in ACTIONS:
             outcome = Outcome(400, f"the action must be one of {', '.join(ACTIONS)}, not {action[:40]!r}")
         else:
-            outcome = self._evict(job, group, why)
+            outcome = self._carry_out(action, job, GroupName(group), why[:MAX_REASON_LENGTH])
         (_log if holder else _refused_log).warning(
             "audit: %s asks to %.40s group %.200r of job %.200r (%.200r): %d %s",
             *(f"{peer}, with the {holder}'s token," if holder else f"{peer}, without a valid token,",),
@@ -96,11 +97,16 @@ class Actions:
         found = [name for name, key in keys.items() if hmac.compare_digest(key.hex().encode(), given)]
         return found[0] if found else ""
 
-    def _evict(self, job: str, group: str, why: str) -> Outcome:
-        reason = "an operator evicted it" + (f": {why[:MAX_REASON_LENGTH]}" if why else "")
-        problem = self._jobs.evict(job, GroupName(group), reason)
-        if problem:
-            return Outcome(404, problem)
-        return Outcome(
-            200, f"group {group!r} is evicted: its process ends, and joins again when it is restarted"
-        )
+    def _carry_out(self, action: str, job: str, group: GroupName, why: str) -> Outcome:
+        more = f": {why}" if why else ""
+        match action:
+            case "evict":
+                problem = self._jobs.evict(job, group, f"an operator evicted it{more}")
+                done = f"group {group!r} is evicted: its process ends, and joins again when it is restarted"
+            case "drain":
+                problem = self._jobs.drain(job, group, f"an operator asks for it{more}")
+                done = f"group {group!r} is drained: it finishes its step, and its process ends with status 0"
+            case _:
+                problem = self._jobs.pause(job, paused=action == "pause")
+                done = f"job {job!r} {'pauses after its current step' if action == 'pause' else 'goes on'}"
+        return Outcome(404, problem) if problem else Outcome(200, done)

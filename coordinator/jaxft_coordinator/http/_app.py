@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from importlib.resources import files
 
 from prometheus_client import (
@@ -90,19 +91,32 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
         return StreamingResponse(stream, media_type="text/event-stream")
 
     async def act(request: Request) -> Response:
+        return await _acted(request, {})
+
+    async def act_on_group(request: Request) -> Response:
+        job, group = request.path_params["job"], request.path_params["group"]
+        return await _acted(request, {"action": request.path_params["action"], "job": job, "group": group})
+
+    async def act_on_job(request: Request) -> Response:
+        return await _acted(
+            request, {"action": request.path_params["action"], "job": request.path_params["job"]}
+        )
+
+    async def _acted(request: Request, named: Mapping[str, str]) -> Response:
+        """Carry out what the path names, or else the body, which may be empty if the path does."""
         body = b""
         async for part in request.stream():
             body += part
             if len(body) > MAX_BODY_BYTES:
                 return _problem(413, f"a request must have at most {MAX_BODY_BYTES} bytes")
         try:
-            said = json.loads(body)
+            said = json.loads(body) if body or not named else {}
         except ValueError as error:
             return _problem(400, f"the request must be JSON: {error}")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else ""
         peer = f"{request.client.host}:{request.client.port}" if request.client else "unknown"
-        outcome = actions.act(said, token, peer)
+        outcome = actions.act({**said, **named} if isinstance(said, dict) else said, token, peer)
         answer = {"ok": outcome.status == 200, "text": outcome.text}
         return JSONResponse(answer, status_code=outcome.status)
 
@@ -112,6 +126,8 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
         Route("/readyz", readyz),
         Route("/api/v1/coordinator", about),
         Route("/api/v1/jobs", jobs),
+        Route("/api/v1/jobs/{job:path}/groups/{group}/{action}", act_on_group, methods=["POST"]),
+        Route("/api/v1/jobs/{job:path}/{action}", act_on_job, methods=["POST"]),
         Route("/api/v1/jobs/{job:path}", job),
         Route("/api/v1/events", events),
         Route("/api/v1/actions", act, methods=["POST"]),

@@ -54,6 +54,7 @@ def summary(watched: WatchedJob, now_s: float) -> Json:
         "groups": states(watched),
         "steps_per_s": round(watched.steps_per_s, 4),
         "goodput": None if ratio is None else round(ratio, 4),
+        "paused": job.paused,
         "waiting": job.waiting,
         "halted": "" if job.halted is None else job.halted.reason,
         "committed_at": watched.committed_unix_s,
@@ -104,6 +105,7 @@ def _group(name: GroupName, known: WatchedGroup, group: Group | None, now_s: flo
         view |= {
             "spare": group.spare,
             "away": group.away,
+            "draining": group.draining,
             "address": group.address,
             "incarnation": f"{group.incarnation:016x}",
             "heard_s_ago": round(max(0.0, now_s - group.last_heard_s), 1),

@@ -8,8 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxft_protocol.coordinator.job import Effect, Event, Group, GroupPhase, Job, Send, SessionClosed
-from jaxft_protocol.messages import Change, Evicted, Finished, Goodbye, GroupName, Halted, NewQuorum, Refused
-from jaxft_protocol.names import LEFT
+from jaxft_protocol.messages import (
+    Change,
+    Drained,
+    Evicted,
+    Finished,
+    Goodbye,
+    GroupName,
+    Halted,
+    NewQuorum,
+    Refused,
+)
+from jaxft_protocol.names import DRAINED, LEFT
 
 # A quorum may have a thousand members: an event lists at most so many names.
 MAX_LISTED = 50
@@ -51,6 +61,8 @@ def _of_the_job(before: Job | None, after: Job) -> Iterator[Happened]:
     if step is not None and (was is None or step < was):
         yield Happened("job_founded" if step == 0 else "job_resumed", step=step)
     quorum, earlier = after.quorum, None if before is None else before.quorum
+    if after.paused != (before is not None and before.paused):
+        yield Happened("job_paused" if after.paused else "job_unpaused", step=step)
     if quorum is not None and quorum is not earlier:
         if earlier is not None and was == step and not _ending(after, quorum):
             yield Happened(
@@ -110,6 +122,8 @@ def _why(group: Group, event: Event | None, effects: Sequence[Effect]) -> tuple[
                     return "group_left", f"the job halts: {reason}"
                 case Finished() | Goodbye():
                     return "group_left", ""
+                case Drained():
+                    return "group_left", DRAINED
                 case _:
                     pass
     if group.phase is GroupPhase.LEAVING:
@@ -137,6 +151,8 @@ def _movements(groups: Mapping[GroupName, Group], after: Job) -> Iterator[Happen
         if before is None:
             more: dict[str, object] = {"incarnation": f"{group.incarnation:016x}", "address": group.address}
             yield Happened("group_present", name, more=more)
+        if group.draining and not (before is not None and before.draining):
+            yield Happened("group_drains", name, step=int(group.step))
         if before is not None and before.phase is group.phase:
             continue
         if (what := _MOVES.get(group.phase)) is None:

@@ -15,9 +15,11 @@ from jaxft_protocol.coordinator.job import Forgotten, Frontier, Holder, Moved, R
 from jaxft_protocol.messages import GroupName, HistoryId, Incarnation, QuorumId, Step
 
 # Increase it when fields change, and keep reading older formats: a new coordinator starts on old records.
-FORMAT = 3
+FORMAT = 4
 # Records that need no newer format are written in this one, so that an older coordinator can take over too.
 _OLDEST_FORMAT = 1
+# Format 4 added that a job is paused. A job that is not is written without it.
+_UNPAUSED_FORMAT = 3
 # Formats 1 and 2 had the shards among the settings, and a digest as text: of 16 hexadecimal digits, empty, or this.
 _SHARDS_AS_SETTING = "shards"
 _NO_MAJORITY = "no majority"
@@ -114,8 +116,9 @@ def _to_object(record: Record | Led) -> _Object:
         case Led(term, address):
             return {"v": _OLDEST_FORMAT, "kind": "led", "term": term, "address": address}
         case Saved():
+            paused: _Object = {"paused": True} if record.paused else {}
             return {
-                "v": FORMAT,
+                "v": FORMAT if record.paused else _UNPAUSED_FORMAT,
                 "kind": "saved",
                 "job": record.job,
                 "last_quorum_id": record.last_quorum_id,
@@ -131,6 +134,7 @@ def _to_object(record: Record | Led) -> _Object:
                 "places": record.places,
                 "finished": record.finished,
                 "idle_since": record.idle_since,
+                **paused,
             }
         case _:
             assert_never(record)
@@ -197,7 +201,8 @@ _FIELDS = {
     "forgotten": {"v", "kind", "job"},
     "led": {"v", "kind", "term", "address"},
     "saved": {"v", "kind", "job", "last_quorum_id", "settings", "min_replicas", "history", "frontier"}
-    | {"proven", "distrusted", "members", "held", "places", "finished", "idle_since", "total_shards"},
+    | {"proven", "distrusted", "members", "held", "places", "finished", "idle_since", "total_shards"}
+    | {"paused"},
     "frontier": {"step", "quorum_id", "digest", "holders", "fresh", "disputed"},
 }
 
@@ -212,8 +217,12 @@ def _from_object(value: _Object) -> Record | Led:
     kind = value.get("kind")
     if kind == "frontier" or not isinstance(kind, str) or kind not in _FIELDS:
         raise RecordError(f"a record's kind is {kind!r:.80}, but must be moved, saved, forgotten or led")
-    if kind == "saved" and version < FORMAT:
+    if kind == "saved" and version < _UNPAUSED_FORMAT:
         value = _from_older(version, value)
+    if kind == "saved" and version < FORMAT:
+        if "paused" in value:
+            _refuse("paused", value["paused"], "which only a record of a newer format has")
+        value = {**value, "paused": False}
     _check_fields(kind, value)
     if kind == "led":
         return Led(_whole("term", value["term"]), _text("address", value["address"]))
@@ -246,6 +255,7 @@ def _saved(job: str, value: _Object) -> Saved:
         _or_none(lambda name, got: Step(_whole(name, got)), "finished", value["finished"]),
         _or_none(_whole, "idle_since", value["idle_since"]),
         _or_none(_whole, "total_shards", value["total_shards"]),
+        _flag("paused", value["paused"]),
     )
 
 

@@ -13,6 +13,7 @@ from jaxft_protocol.messages import (
     Change,
     CoordinatorMessage,
     Difference,
+    Drained,
     Evicted,
     GroupName,
     HistoryId,
@@ -70,7 +71,8 @@ class Draft:
         `aside`: it was only away, and may come back at any time.
         """
         self.log(f"{'goes on without' if aside else 'evicts'} {group.name}: {reason}")
-        self.send(group, Evicted(reason, may_return, aside))
+        drained = group.draining and may_return  # it is to end, and not to come back
+        self.send(group, Drained() if drained else Evicted(reason, may_return, aside))
         self.effects.append(Close(group.session))
         self.forget(group, reason)
 

@@ -60,6 +60,7 @@ def saved(job: Job) -> Saved:
         job.finished,
         job.idle_since,
         job.total_shards,
+        job.paused,
     )
 
 
@@ -157,6 +158,7 @@ def restored(record: Saved, options: Options, now_s: float) -> Job:
         finished=record.finished,
         restored_s=now_s,
         idle_since=record.idle_since,
+        paused=record.paused,
     )
 
 

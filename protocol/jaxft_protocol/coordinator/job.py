@@ -110,6 +110,8 @@ class Group:
     moved_s: float = 0.0
     # How many members the last quorum that it had seen when it joined had; 0: it had seen none.
     members: int = 0
+    # It is to leave at the next boundary; once it is LEAVING, it has been told so, and its Leave is still to come.
+    draining: bool = False
 
     @property
     def holder(self) -> Holder:
@@ -239,6 +241,8 @@ class Job:
     outdone_s: tuple[float, float] | None = None
     # Set until a quorum is formed again.
     halted: Halt | None = None
+    # No step begins until an operator resumes the job.
+    paused: bool = False
     # Since when no group has been connected, in Unix seconds, so that it stays valid across restarts.
     idle_since: int | None = None
 
@@ -274,6 +278,7 @@ class Saved:
     finished: Step | None
     idle_since: int | None = None
     total_shards: int | None = None
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +325,22 @@ class Tick:
     unix_s: int = 0
 
 
-Event = Received | SessionClosed | Tick
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """An operator asks for the drain of a group."""
+
+    group: GroupName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAsked:
+    """An operator pauses the job after its current step, or resumes it."""
+
+    paused: bool
+
+
+Event = Received | SessionClosed | Tick | DrainAsked | PauseAsked
 
 
 # ---- effects ----

@@ -9,7 +9,7 @@ A group's life, as its job sees it (`Phase`):
                              -> READY                       if it holds the frontier: a spare for this step
                              -> STALE -> HEALING -> READY   if it does not
                                                  -> MEMBER  at the next boundary
-    MEMBER -> LEAVING -> (Goodbye)                          leaves on purpose
+    MEMBER -> LEAVING -> (Goodbye)                          leaves on purpose, or is drained (`draining.py`)
     any    -> (gone)                                        stream closed, no heartbeat, evicted
 
 A job advances in three ways only: it is *founded* (`founding.py` chooses its first state, or the state from which it
@@ -37,14 +37,25 @@ Deliberately not here: sockets, clocks (time is an argument), files, groups of s
 
 from typing import assert_never
 
-from jaxft_protocol.coordinator import bounds, durable, founding, progress, quorums, raising, sessions
+from jaxft_protocol.coordinator import (
+    bounds,
+    draining,
+    durable,
+    founding,
+    progress,
+    quorums,
+    raising,
+    sessions,
+)
 from jaxft_protocol.coordinator.draft import Draft
 from jaxft_protocol.coordinator.job import (
+    DrainAsked,
     Effect,
     Event,
     Group,
     GroupPhase,
     Job,
+    PauseAsked,
     Persist,
     Received,
     SessionClosed,
@@ -52,6 +63,7 @@ from jaxft_protocol.coordinator.job import (
     Tick,
 )
 from jaxft_protocol.messages import (
+    Drain,
     GroupMessage,
     HealFailed,
     Heartbeat,
@@ -96,6 +108,10 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
         case Tick(unix_s):
             _tick(draft)
             _note_idle(draft, unix_s)
+        case DrainAsked(name, reason):
+            draining.ask(draft, name, reason)
+        case PauseAsked(paused):
+            draining.pause(draft, paused=paused)
         case _:
             assert_never(event)
     _advance(draft)
@@ -144,7 +160,9 @@ def _said(draft: Draft, group: Group, message: GroupMessage) -> bool:
     return True
 
 
-def _said_rarely(draft: Draft, group: Group, message: Join | Pinned | Ready | HealFailed | Leave) -> None:
+def _said_rarely(
+    draft: Draft, group: Group, message: Join | Pinned | Ready | HealFailed | Leave | Drain
+) -> None:
     match message:
         case Join():
             sessions.join(draft, group, message)
@@ -156,12 +174,15 @@ def _said_rarely(draft: Draft, group: Group, message: Join | Pinned | Ready | He
             sessions.heal_failed(draft, group, message)
         case Leave():
             sessions.leave(draft, group, message)
+        case Drain():
+            draining.ask(draft, group.name, "its process was asked to end")
         case _:
             assert_never(message)
 
 
 def _advance(draft: Draft) -> None:
     """Do everything that can happen now without another event."""
+    draining.release(draft)
     founding.found(draft)
     sessions.plan_heals(draft)
     quorums.form(draft)

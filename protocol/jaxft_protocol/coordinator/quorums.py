@@ -27,9 +27,9 @@ suspended, the votes that arrived meanwhile are counted first.
 from collections import Counter
 from collections.abc import Mapping
 
-from jaxft_protocol.coordinator import assign, digests, founding, halting, progress
+from jaxft_protocol.coordinator import assign, digests, draining, founding, halting, progress
 from jaxft_protocol.coordinator.draft import Draft, as_member, listed, names_text
-from jaxft_protocol.coordinator.job import Ballot, FailedVote, Frontier, Group, GroupPhase, Holder
+from jaxft_protocol.coordinator.job import Ballot, FailedVote, Frontier, Group, GroupPhase, Holder, Job
 from jaxft_protocol.messages import (
     Change,
     Commit,
@@ -53,7 +53,7 @@ MAX_REASON_LENGTH = 300
 def form(draft: Draft) -> None:
     """Form a quorum if there is none and enough groups are at the frontier."""
     job = draft.job
-    if job.frontier is None or job.quorum is not None or job.finished is not None:
+    if job.frontier is None or job.quorum is not None or job.finished is not None or job.paused:
         return
     members = _candidates(draft)
     if len(members) < max(1, job.min_replicas) or founding.reunites(draft):
@@ -68,7 +68,7 @@ def explain(draft: Draft) -> None:
     if not job.groups or job.quorum is not None or job.finished is not None:
         return
     if job.frontier is not None:
-        draft.wait_for(_quorum_text(draft, _candidates(draft)))
+        draft.wait_for(_paused_text(job) if job.paused else _quorum_text(draft, _candidates(draft)))
     elif job.first_join_s is not None:
         joined, compiling = draft.select(founding.has_joined), draft.select(founding.compiles)
         newer = bool(joined) and founding.newer_may_come(draft, joined)
@@ -263,19 +263,22 @@ def commit(draft: Draft, quorum: NewQuorum) -> None:
     # A ready group without a donor cannot fetch the sum of this step.
     alone = draft.select(lambda group: group.phase is GroupPhase.READY and group.heal_id is None)
     draft.put_all(alone, phase=GroupPhase.STALE)
+    draining.step_down(draft)
     members = _candidates(draft)
     staying = {group.name for group in members}
     following = ended = None
+    goes_on = len(members) >= max(1, draft.job.min_replicas) and not draft.job.paused
     # If a lost member is already back, the members are the same, but it must learn that it is one of them.
-    if len(members) >= draft.job.min_replicas and (ballot.lost or _differs(draft, quorum, members)):
+    if goes_on and (ballot.lost or _differs(draft, quorum, members)):
         following = _install(draft, members, again=False, announce=False)
-    elif len(members) < draft.job.min_replicas:
+    elif not goes_on:
         draft.update(quorum=None)
         ended = quorum
     step = Step(frontier.step - 1)
     message, last = Commit(quorum.quorum_id, step, following), Commit(quorum.quorum_id, step)
     for group in living:
         draft.send(group, message if group.name in staying else last)
+    draining.tell(draft, living)
     if ended is not None:
         progress.tell_over(draft, ended)
     if following is None:
@@ -504,6 +507,11 @@ def _quorum_text(draft: Draft, members: list[Group]) -> str:
         f"step {job.frontier.step} needs {wanted} groups that hold it, and {len(members)} do "
         f"({names_text(members)}); {coming}{gone}{_orphaned_text(draft)}{_reunion_text(draft)}"
     )
+
+
+def _paused_text(job: Job) -> str:
+    assert job.frontier is not None
+    return f"an operator has paused the job before step {job.frontier.step}; it goes on when it is resumed"
 
 
 def _reunion_text(draft: Draft) -> str:

@@ -191,7 +191,7 @@ def leave(draft: Draft, group: Group, message: Leave) -> None:
         draft.effects.append(Close(group.session))
         draft.remove(draft.release_heal(group))
         return
-    left = draft.put(draft.release_heal(group), phase=GroupPhase.LEAVING)
+    left = draft.put(draft.release_heal(group), phase=GroupPhase.LEAVING, draining=False)
     if group.phase is GroupPhase.MEMBER:
         draft.note_left(left.name, LEFT)
     if message.finished and not group.spare and group.phase is GroupPhase.MEMBER:
@@ -409,7 +409,7 @@ def finish(draft: Draft) -> None:
     leavers = draft.select(lambda group: group.phase is GroupPhase.LEAVING)
     needed = _needed_names(draft) if leavers else set[GroupName]()
     for group in leavers:
-        if group.name not in needed:
+        if group.name not in needed and not group.draining:
             draft.send(group, Goodbye())
             draft.effects.append(Close(group.session))
             draft.remove(group)
@@ -461,7 +461,7 @@ def _needed_names(draft: Draft) -> set[GroupName]:
 def _tell_finished(draft: Draft, group: Group) -> None:
     assert draft.job.finished is not None
     draft.send(group, Finished(draft.job.finished))
-    draft.put(draft.release_heal(group), phase=GroupPhase.LEAVING)
+    draft.put(draft.release_heal(group), phase=GroupPhase.LEAVING, draining=False)
 
 
 def _shards_problem(message: Join) -> str:

@@ -50,7 +50,7 @@ class RankHello(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("attempt", "apply", "heal", "replay", "take_digest", "read_checkpoint", "over", "fail", "left")
+    __slots__ = ("attempt", "apply", "heal", "replay", "take_digest", "read_checkpoint", "over", "fail", "left", "leave_job")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     APPLY_FIELD_NUMBER: _ClassVar[int]
     HEAL_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class Directive(_message.Message):
     OVER_FIELD_NUMBER: _ClassVar[int]
     FAIL_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_JOB_FIELD_NUMBER: _ClassVar[int]
     attempt: Attempt
     apply: Apply
     heal: _coordinator_pb2.CoordinatorMessage
@@ -69,7 +70,8 @@ class Directive(_message.Message):
     over: int
     fail: Fail
     left: bool
-    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., heal: _Optional[_Union[_coordinator_pb2.CoordinatorMessage, _Mapping]] = ..., replay: _Optional[_Union[Replay, _Mapping]] = ..., take_digest: _Optional[int] = ..., read_checkpoint: bool = ..., over: _Optional[int] = ..., fail: _Optional[_Union[Fail, _Mapping]] = ..., left: bool = ...) -> None: ...
+    leave_job: bool
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., heal: _Optional[_Union[_coordinator_pb2.CoordinatorMessage, _Mapping]] = ..., replay: _Optional[_Union[Replay, _Mapping]] = ..., take_digest: _Optional[int] = ..., read_checkpoint: bool = ..., over: _Optional[int] = ..., fail: _Optional[_Union[Fail, _Mapping]] = ..., left: bool = ..., leave_job: bool = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("quorum", "step")

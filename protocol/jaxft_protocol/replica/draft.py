@@ -7,7 +7,7 @@ from jaxft_protocol.replica.state import Effect, Failure, FailureKind, Log, Phas
 from jaxft_protocol.values import changed
 
 # Phases in which the session is over, or may end at any time.
-DONE = (Phase.FINISHED, Phase.LEAVING, Phase.LEFT, Phase.FAILED)
+DONE = (Phase.FINISHED, Phase.DRAINED, Phase.LEAVING, Phase.LEFT, Phase.FAILED)
 
 
 class Draft:

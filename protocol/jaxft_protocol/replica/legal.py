@@ -26,6 +26,7 @@ from jaxft_protocol.messages import (
     Alive,
     AllComputed,
     Commit,
+    Drained,
     Evicted,
     Finished,
     FrontierMoved,
@@ -33,6 +34,7 @@ from jaxft_protocol.messages import (
     Halted,
     Heal,
     NewQuorum,
+    Paused,
     Pin,
     Refused,
     Release,
@@ -44,6 +46,7 @@ from jaxft_protocol.replica.state import (
     Connected,
     Digested,
     Disconnected,
+    DrainNow,
     Event,
     ExchangeBroke,
     Exchanged,
@@ -78,7 +81,7 @@ _OFFLINE = frozenset({Phase.OFFLINE})
 _GREETING = frozenset({Phase.GREETING})
 _PRESENT = frozenset({Phase.PRESENT})
 _FINISHED = frozenset({Phase.FINISHED})
-_LEAVING = frozenset({Phase.LEAVING})
+_LEAVING = frozenset({Phase.DRAINED, Phase.LEAVING})
 _OVER = frozenset({Phase.LEFT, Phase.FAILED})
 _UNWELCOME = _OFFLINE | _GREETING
 _CATCHES_UP = frozenset({Phase.HEALING, Phase.FOLLOWING})
@@ -130,7 +133,9 @@ RULES: Mapping[type[Any], Rule] = {
         (_UNWELCOME | _PRESENT | {Phase.JOINING, Phase.WORKING}, _HEAL_OVER),
         (_FINISHED | _LEAVING | _OVER, _JOB_OVER),
     ),
-    LeaveNow: _rule(_ALL - _LEAVING),
+    LeaveNow: _rule(_ALL - {Phase.LEAVING}),
+    # SIGTERM may come at any time.
+    DrainNow: _rule(_UNWELCOME | _PRESENT | _JOINED, (_FINISHED | _LEAVING | _OVER, _JOB_OVER)),
     # ---- from the coordinator ----
     Alive: _rule(_ALL - _UNWELCOME),
     Welcome: _rule(_GREETING, (_OVER, _SESSION_OVER)),
@@ -151,6 +156,9 @@ RULES: Mapping[type[Any], Rule] = {
     Finished: _rule(_JOINED, *_CROSSES_LEAVE),
     Evicted: _rule(_PRESENT | _JOINED | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
     Halted: _rule(_GREETING | _PRESENT | _JOINED | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
+    Drained: _rule(_PRESENT | _JOINED, *_CROSSES_LEAVE),
+    # It follows a commit, which may have been applied by then.
+    Paused: _rule(_IN_QUORUM, *_CROSSES_LEAVE),
     Goodbye: _rule(_FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
 }
 

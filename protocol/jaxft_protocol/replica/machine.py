@@ -9,6 +9,7 @@ correct even if it is read late or twice.
 
     OFFLINE -> GREETING -> PRESENT -> JOINING -> WORKING -> VOTED -> APPLYING -> WORKING -> ...
                                       JOINING -> HEALING -> FOLLOWING -> WORKING
+    any phase in the job -> DRAINED -> LEAVING -> LEFT
 
 What holds after every event:
 
@@ -36,6 +37,7 @@ from jaxft_protocol.messages import (
     AllComputed,
     Commit,
     CoordinatorMessage,
+    Drained,
     Evicted,
     Finished,
     FrontierMoved,
@@ -43,6 +45,7 @@ from jaxft_protocol.messages import (
     Halted,
     Heal,
     NewQuorum,
+    Paused,
     Pin,
     Refused,
     Release,
@@ -60,6 +63,7 @@ from jaxft_protocol.replica.state import (
     Digested,
     Directive,
     Disconnected,
+    DrainNow,
     Effect,
     Event,
     ExchangeBroke,
@@ -69,6 +73,7 @@ from jaxft_protocol.replica.state import (
     Healed,
     HealFrom,
     Idle,
+    LeaveJob,
     LeaveNow,
     Over,
     Phase,
@@ -105,8 +110,10 @@ def directive(replica: Replica) -> Directive:
     """Return what the training thread should do now."""
     if replica.failure is not None:
         return Fail(replica.failure)
+    if replica.drained and replica.phase in (Phase.DRAINED, Phase.LEFT):
+        return LeaveJob()
     match replica.phase:
-        case Phase.WORKING if replica.quorum is not None:
+        case Phase.WORKING if replica.quorum is not None and not replica.paused:
             return Attempt(replica.quorum, replica.step)
         case Phase.APPLYING if replica.vote is not None:
             return Apply(replica.vote.quorum_id, replica.vote.step)
@@ -176,6 +183,8 @@ def _happened(draft: Draft, event: Event) -> None:
             healing.heal_broke(draft, heal_id, reason)
         case LeaveNow(finished):
             sessions.leave(draft, finished=finished)
+        case DrainNow():
+            sessions.drain(draft)
         case Received(message):
             _heard(draft, message)
         case _:
@@ -214,6 +223,10 @@ def _heard(draft: Draft, message: CoordinatorMessage) -> None:
             draft.enter(Phase.FINISHED, finished=number)
         case Goodbye():
             draft.enter(Phase.LEFT)
+        case Drained():
+            sessions.drained(draft)
+        case Paused():
+            draft.update(paused=True)
         case _:
             assert_never(message)
 
@@ -237,6 +250,8 @@ def _whom(replica: Replica) -> str:
             return f"the commit of step {replica.step}, as a spare"
         case Phase.FOLLOWING:
             return f"the boundary after step {replica.step}, to enter the quorum"
+        case Phase.WORKING if replica.paused:
+            return f"an operator to resume the job, which is paused before step {replica.step}"
         case Phase.LEAVING:
             return "joiners that still fetch this group's state"
         case _:

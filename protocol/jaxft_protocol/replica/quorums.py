@@ -18,8 +18,10 @@ def new_quorum(draft: Draft, quorum: NewQuorum) -> None:
         last_members=len(quorum.members),
         frontier_step=quorum.step,
         job_history=quorum.history,
+        paused=False,
     )
-    draft.log(_quorum_line(before, quorum, retried=replica.phase in (Phase.WORKING, Phase.VOTED)))
+    in_step = replica.phase in (Phase.WORKING, Phase.VOTED) and not replica.paused
+    draft.log(_quorum_line(before, quorum, retried=in_step))
     if replica.phase is Phase.APPLYING or quorum.step > replica.step:
         return  # it takes part once it holds the state
     draft.enter(Phase.WORKING, vote=None)
@@ -48,6 +50,9 @@ def applied(draft: Draft, number: Step) -> None:
     history = replica.job_history or replica.history
     draft.update(step=number, digest=None, digest_taken=False, vote=None, commit_heard=False, history=history)
     if replica.phase is not Phase.APPLYING:
+        return
+    if replica.drained:
+        draft.enter(Phase.DRAINED)
         return
     # Other groups have replaced this spare with this step. If it is a member again, that may be from a later step on.
     lacks_more = replica.quorum is None or replica.quorum.step > number

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from jaxft_protocol.messages import HaltKind, Hello, Join, Leave, Refused, Welcome
+from jaxft_protocol.messages import Drain, HaltKind, Hello, Join, Leave, Refused, Welcome
 from jaxft_protocol.replica.draft import DONE, Draft
 from jaxft_protocol.replica.state import (
     Close,
@@ -162,8 +162,11 @@ def disconnected(draft: Draft, reason: str, *, busy: bool) -> None:
     draft.effects += [ReleasePin(heal_id) for heal_id in sorted(replica.pins)]
     draft.update(pins=frozenset(), digests_due={})
     if replica.phase in DONE:
-        if replica.phase in (Phase.LEAVING, Phase.FINISHED):
+        if replica.phase in (Phase.LEAVING, Phase.FINISHED, Phase.DRAINED):
             draft.enter(Phase.LEFT)
+        return
+    if replica.drains or replica.drained:
+        draft.enter(Phase.LEFT, drained=True)  # the job goes on without it already
         return
     since_s = replica.offline_since_s
     if since_s is None:
@@ -182,6 +185,7 @@ def disconnected(draft: Draft, reason: str, *, busy: bool) -> None:
         joined=False,
         quorum=None,
         heal=None,
+        paused=False,
         busy=busy or replica.busy,
         offline_since_s=since_s,
         offline_reason=reason,
@@ -238,6 +242,24 @@ def evicted(draft: Draft, reason: str, *, may_return: bool, aside: bool) -> None
         FailureKind.EVICTED,
         f"group {me.group!r} of job {me.job!r} was evicted by the coordinator {me.coordinator}: {reason}",
     )
+
+
+def drain(draft: Draft) -> None:
+    if draft.replica.drains:
+        return
+    draft.update(drains=True)
+    if draft.replica.phase in (Phase.OFFLINE, Phase.GREETING):
+        draft.log("is drained while it is not in the job")
+        draft.enter(Phase.LEFT, drained=True)
+        return
+    draft.log("is drained: leaves the job at the next step boundary")
+    draft.send(Drain())
+
+
+def drained(draft: Draft) -> None:
+    draft.update(drained=True)
+    if draft.replica.phase is not Phase.APPLYING:  # else once it has applied
+        draft.enter(Phase.DRAINED)
 
 
 def leave(draft: Draft, *, finished: bool) -> None:

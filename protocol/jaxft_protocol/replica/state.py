@@ -32,6 +32,7 @@ class Phase(enum.Enum):
     VOTED = "voted"  # waits for the decision
     APPLYING = "applying"  # received COMMIT; the training thread applies
     FINISHED = "finished"  # the job is over
+    DRAINED = "drained"  # takes part in no further step; the training thread ends, and leaves
     LEAVING = "leaving"  # leaves on purpose; serves its heals until Goodbye
     LEFT = "left"
     FAILED = "failed"
@@ -163,6 +164,11 @@ class LeaveNow:
     finished: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DrainNow:
+    """This group is to end: it leaves the job at the end of its step, or at once if it is in none."""
+
+
 # ---- events: from the session ----
 
 
@@ -219,6 +225,7 @@ Event = (
     | Replayed
     | HealBroke
     | LeaveNow
+    | DrainNow
     | Connected
     | Disconnected
     | Received
@@ -333,11 +340,16 @@ class Over:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveJob:
+    """This group is drained: end the loop, and post `LeaveNow`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     failure: Failure
 
 
-Directive = Wait | TakeDigest | ReadCheckpoint | HealFrom | Replay | Attempt | Apply | Over | Fail
+Directive = Wait | TakeDigest | ReadCheckpoint | HealFrom | Replay | Attempt | Apply | Over | LeaveJob | Fail
 
 
 @dataclass(frozen=True)  # without slots: see `values.changed`
@@ -382,5 +394,8 @@ class Replica:
     offline_since_s: float | None = None
     offline_reason: str = ""
     waiting: str = ""
+    drains: bool = False  # this process was asked to end
+    drained: bool = False  # this group takes part in no step after the one that it applies
+    paused: bool = False  # no step begins before the next quorum
     finished: Step | None = None
     failure: Failure | None = None

@@ -5,6 +5,12 @@ const STATES = {member: "takes part", healing: "heals", stale: "waits for donors
 const BECOMES = {group_present: "present", group_joined: "stale", group_stale: "stale", heal_began: "healing", group_ready: "ready", group_leaves: "leaving",
   group_lost: "gone", group_evicted: "gone", group_set_aside: "gone", group_left: "gone", group_refused: "gone"};
 const LOST = {PROGRAM_STARTUP: "starting up", INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION: "no quorum", WASTED_PROGRESS_FROM_DISRUPTION: "retried steps", OTHER: "outside of steps"};
+const ACTIONS = {
+  drain: {label: "Drain", effect: "The group finishes its step, hands its place to a spare or its shards to the others, and its process ends with status 0."},
+  evict: {label: "Evict", effect: "The group's process ends with an error, and the job goes on without it. It joins again when it is restarted."},
+  pause: {label: "Pause", effect: "All groups keep their states and wait after the current step, until the job is resumed."},
+  resume: {label: "Resume", effect: "The job goes on with its next step."},
+};
 const MAX_EVENTS = 200;
 const SVG = "http://www.w3.org/2000/svg";
 const $ = id => document.getElementById(id);
@@ -123,7 +129,7 @@ function said(event) {
     case "quorum_ended": return `quorum ${event.quorum_id} ended at step ${event.step} without a successor${why}`;
     case "step_retried": return `step ${event.step} is retried${why}`;
     case "heal_began": return `${who} heals to step ${event.step} from ${some(event.donors ?? [])}`;
-    case "operator_action": return `an operator asked to ${event.action} ${who}${why} (token of the ${event.by}, status ${event.status})`;
+    case "operator_action": return `an operator asked to ${event.action} ${who || "the job"}${why} (token of the ${event.by}, status ${event.status})`;
     case "job_founded": return "the job begins at step 0";
     case "job_resumed": return `the job goes on from step ${event.step}`;
     case "job_finished": return `the job has finished at step ${event.step}`;
@@ -150,6 +156,9 @@ function show(next) {
   $("job").hidden = false; $("empty").hidden = true;
   setText($("job-name"), job.job);
   document.title = `${job.job} · ${job.state} · jaxft`;
+  const hold = $("hold"), action = job.paused ? "resume" : "pause";
+  hold.hidden = !actions; hold.dataset.action = action;
+  setText(hold, ACTIONS[action].label);
   const bad = job.state === "halted";
   $("banner").classList.toggle("bad", bad);
   setText($("banner"), bad ? `Halted: ${job.halted}` : job.waiting ? `Waiting: ${job.waiting}` : "");
@@ -220,22 +229,25 @@ function newRow(name) {
   const dot = make("span", {class: "dot"}), state = make("span"), why = make("div", {class: "why"});
   const step = make("td"), times = make("td"), losses = make("td"), line = document.createElementNS(SVG, "svg");
   line.setAttribute("viewBox", "0 0 1000 14"); line.setAttribute("preserveAspectRatio", "none"); line.setAttribute("role", "img");
-  const act = make("td", {class: "acts"}), button = make("button", {type: "button", "aria-label": `Evict ${name}`}, "evict");
-  button.addEventListener("click", () => confirmEvict(name));
-  act.append(button);
+  const act = make("td", {class: "acts"}), buttons = ["drain", "evict"].map(action => {
+    const button = make("button", {type: "button", "aria-label": `${ACTIONS[action].label} ${name}`}, action);
+    button.addEventListener("click", () => confirmAction(action, name));
+    return button;
+  });
+  act.append(...buttons);
   const element = make("tr", {}, make("th", {scope: "row"}, name), make("td", {}, dot, state, why), step, times, losses, make("td", {class: "line"}, line), act);
-  return {element, dot, state, why, step, times, losses, line, act, button};
+  return {element, dot, state, why, step, times, losses, line, act, buttons};
 }
 
 function fill(row, group, span, now) {
   row.dot.className = `dot s-${group.state}`;
-  const extra = [group.spare ? "spare" : "", group.away ? "away" : ""].filter(Boolean).join(", ");
+  const extra = [group.spare ? "spare" : "", group.away ? "away" : "", group.draining ? "to end" : ""].filter(Boolean).join(", ");
   setText(row.state, `${STATES[group.state] ?? group.state}${extra ? ` (${extra})` : ""} for ${duration(Math.max(0, Math.round(now - group.since)))}`);
   setText(row.why, group.reason ?? "");
   setText(row.step, group.step === undefined ? "" : String(group.step));
   setText(row.times, group.compute_s === undefined ? "" : `${duration(group.compute_s)}, ${duration(group.exchange_s)}`);
   setText(row.losses, String(group.losses));
-  row.act.hidden = !actions; row.button.disabled = group.state === "gone";
+  row.act.hidden = !actions; row.buttons.forEach(button => { button.disabled = group.state === "gone"; });
   const line = lines.get(group.group) ?? [], from = now - span, parts = [];
   line.forEach((piece, place) => {
     const until = line[place + 1]?.t ?? now;
@@ -252,21 +264,24 @@ function fill(row, group, span, now) {
 
 // ---- actions ----
 
-function confirmEvict(name) {
-  const dialog = $("confirm");
-  setText($("confirm-title"), `Evict ${name}?`);
-  setText($("confirm-text"), `The process of ${name} ends with an error, and the job goes on without it. It joins again when it is restarted.`);
+function confirmAction(action, name) {
+  const dialog = $("confirm"), {label, effect} = ACTIONS[action];
+  setText($("confirm-title"), `${label} ${name || chosen}?`);
+  setText($("confirm-text"), effect);
+  setText($("do"), label);
   setText($("outcome"), ""); $("reason").value = "";
-  dialog.dataset.group = name;
+  dialog.dataset.group = name; dialog.dataset.action = action;
   dialog.showModal();
 }
+
+$("hold").addEventListener("click", () => confirmAction($("hold").dataset.action, ""));
 
 $("do").addEventListener("click", async click => {
   click.preventDefault();
   const dialog = $("confirm");
   const answer = await fetch("api/v1/actions", {
     method: "POST", headers: {"Content-Type": "application/json", Authorization: `Bearer ${$("token").value}`},
-    body: JSON.stringify({action: "evict", job: chosen, group: dialog.dataset.group, reason: $("reason").value}),
+    body: JSON.stringify({action: dialog.dataset.action, job: chosen, group: dialog.dataset.group, reason: $("reason").value}),
   });
   const told = await answer.json();
   if (told.ok) dialog.close(); else setText($("outcome"), told.text);

@@ -1,0 +1,65 @@
+"""`jaxft drain`: ask a group to finish its step, hand over its place, and end."""
+
+import os
+import sys
+import time
+import urllib.parse
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from jaxft._operate._port import PortError, act, ask, default_url, job_path
+
+_LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True)
+class DrainOptions:
+    """Drain a group: it finishes its step, a spare or the others take over, and its process ends with status 0."""
+
+    group: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GROUP")]
+    """The group."""
+    job: str = "default"
+    """The job of that group."""
+    http: Annotated[str, tyro.conf.arg(metavar="URL")] = field(default_factory=default_url)
+    """The coordinator's HTTP port, started with --http-actions. By default that of the variable JAXFT_HTTP."""
+    token: str | None = None
+    """The job's token, or the operator's. By default that of the environment variable JAXFT_TOKEN."""
+    reason: str = ""
+    """For the coordinator's audit log."""
+    wait_s: float = 60.0
+    """Return when the group takes part no more, and end with status 1 if it still does after this; 0: do not wait."""
+
+
+def run_drain(options: DrainOptions) -> int:
+    """Drain a group; return 0 once it takes part no more.
+
+    Raises:
+        JaxftError: the coordinator cannot be asked, refuses it, or the group has not left in time.
+    """
+    token = options.token if options.token is not None else os.environ.get("JAXFT_TOKEN", "")
+    group = urllib.parse.quote(options.group, safe="")
+    sys.stdout.write(
+        act(options.http, f"{job_path(options.job)}/groups/{group}/drain", token=token, reason=options.reason)
+        + "\n"
+    )
+    deadline_s = time.monotonic() + options.wait_s
+    while options.wait_s > 0:
+        state = _state(options)
+        if state in ("gone", "leaving"):
+            sys.stdout.write(f"group {options.group!r} takes part no more\n")
+            return 0
+        if time.monotonic() >= deadline_s:
+            raise PortError(
+                f"group {options.group!r} of job {options.job!r} still takes part after {options.wait_s:g} s "
+                f"({state}). It leaves when its step is committed: `jaxft status {options.job}` shows what the job "
+                "waits for."
+            )
+        time.sleep(_LOOK_EVERY_S)
+    return 0
+
+
+def _state(options: DrainOptions) -> str:
+    groups = ask(options.http, job_path(options.job))[0]["group_list"]
+    return next((str(group["state"]) for group in groups if group["group"] == options.group), "gone")

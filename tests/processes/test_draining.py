@@ -1,0 +1,96 @@
+"""Groups are drained, and a job is paused, under training: no step is tried again, and the bits stay."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jaxft_protocol import credentials
+
+from tests import patience
+from tests.clusters import ROOT, Cluster, Worker, cluster, digest_alone
+from tests.operate import port
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+STEPS = 24
+TERMINATED_AT, DRAINED_AT, PAUSED_AT = 6, 12, 18
+GROUPS = ("group-0", "group-1", "group-2", "spare")
+
+
+def first_step_with_shards(worker: Worker, after: int = 0) -> int:
+    """The first step that a group has computed shards for; step s leads to state s + 1."""
+    return next(event["step"] - 1 for event in worker.steps() if event["shards"] and event["step"] > after)
+
+
+def group_of(web: port.Port, name: str) -> dict[str, Any]:
+    return next(group for group in web.job()["group_list"] if group["group"] == name)
+
+
+def until_at(here: Cluster, workers: dict[str, Worker], step: int, *groups: str) -> None:
+    """Wait until these groups hold state `step`, and so are in that step, at its gate."""
+    for name in groups:
+        done = workers[name].steps
+        here.until(lambda done=done: done() and done()[-1]["step"] == step, f"{name} in step {step}")
+
+
+def drain_by_command(web: port.Port, token: str, group: str) -> str:
+    command = [sys.executable, "-m", "jaxft._cli", "drain", group, "--job", "toy", "--http", web.url]
+    environment = {**os.environ, "JAXFT_TOKEN": token, "JAX_PLATFORMS": "cpu"}
+    more = ("--reason", "bad memory", "--wait-s", "0")
+    done = patience.run(
+        [*command, *more], cwd=ROOT, capture_output=True, text=True, limit_s=60.0, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_drains_and_a_pause_cost_no_step_and_no_bit(tmp_path: Path) -> None:
+    """SIGTERM to one group, whose place a spare takes; `jaxft drain` of another; a pause of the rest."""
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    token = credentials.job_key(credentials.read_secret(secret), "toy").hex()
+    gates = {step: tmp_path / f"gate-{step}" for step in (TERMINATED_AT, DRAINED_AT, PAUSED_AT)}
+    flags = ("--steps", str(STEPS), "--token", token, "--shards", "6")
+    flags += tuple(word for step, file in gates.items() for word in ("--gate", f"{step}:{file}"))
+    with cluster(tmp_path) as here:
+        web = port.start(here, "--token-file", str(secret), "--http-actions")
+        workers = here.start_together(GROUPS, lambda name: (*flags, *(("--spare",) * (name == "spare"))))
+
+        until_at(here, workers, TERMINATED_AT, *GROUPS)
+        os.kill(workers["group-1"].process.pid, signal.SIGTERM)
+        here.until(lambda: group_of(web, "group-1")["draining"], "the coordinator to know of the drain")
+        gates[TERMINATED_AT].touch()
+        here.until_finished(workers["group-1"])  # status 0
+
+        until_at(here, workers, DRAINED_AT, "group-0", "group-2", "spare")
+        assert "group 'group-2' is drained" in drain_by_command(web, token, "group-2")
+        gates[DRAINED_AT].touch()
+        here.until_finished(workers["group-2"])
+
+        until_at(here, workers, PAUSED_AT, "group-0", "spare")
+        assert web.post("/api/v1/jobs/toy/pause", b"", token)[0] == 200
+        gates[PAUSED_AT].touch()
+        here.until(lambda: "an operator has paused the job" in web.job()["waiting"], "the job to stand")
+        assert (web.job()["step"], web.job()["members"]) == (PAUSED_AT + 1, 0)
+        assert web.post("/api/v1/jobs/toy/resume", b'{"reason": "done"}', token)[0] == 200
+
+        here.until_finished(workers["group-0"], workers["spare"])
+        job = web.job()
+    events = [event["event"] for event in job["events"]]
+    assert job["steps_retried"] == {}, json.dumps(job["events"])
+    assert "group_evicted" not in events
+    assert "group_lost" not in events
+    at = events.index("job_unpaused")
+    assert "job_waiting" in events[at - 2 : at]
+    assert events[at + 1] == "quorum_changed"
+    # The drained group contributed to the step in which it was asked, and the spare to the next one.
+    assert workers["group-1"].steps()[-1]["step"] == TERMINATED_AT + 1
+    assert first_step_with_shards(workers["spare"]) == TERMINATED_AT + 1
+    assert workers["group-2"].steps()[-1]["step"] == DRAINED_AT + 1
+    assert {event["attempts"] for worker in workers.values() for event in worker.steps()} <= {0, 1}
+    assert {workers["group-0"].digest, workers["spare"].digest} == {digest_alone(STEPS, "--shards", "6")}
