@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxft._arrays._digest import digest
-from jaxft._arrays._pieces import Pieces
+from jaxft._arrays._pieces import Spread
 from jaxft._errors import ConfigurationError
 
 # Of so many batches one is computed twice: at most a thousandth of the time that batches take.
@@ -73,13 +73,17 @@ def difference(batch: Any, again: Any) -> str:
 
 def _digest(leaf: Any) -> str:
     """Of what this process holds: batches of a group of several processes are not gathered."""
-    return digest(Pieces.of([leaf]).split([leaf]))
+    return digest(_spread(leaf).split(leaf))
+
+
+def _spread(leaf: Any) -> Spread:
+    return Spread.of(np.shape(leaf), getattr(leaf, "sharding", None))
 
 
 def _first_difference(leaf: Any, other: Any) -> str:
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return ""
-    if not Pieces.of([leaf]).whole:
+    if _spread(leaf).sharding is not None:
         return " in this process's part"
     one, two = np.atleast_1d(np.asarray(leaf)), np.atleast_1d(np.asarray(other))
     differs = np.argwhere(one != two)

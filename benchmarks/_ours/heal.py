@@ -20,6 +20,8 @@ from jaxft_protocol.credentials import DataKey
 
 from benchmarks._state import make_memory_fresh, sums, values
 from benchmarks._worker import serve
+from jaxft._arrays._leaf_types import type_of
+from jaxft._arrays._placement import place
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
@@ -107,7 +109,8 @@ def heal(addresses: list[str], sizes: list[int], token: bool) -> dict[str, Any]:
         key=_key(token),
     )
     try:
-        got = jax.block_until_ready(fetcher.state(STEP, like, cancel=Abort()))
+        arrays = fetcher.state(STEP, list(map(type_of, like)), cancel=Abort())
+        got = jax.block_until_ready(place(arrays, like))
         took_s = time.perf_counter() - began_s
     finally:
         fetcher.close()

@@ -22,7 +22,7 @@ class LeafType:
 
 def type_of(leaf: Any) -> LeafType:
     """The type of a leaf as it is sent; a key is sent as its key data."""
-    aval = jax.typeof(leaf)
+    aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     if is_key(aval):
         aval = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
     return LeafType(tuple(aval.shape), aval.dtype.name)

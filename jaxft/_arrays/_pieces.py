@@ -1,25 +1,27 @@
-"""What one process holds of arrays that are spread over the processes of its group.
+"""What one process holds of the leaves of its group, and which part of it this process exchanges and serves.
 
-A leaf on devices of several processes is split, for everything that travels between groups, into its *pieces*: the
-distinct blocks that devices of this process hold, in the order of their offsets. Every other leaf is its only piece.
-So an exchange and a heal handle lists of ordinary arrays; rank r of one group meets rank r of another, and nothing is
-gathered. A block that several devices hold, such as a replicated leaf, is one piece in each process that holds it.
+A leaf on devices of several processes is split into its *pieces*: the distinct blocks that devices of this process
+hold, in the order of their offsets. Every other leaf is its only piece. Of its pieces a process contributes and
+serves those that belong to its lanes (`_lanes.py`). The others belong to a lane of another process, which hands them
+over by an all-gather within the group when leaves are joined again. It moves bytes, so no bit can change.
 
-Groups can meet this way only if their ranks hold the same pieces: they must have equal meshes. The digest of the
-layout of the pieces says whether they do.
+A group of one process has whole leaves. It cuts parts out of them only for peers that have several processes.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from jaxft._arrays._handover import Handover
+from jaxft._arrays._lanes import Block, Lanes, Part, Span, block_of, span_of, spans
 from jaxft._arrays._layout import LeafSpec
-
-Block = tuple[tuple[int, int], ...]  # start and stop in each dimension
+from jaxft._arrays._leaf_types import LeafType
+from jaxft._arrays._placement import place
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,9 @@ class Spread:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """The distinct blocks that this process holds, in order; none if the leaf is not spread."""
+        """The distinct blocks that this process holds, in order."""
+        if self.sharding is None:
+            return (tuple((0, size) for size in self.shape),)
         return tuple(sorted(set(self._by_device().values())))
 
     def split(self, leaf: Any) -> list[Any]:
@@ -45,7 +49,7 @@ class Spread:
             return [leaf]
         found: dict[Block, Any] = {}
         for shard in leaf.addressable_shards:
-            found.setdefault(_block(shard.index, self.shape), shard.data)
+            found.setdefault(block_of(shard.index, self.shape), shard.data)
         return [found[block] for block in self.blocks]
 
     def join(self, pieces: Sequence[Any]) -> Any:
@@ -58,62 +62,119 @@ class Spread:
         return jax.make_array_from_single_device_arrays(self.shape, self.sharding, arrays)
 
     def _by_device(self) -> "dict[Any, Block]":
-        if self.sharding is None:
-            return {}
+        assert self.sharding is not None
         indices = self.sharding.addressable_devices_indices_map(self.shape)
-        return {device: _block(index or (), self.shape) for device, index in indices.items()}
+        return {device: block_of(index or (), self.shape) for device, index in indices.items()}
 
 
 class Pieces:
-    """How a list of leaves is split in this process."""
+    """How a list of leaves is split in this process.
 
-    def __init__(self, leaves: Sequence[Spread]) -> None:
+    Args:
+        lanes: how the leaves are divided among the devices of the group.
+        devices: those devices, in the order of the lanes.
+        leaves: the leaves; read only if there are several ranks.
+        rank: this process's number in its group.
+        ranks: the number of processes of the group.
+    """
+
+    def __init__(
+        self, lanes: Lanes, devices: Sequence[Any], leaves: Sequence[Spread], *, rank: int, ranks: int
+    ) -> None:
+        self.lanes = lanes
+        self.whole = ranks == 1  # nothing to split
+        self.own = span_of(rank, ranks, lanes.count)
+        self._devices = tuple(devices)
         self._leaves = tuple(leaves)
-        self._counts = [max(1, len(leaf.blocks)) for leaf in leaves]
-        self.count = sum(self._counts)
-        self.whole = all(leaf.sharding is None for leaf in leaves)  # nothing to split
 
-    @staticmethod
-    def of(leaves: Sequence[Any]) -> "Pieces":
-        """How these arrays are split."""
-        return Pieces([Spread.of(np.shape(leaf), getattr(leaf, "sharding", None)) for leaf in leaves])
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """What `split` returns, part by part."""
+        return self.lanes.parts(self.own)
+
+    @property
+    def count(self) -> int:
+        return len(self._leaves) if self.whole else len(self.parts)
 
     def split(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """The pieces of all leaves, in order."""
+        """The parts of the leaves that belong to this process's lanes, lane by lane; the leaves if they are whole."""
         if self.whole:
             return leaves
+        found = dict(zip(self._local, self._pieces(leaves), strict=True))
+        return [found[part] for part in self.parts]
+
+    def join(self, parts: Sequence[np.ndarray]) -> Sequence[Any]:
+        """The leaves of these parts, on host memory or devices as programs take them. All processes must call it."""
+        return parts if self.whole else self._joined(self._completed(parts))
+
+    def place(self, parts: Sequence[np.ndarray], like: Sequence[Any]) -> Sequence[jax.Array]:
+        """The leaves of these parts, placed like those of `like`. All processes must call it."""
+        if self.whole:
+            return place(parts, like)
+        return self._joined(place(self._completed(parts), self._pieces(like)))
+
+    def specs(self, specs: Sequence[LeafSpec], span: Span | None = None) -> tuple[LeafSpec, ...]:
+        """The types of what `split` returns, or of the parts of some lanes, for leaves of these types."""
+        if self.whole and span is None:
+            return tuple(specs)
+        return self.lanes.specs(specs, span or self.own)
+
+    def types(self, span: Span | None = None) -> list[LeafType]:
+        """As `specs`: the types as they are sent."""
+        if self.whole and span is None:
+            return list(self.lanes.leaf_types)
+        return self.lanes.types(span or self.own)
+
+    def spans(self, sizes: Iterable[int]) -> tuple[Span, ...]:
+        """This process's lanes, cut as groups of these numbers of processes divide theirs."""
+        return spans(self.own, sizes, self.lanes.count)
+
+    def picks(self, span: Span) -> list[tuple[int, tuple[slice, ...]]]:
+        """For the parts of some of this process's lanes: which array of `split` they lie in, and where in it."""
+        parts = self.lanes.parts(span)
+        if self.whole:
+            return [(part.leaf, part.index) for part in parts]
+        return [(self._number[part], ()) for part in parts]
+
+    def cut(self, arrays: Sequence[np.ndarray], span: Span) -> list[np.ndarray]:
+        """Of host arrays, as `split` returns them, what belongs to some of this process's lanes."""
+        return [arrays[number][index] for number, index in self.picks(span)]
+
+    def gathered(self, parts: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """What `split` returns of host arrays, from the parts of all lanes of this process."""
+        return self.lanes.whole(parts) if self.whole else parts
+
+    @cached_property
+    def _number(self) -> dict[Part, int]:
+        return {part: number for number, part in enumerate(self.parts)}
+
+    @cached_property
+    def _local(self) -> tuple[Part, ...]:
+        """Every block that this process holds, leaf by leaf."""
+        return tuple(Part(number, block) for number, leaf in enumerate(self._leaves) for block in leaf.blocks)
+
+    @cached_property
+    def _handover(self) -> Handover:
+        return Handover(self.lanes, self._devices)
+
+    def _pieces(self, leaves: Sequence[Any]) -> list[Any]:
         return [
             piece for spread, leaf in zip(self._leaves, leaves, strict=True) for piece in spread.split(leaf)
         ]
 
-    def join(self, pieces: Sequence[Any]) -> Sequence[Any]:
-        """The leaves of these pieces."""
-        if self.whole:
-            return pieces
-        return [spread.join(own) for spread, own in zip(self._leaves, self._grouped(pieces), strict=True)]
+    def _completed(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Every block that this process holds, from those that belong to its lanes."""
+        found = dict(zip(self.parts, map(np.asarray, parts), strict=True))
+        self._handover.complete(found, self._local)
+        return [found[part] for part in self._local]
 
-    def specs(self, specs: Sequence[LeafSpec]) -> tuple[LeafSpec, ...]:
-        """The types of the pieces of leaves of these types."""
-        if self.whole:
-            return tuple(specs)
-        found: list[LeafSpec] = []
-        for spread, spec in zip(self._leaves, specs, strict=True):
-            if spread.sharding is None:
-                found.append(spec)
-            for block in spread.blocks:
-                where = ",".join(f"{start}:{stop}" for start, stop in block)
-                shape = tuple(stop - start for start, stop in block)
-                found.append(replace(spec, path=f"{spec.path}[{where}]", shape=shape))
-        return tuple(found)
+    def _joined(self, pieces: Sequence[Any]) -> Sequence[Any]:
+        return [spread.join(own) for spread, own in zip(self._leaves, self._grouped(pieces), strict=True)]
 
     def _grouped(self, pieces: Sequence[Any]) -> Iterator[Sequence[Any]]:
         first = 0
-        for count in self._counts:
+        for leaf in self._leaves:
+            count = len(leaf.blocks)
             yield pieces[first : first + count]
             first += count
         assert first == len(pieces), f"{len(pieces)} pieces instead of {first}"
-
-
-def _block(index: tuple[slice, ...], shape: Sequence[int]) -> Block:
-    bounds = (part.indices(size) for part, size in zip(index, shape, strict=True))
-    return tuple((start, stop) for start, stop, _ in bounds)

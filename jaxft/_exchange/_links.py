@@ -59,6 +59,7 @@ class Links:
         members: Sequence[Peer],
         abort: Abort,
         patience: Patience,
+        lane: int = 0,
     ) -> "Links":
         """Connect to every other member. Ends all older quorums at this listener.
 
@@ -70,6 +71,7 @@ class Links:
             members: all members, in the quorum's order.
             abort: a flag that ends the wait; the exchanges over these links watch it too.
             patience: the limit on a time without progress.
+            lane: the first of the lanes that are exchanged over these links.
 
         Raises:
             ExchangeFailed: names the members that could not be reached; none, if the abort flag was set.
@@ -79,7 +81,7 @@ class Links:
         number = [peer.group for peer in members].index(me)
         # `_mesh.py` fills in the group and incarnation to dial.
         request = ConnectionRequest(
-            "exchange", job, me, members[number].incarnation, "", 0, quorum_id, listener.rank
+            "exchange", job, me, members[number].incarnation, "", 0, quorum_id, lane=lane
         )
         listener.forget(quorum_id - 1)
         try:

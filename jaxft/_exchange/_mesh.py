@@ -19,12 +19,21 @@ from jaxft._transport._sockets import Aborted, wait_any
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member of a quorum: its name and incarnation, its address, and its shards of the step."""
+    """A member of a quorum, or the one of its processes that holds what this one does.
+
+    Args:
+        group: its name.
+        incarnation: its incarnation.
+        address: of the process.
+        shards: the member's shards of the step.
+        rank: the process's number in its group.
+    """
 
     group: str
     incarnation: int
     address: str
     shards: tuple[int, ...]
+    rank: int = 0
 
 
 def connect_mesh(
@@ -56,7 +65,7 @@ def connect_mesh(
 
 def _begin(peer: Peer, request: ConnectionRequest, key: DataKey | None) -> Dialling:
     try:
-        to_peer = replace(request, to_group=peer.group, to_incarnation=peer.incarnation)
+        to_peer = replace(request, to_group=peer.group, to_incarnation=peer.incarnation, rank=peer.rank)
         return Dialling(peer.address, to_peer, key)
     except ConnectionError as error:
         raise _failed(request, str(error), [peer]) from error
@@ -117,6 +126,7 @@ def _take_lower(
             quorum_id=request.number,
             group=peer.group,
             incarnation=peer.incarnation,
+            lane=request.lane,
             abort=abort,
         )
         try:

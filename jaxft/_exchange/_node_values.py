@@ -51,9 +51,10 @@ class Packed:
 class Loose:
     """Leaves in place. They must not be written to while this object lives."""
 
-    def __init__(self, layout: Layout, leaves: Sequence[np.ndarray]) -> None:
-        """`leaves` are flat and contiguous, in the order of the layout."""
-        self._layout = layout
+    def __init__(self, layout: Layout, leaves: Sequence[np.ndarray], *, summed: bool = False) -> None:
+        """`leaves` are flat and contiguous, in the order of the layout; `summed`: of the dtype of sums."""
+        regions = layout.regions
+        self._dtypes = [np.dtype(region.sum_dtype if summed else region.dtype) for region in regions]
         self._offsets: list[list[int]] = [[] for _ in layout.regions]
         self._leaves: list[list[np.ndarray]] = [[] for _ in layout.regions]
         for extent, leaf in zip(layout.extents, leaves, strict=True):
@@ -61,7 +62,7 @@ class Loose:
             self._leaves[extent.region].append(leaf)
 
     def dtype(self, region: int) -> np.dtype:
-        return np.dtype(self._layout.regions[region].dtype)
+        return self._dtypes[region]
 
     def part(self, region: int, start: int, stop: int) -> np.ndarray:
         offsets, leaves = self._offsets[region], self._leaves[region]

@@ -56,6 +56,26 @@ class Partials:
         """What lies together of a region of a held node, in order, each with its offset. Between them is zero."""
         return self._values[node].pieces(region)
 
+    def select(self, layout: Layout, picks: Sequence[tuple[int, tuple[slice, ...]]]) -> "Partials":
+        """The same nodes, of some blocks of the leaves only. Shares the memory of blocks that lie together.
+
+        Args:
+            layout: the layout of the blocks.
+            picks: for each block the number of its leaf, and where in the leaf it lies.
+        """
+        found = Partials(layout, self.shards)
+        for node, values in self._values.items():
+            blocks = [
+                np.ascontiguousarray(self._leaf(values, leaf)[index]).reshape(-1) for leaf, index in picks
+            ]
+            found._values[node] = Loose(layout, blocks, summed=node.size > 1)
+        return found
+
+    def _leaf(self, values: NodeValues, number: int) -> np.ndarray:
+        extent = self.layout.extents[number]
+        flat = values.part(extent.region, extent.offset, extent.stop)
+        return flat.reshape(self.layout.specs[number].shape)
+
     def add(self, shard: int, leaves: "Sequence[np.ndarray | jax.Array]") -> None:
         """Add a shard's contribution, and merge every node that is complete.
 

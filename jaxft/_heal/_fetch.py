@@ -11,16 +11,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import jax
 import numpy as np
 from jaxft_protocol.credentials import DataKey
 
+from jaxft._arrays._lanes import Span
 from jaxft._arrays._layout import LeafSpec
-from jaxft._arrays._leaf_types import LeafType, type_of
+from jaxft._arrays._leaf_types import LeafType
 from jaxft._arrays._memory import aligned_empty
-from jaxft._arrays._placement import place
 from jaxft._errors import HealFailed
 from jaxft._heal._blob import ALIGN_BYTES, BlobLayout
 from jaxft._heal._frames import BadFrame, Kind, Request, Status, manifest, read_manifest
@@ -40,18 +38,19 @@ _NOTICE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class DonorAt:
-    """A group that holds the state: its name and incarnation, and the address of its data plane."""
+    """A process that holds the state: its group's name and incarnation, the address of its data plane, its rank."""
 
     group: str
     incarnation: int
     address: str
+    rank: int = 0
 
 
 class _Donor:
     def __init__(self, at: DonorAt, request: ConnectionRequest) -> None:
         self.name = at.group
         self.address = at.address
-        self.request = replace(request, to_group=at.group, to_incarnation=at.incarnation)
+        self.request = replace(request, to_group=at.group, to_incarnation=at.incarnation, rank=at.rank)
         self.connection: Connection | None = None
         self.failed = ""
 
@@ -73,7 +72,7 @@ class Fetcher:
         donors: the groups to fetch from.
         timeout_s: how long a donor may take for an answer or for a chunk.
         key: the key of the job's data plane, if it has one.
-        rank: this process's rank, and that of the donors' processes.
+        span: fetch what belongs to these lanes, which each of the donors holds; None: leaves are whole.
     """
 
     def __init__(
@@ -86,29 +85,28 @@ class Fetcher:
         donors: Sequence[DonorAt],
         timeout_s: float,
         key: DataKey | None = None,
-        rank: int = 0,
+        span: Span | None = None,
     ) -> None:
         self.transferred_bytes = 0
+        self._span = span
         self._heal_id = heal_id
         self._timeout_s = timeout_s
         self._key = key
-        request = ConnectionRequest("heal", job, group, incarnation, "", 0, heal_id, rank)
+        request = ConnectionRequest("heal", job, group, incarnation, "", 0, heal_id)
         self._donors = [_Donor(donor, request) for donor in donors]
 
-    def state(self, step: int, like: Sequence[Any], *, cancel: Abort) -> list[jax.Array]:
-        """Fetch the pinned state `step`, placed as the leaves of `like` are.
+    def state(self, step: int, types: Sequence[LeafType], *, cancel: Abort) -> list[np.ndarray]:
+        """Fetch the pinned state `step`, whose leaves have these types.
 
         Raises:
             HealFailed: no donor is left, the donors hold other leaves, or `cancel` was set.
         """
-        types = [type_of(leaf) for leaf in like]
         layout = BlobLayout.of(types)
         # Not from the pool: a block of this size would be kept for the next contribution of this size.
         arena = _aligned(layout.total_bytes)
-        self._fetch(Request(Kind.STATE, self._heal_id, step), layout, arena, cancel, types)
-        placed = place(layout.arrays(arena), like)
+        self._fetch(self._request(Kind.STATE, step), layout, arena, cancel, list(types))
         self._say_held(step)
-        return placed
+        return layout.arrays(arena)
 
     def means(self, step: int, specs: Sequence[LeafSpec], *, cancel: Abort) -> list[np.ndarray]:
         """Fetch the means of a step that is committed, waiting for a donor to reach it.
@@ -118,20 +116,23 @@ class Fetcher:
         """
         layout = BlobLayout.of([LeafType(spec.shape, spec.dtype) for spec in specs])
         arena = aligned_empty(layout.total_bytes)
-        self._fetch(Request(Kind.MEANS, self._heal_id, step), layout, arena, cancel)
+        self._fetch(self._request(Kind.MEANS, step), layout, arena, cancel)
         return layout.arrays(arena)
 
-    def edits(self, step: int, like: Sequence[Any], *, cancel: Abort) -> list[jax.Array]:
-        """Fetch the leaves that were edited before a committed step, placed as those of `like` are.
+    def edits(self, step: int, types: Sequence[LeafType], *, cancel: Abort) -> list[np.ndarray]:
+        """Fetch the leaves, of these types, that were edited before a committed step.
 
         Raises:
             HealFailed: no donor is left, or `cancel` was set.
         """
-        layout = BlobLayout.of([type_of(leaf) for leaf in like])
+        layout = BlobLayout.of(types)
         arena = _aligned(layout.total_bytes)
         if layout.total_bytes:
-            self._fetch(Request(Kind.EDITS, self._heal_id, step), layout, arena, cancel)
-        return place(layout.arrays(arena), like)
+            self._fetch(self._request(Kind.EDITS, step), layout, arena, cancel)
+        return layout.arrays(arena)
+
+    def _request(self, kind: Kind, step: int) -> Request:
+        return Request(kind, self._heal_id, step, span=self._span)
 
     def close(self) -> None:
         for donor in self._donors:
@@ -144,7 +145,7 @@ class Fetcher:
                 continue
             try:
                 deadline_s = time.monotonic() + _NOTICE_TIMEOUT_S
-                ask(donor.connection, Request(Kind.HOLDS, self._heal_id, step), deadline_s, None)
+                ask(donor.connection, self._request(Kind.HOLDS, step), deadline_s, None)
             except (ConnectionError, TimeoutError):
                 donor.close()  # the next fetch dials it again and tells it
 
@@ -188,7 +189,7 @@ class Fetcher:
             if types is not None:
                 self._check_manifest(connection, request, types, stripes.over)
             else:
-                held = Request(Kind.HOLDS, self._heal_id, request.step)
+                held = self._request(Kind.HOLDS, request.step)
                 ask(connection, held, time.monotonic() + self._timeout_s, stripes.over)
             stripes.serve(connection)
         except Aborted:
@@ -215,7 +216,7 @@ class Fetcher:
         patient_until_s = time.monotonic() + self._timeout_s
         while True:
             deadline_s = time.monotonic() + self._timeout_s
-            ask(connection, Request(Kind.MANIFEST, self._heal_id, request.step), deadline_s, abort)
+            ask(connection, self._request(Kind.MANIFEST, request.step), deadline_s, abort)
             reply = header(connection, deadline_s, abort)
             said = text(connection, reply, limit_bytes, deadline_s, abort)
             if reply.status is not Status.NOT_YET:

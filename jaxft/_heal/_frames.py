@@ -10,10 +10,11 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxft._arrays._lanes import Span
 from jaxft._arrays._leaf_types import LeafType
 
-MAGIC = 0x4A58_4832  # "JXH2"
-_REQUEST = struct.Struct("!IBxxxQQII")
+MAGIC = 0x4A58_4833  # "JXH3"
+_REQUEST = struct.Struct("!IBxxxQQIIII")
 _REPLY = struct.Struct("!IBxxxII")
 REQUEST_BYTES = _REQUEST.size
 REPLY_BYTES = _REPLY.size
@@ -41,21 +42,30 @@ class BadFrame(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """What a joiner asks for: chunks `first` to `first + count` of the parts that belong to some lanes.
+
+    Without a span, leaves are whole: both groups have one process.
+    """
+
     kind: Kind
     heal_id: int
     step: int
     first: int = 0
     count: int = 0
+    span: Span | None = None
 
     def encode(self) -> bytes:
-        return _REQUEST.pack(MAGIC, self.kind, self.heal_id, self.step, self.first, self.count)
+        lanes = (0, 0) if self.span is None else (self.span.start, self.span.stop)
+        return _REQUEST.pack(MAGIC, self.kind, self.heal_id, self.step, self.first, self.count, *lanes)
 
     @staticmethod
     def decode(data: bytes | bytearray | memoryview) -> "Request":
-        magic, kind, heal_id, step, first, count = _REQUEST.unpack(data)
+        magic, kind, heal_id, step, first, count, start, stop = _REQUEST.unpack(data)
         if magic != MAGIC or kind not in Kind._value2member_map_:
             raise BadFrame(f"a request of kind {kind} with magic {magic:#x} is not a request for healing")
-        return Request(Kind(kind), heal_id, step, first, count)
+        if start >= stop > 0 or start > stop:
+            raise BadFrame(f"a request for the lanes from {start} up to {stop} asks for none")
+        return Request(Kind(kind), heal_id, step, first, count, Span(start, stop) if stop else None)
 
 
 @dataclass(frozen=True, slots=True)

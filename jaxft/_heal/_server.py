@@ -51,7 +51,7 @@ class HealServer:
                 case Kind.MANIFEST:
                     self._send_manifest(connection, request)
                 case Kind.HOLDS:
-                    self._store.holds(request.heal_id, request.step)
+                    self._store.holds(request.heal_id, request.step, request.span)
                 case Kind.STATE | Kind.MEANS | Kind.EDITS:
                     self._send_chunks(connection, request)
         except NotYet as error:
@@ -60,17 +60,18 @@ class HealServer:
             _send_text(connection, Status.GONE, str(error))
 
     def _send_manifest(self, connection: Connection, request: Request) -> None:
-        step, blob = self._store.state(request.heal_id, deadline_s=time.monotonic() + LONG_POLL_S)
+        deadline_s = time.monotonic() + LONG_POLL_S
+        step, blob = self._store.state(request.heal_id, request.span, deadline_s=deadline_s)
         _send_text(connection, Status.OK, manifest(step, blob.layout.leaves))
 
     def _send_chunks(self, connection: Connection, request: Request) -> None:
         deadline_s = time.monotonic() + LONG_POLL_S
         if request.kind is Kind.MEANS:
-            blob = self._store.means(request.heal_id, request.step, deadline_s=deadline_s)
+            blob = self._store.means(request.heal_id, request.step, request.span, deadline_s=deadline_s)
         elif request.kind is Kind.EDITS:
-            blob = self._store.edits(request.heal_id, request.step, deadline_s=deadline_s)
+            blob = self._store.edits(request.heal_id, request.step, request.span, deadline_s=deadline_s)
         else:
-            step, blob = self._store.state(request.heal_id, deadline_s=deadline_s)
+            step, blob = self._store.state(request.heal_id, request.span, deadline_s=deadline_s)
             if step != request.step:
                 raise Gone(f"state {step} is kept for heal {request.heal_id}, not state {request.step}")
         stop = request.first + request.count

@@ -8,7 +8,8 @@ the donation of its array, when the first joiner asks for it, and at the latest 
   checks afterwards whether the array was overwritten (`intact`).
 * Elsewhere, and for the few types that XLA packs (int4), a host view is a copy from the start.
 
-A leaf on several devices is joined, in C order, when its first byte is read.
+A leaf on several devices is joined, in C order, when its first byte is read. A joiner of several processes asks for
+the parts that belong to some lanes; these are read where they lie, if they lie together.
 """
 
 import threading
@@ -18,38 +19,61 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxft._arrays._lanes import Span
 from jaxft._arrays._leaf_types import LeafType, is_key, type_of
+from jaxft._arrays._pieces import Pieces
 from jaxft._heal._blob import Blob, BlobLayout, Spoiled, bytes_of
 
 _Piece = tuple[tuple[slice, ...], np.ndarray]
 
 
 class Snapshot:
-    def __init__(self, leaves: Sequence[Any]) -> None:
+    """A state: the pieces of this process, as `Pieces.split` returns them."""
+
+    def __init__(self, leaves: Sequence[Any], pieces: Pieces | None = None) -> None:
         self._lock = threading.Lock()
         self._leaves: list[Any] = list(leaves)
-        self._blob: Blob | None = None
+        self._pieces = pieces
+        self._sources: list[_Leaf] | None = None
+        self._blobs: dict[Span | None, Blob] = {}
 
-    @property
-    def blob(self) -> Blob:
+    def blob(self, span: Span | None = None) -> Blob:
+        """All that was given, or the parts that belong to some of this process's lanes."""
         with self._lock:
-            if self._blob is None:
-                sources = [_Leaf(leaf) for leaf in self._leaves]
-                self._blob = Blob(BlobLayout.of([source.type for source in sources]), sources)
-                self._leaves = []
-            return self._blob
+            if span not in self._blobs:
+                self._blobs[span] = self._blob(span)
+            return self._blobs[span]
 
     def capture(self, wanted: Callable[[], bool] = lambda: True) -> None:
         """Protect the state from the donation of its arrays; stop as soon as it is not `wanted`."""
-        for source in self.blob.sources:
+        with self._lock:
+            sources = self._leaf_sources()
+        for source in sources:
             if not wanted():
                 return
-            assert isinstance(source, _Leaf)
             source.capture()
 
     def intact(self) -> bool:
         with self._lock:
-            return self._blob is None or all(source.intact() for source in self._blob.sources)
+            return self._sources is None or all(source.intact() for source in self._sources)
+
+    def _leaf_sources(self) -> "list[_Leaf]":
+        if self._sources is None:
+            self._sources = [_Leaf(leaf) for leaf in self._leaves]
+            self._leaves = []
+        return self._sources
+
+    def _blob(self, span: Span | None) -> Blob:
+        sources = self._leaf_sources()
+        if span is None:
+            return Blob(BlobLayout.of([source.type for source in sources]), sources)
+        assert self._pieces is not None
+        types = self._pieces.types(span)
+        parts = [
+            _PartOf(sources[number], index, one)
+            for (number, index), one in zip(self._pieces.picks(span), types, strict=True)
+        ]
+        return Blob(BlobLayout.of(types), parts)
 
 
 class _Leaf:
@@ -77,6 +101,18 @@ class _Leaf:
                 self._flat = self._join()
             return self._flat
 
+    def part(self, index: tuple[slice, ...]) -> tuple[np.ndarray, list[jax.Array]]:
+        """A block of the leaf, contiguous, and the arrays whose memory it may share."""
+        with self._lock:
+            self._capture()
+            for where, piece in self._pieces:
+                if where == index and piece.flags.c_contiguous:
+                    return piece, list(self._watched)
+            if self._flat is None:
+                self._flat = self._join()
+            whole = np.asarray(self._flat).view(np.dtype(self.type.dtype))
+            return np.ascontiguousarray(whole.reshape(self.type.shape)[index]), list(self._watched)
+
     def intact(self) -> bool:
         # Not `is_deleted` of the whole leaf: that looks at its first buffer only (JAX 0.10 to 0.12).
         return not self._spoiled and not any(shard.is_deleted() for shard in self._watched)
@@ -102,6 +138,28 @@ class _Leaf:
         return bytes_of(whole)
 
 
+class _PartOf:
+    """One block of a leaf."""
+
+    def __init__(self, leaf: _Leaf, index: tuple[slice, ...], type_: LeafType) -> None:
+        self._leaf = leaf
+        self._index = index
+        self._type = type_
+        self._lock = threading.Lock()
+        self._block: np.ndarray | None = None
+        self._watched: list[jax.Array] = []  # the leaf stops to watch them once it is joined
+
+    def flat(self) -> memoryview:
+        with self._lock:
+            if self._block is None:
+                self._block, self._watched = self._leaf.part(self._index)
+                assert self._block.nbytes == self._type.size_bytes
+            return bytes_of(self._block)
+
+    def intact(self) -> bool:
+        return self._leaf.intact() and not any(shard.is_deleted() for shard in self._watched)
+
+
 def _host_pieces(leaf: Any, leaf_type: LeafType) -> tuple[list[_Piece], list[jax.Array]]:
     """A leaf's unique pieces in host memory, and the arrays whose memory the pieces share."""
     if not isinstance(leaf, jax.Array):
@@ -122,5 +180,10 @@ def _host_pieces(leaf: Any, leaf_type: LeafType) -> tuple[list[_Piece], list[jax
                 watched.append(shard.data)
         elif "host" in (shard.data.sharding.memory_kind or ""):
             view = np.array(view)  # offloaded to host memory: the view may share the array's memory
-        pieces.append((shard.index, view))
+        pieces.append((_plain(shard.index, leaf.shape), view))
     return pieces, watched
+
+
+def _plain(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The same index, with every bound given."""
+    return tuple(slice(*one.indices(size)[:2]) for one, size in zip(index, shape, strict=True))

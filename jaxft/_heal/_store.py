@@ -13,12 +13,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from jaxft._arrays._lanes import Span
+from jaxft._arrays._pieces import Pieces
 from jaxft._heal._blob import Blob, blob_of
 from jaxft._heal._snapshot import Snapshot
 
@@ -42,10 +44,28 @@ class NotYet(LookupError):
     """The requested data is expected, but did not come by the deadline."""
 
 
+# The parts of logged arrays that belong to some lanes.
+Cut = Callable[[Sequence[np.ndarray], Span], Sequence[np.ndarray]]
+
+
 @dataclass(slots=True)
 class _Pin:
     step: int
-    held: int = -1  # the state that the joiner holds
+    own: Span  # the lanes of this process
+    # The states that the joiner's processes hold, by the lanes that each fetches here; None: all.
+    holds: dict[Span | None, int] = field(default_factory=dict[Span | None, int])
+
+    @property
+    def held(self) -> int:
+        """The state that the joiner holds of all lanes of this process; -1: none."""
+        everywhere = self.holds.get(None, -1)
+        some = [(span, step) for span, step in self.holds.items() if span is not None]
+        if not some:
+            return everywhere
+        return min(
+            max([everywhere, *(step for span, step in some if span.start <= lane < span.stop)])
+            for lane in range(self.own.start, self.own.stop)
+        )
 
     @property
     def needs_state(self) -> bool:
@@ -59,21 +79,33 @@ class _Pin:
 class _Logged:
     """The means of one step and the edits before it, made into blobs when the first joiner asks for them."""
 
-    def __init__(self, means: Sequence[np.ndarray], edits: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self,
+        means: Sequence[np.ndarray],
+        edits: Sequence[np.ndarray],
+        cut_means: Cut | None,
+        cut_edits: Cut | None,
+    ) -> None:
         self._means = [np.asarray(mean) for mean in means]
         self._edits = edits
-        self._blob: Blob | None = None
+        self._cut_means, self._cut_edits = cut_means, cut_edits
+        self._blobs: dict[Span | None, Blob] = {}
         self.size_bytes = sum(array.nbytes for array in (*self._means, *edits))
 
-    @property
-    def blob(self) -> Blob:
-        if self._blob is None:  # two threads may each make one; they are equal
-            self._blob = blob_of(self._means)
-        return self._blob
+    def blob(self, span: Span | None) -> Blob:
+        if span not in self._blobs:  # two threads may each make one; they are equal
+            self._blobs[span] = blob_of(_cut(self._means, span, self._cut_means))
+        return self._blobs[span]
 
-    @property
-    def edits_blob(self) -> Blob:
-        return blob_of(self._edits)
+    def edits_blob(self, span: Span | None) -> Blob:
+        return blob_of(_cut(self._edits, span, self._cut_edits))
+
+
+def _cut(arrays: Sequence[np.ndarray], span: Span | None, cut: Cut | None) -> Sequence[np.ndarray]:
+    if span is None:
+        return arrays
+    assert cut is not None
+    return cut(arrays, span)
 
 
 class StateStore:
@@ -82,6 +114,7 @@ class StateStore:
         self._step = -1
         self._oldest = 0  # the oldest state that can still be pinned: the current one, until it is donated
         self._leaves: list[Any] = []
+        self._pieces: Pieces | None = None
         self._state_bytes = 0
         self._pins: dict[int, _Pin] = {}
         self._over: deque[int] = deque(maxlen=_REMEMBERED_HEALS)
@@ -90,9 +123,16 @@ class StateStore:
 
     # ---- the training thread ----
 
-    def publish(self, step: int, leaves: Sequence[Any]) -> None:
-        """Make `leaves` the group's committed state, state `step`."""
+    def publish(self, step: int, leaves: Sequence[Any], pieces: Pieces | None = None) -> None:
+        """Make `leaves` the group's committed state, state `step`.
+
+        Args:
+            step: the number of committed steps.
+            leaves: the pieces of the state that belong to this process's lanes.
+            pieces: how it is split; None: leaves are whole, and only joiners of one process can be served.
+        """
         with self._changed:
+            self._pieces = pieces
             self._step = self._oldest = step
             self._leaves = list(leaves)
             for kept in [kept for kept, snapshot in self._snapshots.items() if not snapshot.intact()]:
@@ -114,16 +154,24 @@ class StateStore:
             with self._changed:
                 self._abandon_state(step, f"it could not be captured: {error!r}")
 
-    def log(self, step: int, means: Sequence[np.ndarray], edits: Sequence[np.ndarray] = ()) -> None:
+    def log(
+        self,
+        step: int,
+        means: Sequence[np.ndarray],
+        edits: Sequence[np.ndarray] = (),
+        *,
+        cut_means: Cut | None = None,
+        cut_edits: Cut | None = None,
+    ) -> None:
         """Keep the means of a committed step, and the leaves that were edited before it, if a heal needs them.
 
-        They must not be written to again.
+        They must not be written to again. `cut_means` and `cut_edits` pick what belongs to some lanes.
         """
         with self._changed:
             if all(step < pin.needs_means_from for pin in self._pins.values()):
                 return
             self._state_bytes = sum(leaf.nbytes for leaf in self._leaves if hasattr(leaf, "nbytes"))
-            self._log[step] = _Logged(means, edits)
+            self._log[step] = _Logged(means, edits, cut_means, cut_edits)
             self._bound_log()
             self._changed.notify_all()
 
@@ -132,7 +180,7 @@ class StateStore:
     def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None:
         """Keep state `step` for a heal, unless the joiner has it (`log_only`), and the means of each step since."""
         with self._changed:
-            self._pins[heal_id] = _Pin(step, held=step if log_only else -1)
+            self._pins[heal_id] = _Pin(step, self._own, {None: step} if log_only else {})
             self._take_snapshot()
             self._changed.notify_all()
 
@@ -142,8 +190,8 @@ class StateStore:
 
     # ---- server threads ----
 
-    def state(self, heal_id: int, *, deadline_s: float) -> tuple[int, Blob]:
-        """The pinned step of a heal, and its state. Raises Gone or NotYet."""
+    def state(self, heal_id: int, span: Span | None = None, *, deadline_s: float) -> tuple[int, Blob]:
+        """The pinned step of a heal, and the part of its state that belongs to some lanes. Raises Gone or NotYet."""
         with self._changed:
             while True:
                 pin = self._pins.get(heal_id)
@@ -152,6 +200,7 @@ class StateStore:
                 if pin is not None:
                     snapshot = self._snapshots.get(pin.step) if pin.needs_state else None
                     if snapshot is not None:
+                        self._check_lanes(span)
                         step = pin.step
                         break
                     if pin.step < self._oldest:
@@ -159,17 +208,17 @@ class StateStore:
                 what = f"heal {heal_id} is not pinned" if pin is None else f"state {pin.step} is not reached"
                 if not self._changed.wait(deadline_s - time.monotonic()):
                     raise NotYet(f"{what} yet")
-        return step, snapshot.blob
+        return step, snapshot.blob(span)
 
-    def means(self, heal_id: int, step: int, *, deadline_s: float) -> Blob:
+    def means(self, heal_id: int, step: int, span: Span | None = None, *, deadline_s: float) -> Blob:
         """The logged means of a step. Raises Gone or NotYet."""
-        return self._logged(heal_id, step, deadline_s).blob
+        return self._logged(heal_id, step, span, deadline_s).blob(span)
 
-    def edits(self, heal_id: int, step: int, *, deadline_s: float) -> Blob:
+    def edits(self, heal_id: int, step: int, span: Span | None = None, *, deadline_s: float) -> Blob:
         """The logged edits before a step. Raises Gone or NotYet."""
-        return self._logged(heal_id, step, deadline_s).edits_blob
+        return self._logged(heal_id, step, span, deadline_s).edits_blob(span)
 
-    def _logged(self, heal_id: int, step: int, deadline_s: float) -> _Logged:
+    def _logged(self, heal_id: int, step: int, span: Span | None, deadline_s: float) -> _Logged:
         with self._changed:
             while (logged := self._log.get(step)) is None or heal_id not in self._pins:
                 pin = self._pins.get(heal_id)
@@ -177,23 +226,39 @@ class StateStore:
                     raise Gone(f"the means of step {step} are not kept for heal {heal_id}")
                 if not self._changed.wait(deadline_s - time.monotonic()):
                     raise NotYet(f"step {step} is not committed yet")
+            self._check_lanes(span)
         return logged
 
-    def holds(self, heal_id: int, step: int) -> None:
-        """Note that the joiner holds state `step` and needs nothing before it."""
+    def holds(self, heal_id: int, step: int, span: Span | None = None) -> None:
+        """Note that the joiner holds state `step` of some lanes, and needs nothing before it for them."""
         with self._changed:
             pin = self._pins.get(heal_id)
             if pin is not None and step >= pin.step:
-                pin.held = max(pin.held, step)
+                pin.holds[span] = max(pin.holds.get(span, -1), step)
                 self._trim()
 
     # ---- under the lock ----
+
+    @property
+    def _own(self) -> Span:
+        return Span(0, 1) if self._pieces is None else self._pieces.own
+
+    def _check_lanes(self, span: Span | None) -> None:
+        """Raise Gone if this process does not hold what a joiner asks for."""
+        own, whole = self._own, self._pieces is None or self._pieces.whole
+        if span is None and whole:
+            return
+        if span is None or self._pieces is None or not own.start <= span.start < span.stop <= own.stop:
+            asked = "whole leaves" if span is None else f"the lanes from {span.start} up to {span.stop}"
+            raise Gone(
+                f"{asked} are asked for, and this process holds the lanes from {own.start} up to {own.stop}"
+            )
 
     def _take_snapshot(self) -> None:
         if self._oldest != self._step or self._step in self._snapshots:
             return
         if any(pin.step == self._step and pin.needs_state for pin in self._pins.values()):
-            self._snapshots[self._step] = Snapshot(self._leaves)
+            self._snapshots[self._step] = Snapshot(self._leaves, self._pieces)
 
     def _drop(self, heal_id: int) -> None:
         if self._pins.pop(heal_id, None) is not None:

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -157,9 +157,7 @@ class Stripes:
         self._ask(connection, span)
 
     def _ask(self, connection: Connection, span: _Span) -> None:
-        request = Request(
-            self._request.kind, self._request.heal_id, self._request.step, span.first, span.count
-        )
+        request = replace(self._request, first=span.first, count=span.count)
         ask(connection, request, time.monotonic() + self._timeout_s, self.over)
 
     def _take(self, taken: _Taken) -> _Span:

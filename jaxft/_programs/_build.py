@@ -113,6 +113,7 @@ def cut_programs(
         traced=traced,
         cut=parts,
         executables=executables,
+        state_specs=state_specs,
         separate=shared.separate,
     )
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxft._arrays._lanes import Lanes, Span, lane_devices
 from jaxft._arrays._layout import Layout, LeafSpec
+from jaxft._arrays._leaf_types import LeafType, type_of
 from jaxft._arrays._pieces import Pieces, Spread
 from jaxft._errors import ConfigurationError
 from jaxft._programs._checks import refuse_disabled_jit
 from jaxft._programs._compat import PyTreeDef
-from jaxft._programs._compile import Executables, Program
+from jaxft._programs._compile import Executables, Program, Spec
 from jaxft._programs._leaves import DonationGuard, all_alive, own, refuse_tracers
 from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Picker, picker
@@ -57,10 +60,12 @@ class Programs:
     traced: Traced
     cut: Cut
     executables: Executables
+    state_specs: Sequence[Spec]
     # Finds the programs for a batch of another type. None: such a batch is an error.
     siblings: "Callable[[Any, Any], Programs] | None" = None
     separate: DonationGuard = field(default_factory=DonationGuard)
     _known: "dict[BatchKey, Programs]" = field(default_factory=dict, init=False)
+    _layouts: dict[tuple[int, Span | None], Layout] = field(default_factory=dict, init=False)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -68,29 +73,79 @@ class Programs:
         return Layout.of(self.contribution)
 
     @functools.cached_property
+    def devices(self) -> tuple[Any, ...]:
+        """The devices of the group, in the order of the lanes; empty if there is only one."""
+        found = lane_devices([*(spec.sharding for spec in self.state_specs), *self.executables.pins])
+        return found or (lane_devices(None) if jax.process_count() > 1 else ())
+
+    @functools.cached_property
     def stage_pieces(self) -> tuple[Pieces, ...]:
         """How the leaves of each stage's contribution are split in this process."""
         made: list[Pieces] = []
         for specs, program in zip(self._stage_specs, self.executables.computes, strict=True):
-            shardings = program.output_shardings[: len(specs)]
-            made.append(
-                Pieces([Spread.of(spec.shape, one) for spec, one in zip(specs, shardings, strict=True)])
-            )
+            shapes = [spec.shape for spec in specs]
+            types = [LeafType(spec.shape, spec.dtype) for spec in specs]
+            made.append(self._pieces(shapes, types, program.output_shardings[: len(specs)]))
         return tuple(made)
 
     @functools.cached_property
+    def state_pieces(self) -> Pieces:
+        """How the leaves of the state are split in this process."""
+        return self.pieces_of_state(range(len(self.state_specs)))
+
+    def pieces_of_state(self, numbers: Sequence[int]) -> Pieces:
+        """How some leaves of the state are split in this process."""
+        specs = [self.state_specs[number] for number in numbers]
+        shapes = [tuple(spec.shape) for spec in specs]
+        return self._pieces(shapes, list(map(type_of, specs)), [spec.sharding for spec in specs])
+
+    def _pieces(
+        self, shapes: Sequence[tuple[int, ...]], types: Sequence[LeafType], shardings: Sequence[Any]
+    ) -> Pieces:
+        lanes = Lanes.of(shapes, types, shardings, self.devices)
+        spread = [Spread.of(*pair) for pair in zip(shapes, shardings, strict=True)]
+        return Pieces(lanes, self.devices, spread, rank=jax.process_index(), ranks=jax.process_count())
+
+    @functools.cached_property
+    def lanes_text(self) -> str:
+        """What every device of the group holds: groups that differ in it cannot exchange lane by lane."""
+        held = [pieces.lanes.digest for pieces in (self.state_pieces, *self.stage_pieces)]
+        digest = hashlib.sha256(" ".join(held).encode()).hexdigest()[:16]
+        meshes = {
+            str(dict(spec.sharding.mesh.shape))
+            for spec in self.state_specs
+            if isinstance(spec.sharding, jax.sharding.NamedSharding)
+        }
+        return f"{max(1, len(self.devices))} devices, mesh {', '.join(sorted(meshes)) or 'none'}, {digest}"
+
+    @functools.cached_property
     def piece_specs(self) -> tuple[LeafSpec, ...]:
-        """The types of all pieces: what this process exchanges with the same rank of other groups."""
+        """The types of all pieces: what this process exchanges with other groups."""
+        return self.specs_of(None)
+
+    def specs_of(self, span: Span | None) -> tuple[LeafSpec, ...]:
+        """The types of all that is exchanged of some lanes; None: of this process."""
         by_stage = zip(self.stage_pieces, self._stage_specs, strict=True)
-        return tuple(spec for pieces, specs in by_stage for spec in pieces.specs(specs))
+        return tuple(spec for pieces, specs in by_stage for spec in pieces.specs(specs, span))
 
     @functools.cached_property
     def layouts(self) -> tuple[Layout, ...]:
-        """Where the elements lie in each exchange. All differ, so frames of one are not taken for another's."""
-        by_stage = zip(self.stage_pieces, self._stage_specs, strict=True)
-        made = tuple(Layout.of(pieces.specs(specs)) for pieces, specs in by_stage)
-        assert len({layout.digest for layout in made}) == len(made)
+        """Where the elements lie in each exchange.
+
+        Those of whole leaves differ, so frames of one are not taken for another's. Parts of two stages may look
+        alike; they go over the same connection, one after the other.
+        """
+        made = tuple(self.span_layout(number, None) for number in range(self.stages))
+        assert len({layout.digest for layout in made}) == len(made) or not self.state_pieces.whole
         return made
+
+    def span_layout(self, stage: int, span: Span | None) -> Layout:
+        """The layout of the parts of some lanes in one exchange; None: of this process."""
+        key = (stage, span)
+        if key not in self._layouts:
+            specs = self.stage_pieces[stage].specs(self._stage_specs[stage], span)
+            self._layouts[key] = Layout.of(specs)
+        return self._layouts[key]
 
     @property
     def stages(self) -> int:
@@ -104,6 +159,24 @@ class Programs:
         for pieces in self.stage_pieces[:stages]:
             found += pieces.join(means[start : start + pieces.count])
             start += pieces.count
+        return found
+
+    def cut_means(self, means: Sequence[np.ndarray], span: Span) -> list[np.ndarray]:
+        """Of this process's pieces of the means of all stages, what belongs to some lanes."""
+        found: list[np.ndarray] = []
+        start = 0
+        for pieces in self.stage_pieces:
+            found += pieces.cut(means[start : start + pieces.count], span)
+            start += pieces.count
+        return found
+
+    def split(self, means: Sequence[Any]) -> list[Any]:
+        """This process's pieces of the means of all stages."""
+        found: list[Any] = []
+        start = 0
+        for pieces, specs in zip(self.stage_pieces, self._stage_specs, strict=True):
+            found += pieces.split(means[start : start + len(specs)])
+            start += len(specs)
         return found
 
     @functools.cached_property

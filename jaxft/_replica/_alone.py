@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxft._arrays._pieces import Pieces
 from jaxft._errors import NonFinite
 from jaxft._exchange._partials import Partials
 from jaxft._programs._nonfinite import find
@@ -91,9 +90,8 @@ class Alone:
 
 def _found_in_any_process(call: Call, means: Sequence[Any]) -> str:
     """Which of the means is not finite; all processes of the program get an answer, or none."""
-    parts = Pieces.of(means)
-    found = find(call.programs.piece_specs, parts.split(means), call.nonfinite)
-    if parts.whole:
+    found = find(call.programs.piece_specs, call.programs.split(means), call.nonfinite)
+    if jax.process_count() == 1:
         return found
     (everywhere,) = np.nonzero(multihost_utils.process_allgather(np.asarray(bool(found))))
     return found or (f"a value that process {everywhere[0]} holds" if everywhere.size else "")

@@ -19,15 +19,17 @@ import numpy as np
 from jaxft_protocol.messages import GroupName, Member, NewQuorum, Step
 from jaxft_protocol.replica.state import Applied, Attempt, ExchangeBroke, Exchanged
 
+from jaxft._arrays._lanes import Span, rank_of
+from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange._exchange import exchange
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
+from jaxft._exchange._spans import Contribution, SpanLinks
 from jaxft._programs._programs import Local
 from jaxft._progress import told
 from jaxft._ranks._ranks import Directing, Ranks, Verdict
-from jaxft._replica._config import GroupConfig, address_of_rank
+from jaxft._replica._config import GroupConfig, ranks_at
 from jaxft._replica._engine import Call, OwnBatch
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
@@ -96,7 +98,7 @@ class Attempts:
         self._held = held
         self._finite = finite
         self._work = _Work(held.step)
-        self._links: Links | None = None
+        self._links: SpanLinks | None = None
         self._abort = Abort()
         self._voted_s = 0.0
         self._shard: int | None = None  # which is being computed
@@ -257,26 +259,41 @@ class Attempts:
         step, timeout_s = self._held.step, self._config.failure_timeout_s
         _log.debug("exchange step %d%s", step, _stage_text(number))
         if self._links is None:
-            self._links = Links.open(
+            pieces = call.programs.stage_pieces[number]
+            self._links = self._span_links(quorum, step, pieces, abort)
+        partials = self._work.stages[number].partials
+        assert partials is not None
+        return self._links.exchange(
+            Contribution(
+                partials,
+                call.programs.stage_pieces[number],
+                lambda span: call.programs.span_layout(number, span),
+            ),
+            step=step,
+            total_shards=quorum.total_shards,
+            patience=lambda: self._patience(quorum, step, timeout_s / 2 + more_s),
+        )
+
+    def _span_links(self, quorum: NewQuorum, step: int, pieces: Pieces, abort: Abort) -> SpanLinks:
+        # Shorter than the exchange's timeout, so that members that wait for a link fail first.
+        timeout_s = self._config.failure_timeout_s / 4
+
+        def open_links(span: Span | None, abort: Abort) -> Links:
+            lane = 0 if span is None else span.start
+            return Links.open(
                 self._listener,
                 job=self._config.job,
                 quorum_id=quorum.quorum_id,
                 me=self._me,
-                members=[_peer(member, self._ranks.rank) for member in quorum.members],
+                members=[_peer(member, lane, pieces.lanes.count) for member in quorum.members],
                 abort=abort,
-                # Shorter than the exchange's timeout, so that members that wait for a link fail first.
-                patience=self._patience(quorum, step, timeout_s / 4),
+                patience=self._patience(quorum, step, timeout_s),
+                lane=lane,
             )
-        partials = self._work.stages[number].partials
-        assert partials is not None
-        return exchange(
-            self._links,
-            layout=call.programs.layouts[number],
-            step=step,
-            partials=partials,
-            total_shards=quorum.total_shards,
-            patience=self._patience(quorum, step, timeout_s / 2 + more_s),
-        )
+
+        sizes = {len(ranks_at(member.address)) for member in quorum.members}
+        mine: tuple[Span | None, ...] = (None,) if sizes == {1} else pieces.spans(sizes)
+        return SpanLinks(quorum.quorum_id, mine, abort, open_links)
 
     def _patience(self, quorum: NewQuorum, step: int, timeout_s: float) -> Patience:
         attempt, session = (quorum.quorum_id, step), self._session
@@ -310,6 +327,8 @@ def _shards_of(quorum: NewQuorum, group: GroupName) -> tuple[int, ...]:
     return next(member.shards for member in quorum.members if member.group == group)
 
 
-def _peer(member: Member, rank: int) -> Peer:
-    """The member's process that holds what this one does."""
-    return Peer(member.group, member.incarnation, address_of_rank(member.address, rank), member.shards)
+def _peer(member: Member, lane: int, lanes: int) -> Peer:
+    """The member's process that holds a lane."""
+    addresses = ranks_at(member.address)
+    rank = rank_of(lane, len(addresses), lanes)
+    return Peer(member.group, member.incarnation, addresses[rank], member.shards, rank)

@@ -9,11 +9,14 @@ import numpy as np
 from jaxft_protocol.messages import Heal, Step
 from jaxft_protocol.replica.state import HealBroke, Healed, HealFrom, Identity, Replay, Replayed
 
+from jaxft._arrays._lanes import Span, rank_of
 from jaxft._arrays._layout import LeafSpec
+from jaxft._arrays._pieces import Pieces
 from jaxft._errors import HealFailed
 from jaxft._heal._fetch import DonorAt, Fetcher
+from jaxft._heal._spans import SpanFetcher
 from jaxft._ranks._ranks import Directing, Ranks
-from jaxft._replica._config import GroupConfig, address_of_rank
+from jaxft._replica._config import GroupConfig, ranks_at
 from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
@@ -43,7 +46,7 @@ class CatchUp:
         self._key = listener.key
         self._held = held
         self._finite = finite
-        self._fetcher: Fetcher | None = None
+        self._fetcher: SpanFetcher | None = None
         self._fetches_for = 0  # the heal that the fetcher is for
         self._began_s = 0.0
 
@@ -53,15 +56,15 @@ class CatchUp:
         self._began_s = time.perf_counter()
         donors = tuple(donor.group for donor in heal.donors)
         _log.info("[jaxft %s] heals to step %d from %s", self._me.group, heal.step, ", ".join(donors))
-        pieces = self._held.pieces(self._held.leaves)
+        pieces = call.programs.state_pieces
         with (
             self._session.activity(directive, Abort()) as abort,
             self._ranks.operation("heal", abort) as operation,
         ):
-            fetcher = self._fetcher_for(heal)
-            fetched: Sequence[jax.Array] = ()
+            fetcher = self._fetcher_for(heal, pieces)
+            fetched: Sequence[np.ndarray] = ()
             try:
-                fetched = fetcher.state(heal.step, pieces.split(self._held.leaves), cancel=abort)
+                fetched = fetcher.state(heal.step, pieces, cancel=abort)
                 failure = ""
             except HealFailed as error:
                 failure = str(error)
@@ -70,7 +73,7 @@ class CatchUp:
                 # Also if it was aborted: a reconnected session waits for a report of what this group holds.
                 self._session.post(HealBroke(heal.heal_id, verdict.failure))
                 return False
-            self._held.replace(heal.step, pieces.join(fetched))
+            self._held.replace(heal.step, pieces.place(fetched, self._held.leaves))
             self._session.post(Healed(heal.heal_id, heal.step))
         record.caught_up_with(call.programs.blank_metrics())
         record.heal = self._report(fetcher, heal.step, 0, donors)
@@ -88,14 +91,19 @@ class CatchUp:
             self._session.activity(directive, Abort()) as abort,
             self._ranks.operation("replay", abort) as operation,
         ):
-            fetcher = self._fetcher_for(heal)
+            programs = call.programs
+            fetcher = self._fetcher_for(heal, programs.state_pieces)
             means: list[np.ndarray] = []
-            edits: dict[int, jax.Array] = {}
+            numbers: list[int] = []
+            edits: Sequence[np.ndarray] = ()
             failure = note = ""
             try:
-                *means, changed = fetcher.means(step, self._logged(call), cancel=abort)
+                flags = LeafSpec("edited", (len(self._held.leaves),), "uint8")
+                means, changed = fetcher.means(
+                    step, programs.specs_of, programs.stage_pieces, flags, cancel=abort
+                )
                 numbers = np.flatnonzero(changed).tolist()
-                edits = self._fetched_edits(fetcher, step, numbers, abort)
+                edits = fetcher.edits(step, programs.pieces_of_state(numbers), cancel=abort)
                 note = self._finite.look(call, means, step)
             except HealFailed as error:
                 failure = str(error)
@@ -103,7 +111,7 @@ class CatchUp:
             if not verdict.ok:
                 self._session.post(HealBroke(heal.heal_id, verdict.failure))
                 return False
-            self._held.replay_edit(edits)
+            self._held.replay_edit(self._placed(call, numbers, edits))
             record.nonfinite = verdict.note
             skip = bool(record.nonfinite) and call.nonfinite == "skip"
             try:
@@ -117,45 +125,48 @@ class CatchUp:
             record.heal = self._report(fetcher, so_far.snapshot_step, replayed, so_far.donors)
         return True
 
-    def _logged(self, call: Call) -> list[LeafSpec]:
-        """What donors log of a step: the means, and which leaves were edited before it."""
-        return [*call.programs.piece_specs, LeafSpec("edited", (len(self._held.leaves),), "uint8")]
-
-    def _fetched_edits(
-        self, fetcher: Fetcher, step: int, numbers: Sequence[int], abort: Abort
+    def _placed(
+        self, call: Call, numbers: Sequence[int], edits: Sequence[np.ndarray]
     ) -> dict[int, jax.Array]:
         """The leaves that the job edited before a step."""
+        if not numbers:
+            return {}
         like = [self._held.leaves[number] for number in numbers]
-        pieces = self._held.pieces(like)
-        fetched = fetcher.edits(step, pieces.split(like), cancel=abort)
-        return dict(zip(numbers, pieces.join(fetched), strict=True))
+        return dict(zip(numbers, call.programs.pieces_of_state(numbers).place(edits, like), strict=True))
 
     def close(self) -> None:
         if self._fetcher is not None:
             self._fetcher.close()
             self._fetcher = None
 
-    def _fetcher_for(self, heal: Heal) -> Fetcher:
+    def _fetcher_for(self, heal: Heal, pieces: Pieces) -> SpanFetcher:
         if self._fetcher is None or self._fetches_for != heal.heal_id:
             self.close()
             self._fetches_for = heal.heal_id
-            self._fetcher = Fetcher(
-                job=self._me.job,
-                group=self._me.group,
-                incarnation=self._me.incarnation,
-                heal_id=heal.heal_id,
-                donors=[
-                    DonorAt(donor.group, donor.incarnation, address_of_rank(donor.address, self._ranks.rank))
-                    for donor in heal.donors
-                ],
-                rank=self._ranks.rank,
-                timeout_s=self._config.failure_timeout_s / 2,
-                key=self._key,
-            )
+            sizes = {self._ranks.size, *(len(ranks_at(donor.address)) for donor in heal.donors)}
+            spans: Sequence[Span | None] = (None,) if sizes == {1} else pieces.spans(sizes)
+            self._fetcher = SpanFetcher([(span, self._of_span(heal, span, pieces)) for span in spans])
         return self._fetcher
 
+    def _of_span(self, heal: Heal, span: Span | None, pieces: Pieces) -> Fetcher:
+        donors: list[DonorAt] = []
+        for donor in heal.donors:
+            addresses = ranks_at(donor.address)
+            rank = 0 if span is None else rank_of(span.start, len(addresses), pieces.lanes.count)
+            donors.append(DonorAt(donor.group, donor.incarnation, addresses[rank], rank))
+        return Fetcher(
+            job=self._me.job,
+            group=self._me.group,
+            incarnation=self._me.incarnation,
+            heal_id=heal.heal_id,
+            donors=donors,
+            span=span,
+            timeout_s=self._config.failure_timeout_s / 2,
+            key=self._key,
+        )
+
     def _report(
-        self, fetcher: Fetcher, snapshot_step: int, replayed: int, donors: tuple[str, ...]
+        self, fetcher: SpanFetcher, snapshot_step: int, replayed: int, donors: tuple[str, ...]
     ) -> HealReport:
         seconds = time.perf_counter() - self._began_s
         return HealReport(snapshot_step, replayed, fetcher.transferred_bytes, seconds, donors)

@@ -68,9 +68,9 @@ class GroupConfig:
         return host if _has_port(host) else f"{host}:{port}"
 
 
-def address_of_rank(addresses: str, rank: int) -> str:
-    """The address of one rank of a group; `addresses` has one for each, separated by commas."""
-    return addresses.split(",")[rank]
+def ranks_at(address: str) -> list[str]:
+    """The addresses of a group's ranks, which its address lists in their order."""
+    return address.split(",")
 
 
 def _check_address(coordinator: str) -> None:

@@ -11,13 +11,10 @@ from jaxft_protocol.replica.state import Digested
 
 from jaxft._arrays._device_digest import PendingDigest, StateDigest, period_steps
 from jaxft._arrays._leaf_types import is_key
-from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ConfigurationError
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Local, Programs
 from jaxft._ranks._ranks import Directing, Ranks
-
-_WHOLE = Pieces([])  # of a group of one process
 
 
 class HeldState:
@@ -37,6 +34,7 @@ class HeldState:
         ] = ()  # of state `step`: what the first call passed, or a step or a heal made
         self.made = False  # a step or a heal has made it
         self.edits: dict[int, jax.Array] = {}  # leaves that the next step starts from instead of these
+        self.programs: Programs | None = None  # know how the state is split; None: no step was called yet
         self._session = session
         self._store = store
         self._ranks = ranks
@@ -85,12 +83,9 @@ class HeldState:
             )
 
     def publish(self) -> None:
-        """Offer the state to joiners: the pieces that this process holds."""
-        self._store.publish(self.step, self.pieces(self.leaves).split(self.leaves))
-
-    def pieces(self, leaves: Sequence[jax.Array]) -> Pieces:
-        """How the leaves of a state are split in this process."""
-        return _WHOLE if self._ranks.size == 1 else Pieces.of(leaves)
+        """Offer the state to joiners: the pieces that belong to this process's lanes."""
+        pieces = None if self.programs is None else self.programs.state_pieces
+        self._store.publish(self.step, self.leaves if pieces is None else pieces.split(self.leaves), pieces)
 
     def replace(self, step: int, leaves: Sequence[jax.Array]) -> None:
         """Replace the held state."""
@@ -108,7 +103,7 @@ class HeldState:
             local: this group's local values of the step, if it computed a shard.
             skip: keep the state, but count the step.
         """
-        self._log(means)
+        self._log(programs, means)
         wanted = self._session.wants_digest(Step(self.step))
         if self._ranks.decide("take the last digest", wanted):
             self.say_digest(self.step)  # last chance: the state is about to be overwritten
@@ -125,13 +120,22 @@ class HeldState:
             self.replace(self.step + 1, leaves)
         return metrics
 
-    def _log(self, means: Sequence[np.ndarray]) -> None:
+    def _log(self, programs: Programs, means: Sequence[np.ndarray]) -> None:
         """Keep for joiners what makes the next state of this one: which leaves were edited, and the means."""
         changed = np.zeros(len(self.leaves), np.uint8)
         changed[list(self.edits)] = 1
-        edited = [self.edits[number] for number in sorted(self.edits)]
-        edits = [_on_host(piece) for piece in self.pieces(edited).split(edited)]
-        self._store.log(self.step, [*means, changed], edits)
+        numbers = sorted(self.edits)
+        edited = [self.edits[number] for number in numbers]
+        edits = (
+            [_on_host(piece) for piece in programs.pieces_of_state(numbers).split(edited)] if edited else []
+        )
+        self._store.log(
+            self.step,
+            [*means, changed],
+            edits,
+            cut_means=lambda logged, span: [*programs.cut_means(logged[:-1], span), logged[-1]],
+            cut_edits=lambda logged, span: programs.pieces_of_state(numbers).cut(logged, span),
+        )
 
     def digest_period(self) -> int:
         """The number of steps between comparisons of digests."""

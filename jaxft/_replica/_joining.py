@@ -52,7 +52,7 @@ class Joining:
             self._check_same(self._settings, self._settings_of(call))
             return
         self._saving.check_asked()
-        self._held.leaves = state
+        self._held.leaves, self._held.programs = state, call.programs
         settings = self._settings_of(call)
         if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):
             _log.warning("[jaxft %s] %s", self._config.group, text)
@@ -74,12 +74,20 @@ class Joining:
             **compared(call.programs.fingerprint, other_meshes=self._config.other_meshes),
             **self._config.compared_settings,
             "layout": call.programs.layout.digest,
-            "ranks": str(self._ranks.size),
+            **self._lanes(call),
             "shards": "members" if call.shards is None else str(call.shards),
             "nonfinite": compared_policy(call.nonfinite),
             "jaxft": __version__,
             "digest_every": str(self._held.digest_period()),
         }
+
+    def _lanes(self, call: Call) -> dict[str, str]:
+        """What must be equal for groups to exchange lane by lane, or as wholes."""
+        if self._config.other_meshes:
+            # Only groups of one process have whole leaves, so that their meshes need not be equal.
+            several = {"lanes": call.programs.lanes_text} if self._ranks.size > 1 else {}
+            return {"ranks": str(self._ranks.size), **several}
+        return {"lanes": call.programs.lanes_text}
 
     def _say_prepared(self, settings: Mapping[str, str]) -> None:
         """Report to the coordinator which state this group brings, and what must be equal in all groups."""

@@ -25,11 +25,11 @@ from jaxft._transport._sockets import SEND_FLAGS, Abort, backoff_s, pause, split
 MAX_NAME_BYTES = 255
 MAX_REASON_BYTES = 512
 
-_VERSION = 2
+_VERSION = 3
 _KINDS = ("exchange", "heal", "rank")
-# magic, version, kind, rank, id of the quorum or heal, the dialler's incarnation, the listener's incarnation, and
-# the length of each name: the job's, the dialler's and the listener's
-_HELLO = struct.Struct("<8sBBHQQQBBB")
+# magic, version, kind, rank, lane, id of the quorum or heal, the dialler's incarnation, the listener's incarnation,
+# and the length of each name: the job's, the dialler's and the listener's
+_HELLO = struct.Struct("<8sBBHLQQQBBB")
 _HELLO_MAGIC = b"jaxft-hi"
 # magic, version, status, length of what follows: a reason, a nonce or a proof
 _ANSWER = struct.Struct("<8sBBH")
@@ -62,7 +62,7 @@ class ConnectionRequest:
     """Who dials whom, and for what.
 
     Args:
-        kind: "exchange" or "heal", between the same ranks of two groups, or "rank", to rank 0 of one's own group.
+        kind: "exchange" or "heal", between two groups, or "rank", to rank 0 of one's own group.
         job: the job of both.
         group: the group that dials.
         incarnation: the incarnation of the group that dials.
@@ -70,6 +70,7 @@ class ConnectionRequest:
         to_incarnation: the incarnation that is dialled.
         number: the id of the quorum or the heal that the connection is for, or the dialler's rank.
         rank: which process of the group is dialled.
+        lane: the first lane that an exchange over the connection is for.
     """
 
     kind: str
@@ -80,6 +81,7 @@ class ConnectionRequest:
     to_incarnation: int
     number: int
     rank: int = 0
+    lane: int = 0
 
 
 class Dialling:
@@ -283,7 +285,7 @@ def missing_bytes(received: bytes | bytearray) -> int:
         raise BadRequest(f"it has version {version} of the data plane; this process has version {_VERSION}")
     if len(received) < _HELLO.size:
         return _HELLO.size - len(received)
-    _, _, kind, _, _, _, _, *lengths = _HELLO.unpack_from(received)
+    _, _, kind, _, _, _, _, _, *lengths = _HELLO.unpack_from(received)
     if kind >= len(_KINDS):
         raise BadRequest(f"it asks for a connection of unknown kind {kind}")
     return _HELLO.size + sum(lengths) - len(received)
@@ -292,7 +294,7 @@ def missing_bytes(received: bytes | bytearray) -> int:
 def decode(received: bytes | bytearray) -> ConnectionRequest:
     """Decode a complete request. Raises BadRequest."""
     assert missing_bytes(received) == 0
-    _, _, kind, rank, number, incarnation, to_incarnation, *lengths = _HELLO.unpack_from(received)
+    _, _, kind, rank, lane, number, incarnation, to_incarnation, *lengths = _HELLO.unpack_from(received)
     names = bytes(received[_HELLO.size :])
     group_at, to_at = lengths[0], lengths[0] + lengths[1]
     try:
@@ -303,7 +305,8 @@ def decode(received: bytes | bytearray) -> ConnectionRequest:
         )
     except UnicodeDecodeError as error:
         raise BadRequest(f"a name in it is not UTF-8: {names!r}") from error
-    return ConnectionRequest(_KINDS[kind], job, group, incarnation, to_group, to_incarnation, number, rank)
+    ends = (group, incarnation, to_group, to_incarnation)
+    return ConnectionRequest(_KINDS[kind], job, *ends, number, rank, lane)
 
 
 def accepted(proof: bytes = b"") -> bytes:
@@ -349,6 +352,7 @@ def encode(request: ConnectionRequest) -> bytes:
         _VERSION,
         _KINDS.index(request.kind),
         request.rank,
+        request.lane,
         request.number,
         request.incarnation,
         request.to_incarnation,

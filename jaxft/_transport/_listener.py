@@ -22,8 +22,8 @@ job's groups know. So a program that just connects, or speaks another protocol, 
 peer that is evicted dials again at once (`_handshake.py`). When the process runs out of file descriptors, connections
 without a request go first. The limit on accepted connections leaves room for a job of thousands of groups.
 
-A quorum's connections are kept under (quorum, group, incarnation), because a peer may learn of a quorum before this
-process does. `forget` drops those of quorums that are over, and refuses later ones.
+A quorum's connections are kept under (quorum, group, incarnation, lane), because a peer may learn of a quorum before
+this process does. `forget` drops those of quorums that are over, and refuses later ones.
 
 Errors. An error caused by a connection ends that connection. An error of the listener itself ends the listener: it is
 logged, and `check`, which runs before each step and before a quorum's connections are made, raises it on the training
@@ -70,7 +70,7 @@ _log = logging.getLogger("jaxft")
 _unauthenticated_log = logging.getLogger("jaxft.unauthenticated")
 _unauthenticated_log.addFilter(RateLimitFilter())
 
-# A connection request has 39 bytes and three names; a peer that takes longer than this to send it is not jaxft.
+# A connection request has 43 bytes and three names; a peer that takes longer than this to send it is not jaxft.
 _HELLO_TIMEOUT_S = 2.0
 # A peer's request arrives within a round trip of its connection.
 _MAX_UNKNOWN = 256
@@ -143,15 +143,23 @@ class Listener:
         self._thread.start()
 
     def take(
-        self, *, quorum_id: int, group: str, incarnation: int, deadline_s: float, abort: Abort | None
+        self,
+        *,
+        quorum_id: int,
+        group: str,
+        incarnation: int,
+        deadline_s: float,
+        abort: Abort | None,
+        lane: int = 0,
     ) -> Connection:
-        """Wait for a peer's connection for the exchange of a quorum, and return it.
+        """Wait for a peer's connection for the exchange of a quorum, from some lane on, and return it.
 
         Raises:
             TimeoutError: the deadline passed.
             ConnectionError: the quorum was forgotten, the listener closed, or the abort flag set.
         """
-        return self._pending.take((quorum_id, group, incarnation), deadline_s=deadline_s, abort=abort)
+        key = (quorum_id, group, incarnation, lane)
+        return self._pending.take(key, deadline_s=deadline_s, abort=abort)
 
     def take_rank(self, rank: int, *, deadline_s: float) -> Connection:
         """Wait for the connection of another rank of this group, and return it. For rank 0.
@@ -160,7 +168,7 @@ class Listener:
             TimeoutError: the deadline passed.
             ConnectionError: the listener closed.
         """
-        return self._ranks.take((rank, *self._me), deadline_s=deadline_s, abort=None)
+        return self._ranks.take((rank, *self._me, 0), deadline_s=deadline_s, abort=None)
 
     def forget(self, quorum_id: int) -> None:
         """Close the connections for this quorum and older ones, and refuse later ones."""
@@ -343,7 +351,7 @@ class Listener:
             self._admit_exchange(half, request, proof, connection)
         elif request.kind == "rank":
             self._accept_request(half, proof)
-            self._ranks.add((request.number, request.group, request.incarnation), connection)
+            self._ranks.add((request.number, request.group, request.incarnation, 0), connection)
         else:
             self._admit_heal(half, request, proof, connection)
 
@@ -359,7 +367,7 @@ class Listener:
         if request.rank != self.rank:
             return (
                 f"The request is for rank {request.rank} of group {request.to_group!r}; this process is rank "
-                f"{self.rank}. All groups of a job must have the same number of ranks."
+                f"{self.rank}."
             )
         if request.kind == "rank" and (request.group, request.incarnation) != self._me:
             return (
@@ -376,7 +384,8 @@ class Listener:
             return
         # Answer first: once it is pending, another thread may take it and send frames.
         self._accept_request(half, proof)
-        self._pending.add((request.number, request.group, request.incarnation), connection)
+        key = (request.number, request.group, request.incarnation, request.lane)
+        self._pending.add(key, connection)
 
     def _admit_heal(
         self, half: HalfOpen, request: ConnectionRequest, proof: bytes, connection: Connection

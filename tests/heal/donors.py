@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._leaf_types import LeafType, type_of
+from jaxft._arrays._placement import place
 from jaxft._heal._blob import Blob, BlobLayout, HostArray
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._frames import REQUEST_BYTES, Kind, Reply, Request, Status
@@ -199,7 +200,7 @@ def joiner(*donors: Donor | tuple[str, str], **options: Any) -> Iterator[Fetcher
 def fetch_state(
     made: Fetcher, step: int, like: Sequence[Any], cancel: Abort | None = None
 ) -> list[jax.Array]:
-    return made.state(step, like, cancel=cancel or Abort())
+    return place(made.state(step, list(map(type_of, like)), cancel=cancel or Abort()), like)
 
 
 def manifest(sock: socket.socket, leaves: Sequence[Any], *, step: int = 0, **changes: Any) -> None:

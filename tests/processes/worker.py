@@ -74,9 +74,9 @@ def flip(state: dict[str, Any], path: str) -> None:
     ctypes.c_uint8.from_address(address).value ^= 0x40
 
 
-def join_world(rank: int, ranks: int, port: int) -> None:
-    """Become one process of a group whose devices are one mesh."""
-    jax.config.update("jax_num_cpu_devices", 1)
+def join_world(rank: int, ranks: int, port: int, devices: int = 1) -> None:
+    """Become one process, with so many devices, of a group whose devices are one mesh."""
+    jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{port}", ranks, rank)
 
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument(
         "--world",
         default="",
-        help="RANK:RANKS:PORT: one process of a group of several; env: as `jaxft launch` says",
+        help="RANK:RANKS:PORT[:DEVICES]: one process of a group of several; env: as `jaxft launch` says",
     )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -18,6 +18,7 @@ from jaxft._arrays._leaf_types import type_of
 from jaxft._errors import ExchangeFailed, HealFailed
 from jaxft._exchange import Layout, LeafSpec, Links, Peer
 from jaxft._exchange._patience import Patience
+from jaxft._arrays._leaf_types import type_of
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._frames import REQUEST_BYTES, Kind, Reply, Request, Status, manifest
 from jaxft._heal._server import HealServer
@@ -132,7 +133,7 @@ def healed(address: str) -> list[object]:
         key=KEY,
     )
     try:
-        return list(fetcher.state(0, [np.zeros_like(leaf) for leaf in TRUE], cancel=Abort()))
+        return list(fetcher.state(0, list(map(type_of, TRUE)), cancel=Abort()))
     finally:
         fetcher.close()
 

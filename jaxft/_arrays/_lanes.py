@@ -1,0 +1,184 @@
+"""How leaves are divided among the devices of a group, the same in every group of a job.
+
+A *lane* is what one device holds of each leaf. Devices are counted process by process, so the lanes of a process are
+consecutive. A *part* is a block of a leaf; each part belongs to exactly one lane, also if several devices hold the
+block. So each part travels once between two groups. The division depends only on the blocks: groups of other process
+counts come to the same, which they check by comparing `digest`.
+
+Lanes that lie in one process in each of several groups travel together, as a *span*.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from jaxft._arrays._layout import LeafSpec
+from jaxft._arrays._leaf_types import LeafType
+
+Block = tuple[tuple[int, int], ...]  # start and stop in each dimension
+Held = Sequence[Block | None]  # the block of a leaf that each device holds, in the order of the lanes
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """Consecutive lanes: `start` up to but not including `stop`."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One block of one leaf."""
+
+    leaf: int
+    block: Block
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        return tuple(slice(start, stop) for start, stop in self.block)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.block)
+
+    def type_of(self, leaf: LeafType) -> LeafType:
+        """The type of this part of a leaf. The data of a PRNG key have further dimensions, which are not divided."""
+        return LeafType((*self.shape, *leaf.shape[len(self.block) :]), leaf.dtype)
+
+
+class Lanes:
+    """The division of a list of leaves.
+
+    Args:
+        held: what the devices hold of each leaf; None: nothing.
+        types: the types of the leaves, as they are sent.
+        count: the number of devices.
+    """
+
+    def __init__(self, held: Sequence[Held], types: Sequence[LeafType], count: int) -> None:
+        self.held = tuple(map(tuple, held))
+        self.leaf_types = tuple(types)
+        self.count = count
+
+    @staticmethod
+    def of(
+        shapes: Sequence[tuple[int, ...]],
+        types: Sequence[LeafType],
+        shardings: Sequence[Sharding | None],
+        devices: Sequence[Any],
+    ) -> "Lanes":
+        """Divide leaves.
+
+        Args:
+            shapes: the shapes of the leaves.
+            types: their types, as they are sent: the data of a PRNG key have further dimensions.
+            shardings: where each leaf lies. One that lies on one device, or anywhere, counts as held by all.
+            devices: all devices of the group, from `lane_devices`.
+        """
+        count = max(1, len(devices))
+        held = [_held(*pair, devices, count) for pair in zip(shapes, shardings, strict=True)]
+        return Lanes(held, types, count)
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(repr(self.held).encode()).hexdigest()[:16]
+
+    def parts(self, span: Span) -> tuple[Part, ...]:
+        """The parts that belong to these lanes, lane by lane."""
+        return tuple(part for parts in self.by_lane[span.start : span.stop] for part in parts)
+
+    def specs(self, specs: Sequence[LeafSpec], span: Span) -> tuple[LeafSpec, ...]:
+        """The types of these lanes' parts of leaves of these types."""
+        return tuple(_spec_of(part, specs[part.leaf]) for part in self.parts(span))
+
+    def types(self, span: Span) -> list[LeafType]:
+        """The types, as they are sent, of these lanes' parts."""
+        return [self.type_of(part) for part in self.parts(span)]
+
+    def type_of(self, part: Part) -> LeafType:
+        return part.type_of(self.leaf_types[part.leaf])
+
+    def whole(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Whole leaves, in new memory, from the parts of all lanes."""
+        leaves = [np.empty(one.shape, np.dtype(one.dtype)) for one in self.leaf_types]
+        for part, array in zip(self.parts(Span(0, self.count)), parts, strict=True):
+            leaves[part.leaf][part.index] = array
+        return leaves
+
+    @cached_property
+    def by_lane(self) -> tuple[tuple[Part, ...], ...]:
+        """The parts that belong to each lane."""
+        found: list[list[Part]] = [[] for _ in range(self.count)]
+        shared_bytes = [0] * self.count
+        for number, blocks in enumerate(self.held):
+            for block, lanes in holders(blocks).items():
+                part = Part(number, block)
+                lane = min(lanes, key=lambda lane: shared_bytes[lane])
+                if len(lanes) > 1:
+                    shared_bytes[lane] += self.type_of(part).size_bytes
+                found[lane].append(part)
+        return tuple(map(tuple, found))
+
+
+def holders(blocks: Held) -> dict[Block, list[int]]:
+    """The lanes that hold each block of a leaf."""
+    found: dict[Block, list[int]] = {}
+    for lane, block in enumerate(blocks):
+        if block is not None:
+            found.setdefault(block, []).append(lane)
+    return found
+
+
+def lane_devices(shardings: Iterable[Sharding | None] | None) -> tuple[Any, ...]:
+    """The devices of a group whose leaves lie so, in the order of the lanes; empty if no leaf is on several.
+
+    None: all devices.
+    """
+    found: set[Any] = set(jax.devices()) if shardings is None else set()
+    for sharding in shardings or ():
+        if sharding is not None and len(sharding.device_set) > 1:
+            found |= sharding.device_set
+    return tuple(sorted(found, key=lambda device: (device.process_index, device.id)))
+
+
+def span_of(rank: int, ranks: int, lanes: int) -> Span:
+    """The lanes of one of several processes that have as many each."""
+    return Span(rank * lanes // ranks, (rank + 1) * lanes // ranks)
+
+
+def rank_of(lane: int, ranks: int, lanes: int) -> int:
+    """The process that holds a lane."""
+    return lane * ranks // lanes
+
+
+def spans(own: Span, sizes: Iterable[int], lanes: int) -> tuple[Span, ...]:
+    """The lanes of one process, cut where the lanes of any process of groups of these sizes begin."""
+    begins = {span_of(rank, size, lanes).start for size in set(sizes) for rank in range(size)}
+    edges = sorted({own.start, own.stop, *(edge for edge in begins if own.start < edge < own.stop)})
+    return tuple(map(Span, edges, edges[1:]))
+
+
+def block_of(index: tuple[slice, ...], shape: Sequence[int]) -> Block:
+    bounds = (part.indices(size) for part, size in zip(index, shape, strict=True))
+    return tuple((start, stop) for start, stop, _ in bounds)
+
+
+def _held(shape: tuple[int, ...], sharding: Sharding | None, devices: Sequence[Any], count: int) -> Held:
+    if sharding is None or len(sharding.device_set) == 1:
+        return (tuple((0, size) for size in shape),) * count
+    indices = sharding.devices_indices_map(shape)
+    return tuple(block_of(indices[one] or (), shape) if one in indices else None for one in devices)
+
+
+def _spec_of(part: Part, spec: LeafSpec) -> LeafSpec:
+    if part.shape == spec.shape:
+        return spec
+    where = ",".join(f"{start}:{stop}" for start, stop in part.block)
+    return replace(spec, path=f"{spec.path}[{where}]", shape=part.shape)
