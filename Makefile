@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos adversary test test-newest parity simulate mutants bench storm lint format docs chart stubs clean
+.PHONY: help setup demo chaos adversary test test-newest parity simulate mutants bench storm lint format docs chart release stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,6 +71,10 @@ docs: $(STAMP)  ## the manual, warnings as errors, into docs/_build
 
 chart: $(STAMP) $(BIN)/helm  ## the charts in deploy/charts as plain YAML, into deploy/kubernetes
 	$(BIN)/python -m deploy.render
+
+release: $(STAMP) $(BIN)/helm  ## sdists, wheels and charts in dist, nothing uploaded: make release VERSION=0.2.0
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --group release
+	$(BIN)/python -m deploy.release "$(VERSION)"
 
 $(BIN)/helm: | $(STAMP)
 	$(BIN)/python deploy/get_helm.py $@
