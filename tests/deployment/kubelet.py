@@ -142,7 +142,7 @@ def _give_to_group(folder: Path, group: int) -> None:
 
 
 def inside(container: dict[str, Any], context: dict[str, Any]) -> None:
-    """Become a container, in mounts of its own."""
+    """Become a container, in separate mounts."""
     mount("--make-rprivate", "/")
     for each in container.get("volumeMounts", []):
         Path(each["mountPath"]).mkdir(parents=True, exist_ok=True)

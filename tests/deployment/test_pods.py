@@ -47,7 +47,7 @@ def test_a_job_trains_with_what_the_charts_make_and_a_killed_pod_comes_back(here
     spec = coordinator()
     here.ask("make_volumes", spec=spec, secrets=SECRETS)
 
-    # What the kubelet makes of a Secret with fsGroup, the coordinator refuses: hence the copy.
+    # What the kubelet makes of a Secret with fsGroup, the coordinator refuses. So it is copied.
     [container] = spec["containers"]
     mounts = [*container["volumeMounts"], *spec["initContainers"][0]["volumeMounts"][:1]]
     words = [word.replace("/run/jaxft/secret", "/etc/jaxft/private/secret") for word in container["args"]]
