@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos adversary test test-newest parity simulate mutants bench storm lint format docs stubs clean
+.PHONY: help setup demo chaos adversary test test-newest parity simulate mutants bench storm lint format docs chart release stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,7 +30,7 @@ adversary: $(STAMP)  ## half an hour of all faults, the coordinator's death amon
 	$(BIN)/python -m lab chaos --minutes 30 --faults kill,stop,hang,link,partition,coordinator,corrupt \
 		--heartbeat-timeout-ms 2000 --failure-timeout-s 20 $(ARGS)
 
-test: $(STAMP)  ## all tests but the storms, about 6 minutes on 2 cores
+test: $(STAMP) $(BIN)/helm  ## all tests but the storms, about 6 minutes on 2 cores
 	$(BIN)/pytest $(ARGS)
 
 test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13
@@ -68,6 +68,16 @@ format: $(STAMP)  ## let ruff put the code in order
 docs: $(STAMP)  ## the manual, warnings as errors, into docs/_build
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --group docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build
+
+chart: $(STAMP) $(BIN)/helm  ## the charts in deploy/charts as plain YAML, into deploy/kubernetes
+	$(BIN)/python -m deploy.render
+
+release: $(STAMP) $(BIN)/helm  ## sdists, wheels and charts in dist, nothing uploaded: make release VERSION=0.2.0
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --group release
+	$(BIN)/python -m deploy.release "$(VERSION)"
+
+$(BIN)/helm: | $(STAMP)
+	$(BIN)/python deploy/get_helm.py $@
 
 stubs: $(STAMP)  ## regenerate the gRPC stubs
 	$(BIN)/python protocol/generate_stubs.py

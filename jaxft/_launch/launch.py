@@ -46,6 +46,8 @@ class LaunchOptions:
     coordinator: str = ""
     """HOST:PORT of the job's coordinator; by default that of the environment variable JAXFT_COORDINATOR. If neither
     is given, one is started (jaxft-coordinator), and it is restarted if it ends."""
+    http: str = ""
+    """HOST:PORT for the page, the API and the metrics of the coordinator that is started, such as localhost:29511."""
     spares: int = 0
     """Further groups that stand by, and replace a group that is lost."""
     devices: str = ""
@@ -94,6 +96,11 @@ def run_launch(
         raise LaunchError(
             "--group starts one group of a job, so it needs the job's coordinator: --coordinator HOST:PORT."
         )
+    if address and options.http:
+        raise LaunchError(
+            f"--http is for a coordinator that the launcher starts, but the job's coordinator is {address}. Give "
+            "--http to that one."
+        )
     if not address:
         check_installed(("jaxft_coordinator",), remedy="pip install jaxft-coordinator")
     with contextlib.ExitStack() as stack:
@@ -106,8 +113,11 @@ def run_launch(
         processes = stack.enter_context(Processes(folder, cwd=Path.cwd(), keeps_token=bool(address)))
         own = None
         if not address:
-            own = Coordinator(processes, (*coordinator, "--state", str(folder / "coordinator")))
+            http = ("--http", options.http) if options.http else ()
+            own = Coordinator(processes, (*coordinator, "--state", str(folder / "coordinator"), *http))
             address = own.address
+            if options.http:
+                output.say(f"the page is at http://{options.http}/")
         output.say(f"{len(options.names)} groups x {options.nproc}; logs and {EVENTS} in {folder}")
         journal.write(
             LaunchBegan(

@@ -258,6 +258,11 @@ def test_one_group_of_an_array(folder: Path) -> None:
     ("words", "program", "said"),
     [
         (["--group", "1"], ["true"], "--group starts one group of a job, so it needs the job's coordinator"),
+        (
+            ["--http", "localhost:1", "--coordinator", "head:7"],
+            ["true"],
+            "--http is for a coordinator that the launcher starts, but the job's coordinator is head:7",
+        ),
         ([], [], "Name the program to train, after two dashes: jaxft launch -- python my_train.py"),
         ([], ["no-such-program"], "There is no program 'no-such-program' to run"),
         (["--deadlines", "bake=1"], ["true"], "there is no phase 'bake'"),

