@@ -108,7 +108,7 @@ def test_a_stopped_donor_alone_is_given_its_time_and_may_come_back() -> None:
             assert same_bits(fetched(), state_of(SIZE_MB))
         with joiner(a.address, timeout_s=0.3) as fetcher:
             os.kill(a.pid, signal.SIGSTOP)
-            with pytest.raises(HealFailed, match=r"a: Timed out after 0\.\d s"):
+            with pytest.raises(HealFailed, match=r"a: Timed out after \d+\.\d s"):
                 fetch_state(fetcher, 0, zeros())
 
 

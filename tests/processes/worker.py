@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import compiler, distributed
 
 import jaxft
 
@@ -79,6 +80,25 @@ def join_world(rank: int, ranks: int, port: int, devices: int = 1) -> None:
     jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{port}", ranks, rank)
+    keep_what_is_compiled()
+
+
+def keep_what_is_compiled() -> None:
+    """Have every rank write to the compilation cache.
+
+    JAX has only rank 0 write. On CPU no other rank finds that: the number of the device is part of the key.
+    """
+    write = compiler._cache_write
+
+    def write_as_rank_0(*arguments: Any) -> None:
+        state = distributed.global_state
+        rank, state.process_id = state.process_id, 0
+        try:
+            write(*arguments)
+        finally:
+            state.process_id = rank
+
+    compiler._cache_write = write_as_rank_0
 
 
 def spread(tree: Any) -> Any:

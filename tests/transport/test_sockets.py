@@ -60,7 +60,7 @@ def test_deadlines() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         begun_s, begun_machine_s = time.monotonic(), patience.machine_s()
-        with pytest.raises(TimeoutError, match=r"Timed out after 0\.\d s waiting for the peer's data"):
+        with pytest.raises(TimeoutError, match=r"Timed out after \d+\.\d s waiting for the peer's data"):
             recv_exactly(ours, memoryview(bytearray(1)), deadline_s=begun_s + 0.05)
         with pytest.raises(TimeoutError, match="the peer to take our data"):
             send_all(ours, [bytes(1 << 24)], deadline_s=time.monotonic() + 0.05)
