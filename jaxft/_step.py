@@ -216,6 +216,9 @@ class Step:
         steps, belongs into the state. If groups differ, those that are not of the majority end with `Evicted`, and
         without a majority the job halts with `JobHalted`.
 
+        An edit stays if an exception leaves the step that follows it. An iteration that is tried again then does not
+        make it once more.
+
         Example:
             >>> import jax.numpy as jnp, jaxft
             >>> def train_step(state, batch):
@@ -251,8 +254,11 @@ class Step:
                 "makes it too. Write `for number in manager.steps(total):` (`step.steps(total)` without a manager), "
                 "and call step.edit in its body before the step."
             )
+        if engine.loop.repeats_edit():
+            return programs.unflatten(held)
         before = programs.unflatten(self._leaves(programs, state))
         engine.edit(edited(before, function(before), held))
+        engine.loop.edited()
         after = engine.handed
         assert after is not None
         return programs.unflatten(after)

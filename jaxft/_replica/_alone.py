@@ -41,14 +41,15 @@ class Alone:
         self.handed = [changes.get(index, leaf) for index, leaf in enumerate(self.handed)]
 
     def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
-        self.loop.called(self.step)
-        means, local = self._means(call, state)
-        if self._skips(call, means):
-            result = state, call.programs.blank_metrics()
-        else:
-            result = call.programs.apply(state, means, local)
+        with self.loop.calling(lambda: self.step):
+            means, local = self._means(call, state)
+            if self._skips(call, means):
+                result = state, call.programs.blank_metrics()
+            else:
+                result = call.programs.apply(state, means, local)
         self.step += 1
         self.handed = result[0]
+        self.loop.edits_made = 0
         return result
 
     def _means(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[Any], Local]:

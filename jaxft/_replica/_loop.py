@@ -5,11 +5,11 @@ end the loop; `on_end` gets the first of them before any cleanup.
 """
 
 import asyncio
-import contextlib
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from typing import Any
 
 CLOSE_TIMEOUT_S = 5.0
@@ -27,7 +27,7 @@ class LoopThread:
 
     def __init__(self, name: str, on_end: Callable[[str, BaseException | None], None]) -> None:
         self._on_end = on_end
-        self._loop = asyncio.new_event_loop()
+        self._loop = _Loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._first: tuple[tuple[str, Coroutine[Any, Any, None]], ...] = ()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -53,11 +53,12 @@ class LoopThread:
             RuntimeError: the loop is closed, and `on_end` got the reason.
         """
         self._loop.call_soon_threadsafe(function, *arguments)
+        if self._loop.is_closed():
+            raise RuntimeError("the loop is closed")
 
     def stop(self) -> None:
         """Stop the loop. Call it from any thread."""
-        with contextlib.suppress(RuntimeError):  # closed, so it has stopped
-            self._loop.call_soon_threadsafe(self._stop)
+        self._loop.call_soon_threadsafe(self._stop)
 
     def close(self) -> bool:
         """Stop the loop and wait for its thread; return whether the thread has ended."""
@@ -116,6 +117,26 @@ class LoopThread:
         while True:
             await asyncio.sleep(TURN_S)
             self.turns += 1
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Ignores what comes after its end.
+
+    gRPC has one queue of events in a process. The loop of one session takes an event of another from it, passes it on,
+    and prints an error if that loop is closed. What is left then belongs to calls that were cancelled.
+    """
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        try:
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        except RuntimeError:
+            if not self.is_closed():
+                raise
+        handle = asyncio.Handle(callback, args, self, context)
+        handle.cancel()
+        return handle
 
 
 class Watch:

@@ -124,11 +124,11 @@ class Runner:
         A group that had to heal returns as soon as it has reached the frontier, with the metrics of the last step
         it replayed, so that its loop can see the job's progress. A spare returns after each step it replays.
         """
-        self.loop.called(self._held.step)
         before = self._held.step
-        self._take_part(call, state, joins=False)
+        with self.loop.calling(lambda: self._held.step):
+            self._take_part(call, state, joins=False)
         if self._held.step != before + 1:
-            self.loop.jumped("this group was behind and has caught up with the others")
+            self.loop.jumped("this group was behind and has caught up with the others", in_call=True)
         return self._held.leaves, self._record.metrics
 
     def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
@@ -160,10 +160,13 @@ class Runner:
                 if self._held.leaves is not given:
                     self._unreturned = self._held.leaves
                 if self._held.step not in (before, before + 1):
-                    self.loop.jumped("this group had caught up when an exception ended the last call")
+                    why = "this group had caught up when an exception ended the last call"
+                    self.loop.jumped(why, in_call=True)
                 self._left_by(error)
                 raise
             finally:
+                if not self._held.edits:
+                    self.loop.edits_made = 0
                 if self._held.step != before:
                     self._writer.committed(self._record.committed_by, self._held.step)
                 self._report = self._record.report(self._held.step, self._writer.name)

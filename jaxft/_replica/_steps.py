@@ -3,9 +3,14 @@
 A call of the step may advance by many steps (a heal), by none, or begin far from 0 (a restored checkpoint). So a loop
 that counts its own calls ends at another state than the other groups. Two things tell such a loop from one that
 follows the job: it does not iterate over `steps`, and it does not read the step after it has jumped.
+
+Any call may jump, and only the step tells. So once a call has jumped, a loop that follows the job has read the step
+before each later call too: one that reads it now and then, to log it or to save, is found at the first call where it
+has not. A loop over a range that reads the step between every two calls cannot be told from an honest one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jaxft._errors import ConfigurationError
@@ -27,28 +32,67 @@ class LoopWatch:
             False  # of the body of a loop over `steps`: the step of this iteration was not called yet
         )
         self.calls = 0
+        # How many calls of `step.edit` stand before the next step, and how many of these the loop's body has come to.
+        self.edits_made = 0
+        self._edits_seen = 0
         self._unread: str = ""  # how the step came to be what it is, if the loop has not read it since
+        self._jump: str = ""  # how a call came to jump, if one has
 
     def read(self) -> None:
         """The user's code has read the step."""
         self._unread = ""
 
-    def jumped(self, why: str) -> None:
-        """The step is not what a loop that counts its calls believes, because `why`."""
-        self._unread = why
+    def jumped(self, why: str, *, in_call: bool = False) -> None:
+        """The step is not what a loop that counts its calls believes, because `why`.
 
-    def called(self, step: int) -> None:
-        """The user's code calls the step.
+        A loop over a range may begin at the step to which a restore or a join has led, so only what happens
+        `in_call` is remembered.
+        """
+        self._unread = why
+        if in_call:
+            self._jump = why
+
+    @contextmanager
+    def calling(self, step: Callable[[], int]) -> Iterator[None]:
+        """Around a call of the step by the user's code.
 
         Raises:
-            ConfigurationError: it cannot know that the job is at `step`.
+            ConfigurationError: it cannot know that the job is at `step()`.
         """
+        at_top, before = self.at_top, step()
+        self._called(before)
+        try:
+            yield
+        except BaseException:
+            if step() == before:  # the body of the loop may begin again
+                self.at_top, self._edits_seen = at_top, 0
+            raise
+
+    def begins(self) -> None:
+        """An iteration over `steps` begins."""
+        self.read()
+        self.at_top, self._edits_seen = True, 0
+
+    def repeats_edit(self) -> bool:
+        """Whether this edit of the iteration stands already, because the iteration is tried again."""
+        if self._edits_seen == self.edits_made:
+            return False
+        self._edits_seen += 1
+        return True
+
+    def edited(self) -> None:
+        """An edit was made before the next step."""
+        self.edits_made += 1
+        self._edits_seen = self.edits_made
+
+    def _called(self, step: int) -> None:
         if self._unread:
             raise ConfigurationError(
                 f"The loop that calls the step does not follow the job: it is at step {step}, because {self._unread},"
                 f" and the loop has not looked. A loop that counts its calls would end at another step than the "
                 f"other groups. {_WRITE}"
             )
+        self._unread = self._jump
         self.at_top = False
         self.calls += 1
 
@@ -68,10 +112,12 @@ def steps(engine: "Engine", total: int | None) -> Iterator[int]:
             "`state = step.join(state, batch)` before the loop: it returns the job's newest state."
         )
     while total is None or engine.step < total:
-        watch.read()
-        watch.at_top, calls = True, watch.calls
-        yield engine.step
-        watch.at_top = False
+        calls = watch.calls
+        watch.begins()
+        try:
+            yield engine.step
+        finally:
+            watch.at_top = False
         if watch.calls == calls:
             raise ConfigurationError(
                 f"The body of the loop over `steps` has not called the step, so step {engine.step} is still to be "

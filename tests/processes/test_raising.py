@@ -93,6 +93,17 @@ def test_a_shard_that_no_group_can_read_stops_the_job_once_with_its_name(tmp_pat
         assert log.count("halts: shard 2 of step 5") == 1
 
 
+def test_it_stops_the_job_too_where_no_group_can_be_spared(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        flags = (*RUN, "--min-replicas", "2", "--unreadable", "5:3")
+        workers = here.start_together(("group-0", "group-1"), lambda group: flags)
+        for worker in workers.values():
+            until_failed(here, worker)
+            assert worker.says(f"shard 3 of step 5 of job 'toy' fails in every group: group-1, group-0: OSError: {TEXT}")
+            assert [event["step"] for event in worker.steps()] == list(range(1, 6))
+
+
 def test_a_group_whose_batches_come_from_an_iterator_is_stopped_before_it_joins(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()

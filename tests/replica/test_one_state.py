@@ -1,5 +1,6 @@
 """The state that a step is given is the one that it returned, or an edit of it: with a Manager and without."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,6 +123,81 @@ def test_an_edit_is_part_of_the_next_step(manager: jaxft.Manager | None) -> None
     assert state["host"].tolist() == [6.0, 6.0]
     assert (int(state["n"]), float(state["rate"])) == (102, 0.25)
     assert jax.random.key_data(state["key"]).tolist() == jax.random.key_data(jax.random.key(9)).tolist()
+
+
+class Unreadable:
+    """Batches of which that of step 2 cannot be read so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def __call__(self, step: int, shard: int) -> np.ndarray:
+        if step == 2 and self.times:
+            self.times -= 1
+            raise OSError("cannot read sample 17")
+        return batch_for(step, shard)
+
+
+def halved(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "rate": state["rate"] / 2}
+
+
+def reset(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "n": state["n"] * 10}
+
+
+@pytest.mark.parametrize("way", ["next iteration", "same iteration", "another loop", "the call alone"])
+def test_an_edit_is_not_repeated_with_its_iteration(manager: jaxft.Manager | None, way: str) -> None:
+    batches = Unreadable(2)
+    step = jaxft.fault_tolerant(train_step, manager, shards=2)
+    state = step.join(fresh(), batches)
+
+    def body(number: int) -> None:
+        nonlocal state
+        after = state
+        if number == 2:
+            after = step.edit(step.edit(after, halved), reset)
+        state, _ = step(after, batches)
+
+    def body_that_keeps_its_edit(number: int) -> None:
+        nonlocal state
+        if number == 2:
+            state = step.edit(step.edit(state, halved), reset)
+        while step.step == number:
+            with contextlib.suppress(OSError):
+                state, _ = step(state, batches)
+
+    while step.step < 4:
+        with contextlib.suppress(OSError):
+            for number in step.steps(4):
+                if way == "the call alone":
+                    body_that_keeps_its_edit(number)
+                    continue
+                if way == "another loop":
+                    body(number)
+                    continue
+                while step.step == number:
+                    with contextlib.suppress(OSError):
+                        body(number)
+                    if way == "next iteration":
+                        break
+    assert not batches.times
+    assert (int(state["n"]), float(state["rate"])) == (22, 0.25)
+
+
+def test_an_edit_that_raises_is_made_when_it_is_called_again(manager: jaxft.Manager | None) -> None:
+    step, state = begun(manager)
+
+    def fails(state: dict[str, Any]) -> dict[str, Any]:
+        raise OSError("no")
+
+    for number in step.steps(2):
+        if number == 1:
+            with pytest.raises(OSError, match="no"):
+                step.edit(state, fails)
+            state = step.edit(state, halved)
+        state, _ = step(state, batch_for)
+    assert float(state["rate"]) == 0.25
 
 
 @pytest.mark.parametrize(

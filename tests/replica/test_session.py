@@ -334,3 +334,19 @@ def test_a_step_after_the_block_is_an_error_and_does_not_wait(coordinator: Coord
         patience.call(lambda: session.wait(-1), limit_s=15.0)
     with pytest.raises(jaxft.ConfigurationError, match="`with` block has ended"):
         session.post(LeaveNow(finished=True))
+
+
+# ---- several sessions in one process ----
+
+
+def test_what_grpc_passes_to_a_loop_that_is_closed_is_ignored(coordinator: Coordinator) -> None:
+    """As the loop of another session does, which would print "Event loop is closed"."""
+    with session_with(coordinator) as session:
+        pass
+    called: list[int] = []
+    loop = session._loop._loop
+    assert loop.is_closed()
+    assert loop.call_soon_threadsafe(called.append, 1).cancelled()
+    with pytest.raises(RuntimeError, match="the loop is closed"):
+        session._loop.call(called.append, 2)
+    assert called == []

@@ -219,8 +219,9 @@ def _widened(seed: int, setting: Setting, regular: int) -> Setting:
         before = setting.faults
         numbered = [replace(fault, index=len(before) + i) for i, fault in enumerate(asked)]
         setting = replace(setting, faults=(*before, *numbered))
-    if rng.random() < 0.05 and setting.min_replicas <= 1:
-        # With more the job waits for the group that cannot read it, as for one that is lost.
+    if rng.random() < 0.05 and (setting.min_replicas <= 1 or setting.shards is not None):
+        # With more, and a shard for each group, the job waits for the group that cannot read its own, as for one that
+        # is lost.
         setting = replace(setting, unreadable=rng.randint(1, 20))
     return setting
 

@@ -19,6 +19,7 @@ RARE: dict[str, str] = {
     "halt at means that are not finite": "the job ends for all, with nothing of that step applied",
     "its own failure": "the user's code has raised in one group, and the others could do the step",
     "halt at a step that fails in every group": "... and in one group after the other until none was left",
+    "trial": "too few groups for a step try whether it fails in them too",
     "checkpoint read after all": "the groups that were to read it died before any had healed from them",
     "skipped step": "the means of a step are not finite, and it changes nothing",
     "skipped step replayed": "... also for one that joins",

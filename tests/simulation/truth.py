@@ -216,7 +216,9 @@ class Truth:
             raise Violation("quorum ids grow", f"{quorum.quorum_id} after {before.last_quorum_id}")
         least = max(1, after.min_replicas, self._world.setting.min_replicas)
         if len(quorum.members) < least:
-            raise Violation("no quorum below min_replicas", f"{len(quorum.members)} of {least}")
+            if not after.raised:
+                raise Violation("no quorum below min_replicas", f"{len(quorum.members)} of {least}")
+            self._world.sometimes.note("trial")
         numbers = [int(member.group.rpartition("-")[2]) for member in quorum.members]
         if numbers != sorted(numbers):
             raise Violation("members in the order in which people count", str(numbers))
@@ -254,6 +256,9 @@ class Truth:
         quorum = before.quorum
         if quorum is None:
             raise Violation("no group commits outside its quorum", f"step {step} counts without a quorum")
+        least = max(1, after.min_replicas, self._world.setting.min_replicas)
+        if len(quorum.members) < least:
+            raise Violation("no quorum below min_replicas", f"{len(quorum.members)} of {least} commit")
         living = [
             member for member in quorum.members if _still_takes_part(before.groups.get(member.group), after)
         ]

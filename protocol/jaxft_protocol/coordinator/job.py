@@ -210,8 +210,10 @@ class Job:
     positions: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
     held: Mapping[GroupName, tuple[int, ...]] = field(default_factory=dict[GroupName, tuple[int, ...]])
     ballot: Ballot = Ballot()
-    # Groups whose code has raised an exception since the last commit, in that order.
+    # Groups whose code has raised an exception since the last commit, the last one last.
     raised: Mapping[GroupName, Raise] = field(default_factory=dict[GroupName, Raise])
+    # The others have shown in a trial that they can do the step in which the last of these has raised.
+    tried: bool = False
     # The highest number of members so far, not counting spares: spares fill up to this many places.
     places: int = 0
     last_quorum_id: QuorumId = QuorumId(0)

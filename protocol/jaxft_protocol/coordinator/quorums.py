@@ -7,6 +7,8 @@ The rule for counting (`settle`), where "living" members are those not lost sinc
 * ... but their states differ -> the members that differ from the majority are evicted, and the step is retried
   without their contributions, so their error does not spread. Without a majority the job halts, because there is no
   way to tell which state is right.
+* ... but there are fewer of them than `min_replicas`, because a group raised an exception and the others only try the
+  step (`raising.py`) -> no COMMIT: the job waits for enough groups.
 * ... but the means are not finite, and the job's policy is to stop then -> the job halts with nothing applied. All
   members compute this from the same bits, so one such vote is enough, also from a member that was lost.
 * a member is lost, and no vote is ok yet -> the step is retried at once under a new quorum. In a job of a hundred
@@ -56,10 +58,34 @@ def form(draft: Draft) -> None:
     if job.frontier is None or job.quorum is not None or job.finished is not None or job.paused:
         return
     members = _candidates(draft)
-    if len(members) < max(1, job.min_replicas) or founding.reunites(draft):
+    enough = len(members) >= max(1, job.min_replicas)
+    if not (enough or _may_try(draft, members)) or founding.reunites(draft):
         return
     draft.update(ballot=progress.fresh_ballot(draft))
     _install(draft, members, again=True, announce=True)
+
+
+def _may_try(draft: Draft, members: list[Group]) -> bool:
+    """Return whether too few members can show if the exception of another group comes in them too (`raising.py`).
+
+    With fixed shards only: otherwise each group computes its own.
+    """
+    job = draft.job
+    if not job.raised or job.tried or job.total_shards is None:
+        return False
+    last = list(job.raised)[-1]
+    return any(member.name != last for member in members)
+
+
+def is_trial(job: Job) -> bool:
+    """Return whether the current quorum may never commit."""
+    return job.quorum is not None and len(job.quorum.members) < job.min_replicas
+
+
+def _end_trial(draft: Draft, quorum: NewQuorum) -> None:
+    """All members could do the step. It waits for enough groups, which may then keep what they have computed."""
+    draft.update(quorum=None, tried=True)
+    progress.tell_over(draft, quorum)
 
 
 def explain(draft: Draft) -> None:
@@ -179,6 +205,8 @@ def _compare(draft: Draft, quorum: NewQuorum) -> None:
         retry(draft, quorum, silent=0, odd=(*odd, *unknown))
     elif draft.job.ballot.nonfinite:
         _stop_at_nonfinite(draft)
+    elif is_trial(draft.job):
+        _end_trial(draft, quorum)
     else:
         commit(draft, quorum)
 
@@ -253,7 +281,8 @@ def commit(draft: Draft, quorum: NewQuorum) -> None:
     frontier = Frontier(Step(frontier.step + 1), quorum.quorum_id, None, held)
     progress.measure(draft)
     tried = draft.job.raised
-    draft.update(frontier=frontier, ballot=progress.fresh_ballot(draft), voted_s=ballot.began_s, raised={})
+    fresh = progress.fresh_ballot(draft)
+    draft.update(frontier=frontier, ballot=fresh, voted_s=ballot.began_s, raised={}, tried=False)
     for group in living:
         draft.release_heal(group)  # a member since this step: donors no longer need to keep anything for it
     for group in draft.job.groups.values():
@@ -368,12 +397,13 @@ def _install(draft: Draft, members: list[Group], *, again: bool, announce: bool)
         held=held,
         places=places,
         last_quorum_id=quorum.quorum_id,
-        left=(),
+        left=job.left if len(members) < job.min_replicas else (),  # after a trial the job still waits for them
         restored_s=None,
         halted=None,
     )
     draft.wait_for("")
-    draft.log(_quorum_line(quorum))
+    trial = " (too few to commit; do they fail too?)" if is_trial(draft.job) else ""
+    draft.log(f"{_quorum_line(quorum)}{trial}")
     if announce:
         for group in members:
             draft.send(group, quorum)

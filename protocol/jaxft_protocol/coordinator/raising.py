@@ -8,6 +8,10 @@ A group whose code raises leaves the quorum at once, and the others try the step
   and the job halts once, with the step, the shard and the text.
 
 A group alone is not halted: its user has the exception, and its next call of the step tries again.
+
+If fewer than `min_replicas` groups are left, they still try, in a quorum that never commits: a *trial*. Otherwise the
+job would wait for the group that raised, and raise again with it. Either the trial fails in the next group, or all its
+members vote, and the job waits as usual for the group whose own failure it was.
 """
 
 from collections.abc import Mapping
@@ -31,7 +35,8 @@ def raised(draft: Draft, group: Group, vote: Vote) -> None:
         return
     said = Raise(vote.shard, vote.reason[: quorums.MAX_REASON_LENGTH])
     if group.name in job.raised or len(job.raised) < MAX_KEPT:
-        draft.update(raised={**job.raised, group.name: said})
+        others = {name: other for name, other in job.raised.items() if name != group.name}
+        draft.update(raised={**others, group.name: said}, tried=False)
     if len(draft.job.raised) > 1 and not _may_compute(draft, group):
         halting.halt(draft, HaltKind.RAISED, _halt_text(draft, vote.step))
         return

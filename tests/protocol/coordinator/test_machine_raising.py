@@ -3,6 +3,7 @@
 from jaxft_protocol.coordinator import raising
 from jaxft_protocol.coordinator.job import GroupPhase, Raise
 from jaxft_protocol.messages import (
+    AllComputed,
     Change,
     Commit,
     Evicted,
@@ -10,8 +11,10 @@ from jaxft_protocol.messages import (
     GroupName,
     Halted,
     HaltKind,
+    QuorumId,
     Step,
     Vote,
+    Waiting,
 )
 
 from .helpers import Desk, Done, committed, healing, members, running, shards, tried_again
@@ -125,8 +128,69 @@ def test_one_that_still_heals_does_not_count():
     assert raises(desk, "a").only(Halted).keys() == {"a", "c"}
 
 
-def test_below_min_replicas_the_job_waits():
+def test_below_min_replicas_a_shard_that_fails_in_every_group_stops_the_job_too():
+    desk = running("a", "b", "c", min_replicas=3)
+    assert members(desk) == ["a", "b", "c"]
+    trial = tried_again(raises(desk, "b"))
+    assert trial is not None
+    assert sorted(shard for held in shards(trial).values() for shard in held) == [0, 1, 2, 3, 4, 5]
+    # Those whose code has raised wait until it is known whether the others can do it.
+    assert not desk.hello("b", step=0, history=desk.job.history).only(Waiting)
+    assert not desk.tick().only(Waiting)
+    assert not raises(desk, "c").only(Halted)
+    assert members(desk) == ["a"]
+    desk.hello("c", step=0, history=desk.job.history)
+    done = raises(desk, "a")
+    reason = f"shard 3 of step 0 of job 'job' fails in every group: b, c, a: {UNREADABLE}"
+    assert done.only(Halted) == dict.fromkeys("abc", Halted(reason, HaltKind.RAISED))
+
+
+def test_below_min_replicas_the_others_try_and_commit_nothing():
     desk = running("a", "b", min_replicas=2)
+    assert tried_again(raises(desk, "b")) is not None
+    assert members(desk) == ["a"]
+    done = desk.vote("a")
+    assert not done.only(Commit)
+    assert done.to("a") == [AllComputed(QuorumId(2), Step(0))], "it is free for other directives"
+    assert desk.job.quorum is None
+    assert desk.step == 0
+    desk.hello("b", step=0, history=desk.job.history)
+    done = desk.tick()
+    assert done.only(Waiting).keys() == {"a", "b"}
+    assert "its code raised OSError" in desk.job.waiting
+    # Nor do they try again, until another raises.
+    assert desk.job.quorum is None
+    desk.join("b", step=0, history=desk.job.history)
+    assert members(desk) == ["a", "b"]
+    assert shards(desk.quorum) == {"a": (0, 1, 2, 3, 4, 5), "b": ()}, "what was computed is kept"
+    assert committed(desk.commit()) == ["a", "b"]
+    assert shards(desk.quorum) == {"a": (0, 1, 2), "b": (3, 4, 5)}
+
+
+def test_a_group_that_is_back_ends_no_trial_and_takes_part_after_it():
+    desk = running("a", "b", min_replicas=2)
+    raises(desk, "b", "KeyboardInterrupt", shard=None)
+    trial = desk.quorum
+    desk.come("b", step=0, history=desk.job.history)
+    assert desk.group("b").phase is GroupPhase.READY
+    assert desk.quorum == trial
+    assert not desk.vote("a").only(Commit)
+    assert members(desk) == ["a", "b"]
+
+
+def test_a_trial_whose_members_die_is_over():
+    desk = running("a", "b", min_replicas=2)
+    raises(desk, "b")
+    desk.close("a")
+    assert desk.job.quorum is None
+    desk.come("b", step=0, history=desk.job.history)
+    assert desk.job.quorum is None, "it has raised, and proves nothing alone"
+    desk.come("a", step=0, history=desk.job.history)
+    assert members(desk) == ["a", "b"]
+
+
+def test_without_fixed_shards_the_others_cannot_try_what_is_its_own():
+    desk = running("a", "b", shards=None, min_replicas=2)
     assert not raises(desk, "b").only(Halted)
     assert desk.job.quorum is None
     desk.tick()
