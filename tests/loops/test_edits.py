@@ -1,0 +1,87 @@
+"""Edits by line number, and the table that they lead to."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.loops.loop import Edit, Loop, apply, loops, parse, python_of
+from tests.loops.run import Outcome
+from tests.loops.table import BEGIN, END, HEAD, PAGE, row, rows, write_table
+
+LINES = ["one", "two", "three", "", "five"]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("2c\nTWO\n.\n", ["one", "TWO", "three", "", "five"]),
+        ("2,3c\nTWO\n.\n", ["one", "TWO", "", "five"]),
+        ("0a\nzero\n.\n5a\nsix\n\n.\n", ["zero", *LINES, "six", ""]),
+        ("1d\n3,4d\n", ["two", "five"]),
+        ("2,5>2\n", ["one", "  two", "  three", "", "  five"]),
+        # Numbers are those of the original, in any order; what replaces an indented line is taken as it is.
+        ("5d\n1c\nONE\nand\n.\n1,3>4\n2c\n  TWO\n.\n", ["ONE", "and", "  TWO", "    three", ""]),
+    ],
+)
+def test_edits_change_the_lines_that_they_name(script: str, expected: list[str]) -> None:
+    assert apply(list(parse(script)), LINES) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("2x\n", "'2x' is no command"),
+        ("TWO\n.\n", "'TWO' is no command"),
+        ("2c\nTWO\n", "no dot ends the lines of '2c'"),
+    ],
+)
+def test_a_script_that_cannot_be_read_is_an_error(script: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        list(parse(script))
+
+
+def test_an_edit_past_the_end_is_an_error() -> None:
+    with pytest.raises(ValueError, match="there is no line 6: the source has 5"):
+        apply(list(parse("6d\n")), LINES)
+
+
+def test_sizes_and_indents_do_not_count() -> None:
+    ours = tuple(parse("2,3c\nTWO\n.\n5a\nsix\nseven\n.\n1d\n1,5>2\n"))
+    loop = Loop("one", {}, sizes=(Edit(1, 1, "c", ("ONE", "and")),), ours=ours)
+    assert (loop.added, loop.removed) == (3, 3)
+
+
+def test_the_code_of_a_notebook() -> None:
+    notebook = """{"cells": [{"cell_type": "markdown", "source": ["# a"]},
+        {"cell_type": "code", "source": ["import jax\\n", "!pip install x"]},
+        {"cell_type": "code", "source": ["a = 1\\n"]}]}"""
+    assert python_of(notebook, "a.ipynb") == "import jax\n# !pip install x\n\na = 1\n"
+    assert python_of("%a\n", "a.py") == "%a\n"
+
+
+def test_every_loop_has_a_row_whose_lines_are_those_of_its_edits() -> None:
+    table = rows(PAGE.read_text())
+    assert {loop.header["title"] for loop in loops()} == set(table)
+    for loop in loops():
+        assert f" | +{loop.added} -{loop.removed} | " in table[loop.header["title"]], loop.name
+        assert f"{loop.header['repo']}/blob/{loop.header['commit']}/" in table[loop.header["title"]]
+
+
+def test_ten_loops_keep_their_bits_within_the_lines_that_we_promise() -> None:
+    table = rows(PAGE.read_text())
+    assert all(line.endswith("| the same |") for line in table.values())
+    assert len(table) >= 10
+
+
+def test_a_row_is_written_beside_the_others(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}{HEAD}| a | old |\n| c | kept |\n{END}after\n")
+    write_table({"b": "| b | new |", "a": "| a | newer |"}, page)
+    assert page.read_text() == f"before\n{BEGIN}{HEAD}| a | newer |\n| b | new |\n| c | kept |\n{END}after\n"
+
+
+def test_a_row_says_when_bits_differ() -> None:
+    loop = Loop("x", {"title": "t", "repo": "o/r", "commit": "c", "path": "a/b.py"}, (), ())
+    assert row(loop, Outcome(2, 80, False, "")) == (
+        "| t | [b.py](https://github.com/o/r/blob/c/a/b.py) | +0 -0 | 2 | 80 | **other** |"
+    )
