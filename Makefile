@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos adversary test test-newest parity simulate mutants bench storm lint format docs chart release stubs clean
+.PHONY: help setup demo chaos adversary test test-newest test-slurm test-ray parity simulate mutants bench storm lint format docs chart release stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,14 @@ test: $(STAMP) $(BIN)/helm  ## all tests but the storms, about 6 minutes on 2 co
 
 test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13
 	$(MAKE) test PYTHON="$(NEWEST)" VENV=.venv-newest
+
+test-slurm: $(STAMP)  ## deploy/slurm under a real Slurm, started here as root: apt install slurmctld slurmd slurm-client
+	$(BIN)/pytest -m slurm -n 0 tests/slurm $(ARGS)
+
+test-ray:  ## examples/ray under a real Ray, in .venv-ray
+	$(MAKE) setup VENV=.venv-ray
+	.venv-ray/bin/uv pip install --quiet --python .venv-ray/bin/python --group ray
+	.venv-ray/bin/pytest -m ray -n 0 tests/ray $(ARGS)
 
 parity:  ## the Llama 3 example against transformers on torch, in .venv-parity
 	$(MAKE) setup VENV=.venv-parity
@@ -83,4 +91,4 @@ stubs: $(STAMP)  ## regenerate the gRPC stubs
 	$(BIN)/python protocol/generate_stubs.py
 
 clean:
-	rm -rf $(VENV) .venv-newest .venv-parity docs/_build jaxft/_exchange/liblane.so
+	rm -rf $(VENV) .venv-newest .venv-parity .venv-ray docs/_build jaxft/_exchange/liblane.so

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from jaxft._replica._runner import Runner
 from jaxft._replica._samples import check_shown
 from jaxft._replica._steps import steps
 from jaxft._report import StepReport
+from jaxft._telemetry._observer import Observers, observers_of
 
 _log = logging.getLogger("jaxft")
 
@@ -80,8 +82,15 @@ class Manager:
             and to groups that know it too. See docs/security.md.
         tls: certificates for the stream to the coordinator; None: it is not encrypted.
 
+        events: file to which this group appends its events, one JSON object a line (docs/operate-api.md); "{group}"
+            in its name is replaced by the group's. By default that of the environment variable JAXFT_EVENTS. In a
+            group of several processes, rank 0 writes it.
+        tracer: a tracer of OpenTelemetry, `opentelemetry.trace.get_tracer(...)`: each call of the step becomes a span
+            (docs/operate.md). In a group of several processes, rank 0 makes them.
+
     Raises:
-        ConfigurationError: for an argument that cannot be right; on entering, if `token` or `tls` cannot be used.
+        ConfigurationError: for an argument that cannot be right; on entering, if `token`, `tls` or `events` cannot
+            be used.
         CoordinatorUnreachable: on entering, if the coordinator does not answer within `failure_timeout_s`.
         Diverged: from a step, if the groups' states differ and no majority says which is right.
         NonFinite: from a step, in all groups, if its means are not finite and the step is `nonfinite="raise"`.
@@ -112,6 +121,8 @@ class Manager:
         host: str | None = None,
         token: str | None = None,
         tls: TLS | None = None,
+        events: str | Path | None = None,
+        tracer: Any = None,
     ) -> None:
         self._config = GroupConfig(
             coordinator=_given("coordinator", coordinator),
@@ -128,7 +139,10 @@ class Manager:
             host=host or os.environ.get("JAXFT_HOST"),
             token=token,
             tls=tls,
+            events=events,
+            tracer=tracer,
         )
+        self._observers = Observers()
         self._member: Membership | None = None
         self._runner: Runner | None = None
         self._agent: Agent | None = None
@@ -257,11 +271,13 @@ class Manager:
                     f"group {config.group!r} has {member.ranks.size} processes, and `checkpoints=` does not work yet "
                     "for groups of several processes: leave it out, and save from the loop with Orbax."
                 )
+            self._observers = observers_of(config, member.identity, member.ranks.rank)
             member.start()
         except BaseException as error:
             self._close(repr(error))
             raise
         self._runner = Runner(config, member.identity, member.session, member.ranks, store, member.listener)
+        self._runner.observers = self._observers
         self._sigterm = SigtermDrains(member.session.drain)
         return self
 
@@ -345,6 +361,7 @@ class Manager:
             self._runner.close()
         if self._member is not None:
             self._member.close(error)
+        self._observers.close(error)
 
 
 def _given(name: str, value: str | None) -> str:

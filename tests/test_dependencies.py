@@ -22,6 +22,7 @@ PACKAGES = {
 # Imported only where the user has installed it, for what needs it: (distribution, what it imports) -> the extra.
 EXTRAS = {
     ("jaxft", "orbax-checkpoint"): "checkpoints",
+    ("jaxft", "opentelemetry-api"): "otel",
     ("jaxft", "rich"): "launch",
     ("jaxft-coordinator", "aetcd"): "etcd",
 }
@@ -81,6 +82,8 @@ def distribution_of(module: str, own: Path) -> str:
         return ""
     if module.startswith("google.protobuf"):
         return "protobuf"
+    if module.startswith("opentelemetry.trace"):
+        return "opentelemetry-api"
     found = {normal(name) for name in installed().get(top, [top])}
     assert len(found) == 1, f"{module} may come from {sorted(found)}: say which in this test"
     return found.pop()

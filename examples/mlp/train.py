@@ -107,8 +107,8 @@ def make_train_step(mesh: Mesh, *, work: int) -> Callable[[Any, Batch], tuple[An
     return train_step
 
 
-def train(flags: Flags) -> None:
-    """Run until the job has committed its last step.
+def train(flags: Flags) -> str | None:
+    """Run until the job has committed its last step; return the digest of the state, if it is asked for.
 
     Raises:
         jaxft.JaxftError: a flag is invalid, or the job refused this group, is unreachable, or has finished already.
@@ -145,6 +145,7 @@ def train(flags: Flags) -> None:
         told = ledger_text(seen, expected)
         events.finished(step.step, digest=digest, ledger=bool((seen == expected).all()), ledger_text=told)
         logger.info("finished after %d committed steps: %s, digest %s", step.step, told, digest)
+        return digest
 
 
 def make_manager(flags: Flags) -> jaxft.Manager | None:

@@ -4,6 +4,9 @@
 
 It starts no thread and no backend, so a fork of it is like a fresh process that has imported these modules. Requests
 and answers are JSON lines on the socket DESCRIPTOR. It ends when the socket closes. A forked program ends with it.
+
+SIGTERM does not end it, since schedulers such as Slurm send that to all processes of a job at once, and the forked
+program would die before it has finished its step.
 """
 
 import contextlib
@@ -37,6 +40,8 @@ def main() -> None:
         return
     gc.collect()
     gc.freeze()  # keeps the pages that all forks share
+    # Blocked and not ignored, so that a program gets a SIGTERM that comes right after its fork.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     request = serve(connection)
     if request is not None:  # this is the forked process
         connection.close()
@@ -92,6 +97,7 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
 
 def become(request: dict[str, Any]) -> None:
     """Be the requested program, until it ends."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

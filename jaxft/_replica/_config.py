@@ -3,6 +3,8 @@
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from jaxft._checkpoints import Checkpoints
 from jaxft._errors import ConfigurationError
@@ -34,6 +36,8 @@ class GroupConfig:
     host: str | None = None
     token: str | None = field(default=None, repr=False)  # must not appear in tracebacks and logs
     tls: TLS | None = None
+    events: str | Path | None = None
+    tracer: Any = None
 
     def __post_init__(self) -> None:
         _check_address(self.coordinator)

@@ -47,6 +47,7 @@ from jaxft._replica._session import Session, error_of
 from jaxft._replica._steps import LoopWatch
 from jaxft._replica._writer import Writer
 from jaxft._report import Record, StepReport
+from jaxft._telemetry._observer import Observers
 from jaxft._transport._listener import Listener
 
 _log = logging.getLogger("jaxft")
@@ -83,6 +84,7 @@ class Runner:
         self._unreturned: Sequence[jax.Array] | None = None
         self._report: StepReport | None = None
         self.loop = LoopWatch()
+        self.observers = Observers()
 
     @property
     def step(self) -> int:
@@ -149,7 +151,7 @@ class Runner:
                 f"{self._broken}. In a group of several processes the others cannot know, so this group has to be "
                 "started again."
             )
-        with self._session.in_step(True):
+        with self._session.in_step(True), self.observers.calling(self._held.step) as reports:
             self._joining.prepare(call, state)
             self._programs = call.programs
             self._record = self._record.next_call()
@@ -171,6 +173,7 @@ class Runner:
                     self._writer.committed(self._record.committed_by, self._held.step)
                 self._report = self._record.report(self._held.step, self._writer.name)
                 self._session.sample(self._report)
+                reports.append(self._report)
 
     def _left_by(self, error: BaseException) -> None:
         """An exception leaves the call: let the next one find what is still to be done."""

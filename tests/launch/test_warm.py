@@ -135,6 +135,20 @@ def test_many_forks_at_once(processes: Processes, warm: Warm, program: Path) -> 
     assert [ended(child) for child in children] == list(range(8))
 
 
+def test_sigterm_ends_a_fork_and_not_its_warm_process(
+    processes: Processes, warm: Warm, program: Path
+) -> None:
+    """Slurm sends it to all processes of a job at once."""
+    child = run(processes, warm, program, "wait")
+    patience.until(lambda: "up" in child.log.read_text(), "the fork")
+    processes._warm[warm].terminate()
+    # It has had the signal before it forks another one.
+    assert ended(run(processes, warm, program, "exit", "3")) == 3
+    assert child.exit_code() is None
+    child.terminate()
+    assert ended(child) == -signal.SIGTERM
+
+
 def test_its_forks_end_with_it(tmp_path: Path, program: Path) -> None:
     with Processes(tmp_path, cwd=tmp_path) as processes:
         warm = processes.start_warm("warm", environment={"JAX_PLATFORMS": "cpu"})

@@ -30,8 +30,16 @@ def train(here: Cluster, gate: Path) -> dict[str, Any]:
     return here.start_together(GROUPS, lambda name: flags)
 
 
-def test_a_kill_is_seen_in_metrics_api_and_events(tmp_path: Path) -> None:
+def lines(log: str) -> list[str]:
+    """Without those that say again how long a wait has lasted: a slow machine has more of them."""
+    return [line for line in log.splitlines() if "waiting" not in line]
+
+
+def test_a_kill_is_seen_in_metrics_api_events_and_few_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate, written = tmp_path / "gate", tmp_path / "events.jsonl"
+    monkeypatch.setenv("JAXFT_EVENTS", str(tmp_path / "{group}.events"))
     with cluster(tmp_path) as here:
         web = port.start(here, "--events", str(written), "--heartbeat-timeout-ms", "2000")
         assert web.get("/healthz") == (200, "ok\n")
@@ -39,6 +47,10 @@ def test_a_kill_is_seen_in_metrics_api_and_events(tmp_path: Path) -> None:
         here.until(lambda: web.metric("jaxft_step", job="toy") == 20, "step 20")
         assert web.metric("jaxft_quorum_members", job="toy") == 3
         here.until(lambda: web.job()["values"].get("loss", 0) > 0, "the loss of the training")
+        survivors = [workers["group-0"], workers["group-2"]]
+        quiet = [
+            len(lines(text)) for text in (here.coordinator_log.read_text(), *(w.log() for w in survivors))
+        ]
         workers["group-1"].process.kill()
         here.until(lambda: group(web, "group-1")["state"] == "gone", "the loss to be seen")
         assert "connection closed" in group(web, "group-1")["reason"]
@@ -51,6 +63,12 @@ def test_a_kill_is_seen_in_metrics_api_and_events(tmp_path: Path) -> None:
         told = web.job()
         families = {family.name: family for family in text_string_to_metric_families(web.get("/metrics")[1])}
         here.until(lambda: events(written)[-1]["event"] == "job_finished", "the last event to be written")
+        logs = [lines(text) for text in (here.coordinator_log.read_text(), *(w.log() for w in survivors))]
+    check_events_of_groups(tmp_path)
+    coordinator, *groups = (log[count:] for log, count in zip(logs, quiet, strict=True))
+    # For one death, heal and return, and the job's end: a storm costs no more lines for each fault.
+    assert len(coordinator) <= 10, coordinator
+    assert max(map(len, groups)) <= 3, groups
     assert told["step"] == 60
     assert told["steps_committed"] == 60
     assert told["steps_retried"] == {"lost a member": 1}
@@ -76,3 +94,20 @@ def test_a_kill_is_seen_in_metrics_api_and_events(tmp_path: Path) -> None:
     # sent when it leaves.
     assert 120 <= exchanges[0].value <= 181
     assert families["jaxft_heal_bytes"].samples[0].value > 1000
+
+
+def check_events_of_groups(folder: Path) -> None:
+    """They follow the schema, and tell of the kill: two lives of group-1, and every step of the others."""
+    files = {name: events(folder / f"{name}.events") for name in GROUPS}
+    for event in (event for file in files.values() for event in file):
+        jsonschema.validate(event, SCHEMA)
+    for name in ("group-0", "group-2"):
+        done = [event["step"] for event in files[name] if event["event"] == "step_done"]
+        assert done == list(range(1, 61))
+        changed = [event for event in files[name] if event["event"] == "members_changed"]
+        assert [one["group"] for event in changed for one in event.get("left", [])] == ["group-1"]
+    kinds = [event["event"] for event in files["group-1"]]
+    assert kinds.count("life_began") == 2
+    assert kinds.count("heal_done") == 1
+    assert kinds.count("life_ended") == 1  # the first life was killed
+    assert kinds[-1] == "life_ended"

@@ -1,0 +1,153 @@
+"""The scripts of deploy/slurm under a real Slurm: a node dies, an element is drained, and the bits stay."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxft._launch._ranks import free_ports
+from tests import patience
+from tests.clusters import WORKER, digest_alone
+from tests.shared import shared
+from tests.slurm.machine import Slurm, slurm
+
+SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
+STEPS = 120
+GROUPS = 2
+ELEMENTS = ("group-0", "group-1", "group-2")
+SPARE = "group-2"
+# Steps at which all wait for the test.
+GATES = (40, 60, 80)
+pytestmark = [pytest.mark.slurm, pytest.mark.processes, pytest.mark.timeout(400)]
+
+
+@dataclass
+class Run:
+    """A training run under Slurm: two groups and a spare."""
+
+    slurm: Slurm
+    folder: Path
+    array: str = ""
+
+    def submit(self) -> None:
+        environment = {
+            "JAXFT_RUN": str(self.folder),
+            "JAXFT_GROUPS": str(GROUPS),
+            "JAXFT_JOB": "toy",
+            "JAXFT_PORT": str(free_ports(1)[0]),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(shared("launch-compiled")),
+        }
+        gates = (word for step in GATES for word in ("--gate", f"{step}:{self.gate(step)}"))
+        program = (
+            *(sys.executable, str(WORKER), "--group", "{group}", "--coordinator", "{coordinator}"),
+            *("--events", f"{self.folder}/{{group}}.jsonl", "--steps", str(STEPS), *gates),
+        )
+        coordinator = self.sbatch("coordinator.sbatch", "%x", "--nodelist=n1", **environment)
+        words = (f"--array=0-{len(ELEMENTS) - 1}", f"--dependency=after:{coordinator}")
+        self.array = self.sbatch("groups.sbatch", "%x-%a", *words, program=program, **environment)
+
+    def sbatch(
+        self, script: str, log: str, *words: str, program: tuple[str, ...] = (), **environment: str
+    ) -> str:
+        command = ("sbatch", "--parsable", f"--output={self.slurm.folder}/{log}.out", *words)
+        return self.slurm.ask(*command, str(SCRIPTS / script), *program, **environment)
+
+    def gate(self, step: int) -> Path:
+        return self.folder / f"gate-{step}"
+
+    def element(self, group: str) -> str:
+        return f"{self.array}_{group.rpartition('-')[2]}"
+
+    def show(self, group: str, name: str) -> str:
+        """What Slurm knows of a group's element."""
+        return self.slurm.show(self.element(group))[name]
+
+    def steps(self, group: str) -> list[int]:
+        """The steps of which a group has computed shards."""
+        events = read(self.folder / f"{group}.jsonl")
+        return [event["step"] for event in events if event["event"] == "step" and event["shards"]]
+
+    def readied(self, group: str) -> int:
+        """How often a group has healed, as the coordinator tells it."""
+        events = read(self.folder / "events.jsonl")
+        return sum(event["event"] == "group_ready" and event["group"] == group for event in events)
+
+    def until(self, condition: Callable[[], Any], what: str) -> None:
+        patience.until(condition, what, limit_s=120, context=self.slurm.logs)
+
+    def until_at(self, step: int, *groups: str) -> None:
+        """Wait until groups stand before a gate, having computed all until then."""
+        for group in groups:
+            self.until(lambda group=group: step in self.steps(group), f"{group} at step {step}")
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    with slurm(tmp_path / "slurm") as machine:
+        made = Run(machine, tmp_path / "run")
+        made.folder.mkdir()
+        made.submit()
+        yield made
+
+
+def test_a_node_dies_and_a_group_is_drained_and_the_bits_stay(run: Run) -> None:
+    first, second, third = GATES
+    run.until_at(first, *ELEMENTS[:GROUPS])
+    run.until(lambda: run.readied(SPARE), "the spare to stand by")
+    assert not run.steps(SPARE)
+    [lost] = [group for group in ELEMENTS if run.show(group, "NodeList") == "n2"]
+    [kept] = {*ELEMENTS} - {lost, SPARE}
+
+    before = run.readied(lost)
+    run.slurm.kill_node("n2")
+    run.slurm.ask("scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    run.until(lambda: run.readied(lost) > before, f"{lost} to heal on another node")
+    assert (run.show(lost, "Restarts"), run.show(lost, "NodeList")) == ("1", "n1")
+    assert (run.show(kept, "Restarts"), run.show(SPARE, "Restarts")) == ("0", "0")
+    run.gate(first).touch()
+    run.until_at(second, lost, kept)
+    assert first + 1 in run.steps(SPARE)  # it has taken the place of the lost one
+
+    # What Slurm does before the time limit, and before it takes the node for another job.
+    before = run.readied(kept)
+    run.slurm.ask("scancel", "--signal=TERM", run.element(kept))
+    told = run.folder / kept / "events.jsonl"
+    run.until(lambda: any(event["event"] == "drain_began" for event in read(told)), "the order to leave")
+    run.gate(second).touch()
+    run.until(lambda: run.readied(kept) > before, f"{kept} to be requeued and to heal")
+    assert run.show(kept, "Restarts") == "1"
+    [ended] = [event for event in read(told) if event["event"] == "group_ended"]
+    # It has finished its step before it left.
+    assert (ended["ending"], ended["step"]) == ("again", second + 1)
+    run.gate(third).touch()
+
+    for group in ELEMENTS:
+        run.until(lambda group=group: run.show(group, "JobState") == "COMPLETED", f"the end of {group}")
+    finished = [event for group in ELEMENTS for event in read(run.folder / f"{group}.jsonl")]
+    finished = [event for event in finished if event["event"] == "finished"]
+    assert {event["digest"] for event in finished} == {digest_alone(STEPS)}
+    assert {event["step"] for event in finished} == {STEPS}
+
+
+@pytest.mark.parametrize("script", ["coordinator.sbatch", "groups.sbatch"])
+def test_a_script_says_what_it_needs(script: str, tmp_path: Path) -> None:
+    done = patience.run(
+        ["bash", str(SCRIPTS / script)],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 1
+    assert b"JAXFT_RUN: is not set. Set it to the folder" in done.stdout
