@@ -92,5 +92,6 @@ def test_drains_and_a_pause_cost_no_step_and_no_bit(tmp_path: Path) -> None:
     assert workers["group-1"].steps()[-1]["step"] == TERMINATED_AT + 1
     assert first_step_with_shards(workers["spare"]) == TERMINATED_AT + 1
     assert workers["group-2"].steps()[-1]["step"] == DRAINED_AT + 1
-    assert {event["attempts"] for worker in workers.values() for event in worker.steps()} <= {0, 1}
+    for worker in workers.values():
+        assert all(event["attempts"] <= 1 for event in worker.steps()), worker.steps()
     assert {workers["group-0"].digest, workers["spare"].digest} == {digest_alone(STEPS, "--shards", "6")}

@@ -6,8 +6,8 @@ its shards. It is then LEAVING, still a donor, and gets `Drained`; `Leave` follo
 and `Goodbye` when no joiner needs it any more. A group that is in no step goes at once. A drain is always obeyed,
 also if fewer than `min_replicas` groups remain: the machine of the group is about to go anyway.
 
-A pause ends the quorum at the same place. Its members get `Paused`, so that they do not begin the next step under it,
-and keep their states. Groups still heal, stand by, are drained, and die meanwhile.
+A pause ends the quorum at the same place. Its members get `Paused` before the commit, so that they do not begin the
+next step under it, and keep their states. Groups still heal, stand by, are drained, and die meanwhile.
 """
 
 from jaxft_protocol.coordinator.draft import Draft
@@ -49,13 +49,19 @@ def step_down(draft: Draft) -> None:
         _leave_quorum(draft, group)
 
 
-def tell(draft: Draft, members: list[Group]) -> None:
-    """After the commit was sent to `members`: tell those that are drained, and the others if the job is paused."""
+def tell_before(draft: Draft, members: list[Group]) -> None:
+    """Before the commit is sent to `members`: if the job is paused, tell them, so that none begins the next step."""
+    if draft.job.paused:
+        for member in members:
+            if not member.draining:
+                draft.send(member, Paused())
+
+
+def tell_after(draft: Draft, members: list[Group]) -> None:
+    """After the commit was sent to `members`: tell those that are drained."""
     for member in members:
         if member.draining:
             draft.send(member, Drained())
-        elif draft.job.paused:
-            draft.send(member, Paused())
 
 
 def pause(draft: Draft, *, paused: bool) -> None:

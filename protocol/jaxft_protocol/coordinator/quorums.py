@@ -305,9 +305,10 @@ def commit(draft: Draft, quorum: NewQuorum) -> None:
         ended = quorum
     step = Step(frontier.step - 1)
     message, last = Commit(quorum.quorum_id, step, following), Commit(quorum.quorum_id, step)
+    draining.tell_before(draft, living)
     for group in living:
         draft.send(group, message if group.name in staying else last)
-    draining.tell(draft, living)
+    draining.tell_after(draft, living)
     if ended is not None:
         progress.tell_over(draft, ended)
     if following is None:

@@ -157,8 +157,8 @@ RULES: Mapping[type[Any], Rule] = {
     Evicted: _rule(_PRESENT | _JOINED | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
     Halted: _rule(_GREETING | _PRESENT | _JOINED | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
     Drained: _rule(_PRESENT | _JOINED, *_CROSSES_LEAVE),
-    # It follows a commit, which may have been applied by then.
-    Paused: _rule(_IN_QUORUM, *_CROSSES_LEAVE),
+    # A commit follows.
+    Paused: _rule({Phase.VOTED}, *_CROSSES_LEAVE),
     Goodbye: _rule(_FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
 }
 

@@ -187,7 +187,7 @@ def pause(desk: Desk) -> Done:
 def test_a_paused_job_stands_after_its_step_and_goes_on_with_the_same_members():
     desk = running("a", "b")
     done = pause(desk)
-    assert [type(message) for message in done.to("a")][:2] == [Commit, Paused]
+    assert [type(message) for message in done.to("a")][:2] == [Paused, Commit]
     assert done.only(Commit)["a"].next is None
     assert desk.job.quorum is None
     told = desk.wait(500.0)
