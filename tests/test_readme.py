@@ -53,9 +53,7 @@ def ran(signs: str, **own: Any) -> dict[str, Any]:
 
 
 def test_ten_lines_change() -> None:
-    assert (
-        len([line for line in lines() if line.startswith(("+", "-"))]) <= 10 + 1
-    )  # the import of jaxft is free
+    assert len([line for line in lines() if line.startswith(("+", "-"))]) == 10
 
 
 def test_the_loop_runs_as_before_and_as_after(tmp_path: Path) -> None:
