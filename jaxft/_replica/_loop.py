@@ -122,8 +122,8 @@ class LoopThread:
 class _Loop(asyncio.SelectorEventLoop):
     """Ignores what comes after its end.
 
-    gRPC has one queue of events in a process. The loop of one session takes an event of another from it, passes it on,
-    and prints an error if that loop is closed. What is left then belongs to calls that were cancelled.
+    gRPC has one queue of events in a process. The loop of one session may take an event of another from it, passes it
+    on, and prints an error if that loop is closed. What is left then belongs to calls that were cancelled.
     """
 
     def call_soon_threadsafe(

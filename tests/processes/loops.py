@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument(
         "--edit", type=int, action="append", default=[], help="before this step, with step.edit"
     )
+    parser.add_argument("--look", type=int, default=0, help="every so many calls, at the step, to log it")
     parser.add_argument("--touch", type=int, default=-1, help="before this step, behind the job's back")
     parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or joined:FILE: wait for FILE")
     parser.add_argument("--die", default="")
@@ -114,6 +115,8 @@ def main() -> None:
                     state = {**state, "rate": jnp.float32(0.01)}
                 state, _ = step(state, batch_for)
                 write(event="step", number=number, step=int(state["step"]))
+                if arguments.look and number % arguments.look == 0:
+                    print(f"at step {step.step}")  # noqa: T201
             write(event="finished", step=step.step, digest=jaxft.digest(state))
 
         if not arguments.coordinator:

@@ -20,11 +20,11 @@ def finished_alone(here: Cluster, *flags: str) -> str:
     return worker.digest
 
 
-def started(here: Cluster, flags: dict[str, tuple[str, ...]]) -> dict[str, Worker]:
+def started(here: Cluster, flags: dict[str, tuple[str, ...]], *, script: Path = LOOPS) -> dict[str, Worker]:
     """Start groups that are all members from the first step on."""
     gate = here.folder / "all-joined"
     made = {
-        name: here.start(name, "--gate", f"joined:{gate}", *own, script=LOOPS) for name, own in flags.items()
+        name: here.start(name, "--gate", f"joined:{gate}", *own, script=script) for name, own in flags.items()
     }
     members = [name for name, own in flags.items() if "--spare" not in own]
     for name in members:

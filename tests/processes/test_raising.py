@@ -100,7 +100,9 @@ def test_it_stops_the_job_too_where_no_group_can_be_spared(tmp_path: Path) -> No
         workers = here.start_together(("group-0", "group-1"), lambda group: flags)
         for worker in workers.values():
             until_failed(here, worker)
-            assert worker.says(f"shard 3 of step 5 of job 'toy' fails in every group: group-1, group-0: OSError: {TEXT}")
+            assert worker.says(
+                f"shard 3 of step 5 of job 'toy' fails in every group: group-1, group-0: OSError: {TEXT}"
+            )
             assert [event["step"] for event in worker.steps()] == list(range(1, 6))
 
 

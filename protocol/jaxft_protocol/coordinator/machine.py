@@ -24,7 +24,7 @@ What holds after every event:
    The frontier goes back only when no group is left that holds it, and only to a committed state of the same history.
 3. Only groups in `frontier.holders` donate: they were sent the commit that made the frontier, or founded it, or
    healed to exactly that state, or came back with it. An equal step number alone proves nothing.
-4. A quorum has at least `min_replicas` members when it is formed, or it is a trial and commits nothing (`raising.py`).
+4. A quorum has at least `min_replicas` members when it is formed, or is a trial and commits nothing (`raising.py`).
 5. In a quorum each shard has exactly one owner; when a step is retried, living owners keep theirs.
 6. A change that must survive the coordinator is emitted as a `Persist`, before the effects that announce it
    (`durable.py`).

@@ -398,7 +398,9 @@ def _install(draft: Draft, members: list[Group], *, again: bool, announce: bool)
         held=held,
         places=places,
         last_quorum_id=quorum.quorum_id,
-        left=job.left if len(members) < job.min_replicas else (),  # after a trial the job still waits for them
+        left=job.left
+        if len(members) < job.min_replicas
+        else (),  # after a trial the job still waits for them
         restored_s=None,
         halted=None,
     )

@@ -9,9 +9,9 @@ A group whose code raises leaves the quorum at once, and the others try the step
 
 A group alone is not halted: its user has the exception, and its next call of the step tries again.
 
-If fewer than `min_replicas` groups are left, they still try, in a quorum that never commits: a *trial*. Otherwise the
-job would wait for the group that raised, and raise again with it. Either the trial fails in the next group, or all its
-members vote, and the job waits as usual for the group whose own failure it was.
+If fewer than `min_replicas` groups are left, they still try, in a quorum that never commits: a *trial*. Otherwise
+the job would wait for the group that raised, and raise again with it. Either the trial fails in the next group, or
+all its members vote, and the job waits as usual for the group whose own failure it was.
 """
 
 from collections.abc import Mapping

@@ -1,0 +1,123 @@
+"""One group that trains on batches of another library: `python loader_program.py --loader grain ...`."""
+
+import argparse
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import jaxft
+from jaxft.data import Batches, Prefetch, from_iterator
+from tests.processes.worker import KillAt, wait_for
+
+SHARDS, STEPS = 4, 14
+SAMPLES = np.random.default_rng(5).standard_normal((200, 3)).astype(np.float32)
+
+
+def with_grain(states: Path) -> Any:
+    import grain
+
+    def make(shard: int) -> Any:
+        samples = grain.MapDataset.source(SAMPLES).seed(3).shuffle()[shard::SHARDS]
+        return samples.repeat().batch(4).to_iter_dataset()
+
+    return from_iterator(make, SHARDS, states=states, states_every=4)
+
+
+def with_torch(states: Path) -> Any:
+    import torch
+
+    def make(shard: int) -> Any:
+        def forever() -> Any:
+            order = torch.Generator().manual_seed(shard)
+            own = torch.from_numpy(SAMPLES[shard::SHARDS])
+            while True:
+                yield from torch.utils.data.DataLoader(own, 4, shuffle=True, generator=order)  # pyright: ignore
+
+        return forever()
+
+    return from_iterator(make, SHARDS)
+
+
+def with_datasets(states: Path) -> Any:
+    import datasets
+
+    def make(shard: int) -> Any:
+        def rows() -> Any:
+            yield from ({"x": row} for row in SAMPLES[shard::SHARDS])
+
+        endless = datasets.IterableDataset.from_generator(rows).shuffle(seed=3, buffer_size=16).repeat(None)
+        return endless.with_format("numpy").batch(4).map(lambda batch: batch)
+
+    return from_iterator(lambda shard: (np.stack(one["x"]) for one in make(shard)), SHARDS)
+
+
+def with_prefetch(states: Path) -> Any:
+    return Prefetch(
+        Batches(SAMPLES, shards=SHARDS, samples_per_shard=4, drop_last=True).samples_only(), ahead=3
+    )
+
+
+LOADERS: dict[str, Callable[[Path], Any]] = {
+    "grain": with_grain,
+    "torch": with_torch,
+    "datasets": with_datasets,
+    "prefetch": with_prefetch,
+}
+
+
+def train_step(w: Any, batch: Any) -> tuple[Any, Any]:
+    mean = jaxft.pmean(jnp.mean(batch, axis=0) * (1.0 + w))
+    return w + mean, {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--coordinator", default="")
+    parser.add_argument("--group", default="alone")
+    parser.add_argument("--events", type=Path, required=True)
+    parser.add_argument("--loader", choices=LOADERS, required=True)
+    parser.add_argument("--states", type=Path, required=True)
+    parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or joined:FILE: wait for FILE")
+    parser.add_argument("--die", default="")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    if arguments.die:
+        logging.getLogger("jaxft").setLevel(logging.DEBUG)
+        logging.getLogger("jaxft").addHandler(KillAt(arguments.die, os.getpid()))
+    gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
+    batches = LOADERS[arguments.loader](arguments.states)
+    with arguments.events.open("a", buffering=1) as events:
+
+        def write(**event: Any) -> None:
+            events.write(json.dumps(event) + "\n")
+
+        def train(manager: jaxft.Manager | None) -> None:
+            step = jaxft.fault_tolerant(train_step, manager, shards=SHARDS)
+            state = step.join(jnp.zeros(3), batches)
+            write(event="joined", step=step.step)
+            if "joined" in gates:
+                wait_for(gates["joined"])
+            for number in step.steps(STEPS):
+                if str(number) in gates:
+                    wait_for(gates[str(number)])
+                state, _ = step(state, batches)
+                write(event="step", number=number)
+            write(event="finished", digest=jaxft.digest(state))
+
+        if not arguments.coordinator:
+            train(None)
+            return
+        with jaxft.Manager(
+            arguments.coordinator, group=arguments.group, job="data", failure_timeout_s=600.0
+        ) as manager:
+            train(manager)
+
+
+if __name__ == "__main__":
+    main()

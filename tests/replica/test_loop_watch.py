@@ -1,0 +1,50 @@
+"""What tells a loop that follows the job from one that counts its calls."""
+
+import pytest
+
+from jaxft._errors import ConfigurationError
+from jaxft._replica._steps import LoopWatch
+
+JUMP = "this group was behind and has caught up with the others"
+
+
+def called(watch: LoopWatch, step: int = 7) -> None:
+    with watch.calling(lambda: step):
+        pass
+
+
+def test_without_a_jump_no_loop_has_to_look() -> None:
+    watch = LoopWatch()
+    for _ in range(3):
+        called(watch)
+
+
+@pytest.mark.parametrize("in_call", [False, True])
+def test_after_a_jump_the_loop_has_to_look(in_call: bool) -> None:
+    watch = LoopWatch()
+    called(watch)
+    watch.jumped(JUMP, in_call=in_call)
+    with pytest.raises(ConfigurationError, match=f"it is at step 7, because {JUMP}.*manager.steps"):
+        called(watch)
+    assert watch.calls == 1
+    watch.read()
+    called(watch)
+
+
+def test_after_a_jump_in_a_call_it_has_to_look_before_every_call() -> None:
+    """One that looks now and then counts its calls, and only logs the step."""
+    watch = LoopWatch()
+    watch.jumped(JUMP, in_call=True)
+    for _ in range(3):
+        watch.read()
+        called(watch)
+    with pytest.raises(ConfigurationError, match="does not follow the job"):
+        called(watch)
+
+
+def test_a_range_may_begin_where_a_join_or_a_restore_has_led() -> None:
+    watch = LoopWatch()
+    watch.jumped("its state was restored from a checkpoint")
+    watch.read()  # range(manager.step, total)
+    for _ in range(3):
+        called(watch)
