@@ -12,7 +12,7 @@ import pytest
 from tests import patience
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("jaxft", "coordinator", "tests", "benchmarks", "examples", "lab")
+FOLDERS = ("jaxft", "coordinator", "tests", "benchmarks", "examples", "lab", "deploy")
 STARTERS = {"Popen", "run", "call", "check_call", "check_output"}
 SHELLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell"}
 

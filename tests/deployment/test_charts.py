@@ -1,12 +1,14 @@
 """The charts: what helm makes of them, what they refuse, and that the plain YAML beside them is the same."""
 
 import copy
+import re
 import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import yaml
 from jaxft_coordinator._version import __version__
@@ -253,3 +255,21 @@ def test_objects_are_named_once() -> None:
     for file in FILES:
         names = [(each["kind"], each["metadata"]["name"]) for each in objects(file)]
         assert len(names) == len(set(names))
+
+
+def test_a_group_of_several_pods_may_ask_what_jax_asks_to_find_its_rank() -> None:
+    source = Path(jax.__file__).with_name("_src") / "clusters" / "k8s_cluster.py"
+    asked = set(re.findall(r"_api\.([a-z]+)_namespaced_([a-z]+)\(", source.read_text()))
+    # Services are only asked for in the text of an error, for Jobs outside of JobSets.
+    verbs = {(f"{what}s", {"read": "get"}.get(verb, verb)) for verb, what in asked} - {("services", "list")}
+    [role] = of_kind("job-hosts.yaml", "Role")
+    assert verbs
+    assert verbs == {
+        (what, verb) for rule in role["rules"] for what in rule["resources"] for verb in rule["verbs"]
+    }
+    [binding] = of_kind("job-hosts.yaml", "RoleBinding")
+    [account] = of_kind("job-hosts.yaml", "ServiceAccount")
+    name = account["metadata"]["name"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": name}]
+    assert {pod["serviceAccountName"] for pod in pods("job-hosts.yaml")} == {name}
