@@ -114,9 +114,7 @@ def test_a_mesh_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
         (other,) = start(here, "group-1", 1, devices=4).ranks
         here.until(lambda: other.process.poll() is not None, "the refusal")
         assert other.process.returncode == 1
-        wanted = (
-            r"lanes: the job has '2 devices on \(fsdp: 2\), \w+', this group '4 devices on \(fsdp: 4\)"
-        )
+        wanted = r"lanes: the job has '2 devices on \(fsdp: 2\), \w+', this group '4 devices on \(fsdp: 4\)"
         assert re.search(wanted, other.log()), other.log()
         (tmp_path / "go").touch()
         here.until_finished(*first.ranks)
