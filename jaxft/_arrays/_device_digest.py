@@ -7,6 +7,9 @@ words; then the sums of the leaves are mixed with the leaf's number and added in
 
 Since every mix is a bijection, a change of one word is certain to change the digest. Any other change, such as two
 words or two leaves that changed places, goes unnoticed with probability 2**-64. It detects accidents, not attackers.
+
+Of a leaf of which several devices hold copies, one copy counts. The others are compared with it, and a difference
+changes the digest.
 """
 
 import math
@@ -140,8 +143,10 @@ def _sums_on_mesh(
         return jnp.stack([jnp.stack(_leaf_sums(leaf, ())) for leaf in leaves])
 
     def local(pieces: list[jax.Array]) -> jax.Array:
-        sums = [_piece_sums(piece, mesh, spec) for piece, spec in zip(pieces, specs, strict=True)]
-        return lax.psum(jnp.stack(sums), mesh.axis_names)
+        sums = [_piece_sums(piece, spec) for piece, spec in zip(pieces, specs, strict=True)]
+        by_device = lax.all_gather(jnp.stack(sums), mesh.axis_names)
+        by_axis = by_device.reshape(*mesh.shape.values(), len(specs), 2)
+        return jnp.stack([_joined_copies(by_axis[..., n, :], mesh, spec) for n, spec in enumerate(specs)])
 
     mapped = jax.shard_map(
         local, mesh=mesh, in_specs=(list(specs),), out_specs=PartitionSpec(), check_vma=False
@@ -149,16 +154,33 @@ def _sums_on_mesh(
     return mapped(list(leaves))
 
 
-def _piece_sums(piece: jax.Array, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
-    """One device's share for a leaf: the sums of its piece, or zeros if another device counts the same piece."""
-    by_dimension = [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
+def _piece_sums(piece: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """The sums of one device's piece of a leaf."""
     offsets = [
         lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(size) if axes else jnp.uint32(0)
-        for axes, size in zip(by_dimension, piece.shape, strict=False)
+        for axes, size in zip(_axes(spec), piece.shape, strict=False)
     ]
-    sums = jnp.stack(_leaf_sums(piece, offsets))
-    copies = tuple(name for name in mesh.axis_names if not any(name in axes for axes in by_dimension))
-    return jnp.where(lax.axis_index(copies) == 0, sums, jnp.zeros_like(sums)) if copies else sums
+    return jnp.stack(_leaf_sums(piece, offsets))
+
+
+def _joined_copies(sums: jax.Array, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
+    """The sums of a leaf, [2], from those of all devices: of one copy, if all copies are equal.
+
+    If some differ, so does the result: memory that flips a bit of any copy is noticed.
+    """
+    split = {name for axes in _axes(spec) for name in axes}
+    copies = jnp.sum(
+        sums,
+        axis=tuple(n for n, name in enumerate(mesh.axis_names) if name in split),
+        dtype=jnp.uint32,
+    ).reshape(-1, 2)
+    differences = _mix(copies - copies[:1])  # the mix of zero is zero
+    return copies[0] + jnp.sum(differences, axis=0, dtype=jnp.uint32)
+
+
+def _axes(spec: PartitionSpec) -> list[tuple[str, ...]]:
+    """The names of the mesh's axes that divide each dimension."""
+    return [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
 
 
 @jax.jit

@@ -112,11 +112,11 @@ class Programs:
         held = [pieces.lanes.digest for pieces in (self.state_pieces, *self.stage_pieces)]
         digest = hashlib.sha256(" ".join(held).encode()).hexdigest()[:16]
         meshes = {
-            str(dict(spec.sharding.mesh.shape))
+            ", ".join(f"{name}: {size}" for name, size in spec.sharding.mesh.shape.items())
             for spec in self.state_specs
             if isinstance(spec.sharding, jax.sharding.NamedSharding)
         }
-        return f"{max(1, len(self.devices))} devices, mesh {', '.join(sorted(meshes)) or 'none'}, {digest}"
+        return f"{max(1, len(self.devices))} devices on ({') and ('.join(sorted(meshes))}), {digest}"
 
     @functools.cached_property
     def piece_specs(self) -> tuple[LeafSpec, ...]:

@@ -238,8 +238,8 @@ def test_there_is_one_collective_for_all_leaves() -> None:
     fold.start(leaves)
     ((program, _),) = fold._folds.values()
     text = program.lower(leaves).compile().as_text()  # pyright: ignore[reportFunctionMemberAccess]
-    assert len(re.findall(r" = \S+ all-reduce\(", text)) == 1
-    assert "all-gather" not in text
+    assert len(re.findall(r" = \S+ all-gather\(", text)) == 1
+    assert "all-reduce" not in text
 
 
 def test_the_period_grows_with_the_state() -> None:
@@ -277,3 +277,18 @@ def test_leaves_may_lie_on_several_meshes_with_explicit_axes() -> None:
         on_mesh(other, (2, 2), P("b", "a"), explicit),
     ]
     assert FOLD.start(leaves).result() == digest(leaf, loose, other)
+
+
+@pytest.mark.parametrize("copy", range(4))
+@pytest.mark.parametrize("spec", [P(), P("x"), P(None, "y")])
+def test_a_bit_that_flips_in_any_copy_changes_the_digest(spec: P, copy: int) -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    leaf = jax.device_put(np.arange(24, dtype=np.float32).reshape(4, 6), NamedSharding(mesh, spec))
+    blocks = [np.array(shard.data) for shard in leaf.addressable_shards]
+    blocks[copy].view(np.uint32)[-1, -1] ^= 1 << 20
+    arrays = [
+        jax.device_put(block, shard.device)
+        for block, shard in zip(blocks, leaf.addressable_shards, strict=True)
+    ]
+    flipped = jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
+    assert StateDigest().start([flipped]).result() != StateDigest().start([leaf]).result()

@@ -182,3 +182,20 @@ def test_scalars_and_arrays_of_one_device() -> None:
     partials = Partials(layout, 1)
     partials.add(0, [np.float32(leaves[0]), jax.device_put(leaves[1]), jax.numpy.zeros((0,))])
     assert_same_bits(partials.mean_alone(), leaves)
+
+
+def test_some_blocks_of_the_leaves_have_the_same_values_at_the_same_nodes() -> None:
+    layout = Layout.of(MIXED)
+    partials = partials_of(layout, 4, (0, 1, 3))
+    matrix = LeafSpec("matrix[60:130,10:20]", (70, 10), "float32")
+    part = Layout.of([MIXED[5], matrix])
+    some = partials.select(part, [(5, (slice(0, 5000),)), (0, (slice(60, 130), slice(10, 20)))])
+    assert some.nodes == partials.nodes
+    for node in partials.nodes:
+        whole = partials.part(node, 0, 0, 130 * 70).reshape(130, 70)
+        np.testing.assert_array_equal(some.part(node, 1, 0, 700), whole[60:, 10:20].reshape(-1))
+        number = layout.extents[5].region
+        start = layout.extents[5].offset
+        brain = partials.part(node, number, start, start + 5000)
+        np.testing.assert_array_equal(some.part(node, 0, 0, 5000), brain)
+        assert some.part(node, 0, 0, 5000).dtype == brain.dtype, "sums keep the dtype of sums"

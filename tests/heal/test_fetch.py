@@ -103,9 +103,9 @@ def test_a_pin_may_come_after_the_joiner() -> None:
         asked = threading.Event()
         state_of = one.store.state
 
-        def noted(heal_id: int, *, deadline_s: float) -> Any:
+        def noted(*given: Any, deadline_s: float) -> Any:
             asked.set()
-            return state_of(heal_id, deadline_s=deadline_s)
+            return state_of(*given, deadline_s=deadline_s)
 
         one.store.state = noted  # pyright: ignore[reportAttributeAccessIssue]
         fetched = in_thread(lambda: fetch_state(fetcher, 0, state))

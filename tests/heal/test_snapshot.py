@@ -128,24 +128,24 @@ def test_any_sharding_is_served_in_canonical_order(
     array = values(shape, dtype)
     spec = [axis if size % 2 == 0 else None for size, axis in zip(shape, axes, strict=False)]
     snapshot = Snapshot([sharded(array, mesh(2, 2), *spec)])
-    assert snapshot.blob.layout.leaves == (LeafType(shape, dtype),)
-    assert raw(leaves_of(snapshot.blob)[0]) == array.tobytes()
+    assert snapshot.blob().layout.leaves == (LeafType(shape, dtype),)
+    assert raw(leaves_of(snapshot.blob())[0]) == array.tobytes()
 
 
 def test_another_memory_order_on_the_device() -> None:
     where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     leaf = jax.device_put(values((30, 20)), Format(Layout((1, 0)), where))
     snapshot = Snapshot([leaf])
-    flat = snapshot.blob.sources[0].flat()
+    flat = snapshot.blob().sources[0].flat()
     assert bytes(flat) == values((30, 20)).tobytes()
-    assert snapshot.blob.sources[0].flat() is flat, "it is put in order once, not for each chunk"
+    assert snapshot.blob().sources[0].flat() is flat, "it is put in order once, not for each chunk"
 
 
 def test_a_spread_leaf_is_joined_once_and_then_its_views_are_dropped() -> None:
     leaf = sharded(values((64, 8)), mesh(4), None, "x")
     snapshot = Snapshot([leaf])
     snapshot.capture()
-    flats = [in_thread(snapshot.blob.sources[0].flat) for _ in range(4)]
+    flats = [in_thread(snapshot.blob().sources[0].flat) for _ in range(4)]
     first, *others = [flat() for flat in flats]
     assert all(other is first for other in others)
     where = pointers(leaf)
@@ -162,10 +162,10 @@ def test_leaves_of_a_first_state_that_are_no_jax_arrays() -> None:
     snapshot.capture()
     wanted = [jnp.asarray(leaf) for leaf in state]
     array_before = array.copy()
-    assert [one.dtype for one in leaves_of(snapshot.blob)] == [one.dtype for one in wanted]
-    assert same_bits(leaves_of(snapshot.blob), wanted)
+    assert [one.dtype for one in leaves_of(snapshot.blob())] == [one.dtype for one in wanted]
+    assert same_bits(leaves_of(snapshot.blob()), wanted)
     array.setflags(write=False)
-    assert raw(leaves_of(snapshot.blob)[3]) == array_before.tobytes()
+    assert raw(leaves_of(snapshot.blob())[3]) == array_before.tobytes()
 
 
 def test_a_numpy_leaf_may_be_changed_after_the_capture() -> None:
@@ -173,7 +173,7 @@ def test_a_numpy_leaf_may_be_changed_after_the_capture() -> None:
     snapshot = Snapshot([array])
     snapshot.capture()
     array[:] = 1
-    assert not any(content(snapshot.blob))
+    assert not any(content(snapshot.blob()))
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_leaf_that_was_overwritten_in_part_is_noticed(monkeypatch: pytest.Monk
     assert not leaves[0].is_deleted(), "this test is of an array that looks alive"
     assert not snapshot.intact()
     with pytest.raises(Spoiled):
-        read(snapshot.blob, 0)
+        read(snapshot.blob(), 0)
 
 
 def test_a_leaf_that_was_joined_from_overwritten_pieces_stays_spoiled(unprotected: None) -> None:
@@ -256,17 +256,17 @@ def test_a_leaf_that_was_joined_from_overwritten_pieces_stays_spoiled(unprotecte
     snapshot.capture()
     jax.block_until_ready(increase(leaves))
     with pytest.raises(Spoiled):
-        read(snapshot.blob, 0)
+        read(snapshot.blob(), 0)
     assert not snapshot.intact()
 
 
 def test_a_snapshot_that_is_read_after_its_release_and_donation_is_spoiled() -> None:
     leaves = [own(values((8, 4)))]
     snapshot = Snapshot(leaves)
-    assert snapshot.blob.layout.total_bytes == 128
+    assert snapshot.blob().layout.total_bytes == 128
     jax.block_until_ready(increase(leaves))
     with pytest.raises(Spoiled, match="deleted"):
-        read(snapshot.blob, 0)
+        read(snapshot.blob(), 0)
 
 
 def test_capture_and_reading_at_once() -> None:
@@ -279,7 +279,7 @@ def test_capture_and_reading_at_once() -> None:
 
         def read(snapshot: Snapshot = snapshot, barrier: threading.Barrier = barrier) -> list[bytes]:
             barrier.wait(patience.FAR_S)
-            return [raw(leaf) for leaf in leaves_of(snapshot.blob)]
+            return [raw(leaf) for leaf in leaves_of(snapshot.blob())]
 
         readers = [in_thread(read) for _ in range(2)]
         barrier.wait(patience.FAR_S)

@@ -400,7 +400,7 @@ def test_a_heal_that_is_released_during_the_capture_costs_no_more_of_it(
     store = standing_at(2)
     store.pin(1, 2)
     captured: list[int] = []
-    leaf_class = type(store._snapshots[2].blob.sources[0])
+    leaf_class = type(store._snapshots[2].blob().sources[0])
     monkeypatch.setattr(leaf_class, "capture", lambda self: (captured.append(1), store.release(1)))
     train(store, 2, 3)
     assert len(captured) == 1

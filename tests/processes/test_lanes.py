@@ -1,5 +1,6 @@
 """Groups of one, two and four processes in one job: 4 devices each, one mesh, and the undisturbed bits."""
 
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,9 @@ from tests.clusters import Cluster, Worker, cluster
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 DEVICES = 4
-STEPS = 30
-GATE = 8
-LAST_GATE = 20
+STEPS = 14
+KILLED_AT = 3
+GATE = 6
 AGAIN = 75
 
 
@@ -33,9 +34,16 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start(here: Cluster, name: str, ranks: int, *flags: str, die: tuple[int, str] | None = None) -> Group:
+def start(
+    here: Cluster,
+    name: str,
+    ranks: int,
+    *flags: str,
+    devices: int = DEVICES,
+    die: tuple[int, str] | None = None,
+) -> Group:
     """Start a group of so many processes. `die`: which of them kills itself, and in which phase."""
-    world = f"{ranks}:{free_port()}:{DEVICES // ranks}"
+    world = f"{ranks}:{free_port()}:{devices // ranks}"
     return Group(
         [
             here.start(
@@ -58,19 +66,55 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
         return group.leader.events()[-1]["digest"]
 
 
-def test_straight(undisturbed: str, tmp_path: Path) -> None:
-    go = tmp_path / "go"
+@pytest.mark.parametrize(
+    ("killed", "rank", "phase"), [(4, 2, "exchange"), (2, 1, "compute"), (1, 0, "apply")]
+)
+def test_a_kill_in_a_group_of_any_number_of_processes_changes_nothing(
+    killed: int, rank: int, phase: str, undisturbed: str, tmp_path: Path
+) -> None:
+    """The group that comes back heals from groups of other numbers of processes, lane by lane."""
+    present, back_in = tmp_path / "present", tmp_path / "back"
+    gate = ("--gate", f"{GATE}:{back_in}")
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        gate = ("--gate", f"start:{go}", "--gate", f"{GATE}:{tmp_path}/healed")
-        one, two = start(here, "group-1", 1, *gate), start(here, "group-2", 2, *gate)
-        for name in ("group-1", "group-2"):
-            here.until(lambda name=name: f"{name} is present" in here.coordinator_log.read_text(), name)
-        go.touch()
-        here.until(lambda: len(one.leader.steps()) >= GATE, "steps")
-        four = start(here, "group-4", 4)
-        here.until(lambda: four.leader.says("heals to step"), "the heal")
-        (tmp_path / "healed").touch()
-        everyone = [*one.ranks, *two.ranks, *four.ranks]
-        here.until_finished(*everyone)
-        assert {worker.digest for worker in everyone} == {undisturbed}
+        groups = {
+            ranks: start(
+                here,
+                f"group-{ranks}",
+                ranks,
+                *("--gate", f"start:{present}", *gate),
+                die=(rank, f"{phase} step {KILLED_AT}") if ranks == killed else None,
+            )
+            for ranks in (1, 2, 4)
+        }
+        for ranks in groups:
+            text = f"group-{ranks} is present"
+            here.until(lambda text=text: text in here.coordinator_log.read_text(), text)
+        present.touch()
+        victim = groups.pop(killed)
+        here.until_dead(victim.ranks[rank])
+        for other in victim.ranks:
+            here.until(lambda other=other: other.process.poll() is not None, "the other ranks to end too")
+            assert other.process.returncode == AGAIN or other is victim.ranks[rank], other.log()
+        back = start(here, f"group-{killed}", killed, *gate)
+        here.until(lambda: back.leader.says("heals to step"), "the group to heal")
+        back_in.touch()
+        survivors = [worker for group in groups.values() for worker in group.ranks]
+        here.until_finished(*survivors, *back.ranks)
+        assert {worker.digest for worker in (*survivors, *back.ranks)} == {undisturbed}
+        for worker in survivors:
+            assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))
+
+
+def test_a_mesh_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        first = start(here, "group-0", 2, "--gate", f"{KILLED_AT}:{tmp_path}/go", devices=2)
+        here.until(lambda: first.leader.steps(), "a step")
+        (other,) = start(here, "group-1", 1, devices=4).ranks
+        here.until(lambda: other.process.poll() is not None, "the refusal")
+        assert other.process.returncode == 1
+        wanted = r"lanes: the job has '2 devices on \(fsdp: 2\), \w+', this group '4 devices on \(fsdp: 4\)"
+        assert re.search(wanted, other.log()), other.log()
+        (tmp_path / "go").touch()
+        here.until_finished(*first.ranks)

@@ -180,19 +180,6 @@ def test_a_spare_of_several_ranks_takes_the_place_of_a_lost_group(undisturbed: s
         assert {worker.digest for worker in (*survivor.ranks, *spare.ranks)} == {undisturbed}
 
 
-def test_a_group_of_another_number_of_ranks_is_refused_by_name(tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        first = start(here, "group-0", "--gate", f"{KILLED_AT}:{tmp_path}/go")
-        here.until(lambda: first.leader.steps(), "a step")
-        other = here.start("group-1", "--world", f"0:1:{free_port()}", "--steps", str(STEPS))
-        here.until(lambda: other.process.poll() is not None, "the refusal")
-        assert other.process.returncode == 1
-        assert re.search("ranks: .*'2'.*'1'|ranks: .*'1'.*'2'", other.log()), other.log()
-        (tmp_path / "go").touch()
-        here.until_finished(*first.ranks)
-
-
 def test_a_step_that_is_not_finite_is_skipped_by_all_ranks(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()

@@ -18,7 +18,6 @@ from jaxft._arrays._leaf_types import type_of
 from jaxft._errors import ExchangeFailed, HealFailed
 from jaxft._exchange import Layout, LeafSpec, Links, Peer
 from jaxft._exchange._patience import Patience
-from jaxft._arrays._leaf_types import type_of
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._frames import REQUEST_BYTES, Kind, Reply, Request, Status, manifest
 from jaxft._heal._server import HealServer
