@@ -21,6 +21,7 @@ class Kill:
     """A SIGKILL of a group's process.
 
     Attributes:
+        rank: which one of several.
         t_s: when, in seconds since 1970, as in the events.
         step: the job's committed steps by then.
         strike: the number of its strike; two kills of one strike occur together.
@@ -29,6 +30,7 @@ class Kill:
     """
 
     group: str
+    rank: int = 0
     incarnation: int
     t_s: float
     step: int
@@ -44,6 +46,7 @@ class Fault:
     Attributes:
         kind: the kind of fault.
         group: the victim.
+        rank: which of its processes.
         other: the other end, if the fault was on a link.
         how: the variant of its kind, as text.
         t_s: when it began, in seconds since 1970, as in the events.
@@ -54,6 +57,7 @@ class Fault:
 
     kind: str
     group: str
+    rank: int = 0
     other: str = ""
     how: str = ""
     t_s: float
@@ -68,9 +72,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A whole run. `problems` are failures that we did not inject."""
+    """A whole run of groups with `nproc` processes each. `problems` are failures that we did not inject."""
 
     groups: tuple[str, ...]
+    nproc: int = 1
     planned_steps: int
     planned_kills: int = 0
     kills: tuple[Kill, ...] = ()
