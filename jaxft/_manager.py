@@ -14,7 +14,7 @@ from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._settings import check_changed
 from jaxft._errors import ConfigurationError, SessionFailed
 from jaxft._heal._store import StateStore
-from jaxft._launch._beacon import Beacon, beacon_of_process
+from jaxft._launch._beacon import Beacon, Leaves, beacon_of_process
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import TLS
 from jaxft._replica._engine import Engine
@@ -255,6 +255,8 @@ class Manager:
         except BaseException as error:
             self._close(repr(error))
             raise
+        if self._beacon is not None:
+            self._beacon.of_group(member.ranks)
         self._runner = Runner(config, member.identity, member.session, member.ranks, store, member.listener)
         return self
 
@@ -297,14 +299,15 @@ class Manager:
             if kind is None and self._runner is not None and self._config.checkpoints is not None:
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
                 self._runner.save_last()
-            self._leave(self._member, finished=kind is None)
+            self._leave(self._member, finished=kind is None, together=kind is None or kind is Leaves)
         finally:
             if self._config.checkpoints is not None:
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
-            self._close("" if error is None else repr(error))
+            self._close("" if error is None or kind is Leaves else repr(error))
 
-    def _leave(self, member: Membership, *, finished: bool) -> None:
-        if not finished and member.ranks.size > 1:
+    def _leave(self, member: Membership, *, finished: bool, together: bool) -> None:
+        """Leave the job; `together`: all ranks do that after the same step."""
+        if not together and member.ranks.size > 1:
             return  # the ranks cannot serve joiners together any more
         try:
             member.session.post(LeaveNow(finished))

@@ -2,7 +2,8 @@
 
 It writes its current phase to the file that the environment names (JAXFT_PHASE_FILE), and touches the file every
 second as long as its threads run. On SIGTERM it finishes its step and ends with the status that asks for another
-start. On SIGUSR2 it prints where its threads stand, which its supervisor wants to know before it kills it.
+start; several processes of a group finish the same one, after SIGTERM to the first of them. On SIGUSR2 it prints
+where its threads stand, which its supervisor wants to know before it kills it.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ import jax
 from jaxft._launch._announcements import WAIT, follow
 from jaxft._launch._phase_file import Word, WordFile
 from jaxft._launch._statuses import AGAIN
+from jaxft._ranks._ranks import OneRank, Ranks
 from jaxft._replica._engine import Call, Engine
 from jaxft._replica._steps import LoopWatch
 
@@ -29,6 +31,10 @@ VARIABLE = "JAXFT_PHASE_FILE"
 # Between two calls of the step, in the user's own code.
 OUTSIDE = "outside"
 TOUCH_EVERY_S = 1.0
+
+
+class Leaves(SystemExit):
+    """All processes of this group leave the job after the same step."""
 
 
 @functools.cache
@@ -45,9 +51,14 @@ class Beacon:
         self._words = WordFile(file)
         self._first_t_s = time.time()
         self._leaves = False
+        self._ranks: Ranks = OneRank()
         follow(self._tell)
         self._take_signals()
         threading.Thread(target=self._touch, name="beacon", daemon=True).start()
+
+    def of_group(self, ranks: Ranks) -> None:
+        """Leave the job together with the other ranks of this group."""
+        self._ranks = ranks
 
     def watching(self, engine: Engine) -> "Watched":
         """Return an engine that tells when a call of the step begins and ends."""
@@ -59,7 +70,8 @@ class Beacon:
         Raises:
             SystemExit: the supervisor sent SIGTERM.
         """
-        self._leave_if_told()
+        if self._ranks.size == 1:  # several ranks agree at the end of a call
+            self._leave_if_told()
         self._tell(WAIT, step)
 
     def ends(self, step: int) -> None:
@@ -72,8 +84,8 @@ class Beacon:
         self._leave_if_told()
 
     def _leave_if_told(self) -> None:
-        if self._leaves:
-            raise SystemExit(AGAIN)
+        if self._ranks.decide("leave", self._leaves):
+            raise Leaves(AGAIN)
 
     def _tell(self, phase: str, step: int) -> None:
         self._words.write(Word(phase=phase, step=step, t_s=time.time(), first_t_s=self._first_t_s))

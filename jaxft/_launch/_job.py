@@ -163,7 +163,11 @@ class Incarnation:
 
     def history(self) -> History:
         return History(
-            group=self.group, incarnation=self.number, steps=tuple(self.steps), finished=self.finished
+            group=self.group,
+            incarnation=self.number,
+            fell=self.fell,
+            steps=tuple(self.steps),
+            finished=self.finished,
         )
 
 

@@ -8,10 +8,11 @@ from jaxft._launch._events import FinishedEvent, StepEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """One incarnation of a group, from its start to its end."""
+    """One incarnation of a group, from its start to its end. `fell`: a fault that we injected has ended it."""
 
     group: str
     incarnation: int = 0
+    fell: bool = False
     steps: tuple[StepEvent, ...] = ()
     finished: FinishedEvent | None = None
 
@@ -98,14 +99,15 @@ class RunRecord:
 def stall_s(kill: Kill, histories: Iterable[History], kills: Iterable[Kill] = ()) -> float | None:
     """Return the time from a kill until every survivor has committed again, or None if one never did.
 
-    A survivor is an incarnation of another group that had taken part before the kill, and was not itself killed
-    before it could commit again; `kills` are all kills of the run.
+    A survivor is an incarnation of another group that had taken part before the kill, and was not itself killed, or
+    ended by a stop, before it could commit again; `kills` are all kills of the run.
     """
     killed = {(other.group, other.incarnation) for other in kills}
     waits_s: list[float | None] = []
     for history in _survivors(kill, histories):
         wait_s = _first_live_t_s(history, after_s=kill.t_s)
-        if wait_s is not None or (history.group, history.incarnation) not in killed:
+        ended = history.fell or (history.group, history.incarnation) in killed
+        if wait_s is not None or not ended:
             waits_s.append(wait_s)
     return None if not waits_s or None in waits_s else max(t for t in waits_s if t is not None) - kill.t_s
 

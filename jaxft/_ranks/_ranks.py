@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step
-from jaxft_protocol.replica.state import Directive, Event
+from jaxft_protocol.replica.state import Directive, Event, Failure
 
 from jaxft._report import StepReport
 from jaxft._transport._sockets import Abort
@@ -35,6 +35,14 @@ class Verdict:
     @property
     def ok(self) -> bool:
         return not self.failure
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of a step in which the user's code has raised an exception."""
+
+    failure: Failure | None = None  # the job has halted
+    done: bool = False  # the other groups have committed it
 
 
 class Operation(Protocol):

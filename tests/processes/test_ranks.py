@@ -19,6 +19,9 @@ GATE = 10
 LAST_GATE = 30
 RANKS = 2
 AGAIN = 75
+# Of four shards in two groups, group-1 computes the third and the fourth.
+UNREADABLE = ("--unreadable", "5:2")
+TEXT = "OSError: cannot read sample 17"
 SECRET = b"s" * 40
 
 
@@ -40,14 +43,21 @@ def free_port() -> int:
 
 
 def start(
-    here: Cluster, name: str, *flags: str, die: tuple[int, str] | None = None, **options: bool
+    here: Cluster,
+    name: str,
+    *flags: str,
+    die: tuple[int, str] | None = None,
+    unreadable: int | None = None,
+    **options: bool,
 ) -> Group:
+    """Start a group; one rank may be told to die, or to raise in a step."""
     port = free_port()
     ranks = [
         here.start(
             name,
             *("--world", f"{rank}:{RANKS}:{port}", "--steps", str(STEPS), *flags),
             *(("--die", die[1]) if die is not None and die[0] == rank else ()),
+            *(UNREADABLE if rank == unreadable else ()),
             **options,
         )
         for rank in range(RANKS)
@@ -55,7 +65,9 @@ def start(
     return Group(name, ranks)
 
 
-def start_together(here: Cluster, die: tuple[str, int, str], *flags: str) -> dict[str, Group]:
+def start_together(
+    here: Cluster, die: tuple[str, int, str], *flags: str, unreadable: dict[str, int] | None = None
+) -> dict[str, Group]:
     gate = here.folder / "all-present"
     groups = {
         name: start(
@@ -63,6 +75,7 @@ def start_together(here: Cluster, die: tuple[str, int, str], *flags: str) -> dic
             name,
             *("--gate", f"start:{gate}", *flags),
             die=(die[1], die[2]) if die[0] == name else None,
+            unreadable=(unreadable or {}).get(name),
         )
         for name in ("group-0", "group-1")
     }
@@ -178,6 +191,38 @@ def test_a_spare_of_several_ranks_takes_the_place_of_a_lost_group(undisturbed: s
         here.until_finished(*survivor.ranks, *spare.ranks)
         assert any(event["shards"] for event in spare.leader.steps())
         assert {worker.digest for worker in (*survivor.ranks, *spare.ranks)} == {undisturbed}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_in_one_rank_is_reported_to_the_job_with_its_text(
+    rank: int, undisturbed: str, tmp_path: Path
+) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        groups = start_together(here, ("", 0, ""), unreadable={"group-1": rank})
+        ill, survivor = groups["group-1"], groups["group-0"]
+        here.until_finished(*survivor.ranks)
+        here.until(lambda: all(worker.process.poll() is not None for worker in ill.ranks), "group-1 to end")
+        assert {worker.digest for worker in survivor.ranks} == {undisturbed}
+        where = " (in rank 1)" if rank else ""
+        assert survivor.leader.says(f"lost group-1 (its code raised {TEXT}{where} (step 5, shard 2))")
+        assert ill.ranks[rank].process.returncode == 1, ill.ranks[rank].log()
+        assert ill.ranks[rank].says(
+            "The other groups could do this step, and go on without this group. The other"
+        )
+        assert ill.ranks[1 - rank].process.returncode == AGAIN, ill.ranks[1 - rank].log()
+
+
+def test_a_shard_that_a_rank_of_every_group_cannot_read_halts_the_job_once(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        groups = start_together(here, ("", 0, ""), unreadable={"group-0": 0, "group-1": 1})
+        for number, group in enumerate(groups.values()):
+            for worker in group.ranks:
+                here.until(lambda worker=worker: worker.process.poll() is not None, "both groups to end")
+            assert group.ranks[number].says("JobHalted: "), group.ranks[number].log()
+            assert group.ranks[number].says("shard 2 of step 5 of job 'toy' fails in every group: ")
+        assert here.coordinator_log.read_text().count("halts: shard 2 of step 5") == 1
 
 
 def test_a_group_of_another_number_of_ranks_is_refused_by_name(tmp_path: Path) -> None:
