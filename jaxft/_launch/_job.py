@@ -130,13 +130,13 @@ class Incarnation:
     @property
     def fell(self) -> bool:
         """Whether it is over because of a fault that we injected."""
-        if not self.over:
+        if not (self.doomed or self.frozen) or not self.over:
             return False
         statuses = self.fate.statuses.values()
         if self.doomed and any(status in KILLED for status in statuses):
             return True
         # Other processes may end because of the victim, and be seen before it.
-        return (self.doomed or self.frozen) and len(self.ranks) > 1 and self.status == AGAIN
+        return len(self.ranks) > 1 and self.status == AGAIN
 
     def order(self, text: str) -> None:
         """Order all of its processes something."""
