@@ -18,7 +18,7 @@ from jaxft_protocol.replica.state import Attempt, Directive, Event, TakeDigest
 from jaxft._errors import SessionFailed
 from jaxft._ranks._directives import decode, decode_failure
 from jaxft._ranks._link import Link, leader_message
-from jaxft._ranks._ranks import Operation, Settled, Verdict
+from jaxft._ranks._ranks import CameApart, Operation, Settled, Verdict
 from jaxft._report import StepReport
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
@@ -247,7 +247,7 @@ class Follower:
 
     def _check(self, kind: str, theirs: str, ours: str) -> None:
         if theirs != ours:
-            raise SessionFailed(
+            raise CameApart(
                 f"The ranks of this group have come apart: the {kind} is about {theirs!r}, but rank {self.rank} is "
                 f"at {ours!r}. Every rank must run the same program, with the same calls of the step."
             )

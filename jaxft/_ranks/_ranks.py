@@ -19,8 +19,13 @@ from typing import Any, Protocol
 from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step
 from jaxft_protocol.replica.state import Directive, Event, Failure
 
+from jaxft._errors import SessionFailed
 from jaxft._report import StepReport
 from jaxft._transport._sockets import Abort
+
+
+class CameApart(SessionFailed):
+    """The ranks of this group are not at the same point of the same program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,12 @@ class Ranks(Protocol):
     size: int
 
     def decide(self, what: str, value: bool) -> bool:
-        """Return rank 0's value, in every rank. `what` names the decision: it is the same in every rank."""
+        """Return rank 0's value, in every rank. `what` names the decision: it is the same in every rank.
+
+        Raises:
+            CameApart: rank 0 decides something else.
+            SessionFailed: rank 0 has ended.
+        """
         ...
 
     def await_loss(self) -> None:

@@ -2,8 +2,8 @@
 
 The first argument is the number of steps; the second a variant: "random" draws its first state without a seed,
 "checkpoints FOLDER" saves there, "members" does not fix the shards, "idle" never calls jaxft, "own" joins another
-job, "flags COORDINATOR GROUP" takes its job from its arguments, "crash" fails at once. In a group of several processes,
-its arrays are replicated.
+job, "flags COORDINATOR GROUP" takes its job from its arguments, "crash" fails at once. In a group of several
+processes, its arrays are replicated.
 """
 
 import os

@@ -48,9 +48,10 @@ def start(
     *flags: str,
     die: tuple[int, str] | None = None,
     unreadable: int | None = None,
+    last: tuple[str, ...] = (),
     **options: bool,
 ) -> Group:
-    """Start a group; one rank may be told to die, or to raise in a step."""
+    """Start a group; one rank may be told to die, or to raise in a step; `last`: flags of the last rank."""
     port = free_port()
     ranks = [
         here.start(
@@ -58,6 +59,7 @@ def start(
             *("--world", f"{rank}:{RANKS}:{port}", "--steps", str(STEPS), *flags),
             *(("--die", die[1]) if die is not None and die[0] == rank else ()),
             *(UNREADABLE if rank == unreadable else ()),
+            *(last if rank == RANKS - 1 else ()),
             **options,
         )
         for rank in range(RANKS)
@@ -66,7 +68,11 @@ def start(
 
 
 def start_together(
-    here: Cluster, die: tuple[str, int, str], *flags: str, unreadable: dict[str, int] | None = None
+    here: Cluster,
+    die: tuple[str, int, str],
+    *flags: str,
+    unreadable: dict[str, int] | None = None,
+    last: dict[str, tuple[str, ...]] | None = None,
 ) -> dict[str, Group]:
     gate = here.folder / "all-present"
     groups = {
@@ -76,6 +82,7 @@ def start_together(
             *("--gate", f"start:{gate}", *flags),
             die=(die[1], die[2]) if die[0] == name else None,
             unreadable=(unreadable or {}).get(name),
+            last=(last or {}).get(name, ()),
         )
         for name in ("group-0", "group-1")
     }
@@ -128,7 +135,8 @@ def test_a_rank_that_is_killed_changes_nothing(
             assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))
 
 
-def test_a_rank_that_is_stopped_ends_its_group(undisturbed: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.storm), 1])
+def test_a_rank_that_is_stopped_ends_its_group(rank: int, undisturbed: str, tmp_path: Path) -> None:
     """Its host answers for it: only silence shows it."""
     started, back_in = tmp_path / "started", tmp_path / "back"
     gates = ("--gate", f"{GATE}:{started}", "--gate", f"{LAST_GATE}:{back_in}")
@@ -137,11 +145,12 @@ def test_a_rank_that_is_stopped_ends_its_group(undisturbed: str, tmp_path: Path)
         groups = start_together(here, ("", 0, ""), *gates, "--failure-timeout-s", "30")
         victim, survivor = groups["group-1"], groups["group-0"]
         here.until(lambda: len(victim.leader.steps()) >= KILLED_AT, "a few steps")
-        victim.ranks[1].process.send_signal(signal.SIGSTOP)
-        here.until(lambda: victim.leader.process.poll() is not None, "rank 0 to end")
-        assert victim.leader.process.returncode == AGAIN, victim.leader.log()
-        assert "a group shares fate: rank 1 is lost" in victim.leader.log()
-        victim.ranks[1].process.kill()
+        victim.ranks[rank].process.send_signal(signal.SIGSTOP)
+        other = victim.ranks[1 - rank]
+        here.until(lambda: other.process.poll() is not None, "the other rank to end")
+        assert other.process.returncode == AGAIN, other.log()
+        assert f"a group shares fate: rank {rank} is lost" in other.log()
+        victim.ranks[rank].process.kill()
         back = start(here, "group-1", *gates)
         here.until(lambda: back.leader.says("heals to step"), "the group to heal")
         started.touch()
@@ -223,6 +232,38 @@ def test_a_shard_that_a_rank_of_every_group_cannot_read_halts_the_job_once(tmp_p
             assert group.ranks[number].says("JobHalted: "), group.ranks[number].log()
             assert group.ranks[number].says("shard 2 of step 5 of job 'toy' fails in every group: ")
         assert here.coordinator_log.read_text().count("halts: shard 2 of step 5") == 1
+
+
+def test_a_rank_with_another_program_than_its_rank_0_ends_with_what_differs(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        group = start(here, "group-0", last=("--rate", "0.5"))
+        first, second = group.ranks
+        for worker in group.ranks:
+            here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
+        assert second.process.returncode == 1, second.log()
+        assert second.says("Rank 1 of group 'group-0' differs from its rank 0 in code, settings or hardware.")
+        assert re.search("the decision is about 'program .*', but rank 1 is at 'program .*'", second.log())
+        assert first.process.returncode == AGAIN, first.log()
+        assert first.steps() == []
+
+
+def test_ranks_wait_for_a_coordinator_that_is_killed_and_go_on(undisturbed: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        state = ("--state", str(tmp_path / "state"))
+        here.start_coordinator(*state)
+        assert here.coordinator is not None
+        dead = here.coordinator
+        murder = ("--murder", f"{dead.pid}:vote step {KILLED_AT}")
+        groups = start_together(here, ("", 0, ""), last={"group-1": murder})
+        here.until(lambda: dead.poll() is not None, "the coordinator to be killed")
+        here.start_coordinator(*state, port=here.port)
+        workers = [worker for group in groups.values() for worker in group.ranks]
+        here.until_finished(*workers)
+        assert {worker.digest for worker in workers} == {undisturbed}
+        for worker in workers:
+            steps = [event["step"] for event in worker.steps()]
+            assert steps == sorted(set(steps))
 
 
 def test_a_group_of_another_number_of_ranks_is_refused_by_name(tmp_path: Path) -> None:
