@@ -11,7 +11,7 @@ from jaxft._launch._coordinator import COORDINATOR, Coordinator
 from jaxft._launch._display import Display
 from jaxft._launch._job import Job
 from jaxft._launch._processes import Processes
-from jaxft._launch._run import run_job
+from jaxft._launch._run import SILENCE_TIMEOUT_S, run_job
 from jaxft._launch._session import run_folder, signals_as_exit
 from jaxft._launch._verdict import Verdict, judge
 from jaxft._launch._verdict_text import verdict_json, verdict_text
@@ -123,12 +123,16 @@ def _train_twice(
     )
     display.say(f"first run: {options.steps} steps with {options.kills} kills ({order}); --seed {seed}")
     job = Job("disturbed", GROUPS, program, coordinator=address, processes=processes, nproc=nproc)
-    disturbed = run_job(job, display, DemoWatcher(display, strikes), title="run with kills")
+    silence_s = nproc * SILENCE_TIMEOUT_S  # every process compiles
+    watcher = DemoWatcher(display, strikes)
+    disturbed = run_job(job, display, watcher, title="run with kills", silence_timeout_s=silence_s)
     if disturbed.problems:
         return judge(disturbed, None)
     display.say(f"second run: the same {options.steps} steps, undisturbed")
     job = Job("undisturbed", GROUPS, program, coordinator=address, processes=processes, nproc=nproc)
-    return judge(disturbed, run_job(job, display, DemoWatcher(display), title="undisturbed run"))
+    watcher = DemoWatcher(display)
+    undisturbed = run_job(job, display, watcher, title="undisturbed run", silence_timeout_s=silence_s)
+    return judge(disturbed, undisturbed)
 
 
 def trainer_flags(folder: Path, nproc: int = 1) -> dict[str, str]:
