@@ -121,10 +121,18 @@ def own_flags_of(
     }
 
 
-def flags_of(example: Example, *, groups: int, folder: Path) -> dict[str, str]:
-    """Return the flags of every process in both runs."""
+def flags_of(example: Example, *, groups: int, folder: Path, nproc: int = 1) -> dict[str, str]:
+    """Return the flags of every process in both runs, of groups of `nproc` processes."""
+    flags = dict(example.flags)
+    flags |= devices_of(nproc, fsdp="--fsdp" in flags) if nproc > 1 else {}
     return {
         "--shards": str(SHARDS_PER_GROUP * groups),
         "--compilation-cache": str(folder / "compilation"),
-        **dict(example.flags),
+        **flags,
     }
+
+
+def devices_of(nproc: int, *, fsdp: bool = True) -> dict[str, str]:
+    """Return the flags for groups of `nproc` processes: two simulated devices, or as many as there are processes."""
+    each = max(1, 2 // nproc)
+    return {"--cpu-devices": str(each), **({"--fsdp": str(each * nproc)} if fsdp else {})}

@@ -9,19 +9,21 @@ MAX_DELAY_STEPS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A planned kill: `delay_steps` step times after all groups have taken part in a step."""
+    """A planned kill of a process: `delay_steps` step times after all groups have taken part in a step."""
 
     group: str
     delay_steps: float
+    rank: int = 0
 
 
-def plan_strikes(groups: Sequence[str], *, kills: int, seed: int) -> tuple[Strike, ...]:
-    """Return `kills` strikes. In each round, every group is struck once before any is struck again."""
+def plan_strikes(groups: Sequence[str], *, kills: int, seed: int, nproc: int = 1) -> tuple[Strike, ...]:
+    """Return `kills` strikes. In each round, every process is struck once before any is struck again."""
     rng = random.Random(seed)
-    victims: list[str] = []
+    processes = [(group, rank) for group in groups for rank in range(nproc)]
+    victims: list[tuple[str, int]] = []
     while len(victims) < kills:
-        victims += rng.sample(groups, len(groups))
-    return tuple(Strike(group, rng.uniform(0, MAX_DELAY_STEPS)) for group in victims[:kills])
+        victims += rng.sample(processes, len(processes))
+    return tuple(Strike(group, rng.uniform(0, MAX_DELAY_STEPS), rank) for group, rank in victims[:kills])
 
 
 class Killer:

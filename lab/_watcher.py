@@ -29,13 +29,14 @@ class DemoWatcher:
 def _place(strike: Strike, job: Job, display: Display) -> None:
     """Kill a group and restart it at once, or do nothing if it has finished."""
     victim = job.current(strike.group)
-    if victim.finished is not None or victim.child.exit_code() is not None:
+    if victim.finished is not None or victim.over:
         return
-    kill = job.kill(strike.group)
+    kill = job.kill(strike.group, strike.rank)
     again = job.start(strike.group)
+    rank = "" if job.nproc == 1 else f" rank {kill.rank}"
     display.say(
-        f"killed {kill.group} (kill -9 {victim.child.pid}) after step {kill.step}; "
-        f"restarted it (pid {again.pid})"
+        f"killed {kill.group}{rank} (kill -9 {victim.ranks[kill.rank].child.pid}) after step {kill.step}; "
+        f"restarted it (pid {again.pids})"
     )
 
 

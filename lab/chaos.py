@@ -78,7 +78,8 @@ def run_chaos(
     display = make_display(sys.stdout, name="jaxft chaos", every_steps=max(10, steps // PLAIN_LINES))
     with signals_as_exit(), run_folder(options.keep, name="jaxft-chaos-") as folder:
         with display, Processes(folder, cwd=ROOT) as processes:
-            flags = flags_of(example, groups=options.groups, folder=folder) | timeout_flags(options)
+            flags = flags_of(example, groups=options.groups, folder=folder, nproc=options.nproc)
+            flags |= timeout_flags(options)
             program = program_of(
                 example.trainer, steps, flags, own_flags=own_flags, takes_orders=True, preload=example.needs
             )
@@ -92,10 +93,17 @@ def run_chaos(
             )
             lasts_s = None if options.minutes is None else 60 * options.minutes
             record = run_storm(
-                options.group_names, program, strikes, started, processes, display, lasts_s=lasts_s
+                options.group_names,
+                program,
+                strikes,
+                started,
+                processes,
+                display,
+                nproc=options.nproc,
+                lasts_s=lasts_s,
             )
             alone = program_of(example.trainer, steps, flags, alone=True)
-            undisturbed = None if record.problems else _run_alone(alone, processes, display)
+            undisturbed = None if record.problems else _run_alone(alone, processes, display, options.nproc)
     return conclude(options, judge(record, undisturbed), record)
 
 
@@ -146,8 +154,8 @@ def plan(options: LabChaosOptions, example: Example, steps: int) -> tuple[Strike
     return options.plan(last_step=steps - min(TAIL_KILLS * example.steps_per_kill, steps // 3))
 
 
-def _run_alone(program: Program, processes: Processes, display: Display) -> RunRecord:
-    """Train undisturbed, in one process that computes all shards: the same bits by design, and faster."""
-    display.say("the same steps, undisturbed, in one process")
-    job = Job("undisturbed", ("alone",), program, coordinator=None, processes=processes)
+def _run_alone(program: Program, processes: Processes, display: Display, nproc: int) -> RunRecord:
+    """Train undisturbed, in one group that computes all shards: the same bits by design, and faster."""
+    display.say("the same steps, undisturbed, in one group")
+    job = Job("undisturbed", ("alone",), program, coordinator=None, processes=processes, nproc=nproc)
     return run_job(job, display, Storm(display, ()), title="undisturbed run")

@@ -3,7 +3,7 @@
 import json
 import secrets
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxft._launch._checks import LaunchError, check_json_file
@@ -11,11 +11,11 @@ from jaxft._launch._coordinator import COORDINATOR, Coordinator
 from jaxft._launch._display import Display
 from jaxft._launch._job import Job
 from jaxft._launch._processes import Processes
-from jaxft._launch._run import run_job
+from jaxft._launch._run import SILENCE_TIMEOUT_S, run_job
 from jaxft._launch._session import run_folder, signals_as_exit
 from jaxft._launch._verdict import Verdict, judge
 from jaxft._launch._verdict_text import verdict_json, verdict_text
-from lab._examples import ROOT, check_example, program_of
+from lab._examples import ROOT, check_example, devices_of, program_of
 from lab._killer import plan_strikes
 from lab._live import make_display
 from lab._watcher import DemoWatcher
@@ -37,10 +37,12 @@ class DemoOptions:
     Exit status 0 if no step was lost and all final states are equal, bit for bit; 1 if not.
     """
 
-    steps: int = STEPS
-    """Steps that the job commits, with kills and without."""
-    kills: int = len(GROUPS)
-    """How many times to kill a group. Every group is killed once before any is killed twice."""
+    nproc: int = 1
+    """Processes of each group."""
+    steps: int | None = None
+    """Steps that the job commits, with kills and without. None: 80, and 80 more for every further process."""
+    kills: int | None = None
+    """How many processes to kill. None: each one once. Every one is killed once before any is killed twice."""
     seed: int | None = None
     """Seed for the order of victims and the times. None draws one and prints it."""
     json: Path | None = None
@@ -63,10 +65,7 @@ def run_demo(options: DemoOptions, commands: Commands | None = None) -> int:
     Raises:
         LaunchError: it cannot run here, or its coordinator does not start.
     """
-    if options.steps < 1 or options.kills < 0:
-        raise LaunchError(
-            f"--steps must be 1 or more and --kills 0 or more, not {options.steps} and {options.kills}"
-        )
+    options = filled_in(options)
     if options.json is not None:
         check_json_file(options.json)
         options.json.unlink(missing_ok=True)  # a failure must not leave an old verdict
@@ -90,6 +89,22 @@ def run_demo(options: DemoOptions, commands: Commands | None = None) -> int:
     return 0 if verdict.ok else 1
 
 
+def filled_in(options: DemoOptions) -> DemoOptions:
+    """Return the options with numbers of steps and kills.
+
+    Raises:
+        LaunchError: a number is too small.
+    """
+    nproc = options.nproc
+    steps = STEPS * nproc if options.steps is None else options.steps
+    kills = nproc * len(GROUPS) if options.kills is None else options.kills
+    if nproc < 1 or steps < 1 or kills < 0:
+        raise LaunchError(
+            f"--nproc and --steps must be 1 or more and --kills 0 or more, not {nproc}, {steps} and {kills}"
+        )
+    return replace(options, steps=steps, kills=kills)
+
+
 def _train_twice(
     options: DemoOptions, commands: Commands, *, seed: int, processes: Processes, display: Display
 ) -> Verdict:
@@ -97,25 +112,34 @@ def _train_twice(
     coordinator = Coordinator(processes, commands.coordinator)
     address = coordinator.address
     display.say(f"coordinator at {address} (pid {coordinator.child.pid}); logs in {processes.folder}")
-    program = program_of(commands.trainer, options.steps, trainer_flags(processes.folder), preload=NEEDED)
-    strikes = plan_strikes(GROUPS, kills=options.kills, seed=seed)
-    order = ", ".join(strike.group for strike in strikes)
+    assert options.steps is not None
+    assert options.kills is not None
+    nproc = options.nproc
+    flags = trainer_flags(processes.folder, nproc)
+    program = program_of(commands.trainer, options.steps, flags, preload=NEEDED)
+    strikes = plan_strikes(GROUPS, kills=options.kills, seed=seed, nproc=nproc)
+    order = ", ".join(
+        strike.group if nproc == 1 else f"{strike.group} rank {strike.rank}" for strike in strikes
+    )
     display.say(f"first run: {options.steps} steps with {options.kills} kills ({order}); --seed {seed}")
-    job = Job("disturbed", GROUPS, program, coordinator=address, processes=processes)
-    disturbed = run_job(job, display, DemoWatcher(display, strikes), title="run with kills")
+    job = Job("disturbed", GROUPS, program, coordinator=address, processes=processes, nproc=nproc)
+    silence_s = nproc * SILENCE_TIMEOUT_S  # every process compiles
+    watcher = DemoWatcher(display, strikes)
+    disturbed = run_job(job, display, watcher, title="run with kills", silence_timeout_s=silence_s)
     if disturbed.problems:
         return judge(disturbed, None)
     display.say(f"second run: the same {options.steps} steps, undisturbed")
-    job = Job("undisturbed", GROUPS, program, coordinator=address, processes=processes)
-    return judge(disturbed, run_job(job, display, DemoWatcher(display), title="undisturbed run"))
+    job = Job("undisturbed", GROUPS, program, coordinator=address, processes=processes, nproc=nproc)
+    watcher = DemoWatcher(display)
+    undisturbed = run_job(job, display, watcher, title="undisturbed run", silence_timeout_s=silence_s)
+    return judge(disturbed, undisturbed)
 
 
-def trainer_flags(folder: Path) -> dict[str, str]:
+def trainer_flags(folder: Path, nproc: int = 1) -> dict[str, str]:
     return {
         "--size": "debug",
         "--shards": str(SHARDS),
         "--batch-per-shard": str(SEQUENCES_PER_SHARD),
-        "--fsdp": "2",
-        "--cpu-devices": "2",
+        **devices_of(nproc),
         "--compilation-cache": str(folder / "compilation"),
     }

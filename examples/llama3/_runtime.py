@@ -1,4 +1,4 @@
-"""Settings that must be made before JAX starts its first backend: devices, XLA flags, the compilation cache."""
+"""What comes before JAX starts its first backend: devices, XLA flags, the compilation cache, other processes."""
 
 import os
 from pathlib import Path
@@ -30,6 +30,13 @@ def start_jax(*, cpu_devices: int | None, compilation_cache: Path | None) -> Non
         # By default JAX caches only slow compilations; a relaunched group needs every program at once.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def join_group() -> None:
+    """Become one of the processes of a group, if `jaxft launch` has started several. Call it after `start_jax`."""
+    nproc = int(os.environ.get("JAXFT_NPROC", "1"))
+    if nproc > 1:
+        jax.distributed.initialize(num_processes=nproc, process_id=int(os.environ["JAXFT_RANK"]))
 
 
 def with_default_flags(xla_flags: str) -> str:

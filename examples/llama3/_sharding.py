@@ -75,6 +75,13 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, partition_spec("batch", None))
 
 
+def placed(host: Any, sharding: NamedSharding) -> Any:
+    """Return arrays of host memory as arrays with this sharding, of which each process places its own part."""
+    return jax.tree.map(
+        lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index]), host
+    )
+
+
 def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
     """Return the sharding of every leaf of a train state: parameters, their moments, and scalars.
 

@@ -25,9 +25,9 @@ from examples.llama3._optimizer import OptimizerConfig, learning_rate, make_opti
 from examples.llama3._profile import Profile
 from examples.llama3._report import Report, describe
 from examples.llama3._run import folder_of, keep_config, parse_flags
-from examples.llama3._runtime import start_jax
+from examples.llama3._runtime import join_group, start_jax
 from examples.llama3._settings import check_settings, choose_mesh, job_settings
-from examples.llama3._sharding import ActivationSharding, batch_sharding
+from examples.llama3._sharding import ActivationSharding, batch_sharding, placed
 from examples.llama3._state import TrainState, init_state
 from examples.llama3._tracker import make_tracker
 from examples.llama3._weights import save_weights
@@ -108,6 +108,7 @@ def train(flags: Flags) -> None:
     """
     settings = check_settings(flags)
     start_jax(cpu_devices=flags.cpu_devices, compilation_cache=flags.compilation_cache)
+    join_group()
     mesh = choose_mesh(flags)
     shared = job_settings(flags, settings, mesh)
     manager = make_manager(flags, shared)
@@ -116,7 +117,7 @@ def train(flags: Flags) -> None:
     placement = batch_sharding(mesh)
 
     def batch_for(step: int, shard: int) -> Batch:
-        return jax.device_put(settings.batches(step, shard), placement)
+        return placed(settings.batches(step, shard), placement)
 
     # From here on the job knows this group; it takes part from the first call of `step`.
     with manager or contextlib.nullcontext():
@@ -138,7 +139,7 @@ def train(flags: Flags) -> None:
 
         def held_out_loss() -> float:
             batches = settings.batches.held_out_batches(flags.eval_batches)
-            losses = [loss_of(state.params, jax.device_put(batch, placement)) for batch in batches]
+            losses = [loss_of(state.params, placed(batch, placement)) for batch in batches]
             return float(sum(losses)) / len(losses)
 
         workload = describe(flags, settings, state, mesh)

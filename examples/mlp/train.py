@@ -21,7 +21,8 @@ import tyro
 from jax.sharding import Mesh
 
 import jaxft
-from examples.llama3._runtime import start_jax, user_cache
+from examples.llama3._runtime import join_group, start_jax, user_cache
+from examples.llama3._sharding import placed
 from examples.mlp._data import expected_ledger, ledger_text, make_samples
 from examples.mlp._events import Events
 from examples.mlp._model import OPTIMIZER, init_state, make_mesh, predict, replicated
@@ -114,6 +115,7 @@ def train(flags: Flags) -> str | None:
         jaxft.JaxftError: a flag is invalid, or the job refused this group, is unreachable, or has finished already.
     """
     start_jax(cpu_devices=flags.cpu_devices, compilation_cache=flags.compilation_cache)
+    join_group()
     samples = make_samples(flags.samples, seed=flags.seed)
     batches = Batches(
         samples, shards=flags.shards, samples_per_shard=flags.samples_per_shard, seed=flags.seed
@@ -130,7 +132,7 @@ def train(flags: Flags) -> str | None:
         )
 
         def batch_for(number: int, shard: int) -> Batch:
-            return jax.device_put(batches(number, shard), replicated(mesh))
+            return placed(batches(number, shard), replicated(mesh))
 
         while step.step < flags.steps:
             started_s = time.monotonic()

@@ -25,7 +25,7 @@ from jaxft._report import StepReport
 
 
 class Agent:
-    """Writes the event file of one group."""
+    """Writes the event file of one process of a group."""
 
     def __init__(self, events: Path) -> None:
         self._file = steps_beside(events).open("a", encoding="utf-8")
@@ -34,7 +34,7 @@ class Agent:
         obey(events)
 
     @classmethod
-    def of_environment(cls, *, coordinator: str, group: str, rank: int = 0) -> "Agent | None":
+    def of_environment(cls, *, coordinator: str, group: str) -> "Agent | None":
         """Return the agent of this process, or None if it is not a program of `jaxft chaos`.
 
         Raises:
@@ -50,8 +50,8 @@ class Agent:
                 f"joins {coordinator} as {group!r}. Leave both arguments out of jaxft.Manager(...), or pass them to "
                 "the program as {coordinator} and {group} in its command."
             )
-        # Every rank takes the digests, since they are programs of the whole group; rank 0 writes for all.
-        return cls(Path(events if rank == 0 else f"{events}.rank{rank}"))
+        # Every rank takes the digests, since they are programs of the whole group.
+        return cls(Path(events))
 
     def entered(self, port: int) -> None:
         """Report the port on which this group listens."""

@@ -143,6 +143,7 @@ class Victim:
         seconds: how long it lasts.
         how: the variant of its kind; None for a kill.
         other: the other end of a link.
+        rank: the process of the group that is struck.
     """
 
     group: str
@@ -152,6 +153,7 @@ class Victim:
     seconds: float = 0.0
     how: How | None = None
     other: str = ""
+    rank: int = 0
 
 
 def draw(

@@ -37,6 +37,7 @@ class Harm(ABC):
         self._victim = victim
         self._strike = strike
         self._display = display
+        self._rank_text = "" if job.nproc == 1 else f" rank {victim.rank}"
         self._began_step = job.committed_step
         self._began_s: float | None = None
 
@@ -53,7 +54,7 @@ class Harm(ABC):
         seconds = f" for {self._victim.seconds:.1f} s" if self._victim.seconds else ""
         other = f" and {self._victim.other}" if self._victim.other else ""
         how = f" ({self._victim.how})" if self._victim.how is not None else ""
-        self._display.say(f"{self._victim.kind}: {self.group}{other}{seconds}{how}")
+        self._display.say(f"{self._victim.kind}: {self.group}{self._rank_text}{other}{seconds}{how}")
 
     @property
     def _is_due(self) -> bool:
@@ -66,6 +67,7 @@ class Harm(ABC):
             Fault(
                 kind=self._victim.kind,
                 group=self.group,
+                rank=self._victim.rank,
                 other=self._victim.other,
                 how="" if self._victim.how is None else str(self._victim.how),
                 t_s=self._began_s,
@@ -78,11 +80,16 @@ class Harm(ABC):
 
 
 class Stop(Harm):
-    """SIGSTOP, and SIGCONT later. The process continues, whatever the job has decided meanwhile."""
+    """SIGSTOP, and SIGCONT later. The process continues, whatever the job has decided meanwhile.
+
+    One of several processes may be silent for so long that its group ends.
+    """
 
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display) -> None:
         super().__init__(victim, strike, job, display)
-        self._child = job.current(victim.group).child
+        self._incarnation = job.current(victim.group)
+        self._incarnation.frozen = True
+        self._child = self._incarnation.ranks[victim.rank].child
         self._child.stop()
         self._begins()
 
@@ -90,7 +97,7 @@ class Stop(Harm):
         pass
 
     def over(self, job: Job) -> bool:
-        if not self._is_due:
+        if not self._is_due and not self._incarnation.over:
             return False
         self._child.go_on()
         self._ends(job)
@@ -103,22 +110,24 @@ class Hang(Harm):
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display) -> None:
         super().__init__(victim, strike, job, display)
         self._incarnation = job.current(victim.group)
+        self._incarnation.frozen = True
+        self._rank = self._incarnation.ranks[victim.rank]
         self._ordered_s = time.time()
-        self._incarnation.child.order(f"hang {victim.phase} {victim.seconds}")
+        self._rank.child.order(f"hang {victim.phase} {victim.seconds}")
 
     def pursue(self, job: Job) -> None:
-        word = read_word(words_beside(self._incarnation.events.path))
+        word = read_word(words_beside(self._rank.files))
         began = self._began_s is not None
         if not began and word is not None and (word.hung_t_s or 0.0) >= self._ordered_s:
             self._begins(word.hung_t_s)
 
     def over(self, job: Job) -> bool:
-        if self._is_due:
+        if self._is_due or (self._began_s is not None and self._incarnation.over):
             self._ends(job)
             return True
         if self._began_s is not None or time.time() < self._ordered_s + HANG_BEGINS_S:
             return False
-        self._incarnation.child.order(f"hang {self._victim.phase} 0")
+        self._rank.child.order(f"hang {self._victim.phase} 0")
         self._display.say(
             f"{self.group} did not reach the phase {self._victim.phase} in which it was to hang"
         )

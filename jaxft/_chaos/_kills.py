@@ -13,7 +13,7 @@ from jaxft._launch._record import Kill
 
 
 class Death:
-    """Kills the current process of a group once, and restarts the group."""
+    """Kills a process of a group once, and restarts the group."""
 
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display, *, boot_s: float) -> None:
         """Order the kill, or set its time. `boot_s`: the time from a start to the first announced phase."""
@@ -22,6 +22,7 @@ class Death:
         self._strike = strike
         self._display = display
         self._incarnation = incarnation = job.current(victim.group)
+        self._rank = incarnation.ranks[victim.rank]
         self._kill_at_s: float | None = None
         self._sent_s: float | None = None
         incarnation.doomed = True
@@ -30,7 +31,7 @@ class Death:
         elif victim.phase == ANY:
             self._kill_at_s = time.time() + victim.depth * incarnation.steps[-1].seconds
         else:
-            incarnation.child.order(f"die {victim.phase} {victim.depth}")
+            self._rank.child.order(f"die {victim.phase} {victim.depth}")
 
     @property
     def group(self) -> str:
@@ -38,19 +39,19 @@ class Death:
 
     def over(self, job: Job) -> bool:
         """Record the death if it has happened, and restart the victim; return whether the kill is over."""
-        exit_code = self._incarnation.child.exit_code()
-        if exit_code is None:
+        if not self._incarnation.over:
             return False
-        if exit_code not in KILLED:
+        if not self._was_killed():
             self._display.say(f"{self.group} ended before it could be killed")
             return True
         self.kill = kill = self._kill_of(job)
         job.note(kill)
         again = job.start(kill.group)
         where = f"in {kill.phase}, step {kill.step}" if kill.phase in STEP_PHASES else f"in {kill.phase}"
+        rank = "" if job.nproc == 1 else f" rank {kill.rank}"
         self._display.say(
-            f"kill {len(job.kills)}: {kill.group} (pid {self._incarnation.child.pid}) {where}; "
-            f"restarted (pid {again.pid})"
+            f"kill {len(job.kills)}: {kill.group}{rank} (pid {self._rank.child.pid}) {where}; "
+            f"restarted (pid {again.pids})"
         )
         return True
 
@@ -61,26 +62,34 @@ class Death:
             self._kill_at_s = time.time()
         if self._kill_at_s is not None and self._sent_s is None and time.time() >= self._kill_at_s:
             self._sent_s = time.time()
-            self._incarnation.child.kill()
+            self._rank.child.kill()
         elif self._sent_s is None and self._has_killed_itself():
             # A shell around it may still run.
             self._sent_s = time.time()
-            self._incarnation.child.kill()
+            self._rank.child.kill()
+
+    def _was_killed(self) -> bool:
+        if self._incarnation.fate.statuses.get(self._victim.rank) in KILLED:
+            return True
+        # Another process, which ended because of this, was seen first, and the group ended with it.
+        ordered = self._sent_s is not None or self._has_killed_itself()
+        return ordered and self._rank.child.exit_code() in KILLED
 
     def _has_killed_itself(self) -> bool:
-        word = read_word(words_beside(self._incarnation.events.path))
+        word = read_word(words_beside(self._rank.files))
         return word is not None and word.dies_t_s is not None
 
     def _kill_of(self, job: Job) -> Kill:
         """Return what is known about the death: the victim's phase file says where it really happened."""
         incarnation = self._incarnation
         incarnation.read()
-        word = read_word(words_beside(incarnation.events.path))
+        word = read_word(words_beside(self._rank.files))
         phase = "boot" if word is None else word.phase
         own_t_s = None if word is None else word.dies_t_s
         t_s = own_t_s or self._sent_s
         return Kill(
             group=incarnation.group,
+            rank=self._victim.rank,
             incarnation=incarnation.number,
             t_s=time.time() if t_s is None else t_s,
             step=word.step if word is not None and phase in STEP_PHASES else job.committed_step,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from jaxft._chaos._faults import FaultKind, Timeouts
 from jaxft._chaos._phases import PHASES
-from jaxft._chaos._schedule import Strike, parse_faults, plan_strikes
+from jaxft._chaos._schedule import Strike, deal_ranks, parse_faults, plan_strikes
+from jaxft._launch._checks import LaunchError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,8 @@ class StormOptions:
     """Kinds of faults, separated by commas: kill, stop, hang, link, partition, coordinator, corrupt."""
     groups: int = 3
     """Replica groups of the job."""
+    nproc: int = 1
+    """Processes of each group. With several, a fault strikes one of them."""
     seed: int = 1
     """Seed of the plan: the same seed gives the same order of victims and phases."""
     only: str = ""
@@ -58,7 +61,15 @@ class StormOptions:
         Raises:
             LaunchError: the options allow no plan.
         """
-        return plan_strikes(
+        if self.nproc < 1:
+            raise LaunchError(f"--nproc must be 1 or more, not {self.nproc}.")
+        network = [kind.value for kind in self.fault_kinds if kind.on_the_network]
+        if self.nproc > 1 and network:
+            raise LaunchError(
+                f"--faults {','.join(network)} needs groups of one process, not of {self.nproc}: the network of a "
+                "storm reaches only the first process of a group."
+            )
+        strikes = plan_strikes(
             self.group_names,
             kills=self.kills,
             seed=self.seed,
@@ -68,6 +79,7 @@ class StormOptions:
             faults=self.fault_kinds,
             timeouts=self.timeouts,
         )
+        return deal_ranks(strikes, nproc=self.nproc, seed=self.seed)
 
     def coordinator_flags(self, memory: Path) -> tuple[str, ...]:
         """Return the coordinator's arguments: its timeout, and a store if the storm kills it."""

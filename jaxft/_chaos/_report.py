@@ -33,9 +33,16 @@ def storm_json(verdict: Verdict, record: RunRecord, *, seed: int) -> dict[str, A
         "hit_phases": hit_phases(verdict),
         "aimed_phases": dict(Counter(outcome.kill.aim for outcome in verdict.kills)),
         "hit_groups": hit_groups(verdict, record),
+        "hit_ranks": hit_ranks(verdict),
         "double_deaths": double_deaths(verdict),
         "hits": [
-            {"group": o.kill.group, "aim": o.kill.aim, "phase": o.kill.phase, "strike": o.kill.strike}
+            {
+                "group": o.kill.group,
+                "rank": o.kill.rank,
+                "aim": o.kill.aim,
+                "phase": o.kill.phase,
+                "strike": o.kill.strike,
+            }
             for o in verdict.kills
         ],
         "stall_ms_median": rounded(median(stalls_ms), 1),
@@ -65,6 +72,7 @@ def storm_text(verdict: Verdict, record: RunRecord, *, seed: int) -> str:
         f"two groups at once: {double_deaths(verdict)}",
         "fell in": ", ".join(f"{phase} {count}" for phase, count in hit_phases(verdict).items()) or "-",
         "hit": ", ".join(f"{group} {count}" for group, count in hit_groups(verdict, record).items()),
+        **_rank_field(verdict),
         "steps committed": f"{verdict.steps_committed} of {verdict.planned_steps}",
         "steps lost": lost_text(verdict),
         "survivors stalled": _spread(
@@ -141,6 +149,7 @@ def _fault_json(outcome: FaultOutcome) -> dict[str, Any]:
     return {
         "kind": fault.kind,
         "group": fault.group,
+        "rank": fault.rank,
         "other": fault.other,
         "how": fault.how,
         "t_s": rounded(fault.t_s, 3),
@@ -177,6 +186,18 @@ def hit_groups(verdict: Verdict, record: RunRecord) -> dict[str, int]:
     """Return how many kills each group suffered."""
     counts = Counter(outcome.kill.group for outcome in verdict.kills)
     return {group: counts[group] for group in record.groups}
+
+
+def hit_ranks(verdict: Verdict) -> dict[int, int]:
+    """Return how many kills hit the process of each number."""
+    counts = Counter(outcome.kill.rank for outcome in verdict.kills)
+    return {rank: counts[rank] for rank in range(verdict.nproc)}
+
+
+def _rank_field(verdict: Verdict) -> dict[str, str]:
+    if verdict.nproc == 1:
+        return {}
+    return {"hit ranks": ", ".join(f"rank {rank} {count}" for rank, count in hit_ranks(verdict).items())}
 
 
 def double_deaths(verdict: Verdict) -> int:

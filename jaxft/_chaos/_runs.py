@@ -32,6 +32,7 @@ def run_storm(
     processes: Processes,
     display: Display,
     *,
+    nproc: int = 1,
     lasts_s: float | None = None,
     silence_timeout_s: float = SILENCE_TIMEOUT_S,
 ) -> RunRecord:
@@ -48,7 +49,13 @@ def run_storm(
         if any(victim.kind.on_the_network for strike in strikes for victim in strike.victims):
             network = stack.enter_context(Network(groups, where))
         job = Job(
-            "storm", groups, program, coordinator=coordinator.address, processes=processes, doors=network
+            "storm",
+            groups,
+            program,
+            coordinator=coordinator.address,
+            processes=processes,
+            doors=network,
+            nproc=nproc,
         )
         storm = Storm(display, strikes, Reach(network=network, coordinator=coordinator), lasts_s=lasts_s)
         record = run_job(job, display, storm, title="storm", silence_timeout_s=silence_timeout_s)

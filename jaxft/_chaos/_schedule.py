@@ -10,7 +10,7 @@ With other faults besides kills, all kinds also occur equally often, in any orde
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from jaxft._chaos._faults import FAULTS, SHIPPED, FaultKind, Timeouts, Victim, draw
@@ -93,6 +93,21 @@ def plan_strikes(
         passed += gap
         strikes.append(Strike(FIRST_STEP + int(passed * unit_steps), victims))
     return tuple(strikes)
+
+
+def deal_ranks(strikes: Sequence[Strike], *, nproc: int, seed: int) -> tuple[Strike, ...]:
+    """Give every victim one of its group's `nproc` processes: in each phase, and for each kind of fault, all equally
+    often."""
+    rng = random.Random(f"ranks {seed}")
+    decks: dict[str, list[int]] = {}
+
+    def dealt(victim: Victim) -> Victim:
+        deck = decks.setdefault(f"{victim.kind} {victim.phase}", [])
+        if not deck:
+            deck += rng.sample(range(nproc), nproc)
+        return replace(victim, rank=deck.pop())
+
+    return tuple(replace(strike, victims=tuple(map(dealt, strike.victims))) for strike in strikes)
 
 
 def _check(

@@ -86,6 +86,7 @@ class Storm:
                 self._see_off(harm, job)
         for harm in self._under_way:
             harm.pursue(job)
+        self._restart_the_fallen(job)
         if not self._under_way and self._waiting and _may_fall(self._waiting[0][1], job):
             number, strike = self._waiting.popleft()
             self._due_step = strike.step
@@ -102,17 +103,29 @@ class Storm:
         if isinstance(harm, Death):
             if harm.kill is None:
                 return
-            job.current(harm.group).child.order(f"pace {self._pace_s}")
+            job.current(harm.group).order(f"pace {self._pace_s}")
             self._away_since_s[harm.group] = harm.kill.t_s
         elif harm.group != COORDINATOR and harm.group not in members_at_work(job):
             self._away_since_s.setdefault(harm.group, time.time())
+
+    def _restart_the_fallen(self, job: Job) -> None:
+        """Restart groups of several processes that a stop has ended."""
+        struck = {harm.group for harm in self._under_way}
+        for group in job.groups:
+            incarnation = job.current(group)
+            if group in struck or not incarnation.frozen or not incarnation.fell:
+                continue
+            again = job.start(group)
+            again.order(f"pace {self._pace_s}")
+            self._away_since_s.setdefault(group, time.time())
+            self._display.say(f"{group} has ended, because a rank was silent; restarted (pid {again.pids})")
 
     def _set_pace(self, job: Job) -> None:
         pace_s = max(self._pace_for_the_late(job), self._pace_for_the_time(job))
         if pace_s != self._pace_s:
             self._pace_s = pace_s
             for group in job.groups:
-                job.current(group).child.order(f"pace {pace_s}")
+                job.current(group).order(f"pace {pace_s}")
 
     def _pace_for_the_late(self, job: Job) -> float:
         left = len(self._under_way) + sum(len(strike.victims) for _, strike in self._waiting)

@@ -12,11 +12,7 @@ def members_at_work(job: Job) -> frozenset[str]:
     return frozenset(
         i.group
         for i in current
-        if newest is not None
-        and i.live
-        and i.group in newest.members
-        and i.finished is None
-        and i.child.exit_code() is None
+        if newest is not None and i.live and i.group in newest.members and i.finished is None and not i.over
     )
 
 

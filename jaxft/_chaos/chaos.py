@@ -37,9 +37,9 @@ class ChaosOptions(StormOptions):
     state with an undisturbed run's.
 
     Everything after two dashes is the program: jaxft chaos --kills 6 -- python my_train.py. It runs once in one
-    group, then in several. It takes the coordinator and its group from the environment: leave both out of
-    jaxft.Manager(...), or pass it {coordinator} and {group}. {folder} is a separate folder for each run, for
-    checkpoints.
+    group, then in several. With --nproc, a group is so many processes, as with jaxft launch. It takes the
+    coordinator and its group from the environment: leave both out of jaxft.Manager(...), or pass it {coordinator}
+    and {group}. {folder} is a separate folder for each run, for checkpoints.
 
     Exit status 0 if every fault was placed, no step was lost and all final states are equal, bit for bit; 1 if not.
     """
@@ -106,7 +106,14 @@ class _Runs:
         self.display.say(f"the program, {name}, in one group")
         coordinator = Coordinator(self.processes, self.coordinator, name=f"{name}.coordinator")
         program = Program(words=self.words, takes_orders=True)
-        job = Job(name, ("group-0",), program, coordinator=coordinator.address, processes=self.processes)
+        job = Job(
+            name,
+            ("group-0",),
+            program,
+            coordinator=coordinator.address,
+            processes=self.processes,
+            nproc=self.options.nproc,
+        )
         record = run_job(
             job,
             self.display,
@@ -115,8 +122,7 @@ class _Runs:
             silence_timeout_s=self.options.silence_timeout_s,
         )
         self.processes.end([coordinator.child])
-        child = job.current("group-0").child
-        if child.exit_code() == 0 and not record.committed_steps:
+        if job.current("group-0").status == 0 and not record.committed_steps:
             raise LaunchError(
                 "The program ended without a step of jaxft, so there is nothing to disturb. Does it enter "
                 "`with jaxft.Manager() as manager:` and call its step there? Or did it find "
@@ -142,6 +148,7 @@ class _Runs:
             coordinator,
             self.processes,
             self.display,
+            nproc=options.nproc,
             lasts_s=60 * options.minutes if options.minutes is not None else FAULT_S * options.kills,
             silence_timeout_s=options.silence_timeout_s,
         )

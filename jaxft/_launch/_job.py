@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 from jaxft._launch._events import EventFile, FinishedEvent, StepEvent, orders_beside, steps_beside
+from jaxft._launch._fate import Fate
 from jaxft._launch._processes import KILLED, Child, Processes
 from jaxft._launch._ranks import Member, start_ranks
 from jaxft._launch._record import Fault, History, Kill, RunRecord
+from jaxft._launch._statuses import AGAIN
 from jaxft._launch._warm import Warm, python_words
 
 
@@ -26,8 +28,8 @@ class Program:
     """The program that every group of a job runs.
 
     Attributes:
-        words: the command. {coordinator}, {job}, {group}, {events} and {folder} in its words are filled in. A program
-            that gets {events} writes its own event file; for other programs, the library writes one.
+        words: the command. {coordinator}, {job}, {group}, {rank}, {events} and {folder} in its words are filled in.
+            A program that gets {events} writes its own event file; for other programs, the library writes one.
         own_words: the commands of groups with a different one.
         steps: how many steps it trains; None if that is not known yet.
         takes_orders: whether the library in it follows the orders of a storm.
@@ -44,12 +46,15 @@ class Program:
     def writes_events(self) -> bool:
         return any("{events}" in word for word in self.words)
 
-    def command(self, *, job: str, group: str, coordinator: str | None, events: Path) -> list[str]:
-        """Return the command that starts one group."""
+    def command(
+        self, *, job: str, group: str, coordinator: str | None, events: Path, rank: int = 0
+    ) -> list[str]:
+        """Return the command that starts one process of a group."""
         values = {
             "{coordinator}": coordinator or "",
             "{job}": job,
             "{group}": group,
+            "{rank}": str(rank),
             "{events}": str(events),
             "{folder}": str(events.parent / job),
         }
@@ -59,33 +64,90 @@ class Program:
         return filled
 
 
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A process of a group. Its pipe of orders and its phase file are beside `files`."""
+
+    child: Child
+    files: Path
+
+
 @dataclass(eq=False, slots=True)
 class Incarnation:
-    """A group's process, and its reports so far.
+    """A group's processes, and their reports so far.
 
     Attributes:
+        ranks: the processes. The first one reports for the group.
         launched_s: when it was started, in seconds since 1970.
         killed: whether its kill is recorded.
         doomed: whether a SIGKILL is planned, so that its death is not a failure.
+        frozen: whether one of several processes was stopped, so that the others may end.
         read_to_end: whether it has ended, and all of its output has been read.
     """
 
     group: str
     number: int
-    child: Child
+    ranks: tuple[Rank, ...]
     events: EventFile
     launched_s: float
     killed: bool = False
     doomed: bool = False
+    frozen: bool = False
     read_to_end: bool = False
     steps: list[StepEvent] = field(default_factory=list)
     finished: FinishedEvent | None = None
+    fate: Fate = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fate = Fate([rank.child for rank in self.ranks])
+
+    @property
+    def child(self) -> Child:
+        """Its first process."""
+        return self.ranks[0].child
+
+    @property
+    def pids(self) -> str:
+        """Its processes, for messages."""
+        return ", ".join(str(rank.child.pid) for rank in self.ranks)
+
+    @property
+    def over(self) -> bool:
+        """Whether all of its processes have ended."""
+        self.fate.watch()
+        return self.fate.over
+
+    @property
+    def status(self) -> int:
+        """The exit status that says how it ended. Only once it is over."""
+        return self.fate.result()[1]
+
+    @property
+    def failing(self) -> Child:
+        """The process that failed first, or the first of all."""
+        return self.ranks[self.fate.failed or 0].child
+
+    @property
+    def fell(self) -> bool:
+        """Whether it is over because of a fault that we injected."""
+        if not (self.doomed or self.frozen) or not self.over:
+            return False
+        statuses = self.fate.statuses.values()
+        if self.doomed and any(status in KILLED for status in statuses):
+            return True
+        # Other processes may end because of the victim, and be seen before it.
+        return len(self.ranks) > 1 and self.status == AGAIN
+
+    def order(self, text: str) -> None:
+        """Order all of its processes something."""
+        for rank in self.ranks:
+            rank.child.order(text)
 
     def read(self) -> None:
         """Read the events that it has written since the last call."""
         if self.read_to_end:
             return
-        ended = self.child.exit_code() is not None
+        ended = self.over
         for event in self.events.read():
             match event:
                 case StepEvent():
@@ -101,7 +163,11 @@ class Incarnation:
 
     def history(self) -> History:
         return History(
-            group=self.group, incarnation=self.number, steps=tuple(self.steps), finished=self.finished
+            group=self.group,
+            incarnation=self.number,
+            fell=self.fell,
+            steps=tuple(self.steps),
+            finished=self.finished,
         )
 
 
@@ -117,11 +183,23 @@ class Job:
         coordinator: str | None,
         processes: Processes,
         doors: Doors | None = None,
+        nproc: int = 1,
     ) -> None:
-        """`coordinator`: its address; None if there is none. `doors`: a proxy in front of it and the groups."""
+        """Start nothing yet.
+
+        Args:
+            name: its name at the coordinator.
+            groups: the names of the groups.
+            program: what they run.
+            coordinator: its address; None if there is none.
+            processes: what starts them.
+            doors: a proxy in front of the coordinator and the groups.
+            nproc: the number of processes of each group.
+        """
         self.name = name
         self.groups = tuple(groups)
         self.program = program
+        self.nproc = nproc
         self._coordinator = coordinator
         self._doors = doors
         self._processes = processes
@@ -130,33 +208,39 @@ class Job:
         self._kills: list[Kill] = []
         self._faults: list[Fault] = []
 
-    def start(self, group: str) -> Child:
+    def start(self, group: str) -> Incarnation:
         """Launch or restart a group."""
         number = len(self._incarnations[group])
         name = f"{self.name}.{group}.{number}"
-        events = self._processes.folder / f"{name}.jsonl"
         member = self._member(group)
-        command = self.program.command(
-            job=self.name, group=group, coordinator=member.coordinator, events=events
-        )
-        (child,) = start_ranks(
+        files = [
+            self._processes.folder / f"{member.process_name(name, rank)}.jsonl" for rank in range(self.nproc)
+        ]
+        commands = [
+            self.program.command(
+                job=self.name, group=group, coordinator=member.coordinator, events=file, rank=rank
+            )
+            for rank, file in enumerate(files)
+        ]
+        takes_orders = self.program.takes_orders
+        children = start_ranks(
             member,
-            [command],
+            commands,
             self._processes,
             name=name,
-            warm=self._warm_for(member, command),
-            own=[{"JAXFT_CHAOS": str(events)} if self.program.takes_orders else {}],
-            orders=[orders_beside(events)] if self.program.takes_orders else [],
+            warm=self._warm_for(member, commands[0]),
+            own=[{"JAXFT_CHAOS": str(file)} if takes_orders else {} for file in files],
+            orders=[orders_beside(file) for file in files] if takes_orders else [],
         )
-        if not self.program.writes_events:
-            events = steps_beside(events)
-        self._incarnations[group].append(Incarnation(group, number, child, EventFile(events), time.time()))
-        return child
+        events = files[0] if self.program.writes_events else steps_beside(files[0])
+        ranks = tuple(Rank(child, file) for child, file in zip(children, files, strict=True))
+        self._incarnations[group].append(Incarnation(group, number, ranks, EventFile(events), time.time()))
+        return self.current(group)
 
     def _member(self, group: str) -> Member:
         coordinator = self._coordinator if self._doors is None else self._doors.coordinator_of(group)
         extra = {} if self._doors is None else {"JAXFT_HOST": self._doors.host_of(group)}
-        return Member(name=group, coordinator=coordinator, extra=extra)
+        return Member(name=group, nproc=self.nproc, coordinator=coordinator, extra=extra)
 
     def _warm_for(self, member: Member, command: Sequence[str]) -> Warm | None:
         """Return the warm process of a group, which a restart does not wait for; None for other programs."""
@@ -174,11 +258,13 @@ class Job:
             warm.until_ready()
         return warm
 
-    def kill(self, group: str) -> Kill:
-        """Send a group's process SIGKILL, and record when."""
+    def kill(self, group: str, rank: int = 0) -> Kill:
+        """Send a process of a group SIGKILL, and record when. Its group ends with it."""
         victim = self.current(group)
-        kill = Kill(group=group, incarnation=victim.number, t_s=time.time(), step=self.committed_step)
-        victim.child.kill()
+        kill = Kill(
+            group=group, rank=rank, incarnation=victim.number, t_s=time.time(), step=self.committed_step
+        )
+        victim.ranks[rank].child.kill()
         self.note(kill)
         return kill
 
@@ -193,7 +279,7 @@ class Job:
 
     def end(self) -> None:
         """End every process that still runs, and read the last events."""
-        self._processes.end([incarnation.child for incarnation in self._all()])
+        self._processes.end([rank.child for incarnation in self._all() for rank in incarnation.ranks])
         self._processes.end_warm(list(self._warm.values()))
         self._warm.clear()
         self.read()
@@ -225,17 +311,15 @@ class Job:
     @property
     def over(self) -> bool:
         """Whether no process is left that could report more."""
-        return all(self.current(group).child.exit_code() is not None for group in self.groups)
+        return all(self.current(group).over for group in self.groups)
 
     def failed(self) -> Incarnation | None:
         """Return an incarnation that ended before it finished, and was not killed by us."""
         for incarnation in self._all():
-            exit_code = incarnation.child.exit_code()
-            fell = incarnation.doomed and exit_code in KILLED
-            if exit_code is None or incarnation.killed or fell:
+            if not incarnation.over or incarnation.killed or incarnation.fell:
                 continue
             incarnation.read()  # its last events may not have been read yet
-            if exit_code != 0 or incarnation.finished is None:
+            if incarnation.status != 0 or incarnation.finished is None:
                 return incarnation
         return None
 
@@ -261,6 +345,7 @@ class Job:
         """Return the record of the run so far."""
         return RunRecord(
             groups=self.groups,
+            nproc=self.nproc,
             planned_steps=self.committed_step if self.program.steps is None else self.program.steps,
             planned_kills=planned_kills,
             kills=tuple(self._kills),

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxft._launch._deadlines import END, Overdue, Sign, overdue
+from jaxft._launch._fate import LAST_WORDS_S, Fate
 from jaxft._launch._phase_file import DRAINED, read_word
 from jaxft._launch._processes import Child, Processes
 from jaxft._launch._ranks import Member, start_ranks
-from jaxft._launch._statuses import DONE, Ending, ending_of, reason_of
+from jaxft._launch._statuses import Ending
 from jaxft._launch._warm import Warm, with_statuses
 
-# A process beside one that failed may still say why; one beside a process that was killed hangs in a collective.
-LAST_WORDS_S = 1.0
 PHASE_FILE = "JAXFT_PHASE_FILE"
 
 
@@ -36,11 +35,7 @@ class RankProcess:
 
 
 class Life:
-    """The processes of one life of a group.
-
-    As soon as one ends with another status than 0, or exceeds a deadline, all others are ended by SIGKILL: what they
-    wait for will never come.
-    """
+    """The processes of one life of a group. A process that exceeds a deadline counts as failed."""
 
     def __init__(
         self,
@@ -55,15 +50,9 @@ class Life:
         """Start them. `phases`: a folder on this machine for the phase files."""
         self.number = number
         self.started_t_s = time.time()
-        # The first process that ended with another status than 0, or exceeded a deadline.
-        self.failed: RankProcess | None = None
         self.overdue: Overdue | None = None
         self.step = 0
         self._drained = False
-        self._ended: dict[int, int] = {}  # the statuses of processes that ended before we ended the group
-        self._first_end_t_s: float | None = None
-        self._kill_at_s: float | None = None
-        self._killed = False
         name = f"{member.name}.{number}"
         files = [phases / f"{name}.{rank}.phase" for rank in range(member.nproc)]
         commands = [fill(command, member, rank=rank, folder=processes.folder) for rank in range(member.nproc)]
@@ -79,11 +68,17 @@ class Life:
         )
         ranks = zip(range(member.nproc), children, files, strict=True)
         self.ranks = [RankProcess(rank, child, file) for rank, child, file in ranks]
+        self._fate = Fate(children)
 
     @property
     def over(self) -> bool:
         """Whether all processes have ended."""
-        return all(one.child.exit_code() is not None for one in self.ranks)
+        return self._fate.over
+
+    @property
+    def failed(self) -> RankProcess | None:
+        """The first process that ended with another status than 0, or exceeded a deadline."""
+        return None if self._fate.failed is None else self.ranks[self._fate.failed]
 
     @property
     def warm(self) -> bool:
@@ -91,27 +86,15 @@ class Life:
 
     def result(self) -> tuple[Ending, int]:
         """Return how it ended, and the exit status that says so. Call it once it is over."""
-        killed_by_us = self._killed and self.failed is None
+        killed_by_us = self._fate.killed and self._fate.failed is None
         if self.overdue is not None or killed_by_us:
             return Ending.KILLED, -signal.SIGKILL
-        ending, status = reason_of(list(self._ended.values()))
+        ending, status = self._fate.result()
         return (Ending.DRAINED if ending is Ending.DONE and self._drained else ending), status
 
     def watch(self, *, fate: bool) -> None:
         """See which processes have ended. With `fate`, one that failed ends the others."""
-        for one in self.ranks:
-            status = one.child.exit_code()
-            if status is None or one.rank in self._ended or self._killed:
-                continue
-            self._ended[one.rank] = status
-            if self._first_end_t_s is None:
-                self._first_end_t_s = time.time()
-            if status != DONE and self.failed is None:
-                self.failed = one
-                last_words_s = LAST_WORDS_S if ending_of(status) is Ending.ERROR else 0.0
-                self._kill_at_s = time.monotonic() + last_words_s if fate else None
-        if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
-            self.kill()
+        self._fate.watch(shared=fate)
 
     def signs(self) -> list[Sign | None]:
         """Return the last sign of life of each process, and note the step."""
@@ -130,14 +113,14 @@ class Life:
             if one.child.exit_code() is not None:
                 continue
             late = overdue(sign, started_t_s=self.started_t_s, now_t_s=now_t_s, deadlines=deadlines)
-            if late is None and self._first_end_t_s is not None:
-                lasted_s = now_t_s - self._first_end_t_s
+            if late is None and self._fate.first_end_t_s is not None:
+                lasted_s = now_t_s - self._fate.first_end_t_s
                 if lasted_s > deadlines[END]:
                     late = Overdue(END, self.step, lasted_s, deadlines[END])
             if late is not None:
-                self.failed, self.overdue = one, late
+                self.overdue = late
                 one.child.say_where()
-                self._kill_at_s = time.monotonic() + LAST_WORDS_S
+                self._fate.fail(one.rank, within_s=LAST_WORDS_S)
                 return
 
     def terminate(self) -> None:
@@ -147,9 +130,7 @@ class Life:
 
     def kill(self) -> None:
         """Send SIGKILL to all that still run."""
-        self._killed = True
-        for one in self.ranks:
-            one.child.kill()
+        self._fate.kill()
 
     def clean_up(self) -> None:
         """Remove the phase files. Call it once it is over."""

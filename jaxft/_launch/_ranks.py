@@ -54,6 +54,10 @@ class Member:
             }
         return found
 
+    def process_name(self, life: str, rank: int) -> str:
+        """Return the name of one of its processes in a life of that name."""
+        return life if self.nproc == 1 else f"{life}.{rank}"
+
     def ranks(self) -> list[dict[str, str]]:
         """Return what each of its processes has for itself in one life, with a port that is free now."""
         meeting = f"{HOST}:{free_ports(1)[0]}" if self.nproc > 1 else ""
@@ -94,7 +98,7 @@ def start_ranks(
     """
     return [
         processes.start(
-            name if member.nproc == 1 else f"{name}.{rank}",
+            member.process_name(name, rank),
             commands[rank],
             orders=orders[rank] if orders else None,
             environment={**member.environment(), **ranks, **own[rank]},

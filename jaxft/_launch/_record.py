@@ -8,10 +8,11 @@ from jaxft._launch._events import FinishedEvent, StepEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """One incarnation of a group, from its start to its end."""
+    """One incarnation of a group, from its start to its end. `fell`: a fault that we injected has ended it."""
 
     group: str
     incarnation: int = 0
+    fell: bool = False
     steps: tuple[StepEvent, ...] = ()
     finished: FinishedEvent | None = None
 
@@ -21,6 +22,7 @@ class Kill:
     """A SIGKILL of a group's process.
 
     Attributes:
+        rank: which one of several.
         t_s: when, in seconds since 1970, as in the events.
         step: the job's committed steps by then.
         strike: the number of its strike; two kills of one strike occur together.
@@ -29,6 +31,7 @@ class Kill:
     """
 
     group: str
+    rank: int = 0
     incarnation: int
     t_s: float
     step: int
@@ -44,6 +47,7 @@ class Fault:
     Attributes:
         kind: the kind of fault.
         group: the victim.
+        rank: which of its processes.
         other: the other end, if the fault was on a link.
         how: the variant of its kind, as text.
         t_s: when it began, in seconds since 1970, as in the events.
@@ -54,6 +58,7 @@ class Fault:
 
     kind: str
     group: str
+    rank: int = 0
     other: str = ""
     how: str = ""
     t_s: float
@@ -68,9 +73,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A whole run. `problems` are failures that we did not inject."""
+    """A whole run of groups with `nproc` processes each. `problems` are failures that we did not inject."""
 
     groups: tuple[str, ...]
+    nproc: int = 1
     planned_steps: int
     planned_kills: int = 0
     kills: tuple[Kill, ...] = ()
@@ -93,14 +99,15 @@ class RunRecord:
 def stall_s(kill: Kill, histories: Iterable[History], kills: Iterable[Kill] = ()) -> float | None:
     """Return the time from a kill until every survivor has committed again, or None if one never did.
 
-    A survivor is an incarnation of another group that had taken part before the kill, and was not itself killed
-    before it could commit again; `kills` are all kills of the run.
+    A survivor is an incarnation of another group that had taken part before the kill, and was not itself killed, or
+    ended by a stop, before it could commit again; `kills` are all kills of the run.
     """
     killed = {(other.group, other.incarnation) for other in kills}
     waits_s: list[float | None] = []
     for history in _survivors(kill, histories):
         wait_s = _first_live_t_s(history, after_s=kill.t_s)
-        if wait_s is not None or (history.group, history.incarnation) not in killed:
+        ended = history.fell or (history.group, history.incarnation) in killed
+        if wait_s is not None or not ended:
             waits_s.append(wait_s)
     return None if not waits_s or None in waits_s else max(t for t in waits_s if t is not None) - kill.t_s
 

@@ -41,7 +41,7 @@ def run_job(
     began_s = time.time()
     problems: list[str] = []
     for group in job.groups:
-        display.say(f"launched {group} (pid {job.start(group).pid})")
+        display.say(f"launched {group} (pid {job.start(group).pids})")
     for group, problem in job.cold.items():
         display.say(f"{group} has no warm process: {problem}")
     while not problems:
@@ -50,7 +50,7 @@ def run_job(
         watcher.tell(job)
         if failed := job.failed():
             problems.append(failure_text(failed, over=job.committed_step == job.program.steps))
-            display.say(failed.child.log_tail())
+            display.say(failed.failing.log_tail())
         elif job.over:
             break
         elif time.time() - max(began_s, job.last_event_t_s or 0.0) > silence_timeout_s:
@@ -108,9 +108,9 @@ def row_of(incarnation: Incarnation) -> GroupRow:
 
 def failure_text(failed: Incarnation, *, over: bool) -> str:
     """Return how a process ended that should not have. `over`: the job had committed its last step."""
-    exit_code = failed.child.exit_code()
-    if exit_code == 0 and over:
-        return f"{failed.child.name} returned only after the job was over; give the job more steps"
-    if exit_code == 0:
-        return f"{failed.child.name} ended before the job was finished"
-    return f"{failed.child.name} (pid {failed.child.pid}) failed with exit status {exit_code}"
+    child, status = failed.failing, failed.status
+    if status == 0 and over:
+        return f"{child.name} returned only after the job was over; give the job more steps"
+    if status == 0:
+        return f"{child.name} ended before the job was finished"
+    return f"{child.name} (pid {child.pid}) failed with exit status {status}"

@@ -35,6 +35,7 @@ class Verdict:
     """The result of two runs.
 
     Attributes:
+        nproc: the number of processes of each group.
         planned_kills: the planned number of kills.
         kills: each with its cost, in order.
         planned_faults: the planned number of faults other than kills.
@@ -52,6 +53,7 @@ class Verdict:
         problems: other reasons why this is not a success.
     """
 
+    nproc: int
     planned_kills: int
     kills: tuple[KillOutcome, ...]
     planned_faults: int
@@ -102,6 +104,7 @@ def judge(disturbed: RunRecord, undisturbed: RunRecord | None) -> Verdict:
         for fault in disturbed.faults
     )
     return Verdict(
+        nproc=disturbed.nproc,
         planned_kills=disturbed.planned_kills,
         kills=kills,
         planned_faults=disturbed.planned_faults,

@@ -5,6 +5,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
+from jaxft._launch._record import Kill
 from jaxft._launch._verdict import Verdict
 
 VERSIONS_OF = ("jaxft", "jax", "jaxlib", "flax", "optax", "numpy")
@@ -24,7 +25,9 @@ def verdict_json(verdict: Verdict, *, seed: int) -> dict[str, Any]:
         "matches_undisturbed": verdict.matches_undisturbed,
         "ok": verdict.ok,
         "seed": seed,
+        "ranks_per_group": verdict.nproc,
         "victims": [outcome.kill.group for outcome in verdict.kills],
+        "victim_ranks": [outcome.kill.rank for outcome in verdict.kills],
         "killed_after_step": [outcome.kill.step for outcome in verdict.kills],
         "kills_planned": verdict.planned_kills,
         "steps_planned": verdict.planned_steps,
@@ -41,7 +44,7 @@ def verdict_json(verdict: Verdict, *, seed: int) -> dict[str, Any]:
 
 def verdict_text(verdict: Verdict, *, seed: int) -> str:
     """Return the verdict as aligned lines, with the conclusion first."""
-    victims = ", ".join(outcome.kill.group for outcome in verdict.kills)
+    victims = ", ".join(victim_text(verdict, outcome.kill) for outcome in verdict.kills)
     stalls = [or_else(ms(outcome.stall_s), "{:.0f} ms", "forever") for outcome in verdict.kills]
     returns = [or_else(outcome.back_s, "{:.1f} s", "never") for outcome in verdict.kills]
     with_kills, without = (
@@ -58,6 +61,10 @@ def verdict_text(verdict: Verdict, *, seed: int) -> str:
         "undisturbed run": undisturbed_text(verdict),
     }
     return verdict_lines(verdict, fields)
+
+
+def victim_text(verdict: Verdict, kill: Kill) -> str:
+    return kill.group if verdict.nproc == 1 else f"{kill.group} rank {kill.rank}"
 
 
 def verdict_lines(verdict: Verdict, fields: Mapping[str, str]) -> str:

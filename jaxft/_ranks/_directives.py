@@ -40,7 +40,7 @@ def encode(directive: Directive) -> pb.Directive:
         case LeaveJob():
             return pb.Directive(leave_job=True)
         case Fail(failure):
-            return pb.Directive(fail=pb.Fail(kind=failure.kind.name, text=failure.text))
+            return pb.Directive(fail=encode_failure(failure))
         case _:
             raise AssertionError(f"{directive} is not for the training thread")
 
@@ -70,14 +70,27 @@ def decode(message: pb.Directive) -> Directive:
         case "leave_job":
             return LeaveJob()
         case "fail":
-            kind = FailureKind.__members__.get(message.fail.kind)
-            if kind is None:
-                raise wire.WireError(f"rank 0 reports a failure of unknown kind {message.fail.kind!r}")
-            return Fail(Failure(kind, message.fail.text))
+            return Fail(decode_failure(message.fail))
         case other:
             raise wire.WireError(
                 f"rank 0 sent a directive of kind {other!r}, which this version does not know"
             )
+
+
+def encode_failure(failure: Failure) -> pb.Fail:
+    return pb.Fail(kind=failure.kind.name, text=failure.text)
+
+
+def decode_failure(message: pb.Fail) -> Failure:
+    """Decode a failure.
+
+    Raises:
+        WireError: it is none.
+    """
+    kind = FailureKind.__members__.get(message.kind)
+    if kind is None:
+        raise wire.WireError(f"rank 0 reports a failure of unknown kind {message.kind!r}")
+    return Failure(kind, message.text)
 
 
 def _quorum(message: coordinator_pb2.CoordinatorMessage) -> NewQuorum:

@@ -16,9 +16,9 @@ from jaxft_protocol.proto import ranks_pb2 as pb
 from jaxft_protocol.replica.state import Attempt, Directive, Event, TakeDigest
 
 from jaxft._errors import SessionFailed
-from jaxft._ranks._directives import decode
+from jaxft._ranks._directives import decode, decode_failure
 from jaxft._ranks._link import Link, leader_message
-from jaxft._ranks._ranks import Operation, Verdict
+from jaxft._ranks._ranks import CameApart, Operation, Settled, Verdict
 from jaxft._report import StepReport
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
@@ -72,6 +72,7 @@ class Follower:
         self._directives: queue.SimpleQueue[pb.Directive] = queue.SimpleQueue()
         self._decisions: queue.SimpleQueue[pb.Decision] = queue.SimpleQueue()
         self._verdicts: queue.SimpleQueue[pb.Verdict] = queue.SimpleQueue()
+        self._settled: queue.SimpleQueue[pb.Settled] = queue.SimpleQueue()
         self._operation = 0
         self._progress = 0
         self._silence_s = silence_s
@@ -163,6 +164,21 @@ class Follower:
     def await_loss(self) -> None:
         self._link.await_loss(self._silence_s)
 
+    def report_raised(self, step: Step, text: str, shard: int | None, *, timeout_s: float) -> Settled:
+        """Tell rank 0 that the user's code has raised in an attempt, and wait for what becomes of the step.
+
+        Rank 0 answers in time. With `timeout_s` 0 there is no wait.
+
+        Raises:
+            SessionFailed: rank 0 has ended.
+        """
+        self._link.send(pb.RankMessage(raised=pb.Raised(step=step, text=text, shard=shard)))
+        if not timeout_s:
+            return Settled()
+        found = self._next(self._settled, f"what becomes of step {step}")
+        failure = decode_failure(found.failure) if found.HasField("failure") else None
+        return Settled(failure, found.done)
+
     @contextlib.contextmanager
     def operation(self, what: str, abort: Abort) -> Iterator[Operation]:
         self._operation += 1
@@ -207,6 +223,8 @@ class Follower:
                 self.all_computed = QuorumId(found.quorum_id), Step(found.step)
             case "beat":
                 pass  # it has broken the silence
+            case "settled":
+                self._settled.put(message.settled)
             case "group_ends":
                 self._ended = message.group_ends.error
                 self._link.expect_end(message.group_ends.error)
@@ -232,7 +250,7 @@ class Follower:
 
     def _check(self, kind: str, theirs: str, ours: str) -> None:
         if theirs != ours:
-            raise SessionFailed(
+            raise CameApart(
                 f"The ranks of this group have come apart: the {kind} is about {theirs!r}, but rank {self.rank} is "
                 f"at {ours!r}. Every rank must run the same program, with the same calls of the step."
             )

@@ -5,15 +5,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from jaxft_protocol.messages import Step
 from jaxft_protocol.proto import ranks_pb2 as pb
 from jaxft_protocol.replica.state import Directive
 
-from jaxft._errors import SessionFailed
-from jaxft._ranks._directives import encode
+from jaxft._errors import JaxftError, SessionFailed
+from jaxft._ranks._directives import encode, encode_failure
 from jaxft._ranks._link import Link, rank_message
-from jaxft._ranks._ranks import Operation, Verdict
+from jaxft._ranks._ranks import Operation, Settled, Verdict
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
 
@@ -53,6 +54,8 @@ class Leader:
         self._failed_early = ""  # an operation in which another rank has failed before this one began it
         self._ended: dict[int, str] = {}
         self._closed = False
+        # Reports to the job that the user's code has raised in another rank; set before the first step.
+        self.on_raised: Callable[[Step, str, int | None], Settled] | None = None
         self._addresses: list[queue.SimpleQueue[str]] = [queue.SimpleQueue() for _ in connections]
         self._links = [
             Link(
@@ -203,11 +206,30 @@ class Leader:
                         self._failed_early = message.outcome.what
                     self._stop(f"rank {rank} failed: {message.outcome.failure}")
                 self._outcomes[rank - 1].put(message.outcome)
+            case "raised":
+                # The training thread may be in a collective that never returns.
+                told = message.raised
+                threading.Thread(
+                    target=self._settle_raised, args=(rank, told), name=f"jaxft-raised-{rank}", daemon=True
+                ).start()
             case "group_ends":
                 self._ended[rank] = message.group_ends.error
                 self._links[rank - 1].expect_end(message.group_ends.error)
             case other:
                 raise ConnectionError(f"it sent a message of kind {other!r}, which rank 0 does not expect")
+
+    def _settle_raised(self, rank: int, told: pb.Raised) -> None:
+        """Report another rank's exception to the job, and tell that rank what became of the step."""
+        settled = Settled()
+        if self.on_raised is not None:
+            shard = told.shard if told.HasField("shard") else None
+            try:
+                settled = self.on_raised(Step(told.step), f"{told.text} (in rank {rank})", shard)
+            except JaxftError as error:
+                _log.warning("[jaxft %s] could not report the error of rank %d: %s", self._name, rank, error)
+        failure = None if settled.failure is None else encode_failure(settled.failure)
+        message = pb.Settled(failure=failure, done=settled.done)
+        self._links[rank - 1].send(pb.LeaderMessage(settled=message))
 
     def _stop(self, reason: str) -> None:
         with self._lock:

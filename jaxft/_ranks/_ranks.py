@@ -17,10 +17,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step
-from jaxft_protocol.replica.state import Directive, Event
+from jaxft_protocol.replica.state import Directive, Event, Failure
 
+from jaxft._errors import SessionFailed
 from jaxft._report import StepReport
 from jaxft._transport._sockets import Abort
+
+
+class CameApart(SessionFailed):
+    """The ranks of this group are not at the same point of the same program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,14 @@ class Verdict:
         return not self.failure
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of a step in which the user's code has raised an exception."""
+
+    failure: Failure | None = None  # the job has halted
+    done: bool = False  # the other groups have committed it
+
+
 class Operation(Protocol):
     def settle(self, failure: str = "", accused: tuple[str, ...] = (), note: str = "") -> Verdict:
         """Report this rank's part, and wait for the verdict about all ranks. Every rank calls it once."""
@@ -48,7 +61,12 @@ class Ranks(Protocol):
     size: int
 
     def decide(self, what: str, value: bool) -> bool:
-        """Return rank 0's value, in every rank. `what` names the decision: it is the same in every rank."""
+        """Return rank 0's value, in every rank. `what` names the decision: it is the same in every rank.
+
+        Raises:
+            CameApart: rank 0 decides something else.
+            SessionFailed: rank 0 has ended.
+        """
         ...
 
     def await_loss(self) -> None:

@@ -12,7 +12,7 @@ from jaxft._errors import ConfigurationError
 from jaxft._programs._environment import nondeterminism, xla_flags
 from jaxft._programs._fingerprint import compared
 from jaxft._programs._nonfinite import compared_policy
-from jaxft._ranks._ranks import Directing, Ranks
+from jaxft._ranks._ranks import CameApart, Directing, Ranks
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import Call
 from jaxft._replica._held_state import HeldState
@@ -45,8 +45,8 @@ class Joining:
         """Hold the state of a call. Join the job with the first one, and check that later calls are of the same step.
 
         Raises:
-            ConfigurationError: the step differs from that of the first call, the checkpoint is from another run, or
-                there are checkpoints and none was asked for.
+            ConfigurationError: the step differs from that of the first call or from that of this group's rank 0, the
+                checkpoint is from another run, or there are checkpoints and none was asked for.
         """
         if self._settings is not None:
             self._check_same(self._settings, self._settings_of(call))
@@ -56,6 +56,7 @@ class Joining:
         settings = self._settings_of(call)
         if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):
             _log.warning("[jaxft %s] %s", self._config.group, text)
+        self._check_ranks(settings)
         self._settings, self._shards = settings, call.shards
         self._say_prepared(settings)
 
@@ -107,6 +108,17 @@ class Joining:
                 self._shards,
             )
         )
+
+    def _check_ranks(self, settings: Mapping[str, str]) -> None:
+        """Rank 0 reports its own settings for the whole group, and the groups compare those."""
+        try:
+            for name, value in sorted(settings.items()):
+                self._ranks.decide(f"{name} {value}", True)
+        except CameApart as error:
+            raise ConfigurationError(
+                f"Rank {self._ranks.rank} of group {self._config.group!r} differs from its rank 0 in code, settings "
+                f"or hardware. {error}"
+            ) from error
 
     def _check_same(self, first: Mapping[str, str], now: Mapping[str, str]) -> None:
         """The first call defines the step: the batch's shape may change later, the state's may not."""

@@ -1,5 +1,6 @@
 """How the processes of a group come together and join their job: rank 0 dials the coordinator, the others rank 0."""
 
+import functools
 import logging
 import secrets
 import time
@@ -19,6 +20,7 @@ from jaxft._ranks._leader import Leader
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import Credentials
+from jaxft._replica._raised import report_by
 from jaxft._replica._session import Session
 from jaxft._transport._listener import ConnectionRequest, Listener, dial
 
@@ -78,6 +80,8 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
         credentials=credentials,
         ranks=ranks,
     )
+    if isinstance(ranks, Leader):
+        ranks.on_raised = functools.partial(report_by(session), timeout_s=config.failure_timeout_s)
     return Membership(identity, listener, session, ranks)
 
 

@@ -32,6 +32,7 @@ from jaxft_protocol.replica.state import (
 from jaxft._errors import JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Programs
+from jaxft._ranks._follower import Follower
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._catch_up import CatchUp
@@ -41,7 +42,7 @@ from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
-from jaxft._replica._raised import Raising
+from jaxft._replica._raised import Raising, report_by
 from jaxft._replica._saving import Saving
 from jaxft._replica._session import Session, error_of
 from jaxft._replica._steps import LoopWatch
@@ -79,7 +80,8 @@ class Runner:
         self._programs: Programs | None = None  # of the last call
         # The number of the last directive that was taken, and the directive while it is carried out.
         self._taken: tuple[int, Directive | None] = (-1, None)
-        self._raising = Raising(config, cast(Session, session))  # used only in groups of one process
+        report = session.report_raised if isinstance(session, Follower) else report_by(cast(Session, session))
+        self._raising = Raising(config, report, alone=ranks.size == 1)
         self._writer = Writer(config.group)
         self._unreturned: Sequence[jax.Array] | None = None
         self._report: StepReport | None = None
@@ -182,12 +184,11 @@ class Runner:
             self._broken = repr(error)
             if isinstance(error, jax.errors.JaxRuntimeError):
                 self._ranks.await_loss()
-            return
         number, directive = self._taken
         if isinstance(directive, Attempt):
             self._taken = (number, None)
             self._raising.raised(error, directive.step, self._attempts.give_up())
-        elif directive is not None:
+        elif directive is not None and not self._broken:
             self._taken = (number - 1, None)
             self._catch_up.close()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxft._launch._checks import LaunchError
-from lab._examples import EXAMPLES, own_flags_of, program_of
+from lab._examples import EXAMPLES, devices_of, flags_of, own_flags_of, program_of
 from lab.chaos import at_rate, default_steps
 
 GROUPS = ("group-0", "group-1", "group-2")
@@ -30,6 +30,16 @@ def test_what_a_group_has_for_itself_comes_before_what_all_have() -> None:
     alone = program.command(job="j", group="alone", coordinator=None, events=Path("e"))
     assert "--coordinator" not in alone
     assert alone[alone.index("--cpu-devices") + 1] == "1"
+
+
+def test_groups_of_several_processes_share_two_devices_or_have_one_for_each() -> None:
+    assert devices_of(1) == {"--cpu-devices": "2", "--fsdp": "2"}
+    assert devices_of(2) == {"--cpu-devices": "1", "--fsdp": "2"}
+    assert devices_of(4) == {"--cpu-devices": "1", "--fsdp": "4"}
+    mlp = flags_of(EXAMPLES["mlp"], groups=2, folder=Path("f"), nproc=2)
+    assert mlp["--cpu-devices"] == "1"
+    assert "--fsdp" not in mlp
+    assert flags_of(EXAMPLES["llama3"], groups=2, folder=Path("f"), nproc=2)["--fsdp"] == "2"
 
 
 def test_an_example_whose_bits_depend_on_the_mesh_is_refused() -> None:

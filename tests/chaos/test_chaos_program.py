@@ -42,6 +42,20 @@ def test_a_program_that_is_killed_ends_with_the_same_bits(
     assert (keep / "storm" / "checkpoints").is_dir()
 
 
+@pytest.mark.storm
+def test_ranks_that_are_killed_and_stopped_change_no_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "verdict.json"
+    options = {"kills": 4, "nproc": 2, "faults": "kill,stop", "json": file, "keep": tmp_path / "keep"}
+    assert chaos("100", **options) == 0, capsys.readouterr().out
+    result = json.loads(file.read_text())
+    assert (result["ranks_per_group"], result["kills"], len(result["faults"])) == (2, 2, 2)
+    assert (result["steps_committed"], result["steps_lost"]) == (100, 0)
+    assert result["matches_undisturbed"]
+    assert sum(result["hit_ranks"].values()) == 2
+
+
 def test_a_program_that_is_not_deterministic_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     assert chaos("20", "random") == 1
     text = capsys.readouterr().out

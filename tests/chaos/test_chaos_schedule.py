@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxft._chaos._phases import PHASES, RETURN_PHASES
-from jaxft._chaos._schedule import FIRST_STEP, Strike, plan_strikes
+from jaxft._chaos._schedule import FIRST_STEP, Strike, deal_ranks, plan_strikes
 from jaxft._launch._announcements import announced
 from jaxft._launch._checks import LaunchError
 
@@ -41,6 +41,18 @@ def test_every_phase_and_every_group_comes_up_equally_often(seed: int) -> None:
     assert (
         max(groups.values()) - min(groups.values()) <= 10
     )  # strikes on returns hit a group that was hit before
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_in_each_phase_every_rank_is_struck_equally_often(nproc: int) -> None:
+    strikes = plan()
+    dealt = deal_ranks(strikes, nproc=nproc, seed=1)
+    assert dealt == deal_ranks(strikes, nproc=nproc, seed=1)
+    assert groups_of(dealt) == groups_of(strikes)
+    for phase in PHASES:
+        ranks = Counter(v.rank for strike in dealt for v in strike.victims if v.phase == phase)
+        assert max(ranks[rank] for rank in range(nproc)) - min(ranks[rank] for rank in range(nproc)) <= 1
+        assert set(ranks) <= set(range(nproc))
 
 
 @pytest.mark.parametrize("groups", [2, 3, 5])

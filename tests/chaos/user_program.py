@@ -2,7 +2,8 @@
 
 The first argument is the number of steps; the second a variant: "random" draws its first state without a seed,
 "checkpoints FOLDER" saves there, "members" does not fix the shards, "idle" never calls jaxft, "own" joins another
-job, "flags COORDINATOR GROUP" takes its job from its arguments, "crash" fails at once.
+job, "flags COORDINATOR GROUP" takes its job from its arguments, "crash" fails at once. In a group of several
+processes, its arrays are replicated.
 """
 
 import os
@@ -10,6 +11,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxft
 
@@ -24,14 +26,29 @@ def batch_for(step: int, shard: int) -> jax.Array:
     return jax.random.normal(jax.random.key(step * 4 + shard), (8, 3))
 
 
+def spread(array: jax.Array) -> jax.Array:
+    """The array in every process of the group."""
+    mesh = jax.make_mesh((jax.device_count(),), ("all",), devices=jax.devices())
+    host = np.asarray(array)
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.make_array_from_callback(host.shape, everywhere, lambda index: host[index])
+
+
 def main(steps: int, oddity: str = "", *words: str) -> None:
     if oddity == "idle":
         return
     if oddity == "crash":
         sys.exit("this program fails on purpose")
+    nproc, batches = int(os.environ.get("JAXFT_NPROC", "1")), batch_for
+    if nproc > 1:
+        jax.config.update("jax_num_cpu_devices", 1)
+        jax.distributed.initialize(num_processes=nproc, process_id=int(os.environ["JAXFT_RANK"]))
+        batches = lambda step, shard: spread(batch_for(step, shard))  # noqa: E731
     weights = jnp.zeros(3)
     if oddity == "random":
         weights = jax.random.normal(jax.random.key(int.from_bytes(os.urandom(2))), (3,))
+    if nproc > 1:
+        weights = spread(weights)
     checkpoints = jaxft.Checkpoints(words[0], every_steps=5) if oddity == "checkpoints" else None
     coordinator = {"own": "localhost:1", "flags": words[0] if words else None}.get(oddity)
     group = words[1] if oddity == "flags" else None
@@ -40,7 +57,7 @@ def main(steps: int, oddity: str = "", *words: str) -> None:
             weights = manager.restore(weights)
         step = jaxft.fault_tolerant(train_step, manager, shards=None if oddity == "members" else 4)
         while manager.step < steps:
-            weights, _ = step(weights, batch_for)
+            weights, _ = step(weights, batches)
 
 
 if __name__ == "__main__":

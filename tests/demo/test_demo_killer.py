@@ -13,6 +13,13 @@ def test_each_group_is_struck_once_with_a_delay_of_up_to_two_steps(seed: int) ->
     assert all(0 <= strike.delay_steps <= MAX_DELAY_STEPS for strike in strikes)
 
 
+def test_each_process_of_each_group_is_struck_once() -> None:
+    strikes = plan_strikes(GROUPS, kills=6, seed=4, nproc=2)
+    assert sorted((strike.group, strike.rank) for strike in strikes) == [
+        (group, rank) for group in GROUPS for rank in (0, 1)
+    ]
+
+
 def test_a_seed_names_the_plan_and_seeds_differ() -> None:
     assert plan_strikes(GROUPS, kills=3, seed=5) == plan_strikes(GROUPS, kills=3, seed=5)
     assert len({plan_strikes(GROUPS, kills=3, seed=seed) for seed in range(20)}) == 20

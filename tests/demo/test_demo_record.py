@@ -34,6 +34,8 @@ def test_who_is_killed_before_it_could_commit_again_is_no_survivor() -> None:
     other = Kill(group="group-2", incarnation=0, t_s=3.5, step=3)
     assert stall_s(KILL, histories, [KILL, other]) == 0.75
     assert stall_s(KILL, histories, [KILL, replace(other, incarnation=1)]) is None
+    stopped = [replace(history, fell=history.group == other.group) for history in histories]
+    assert stall_s(KILL, stopped, [KILL]) == 0.75
 
 
 def test_a_kill_without_survivors_has_no_stall() -> None:

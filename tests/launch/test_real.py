@@ -202,6 +202,20 @@ def training_ranks(folder: Path, *words: str) -> Iterator[Training]:
         yield Training(running)
 
 
+def test_sigterm_lets_all_ranks_of_a_group_leave_after_the_same_step(folder: Path) -> None:
+    with training_ranks(folder, "--groups", "2") as job:
+        job.until_step(3, *ranks_of(GROUPS[:2]))
+        job.running.process.send_signal(signal.SIGTERM)
+        assert job.running.status() == 75, job.running.text()
+    for group in GROUPS[:2]:
+        first, second = (job.events(f"{group}.{rank}")[-1]["step"] for rank in range(2))
+        assert first == second < STEPS
+        for rank in range(2):
+            log = (folder / f"{group}.0.{rank}.log").read_text()
+            assert "is lost" not in log, log
+    assert [event["ending"] for event in job.running.events("group_ended")] == ["again", "again"]
+
+
 def test_every_rank_of_groups_of_two_is_killed_and_the_bits_stay(folder: Path, tmp_path: Path) -> None:
     with training_ranks(tmp_path / "undisturbed", "--groups", "1") as job:
         job.until_step(1, *ranks_of(("group-0",)))

@@ -19,6 +19,9 @@ GATE = 10
 LAST_GATE = 30
 RANKS = 2
 AGAIN = 75
+# Of four shards in two groups, group-1 computes the third and the fourth.
+UNREADABLE = ("--unreadable", "5:2")
+TEXT = "OSError: cannot read sample 17"
 SECRET = b"s" * 40
 
 
@@ -40,14 +43,23 @@ def free_port() -> int:
 
 
 def start(
-    here: Cluster, name: str, *flags: str, die: tuple[int, str] | None = None, **options: bool
+    here: Cluster,
+    name: str,
+    *flags: str,
+    die: tuple[int, str] | None = None,
+    unreadable: int | None = None,
+    last: tuple[str, ...] = (),
+    **options: bool,
 ) -> Group:
+    """Start a group; one rank may be told to die, or to raise in a step; `last`: flags of the last rank."""
     port = free_port()
     ranks = [
         here.start(
             name,
             *("--world", f"{rank}:{RANKS}:{port}", "--steps", str(STEPS), *flags),
             *(("--die", die[1]) if die is not None and die[0] == rank else ()),
+            *(UNREADABLE if rank == unreadable else ()),
+            *(last if rank == RANKS - 1 else ()),
             **options,
         )
         for rank in range(RANKS)
@@ -55,7 +67,13 @@ def start(
     return Group(name, ranks)
 
 
-def start_together(here: Cluster, die: tuple[str, int, str], *flags: str) -> dict[str, Group]:
+def start_together(
+    here: Cluster,
+    die: tuple[str, int, str],
+    *flags: str,
+    unreadable: dict[str, int] | None = None,
+    last: dict[str, tuple[str, ...]] | None = None,
+) -> dict[str, Group]:
     gate = here.folder / "all-present"
     groups = {
         name: start(
@@ -63,6 +81,8 @@ def start_together(here: Cluster, die: tuple[str, int, str], *flags: str) -> dic
             name,
             *("--gate", f"start:{gate}", *flags),
             die=(die[1], die[2]) if die[0] == name else None,
+            unreadable=(unreadable or {}).get(name),
+            last=(last or {}).get(name, ()),
         )
         for name in ("group-0", "group-1")
     }
@@ -115,7 +135,8 @@ def test_a_rank_that_is_killed_changes_nothing(
             assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))
 
 
-def test_a_rank_that_is_stopped_ends_its_group(undisturbed: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.storm), 1])
+def test_a_rank_that_is_stopped_ends_its_group(rank: int, undisturbed: str, tmp_path: Path) -> None:
     """Its host answers for it: only silence shows it."""
     started, back_in = tmp_path / "started", tmp_path / "back"
     gates = ("--gate", f"{GATE}:{started}", "--gate", f"{LAST_GATE}:{back_in}")
@@ -124,11 +145,12 @@ def test_a_rank_that_is_stopped_ends_its_group(undisturbed: str, tmp_path: Path)
         groups = start_together(here, ("", 0, ""), *gates, "--failure-timeout-s", "30")
         victim, survivor = groups["group-1"], groups["group-0"]
         here.until(lambda: len(victim.leader.steps()) >= KILLED_AT, "a few steps")
-        victim.ranks[1].process.send_signal(signal.SIGSTOP)
-        here.until(lambda: victim.leader.process.poll() is not None, "rank 0 to end")
-        assert victim.leader.process.returncode == AGAIN, victim.leader.log()
-        assert "a group shares fate: rank 1 is lost" in victim.leader.log()
-        victim.ranks[1].process.kill()
+        victim.ranks[rank].process.send_signal(signal.SIGSTOP)
+        other = victim.ranks[1 - rank]
+        here.until(lambda: other.process.poll() is not None, "the other rank to end")
+        assert other.process.returncode == AGAIN, other.log()
+        assert f"a group shares fate: rank {rank} is lost" in other.log()
+        victim.ranks[rank].process.kill()
         back = start(here, "group-1", *gates)
         here.until(lambda: back.leader.says("heals to step"), "the group to heal")
         started.touch()
@@ -178,6 +200,70 @@ def test_a_spare_of_several_ranks_takes_the_place_of_a_lost_group(undisturbed: s
         here.until_finished(*survivor.ranks, *spare.ranks)
         assert any(event["shards"] for event in spare.leader.steps())
         assert {worker.digest for worker in (*survivor.ranks, *spare.ranks)} == {undisturbed}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_in_one_rank_is_reported_to_the_job_with_its_text(
+    rank: int, undisturbed: str, tmp_path: Path
+) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        groups = start_together(here, ("", 0, ""), unreadable={"group-1": rank})
+        ill, survivor = groups["group-1"], groups["group-0"]
+        here.until_finished(*survivor.ranks)
+        here.until(lambda: all(worker.process.poll() is not None for worker in ill.ranks), "group-1 to end")
+        assert {worker.digest for worker in survivor.ranks} == {undisturbed}
+        where = " (in rank 1)" if rank else ""
+        assert survivor.leader.says(f"lost group-1 (its code raised {TEXT}{where} (step 5, shard 2))")
+        assert ill.ranks[rank].process.returncode == 1, ill.ranks[rank].log()
+        assert ill.ranks[rank].says(
+            "The other groups could do this step, and go on without this group. The other"
+        )
+        assert ill.ranks[1 - rank].process.returncode == AGAIN, ill.ranks[1 - rank].log()
+
+
+def test_a_shard_that_a_rank_of_every_group_cannot_read_halts_the_job_once(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        groups = start_together(here, ("", 0, ""), unreadable={"group-0": 0, "group-1": 1})
+        for number, group in enumerate(groups.values()):
+            for worker in group.ranks:
+                here.until(lambda worker=worker: worker.process.poll() is not None, "both groups to end")
+            assert group.ranks[number].says("JobHalted: "), group.ranks[number].log()
+            assert group.ranks[number].says("shard 2 of step 5 of job 'toy' fails in every group: ")
+        assert here.coordinator_log.read_text().count("halts: shard 2 of step 5") == 1
+
+
+def test_a_rank_with_another_program_than_its_rank_0_ends_with_what_differs(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        group = start(here, "group-0", last=("--rate", "0.5"))
+        first, second = group.ranks
+        for worker in group.ranks:
+            here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
+        assert second.process.returncode == 1, second.log()
+        assert second.says("Rank 1 of group 'group-0' differs from its rank 0 in code, settings or hardware.")
+        assert re.search("the decision is about 'program .*', but rank 1 is at 'program .*'", second.log())
+        assert first.process.returncode == AGAIN, first.log()
+        assert first.steps() == []
+
+
+def test_ranks_wait_for_a_coordinator_that_is_killed_and_go_on(undisturbed: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        state = ("--state", str(tmp_path / "state"))
+        here.start_coordinator(*state)
+        assert here.coordinator is not None
+        dead = here.coordinator
+        murder = ("--murder", f"{dead.pid}:vote step {KILLED_AT}")
+        groups = start_together(here, ("", 0, ""), last={"group-1": murder})
+        here.until(lambda: dead.poll() is not None, "the coordinator to be killed")
+        here.start_coordinator(*state, port=here.port)
+        workers = [worker for group in groups.values() for worker in group.ranks]
+        here.until_finished(*workers)
+        assert {worker.digest for worker in workers} == {undisturbed}
+        for worker in workers:
+            steps = [event["step"] for event in worker.steps()]
+            assert steps == sorted(set(steps))
 
 
 def test_a_step_that_is_not_finite_is_skipped_by_all_ranks(tmp_path: Path) -> None:

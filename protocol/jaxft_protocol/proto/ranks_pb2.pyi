@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LeaderMessage(_message.Message):
-    __slots__ = ("directive", "decision", "verdict", "stop_work", "pin_state", "release_pin", "all_computed", "beat", "group_ends")
+    __slots__ = ("directive", "decision", "verdict", "stop_work", "pin_state", "release_pin", "all_computed", "beat", "group_ends", "settled")
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class LeaderMessage(_message.Message):
     ALL_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     GROUP_ENDS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
     directive: Directive
     decision: Decision
     verdict: Verdict
@@ -27,19 +28,22 @@ class LeaderMessage(_message.Message):
     all_computed: _coordinator_pb2.AllComputed
     beat: Beat
     group_ends: GroupEnds
-    def __init__(self, directive: _Optional[_Union[Directive, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., pin_state: _Optional[_Union[PinState, _Mapping]] = ..., release_pin: _Optional[_Union[_coordinator_pb2.Release, _Mapping]] = ..., all_computed: _Optional[_Union[_coordinator_pb2.AllComputed, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., group_ends: _Optional[_Union[GroupEnds, _Mapping]] = ...) -> None: ...
+    settled: Settled
+    def __init__(self, directive: _Optional[_Union[Directive, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., pin_state: _Optional[_Union[PinState, _Mapping]] = ..., release_pin: _Optional[_Union[_coordinator_pb2.Release, _Mapping]] = ..., all_computed: _Optional[_Union[_coordinator_pb2.AllComputed, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., group_ends: _Optional[_Union[GroupEnds, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ...) -> None: ...
 
 class RankMessage(_message.Message):
-    __slots__ = ("hello", "outcome", "beat", "group_ends")
+    __slots__ = ("hello", "outcome", "beat", "group_ends", "raised")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     GROUP_ENDS_FIELD_NUMBER: _ClassVar[int]
+    RAISED_FIELD_NUMBER: _ClassVar[int]
     hello: RankHello
     outcome: Outcome
     beat: Beat
     group_ends: GroupEnds
-    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., group_ends: _Optional[_Union[GroupEnds, _Mapping]] = ...) -> None: ...
+    raised: Raised
+    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., group_ends: _Optional[_Union[GroupEnds, _Mapping]] = ..., raised: _Optional[_Union[Raised, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
     __slots__ = ("rank", "address")
@@ -134,6 +138,24 @@ class Verdict(_message.Message):
     outcome: Outcome
     stopped: bool
     def __init__(self, outcome: _Optional[_Union[Outcome, _Mapping]] = ..., stopped: bool = ...) -> None: ...
+
+class Raised(_message.Message):
+    __slots__ = ("step", "text", "shard")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    text: str
+    shard: int
+    def __init__(self, step: _Optional[int] = ..., text: _Optional[str] = ..., shard: _Optional[int] = ...) -> None: ...
+
+class Settled(_message.Message):
+    __slots__ = ("failure", "done")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    failure: Fail
+    done: bool
+    def __init__(self, failure: _Optional[_Union[Fail, _Mapping]] = ..., done: bool = ...) -> None: ...
 
 class StopWork(_message.Message):
     __slots__ = ("reason",)

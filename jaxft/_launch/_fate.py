@@ -1,0 +1,63 @@
+"""The shared fate of a group's processes: as soon as one fails, the others are ended."""
+
+import time
+from collections.abc import Sequence
+
+from jaxft._launch._processes import Child
+from jaxft._launch._statuses import DONE, Ending, ending_of, reason_of
+
+# A process beside one that failed may still say why; one beside a process that was killed hangs in a collective.
+LAST_WORDS_S = 1.0
+
+
+class Fate:
+    """Watches the processes of one life of a group.
+
+    As soon as one ends with another status than 0, all others are ended by SIGKILL: what they wait for will never
+    come.
+    """
+
+    def __init__(self, children: Sequence[Child]) -> None:
+        """`children`: the processes, by rank."""
+        self.statuses: dict[int, int] = {}  # of processes that ended before we ended the group, by rank
+        self.failed: int | None = None  # the first rank that failed
+        self.first_end_t_s: float | None = None
+        self.killed = False
+        self._children = tuple(children)
+        self._kill_at_s: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether all processes have ended."""
+        return all(child.exit_code() is not None for child in self._children)
+
+    def result(self) -> tuple[Ending, int]:
+        """Return how the group ended, and the exit status that says so. Call it once it is over."""
+        return reason_of(list(self.statuses.values()))
+
+    def watch(self, *, shared: bool = True) -> None:
+        """See which processes have ended. With `shared`, one that failed ends the others."""
+        for rank, child in enumerate(self._children):
+            status = child.exit_code()
+            if status is None or rank in self.statuses or self.killed:
+                continue
+            self.statuses[rank] = status
+            if self.first_end_t_s is None:
+                self.first_end_t_s = time.time()
+            if status != DONE and self.failed is None:
+                last_words_s = LAST_WORDS_S if ending_of(status) is Ending.ERROR else 0.0
+                self.fail(rank, within_s=last_words_s if shared else None)
+        if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
+            self.kill()
+
+    def fail(self, rank: int, *, within_s: float | None) -> None:
+        """A rank has failed: the group ends after `within_s`, or (None) by itself."""
+        self.failed = rank
+        self._kill_at_s = None if within_s is None else time.monotonic() + within_s
+
+    def kill(self) -> None:
+        """Send SIGKILL to all that still run."""
+        self.killed = True
+        for child in self._children:
+            if child.exit_code() is None:
+                child.kill()

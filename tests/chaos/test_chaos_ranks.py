@@ -1,0 +1,121 @@
+"""Faults on one process of several, in a handmade job of real processes that only wait."""
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxft._chaos._faults import FaultKind, Victim
+from jaxft._chaos._options import StormOptions
+from jaxft._chaos._schedule import Strike
+from jaxft._chaos._storm import Storm
+from jaxft._launch._checks import LaunchError
+from jaxft._launch._display import PlainDisplay
+from jaxft._launch._events import StepEvent
+from jaxft._launch._job import Job, Program
+from jaxft._launch._processes import Processes
+from tests import patience
+
+GROUPS = ("group-0", "group-1")
+# Carries out "die" at once, as the library does in the ordered phase, and "exit STATUS".
+RANK = (
+    "import os, signal\n"
+    "orders = os.environ['JAXFT_CHAOS'].replace('.jsonl', '.orders')\n"
+    "for line in open(orders):\n"
+    "    print(line, flush=True)\n"
+    "    if line.startswith('die'): os.kill(os.getpid(), signal.SIGKILL)\n"
+    "    if line.startswith('exit'): os._exit(int(line.split()[1]))\n"
+)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    program = Program(words=(sys.executable, "-S", "-c", RANK), steps=1000, takes_orders=True)
+    with Processes(tmp_path, cwd=tmp_path) as processes:
+        made = Job("storm", GROUPS, program, coordinator="nowhere:1", processes=processes, nproc=2)
+        for group in GROUPS:
+            made.start(group)
+        commit(made, 9)
+        yield made
+
+
+def commit(job: Job, step: int) -> None:
+    for group in GROUPS:
+        job.current(group).steps.append(StepEvent(t_s=0.0, step=step, shards=(0,), members=GROUPS))
+
+
+def storm_of(victim: Victim) -> tuple[Storm, io.StringIO]:
+    told = io.StringIO()
+    return Storm(PlainDisplay(told, name="test"), [Strike(1, (victim,))]), told
+
+
+def until(storm: Storm, job: Job, condition: Callable[[], Any], what: str) -> None:
+    def done() -> Any:
+        job.read()
+        assert job.failed() is None
+        storm.strike(job)
+        return condition()
+
+    patience.until(done, what)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_takes_its_group_with_it_which_is_started_again(job: Job, rank: int) -> None:
+    victim, other = job.current("group-1"), job.current("group-0")
+    storm, told = storm_of(Victim("group-1", "vote", rank=rank))
+    until(storm, job, lambda: job.kills, "the kill")
+    (kill,) = job.kills
+    assert (kill.group, kill.rank, kill.incarnation) == ("group-1", rank, 0)
+    assert victim.over
+    again = job.current("group-1")
+    assert again.number == 1
+    assert len(again.ranks) == 2
+    assert not other.over
+    assert f"kill 1: group-1 rank {rank} (pid {victim.ranks[rank].child.pid})" in told.getvalue()
+    assert f"restarted (pid {again.pids})" in told.getvalue()
+
+
+def test_a_group_that_ends_because_a_rank_is_stopped_is_started_again(job: Job) -> None:
+    storm, told = storm_of(Victim("group-1", "any", kind=FaultKind.STOP, seconds=3600.0, rank=1))
+    until(storm, job, lambda: job.current("group-1").frozen, "the stop")
+    job.current("group-1").ranks[0].child.order("exit 75")  # as after a silence of the other
+    until(storm, job, lambda: job.current("group-1").number == 1, "the restart")
+    (fault,) = job.faults
+    assert (fault.kind, fault.group, fault.rank) == ("stop", "group-1", 1)
+    assert "stop: group-1 rank 1 for" in told.getvalue()
+    assert "group-1 has ended, because a rank was silent" in told.getvalue()
+
+
+@pytest.mark.parametrize(("status", "orders"), [(1, "exit 1"), (75, "exit 75")])
+def test_a_rank_that_fails_of_itself_is_a_failure(job: Job, status: int, orders: str) -> None:
+    job.current("group-1").ranks[1].child.order(orders)
+    patience.until(lambda: job.failed() is not None, "the failure")
+    failed = job.failed()
+    assert failed is job.current("group-1")
+    assert failed.status == status
+    assert failed.failing is failed.ranks[1].child
+    patience.until(lambda: failed.over, "the other rank to be ended")
+
+
+def test_an_error_is_no_kill_although_the_victim_ends_with_it(job: Job) -> None:
+    victim = job.current("group-1")
+    victim.doomed = True
+    victim.ranks[0].child.order("exit 1")
+    patience.until(lambda: victim.over, "its end")
+    assert job.failed() is victim
+    assert victim.status == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"nproc": 0}, "--nproc must be 1 or more"),
+        ({"nproc": 2, "faults": "kill,link,corrupt"}, "link,corrupt"),
+    ],
+)
+def test_what_is_impossible_with_several_processes_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(LaunchError, match=text):
+        StormOptions(**options).plan(last_step=100)
