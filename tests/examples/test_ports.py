@@ -18,7 +18,14 @@ DIGEST = re.compile(r"finished: digest (\w+)")
 STEPS = 30
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-each_port = pytest.mark.parametrize("port", PORTS, ids=lambda port: port.stem)
+# One of them runs in each run of the tests: it has two exchanges.
+each_port = pytest.mark.parametrize(
+    "port",
+    [
+        pytest.param(port, id=port.stem, marks=() if port.stem == "gan" else pytest.mark.storm)
+        for port in PORTS
+    ],
+)
 
 
 def output_of(program: Path, steps: int, folder: Path) -> str:
@@ -45,26 +52,24 @@ def plain(port: Path) -> str:
     return text
 
 
-@each_port
-def test_the_plain_loop_of_the_page_runs_and_learns(port: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("port", PORTS, ids=lambda port: port.stem)
+def test_the_page_shows_what_differs_from_a_plain_loop(port: Path) -> None:
     text = plain(port)
     assert "jaxft" not in text
+    compile(text, port.name, "exec")
+
+
+@each_port
+def test_the_plain_loop_of_the_page_runs_and_learns(port: Path, tmp_path: Path) -> None:
     program = tmp_path / port.name
-    program.write_text(text)
+    program.write_text(plain(port))
     losses = re.findall(r"loss ([\d.]+)", output_of(program, STEPS, tmp_path))
     assert len(losses) == STEPS // 10
     if port.stem != "gan":  # there the loss is a contest's
         assert float(losses[-1]) < float(losses[0]) / 2
 
 
-@pytest.mark.parametrize(
-    "port",
-    # One of them in each run of the tests: it has two exchanges.
-    [
-        pytest.param(port, id=port.stem, marks=() if port.stem == "gan" else pytest.mark.storm)
-        for port in PORTS
-    ],
-)
+@each_port
 def test_a_kill_changes_no_bit_of_a_run_alone(port: Path, tmp_path: Path) -> None:
     flags = ("--port", str(port), "--steps", str(STEPS))
     with cluster(tmp_path) as here:
