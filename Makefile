@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos adversary test test-newest test-slurm test-ray parity simulate mutants bench storm lint format docs chart release stubs clean
+.PHONY: help setup demo chaos adversary test test-newest test-slurm test-ray parity simulate mutants bench storm loops lint format docs chart release stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,10 @@ mutants: $(STAMP)  ## bugs planted into the protocol's cores, and in how many se
 
 storm: $(STAMP)  ## the long fault storms
 	$(BIN)/pytest -m storm -n 0 $(ARGS)
+
+loops: $(STAMP)  ## other people's training loops under kills: the table of docs/porting.md
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --group loops
+	$(BIN)/python -m tests.loops $(ARGS)
 
 bench: $(STAMP)  ## every figure beside TorchFT, into bench-results: 35 to 38 minutes on 2 cores
 	$(BIN)/python -m benchmarks all --json bench-results/all.json

@@ -44,7 +44,7 @@ def train_step(state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
     x, y = batch
     losses, grads = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0, 0))(state.params, x, y)
     leaves, tree = jax.tree.flatten(grads)
-    sums, _ = optax.per_example_global_norm_clip(leaves, CLIP)
+    sums = jax.tree.leaves(optax.per_example_global_norm_clip(leaves, CLIP)[0])
     sums, loss = jaxft.psum((sums, jnp.sum(losses)))
     # After the sum all groups draw the same noise, so it is added once.
     key, *keys = jax.random.split(state.key, len(sums) + 1)
@@ -58,7 +58,7 @@ def train(steps: int, manager: jaxft.Manager | None) -> None:
     into, out = jax.random.split(jax.random.key(0))
     params = {
         "hidden": 0.3 * jax.random.normal(into, (FEATURES, 32)),
-        "out": 0.3 * jax.random.normal(out, 32),
+        "out": 0.3 * jax.random.normal(out, (32,)),
     }
     state = State(params, optimizer.init(params), jax.random.key(1))
     step = jaxft.fault_tolerant(train_step, manager, shards=SHARDS)

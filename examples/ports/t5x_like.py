@@ -43,7 +43,7 @@ class Decoder(nn.Module):
             nn.remat(Layer),
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
+            in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]
             length=LAYERS,
         )
         x, _ = layers()(embed(tokens), nn.make_causal_mask(tokens))

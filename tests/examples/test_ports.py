@@ -1,28 +1,36 @@
 """The ports: each alone, in a job with a kill, and as the plain loop that its docs page makes of it."""
 
-import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from jaxft._chaos.chaos import ChaosOptions, run_chaos
 from tests import patience
+from tests.clusters import cluster
 from tests.forks import Script
+from tests.shared import compiled
 
 ROOT = Path(__file__).parents[2]
 PORTS = sorted((ROOT / "examples" / "ports").glob("*.py"))
 PAGE = (ROOT / "docs" / "ports.md").read_text()
+GROUP = Path(__file__).with_name("port_group.py")
+DIGEST = re.compile(r"finished: digest (\w+)")
 STEPS = 30
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-each_port = pytest.mark.parametrize("port", PORTS, ids=lambda port: port.stem)
+# One of them runs in each run of the tests: it has two exchanges.
+each_port = pytest.mark.parametrize(
+    "port",
+    [
+        pytest.param(port, id=port.stem, marks=() if port.stem == "gan" else pytest.mark.storm)
+        for port in PORTS
+    ],
+)
 
 
 def output_of(program: Path, steps: int, folder: Path) -> str:
     log = folder / f"{program.stem}.log"
-    process = Script(program, [str(steps)], log, jax_platforms="cpu")
+    process = Script(program, [str(steps)], log, jax_platforms="cpu", **compiled())
     patience.until(
         lambda: process.poll() is not None, f"{program.stem} to end", limit_s=120, context=log.read_text
     )
@@ -44,33 +52,36 @@ def plain(port: Path) -> str:
     return text
 
 
-@each_port
-def test_the_plain_loop_of_the_page_runs_and_learns(port: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("port", PORTS, ids=lambda port: port.stem)
+def test_the_page_shows_what_differs_from_a_plain_loop(port: Path) -> None:
     text = plain(port)
     assert "jaxft" not in text
+    compile(text, port.name, "exec")
+
+
+@each_port
+def test_the_plain_loop_of_the_page_runs_and_learns(port: Path, tmp_path: Path) -> None:
     program = tmp_path / port.name
-    program.write_text(text)
+    program.write_text(plain(port))
     losses = re.findall(r"loss ([\d.]+)", output_of(program, STEPS, tmp_path))
     assert len(losses) == STEPS // 10
     if port.stem != "gan":  # there the loss is a contest's
         assert float(losses[-1]) < float(losses[0]) / 2
 
 
-@pytest.mark.parametrize(
-    "port",
-    # One of them in each run of the tests: it has two exchanges.
-    [pytest.param(port, id=port.stem, marks=() if port.stem == "gan" else pytest.mark.storm) for port in PORTS],
-)
-def test_a_kill_changes_no_bit_of_a_run_alone(
-    port: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
-    file = tmp_path / "verdict.json"
-    options = ChaosOptions(kills=1, groups=2, phases="exchange", json=file)
-    status = run_chaos(options, (sys.executable, str(port), str(STEPS)))
-    assert status == 0, capsys.readouterr().out
-    found = json.loads(file.read_text())
-    assert (found["kills"], found["steps_committed"], found["steps_lost"]) == (1, STEPS, 0)
-    (digest,) = set(found["digests"].values())
-    assert f"finished: digest {digest}" in output_of(port, STEPS, tmp_path)
+@each_port
+def test_a_kill_changes_no_bit_of_a_run_alone(port: Path, tmp_path: Path) -> None:
+    flags = ("--port", str(port), "--steps", str(STEPS))
+    with cluster(tmp_path) as here:
+        # Of two groups that are needed one dies, so the job cannot end before it is back.
+        here.start_coordinator("--min-replicas", "2")
+        alone = here.start("alone", *flags, script=GROUP, coordinated=False)
+        survivor = here.start("group-0", *flags, script=GROUP)
+        victim = here.start("group-1", *flags, "--die", f"exchange step {STEPS // 2}", script=GROUP)
+        here.until_dead(victim)
+        back = here.start("group-1", *flags, script=GROUP)
+        here.until_finished(alone, survivor, back)
+        assert back.says("heals to step")
+        digests = {DIGEST.findall(worker.log())[-1] for worker in (alone, survivor, back)}
+        assert len(digests) == 1, digests
+        assert not DIGEST.findall(victim.log())

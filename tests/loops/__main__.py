@@ -1,4 +1,4 @@
-"""`python -m tests.loops`: run other people's loops under kills, and print the table of docs/porting.md.
+"""`make loops`: run other people's loops under kills, and print the table of docs/porting.md.
 
 Sources are downloaded from GitHub into a cache. `uv pip install --group loops` first.
 """
