@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 from typing import Any
 
@@ -15,7 +14,6 @@ os.environ.pop("JAXFT_TOKEN", None)
 
 # Without bytecode on disk, each of some hundred processes would compile all of JAX's sources: 1.5 s of a core.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 import jax
 import pytest
