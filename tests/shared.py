@@ -34,3 +34,8 @@ def compiled() -> dict[str, Any]:
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
+
+
+def compiled_environment() -> dict[str, str]:
+    """The same for processes that read them from their environment."""
+    return {name.upper(): str(value) for name, value in compiled().items()}

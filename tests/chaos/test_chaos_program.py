@@ -9,6 +9,7 @@ import pytest
 
 from jaxft._chaos.chaos import ChaosOptions, run_chaos
 from jaxft._launch._checks import LaunchError
+from tests.shared import compiled_environment
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("user_program.py")))
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -17,6 +18,13 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+
+
+@pytest.fixture
+def _compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the bits do not matter, groups share what the first one compiled."""
+    for name, value in compiled_environment().items():
+        monkeypatch.setenv(name, value)
 
 
 def chaos(*words: str, **options: Any) -> int:
@@ -56,6 +64,7 @@ def test_ranks_that_are_killed_and_stopped_change_no_bit(
     assert sum(result["hit_ranks"].values()) == 2
 
 
+@pytest.mark.usefixtures("_compiled_once")
 def test_a_program_that_is_not_deterministic_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     assert chaos("20", "random") == 1
     text = capsys.readouterr().out
@@ -64,6 +73,7 @@ def test_a_program_that_is_not_deterministic_is_told_apart(capsys: pytest.Captur
     assert "their states differ from step 1 on" in text
 
 
+@pytest.mark.usefixtures("_compiled_once")
 @pytest.mark.parametrize(
     ("oddity", "error", "said"),
     [
@@ -81,6 +91,7 @@ def test_a_program_that_cannot_be_compared_is_an_error(
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.usefixtures("_compiled_once")
 def test_a_program_that_goes_on_from_an_earlier_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="checkpoint of an earlier run"):
         chaos("20", "checkpoints", str(tmp_path / "shared"))

@@ -247,7 +247,8 @@ def test_waiting_longer_than_the_timeout_of_an_idle_donor_drops_nobody(
 ) -> None:
     """There is one span, so one donor polls while the other is idle: that is no fault of either."""
     monkeypatch.setattr(_server, "LONG_POLL_S", 0.02)
-    monkeypatch.setattr(_stripes, "_STALL_S", 0.2)
+    stall_s = patience.stretched(0.5)
+    monkeypatch.setattr(_stripes, "_STALL_S", stall_s)
     polls: list[int] = []
     with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b:
         with joiner(a, b) as fetcher, caplog.at_level(logging.WARNING, "jaxft"):
@@ -256,7 +257,10 @@ def test_waiting_longer_than_the_timeout_of_an_idle_donor_drops_nobody(
                 one.store.means = watched(one.store, polls)  # pyright: ignore[reportAttributeAccessIssue]
             began_s = time.monotonic()
             fetched = in_thread(lambda: fetcher.means(0, specs_of([values((9,))]), cancel=Abort()))
-            until(lambda: time.monotonic() > began_s + 0.6, "thrice the patience with one that stands still")
+            until(
+                lambda: time.monotonic() > began_s + 3 * stall_s,
+                "thrice the patience with one that stands still",
+            )
             for one in (a, b):
                 one.store.log(0, [values((9,))])
             fetched()

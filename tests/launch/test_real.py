@@ -14,7 +14,7 @@ import pytest
 from tests import patience
 from tests.clusters import WORKER, digest_alone
 from tests.launch.launches import NOWHERE, Launch, launch
-from tests.shared import shared
+from tests.shared import compiled_environment
 
 GLOO = (sys.executable, str(Path(__file__).with_name("gloo_program.py")), "{folder}", "6")
 GROUPS = ("group-0", "group-1", "group-2")
@@ -113,7 +113,7 @@ def training(folder: Path, *words: str, flags: tuple[str, ...] = ()) -> Iterator
         *("--events", "{folder}/{group}.jsonl", "--steps", str(STEPS)),
         *("--pace", "0.3", "--hurry", "{folder}/hurry", *flags),
     )
-    environment = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(shared("launch-compiled"))}
+    environment = {"JAX_PLATFORMS": "cpu", **compiled_environment()}
     with launch(folder, *words, program=program, **environment) as running:
         yield Training(running)
 

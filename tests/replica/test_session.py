@@ -232,7 +232,9 @@ def test_a_loop_that_is_stuck_is_found(coordinator: Coordinator, monkeypatch: py
             let_go.set()
 
 
-def until_it_says(text: str, wait: Callable[[], object], caplog: pytest.LogCaptureFixture) -> threading.Thread:
+def until_it_says(
+    text: str, wait: Callable[[], object], caplog: pytest.LogCaptureFixture
+) -> threading.Thread:
     """Return the thread in which `wait` has logged the text; it ends with the session."""
 
     def run() -> None:
