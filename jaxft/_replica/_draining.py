@@ -22,9 +22,10 @@ class Drained(SystemExit):
 
 
 class SigtermDrains:
-    """Handles SIGTERM, if the program has no handler for it. The second SIGTERM ends the process at once.
+    """Handles SIGTERM, if the program has no handler for it.
 
-    Python allows handlers only in the main thread. Elsewhere SIGTERM stays as it is.
+    A second SIGTERM changes nothing: under Slurm one comes from Slurm and one from the launcher. Python allows handlers
+    only in the main thread. Elsewhere SIGTERM stays as it is.
     """
 
     def __init__(self, drain: Callable[[], None]) -> None:
@@ -40,5 +41,4 @@ class SigtermDrains:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._drain()

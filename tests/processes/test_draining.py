@@ -64,6 +64,8 @@ def test_drains_and_a_pause_cost_no_step_and_no_bit(tmp_path: Path) -> None:
         until_at(here, workers, TERMINATED_AT, *GROUPS)
         os.kill(workers["group-1"].process.pid, signal.SIGTERM)
         here.until(lambda: group_of(web, "group-1")["draining"], "the coordinator to know of the drain")
+        # Under Slurm the launcher passes on what Slurm has sent already.
+        os.kill(workers["group-1"].process.pid, signal.SIGTERM)
         gates[TERMINATED_AT].touch()
         here.until_finished(workers["group-1"])  # status 0
 
