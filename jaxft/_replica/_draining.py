@@ -24,8 +24,8 @@ class Drained(SystemExit):
 class SigtermDrains:
     """Handles SIGTERM, if the program has no handler for it.
 
-    A second SIGTERM changes nothing: under Slurm one comes from Slurm and one from the launcher. Python allows handlers
-    only in the main thread. Elsewhere SIGTERM stays as it is.
+    A second SIGTERM changes nothing: under Slurm one comes from Slurm and one from the launcher. Python allows
+    handlers only in the main thread. Elsewhere SIGTERM stays as it is.
     """
 
     def __init__(self, drain: Callable[[], None]) -> None:
