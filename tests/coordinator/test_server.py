@@ -23,6 +23,8 @@ from jaxft_protocol.messages import (
     AllComputed,
     Commit,
     CoordinatorMessage,
+    Drain,
+    Drained,
     Evicted,
     Goodbye,
     GroupMessage,
@@ -40,6 +42,7 @@ from jaxft_protocol.messages import (
     Leave,
     Member,
     NewQuorum,
+    Paused,
     Pin,
     QuorumId,
     Refused,
@@ -563,6 +566,7 @@ def test_a_group_that_reads_nothing_is_cut_off():
         Heartbeat(QuorumId(3), Step(2), away=True),
         Heartbeat(QuorumId(3), Step(2), moves=True),
         Leave(finished=True),
+        Drain(),
     ],
 )
 def test_what_a_group_says_survives_the_wire(message: GroupMessage):
@@ -594,6 +598,8 @@ def test_what_a_group_says_survives_the_wire(message: GroupMessage):
         Evicted("away", may_return=True, aside=True),
         AllComputed(QuorumId(2**62), Step(7)),
         Goodbye(),
+        Drained(),
+        Paused(),
         Halted("why"),
         Halted("why", HaltKind.NONFINITE),
     ],

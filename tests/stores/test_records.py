@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jaxft_coordinator.stores.records import Led, RecordError, Unreadable, decode, decode_or_keep, encode
 from jaxft_protocol.coordinator.job import Frontier, Record, Saved
-from jaxft_protocol.messages import QuorumId, Step
+from jaxft_protocol.messages import HistoryId, QuorumId, Step
 
 from tests.stores import examples
 
@@ -219,3 +219,15 @@ def test_what_could_not_be_read_again_is_not_written():
             encode(wrong)
     with pytest.raises(RecordError, match="does not decode to itself"):
         encode(examples.saved(held={"a": [1, 2]}))
+
+
+def test_only_a_paused_job_needs_the_newest_format():
+    paused = Saved(
+        "j", QuorumId(1), None, 0, HistoryId(0), None, {}, frozenset(), (), {}, 0, None, paused=True
+    )
+    data = encode(paused)
+    assert (b'"v":4' in data, decode(data)) == (True, paused)
+    going = encode(replace(paused, paused=False))
+    assert (b'"v":3' in going, b"paused" in going) == (True, False)
+    with pytest.raises(RecordError, match="paused is True, which only a record of a newer format has"):
+        decode(data.replace(b'"v":4', b'"v":3'))
