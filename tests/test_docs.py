@@ -14,7 +14,9 @@ PAGES = [
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
 # Of the repository: a path in backticks that begins in one of these folders.
-PATH = re.compile(r"`((?:protocol|coordinator|jaxft|docs|tests|examples|benchmarks|deploy)/[\w./-]+)(?:::\w+)?`")
+PATH = re.compile(
+    r"`((?:protocol|coordinator|jaxft|docs|tests|examples|benchmarks|deploy)/[\w./-]+)(?:::\w+)?`"
+)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 PAGE = re.compile(r"\{doc\}`([\w-]+)`")
 # The key under which a coordinator leads in etcd.
