@@ -261,9 +261,7 @@ class Manager:
         self._beacon = beacon_of_process()
         store = StateStore()
         member = self._member = assemble(config, store)
-        self._agent = Agent.of_environment(
-            coordinator=config.coordinator, group=config.group, rank=member.ranks.rank
-        )
+        self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
         if self._agent is not None:
             self._agent.entered(member.listener.port)
         try:

@@ -11,7 +11,7 @@ from jaxft_protocol.messages import Step
 from jaxft_protocol.proto import ranks_pb2 as pb
 from jaxft_protocol.replica.state import Directive
 
-from jaxft._errors import JaxftError, SessionFailed
+from jaxft._errors import SessionFailed
 from jaxft._ranks._directives import encode, encode_failure
 from jaxft._ranks._link import Link, rank_message
 from jaxft._ranks._ranks import Operation, Settled, Verdict
@@ -225,8 +225,8 @@ class Leader:
             shard = told.shard if told.HasField("shard") else None
             try:
                 settled = self.on_raised(Step(told.step), f"{told.text} (in rank {rank})", shard)
-            except JaxftError as error:
-                _log.warning("[jaxft %s] could not report the error of rank %d: %s", self._name, rank, error)
+            except Exception:  # top level of the thread; the other rank waits for an answer
+                _log.exception("[jaxft %s] could not report the error of rank %d", self._name, rank)
         failure = None if settled.failure is None else encode_failure(settled.failure)
         message = pb.Settled(failure=failure, done=settled.done)
         self._links[rank - 1].send(pb.LeaderMessage(settled=message))

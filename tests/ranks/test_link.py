@@ -32,7 +32,7 @@ from jaxft._ranks._directives import decode, encode
 from jaxft._ranks._follower import Follower
 from jaxft._ranks._leader import Leader
 from jaxft._ranks._link import Link, leader_message
-from jaxft._ranks._ranks import OneRank, Operation
+from jaxft._ranks._ranks import OneRank, Operation, Settled
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
 from tests import patience
@@ -131,6 +131,33 @@ def test_ranks_at_different_decisions_have_come_apart(pair: Pair) -> None:
     pair.leader.decide("go on", True)
     with pytest.raises(SessionFailed, match=r"come apart: the decision is about 'go on'.*at 'exchange'"):
         pair.follower.decide("exchange", True)
+
+
+@pytest.mark.parametrize(
+    "settled", [Settled(done=True), Settled(Failure(FailureKind.DIVERGED, "halted")), Settled()]
+)
+def test_a_rank_that_has_raised_learns_what_became_of_the_step(pair: Pair, settled: Settled) -> None:
+    told: list[tuple[object, ...]] = []
+
+    def on_raised(*said: object) -> Settled:
+        told.append(said)
+        return settled
+
+    pair.leader.on_raised = on_raised
+    assert pair.follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=1.0) == settled
+    assert pair.follower.report_raised(Step(6), "KeyError", None, timeout_s=1.0) == settled
+    assert told == [(5, "OSError: gone (in rank 1)", 2), (6, "KeyError (in rank 1)", None)]
+
+
+def test_a_rank_that_has_raised_gets_an_answer_although_the_report_fails(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    def on_raised(*said: object) -> Settled:
+        raise RuntimeError("a bug")
+
+    pair.leader.on_raised = on_raised
+    assert pair.follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=1.0) == Settled()
+    assert "could not report the error of rank 1" in caplog.text
 
 
 def settle_both(pair: Pair, ours: tuple[str, tuple[str, ...], str], theirs: tuple[str, tuple[str, ...], str]):
