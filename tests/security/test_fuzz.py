@@ -367,7 +367,9 @@ def test_any_header_of_a_frame_can_be_told_from_what_was_expected(
 @many
 @given(
     st.binary(min_size=REQUEST_BYTES, max_size=REQUEST_BYTES)
-    | st.binary(min_size=28, max_size=28).map(lambda rest: struct.pack("!I", 0x4A584832) + rest)
+    | st.binary(min_size=REQUEST_BYTES - 4, max_size=REQUEST_BYTES - 4).map(
+        lambda rest: struct.pack("!I", 0x4A584833) + rest
+    )
 )
 def test_any_request_for_a_heal(data: bytes) -> None:
     try:
