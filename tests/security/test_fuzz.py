@@ -382,7 +382,7 @@ def test_any_request_for_a_heal(data: bytes) -> None:
 @given(
     st.binary(min_size=REPLY_BYTES, max_size=REPLY_BYTES)
     | st.binary(min_size=REPLY_BYTES - 4, max_size=REPLY_BYTES - 4).map(
-        lambda rest: struct.pack("!I", 0x4A584832) + rest
+        lambda rest: struct.pack("!I", 0x4A584833) + rest
     )
 )
 def test_any_reply_of_a_donor(data: bytes) -> None:
