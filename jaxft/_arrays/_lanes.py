@@ -3,7 +3,7 @@
 A *lane* is what one device holds of each leaf. Devices are counted process by process, so the lanes of a process are
 consecutive. A *part* is a block of a leaf; each part belongs to exactly one lane, also if several devices hold the
 block. So each part travels once between two groups. The division depends only on the blocks: groups of other process
-counts come to the same, which they check by comparing `digest`.
+counts divide leaves alike, which they check by comparing `digest`.
 
 Lanes that lie in one process in each of several groups travel together, as a *span*.
 """

@@ -120,9 +120,9 @@ def test_a_pin_after_more_than_one_long_poll(monkeypatch: pytest.MonkeyPatch) ->
     with donor(leaves=[values((3,))]) as one, joiner(one) as fetcher:
         state_of = one.store.state
 
-        def noted(heal_id: int, *, deadline_s: float) -> Any:
+        def noted(heal_id: int, *span: Any, deadline_s: float) -> Any:
             polls.append(heal_id)
-            return state_of(heal_id, deadline_s=deadline_s)
+            return state_of(heal_id, *span, deadline_s=deadline_s)
 
         one.store.state = noted  # pyright: ignore[reportAttributeAccessIssue]
         fetched = in_thread(lambda: fetch_state(fetcher, 0, [values((3,), seed=1)]))
@@ -235,9 +235,9 @@ def test_means_are_waited_for_until_they_are_committed(monkeypatch: pytest.Monke
 def watched(store: StateStore, polls: list[int]) -> Any:
     means_of = store.means
 
-    def noted(heal_id: int, step: int, *, deadline_s: float) -> Any:
+    def noted(heal_id: int, step: int, *span: Any, deadline_s: float) -> Any:
         polls.append(step)
-        return means_of(heal_id, step, deadline_s=deadline_s)
+        return means_of(heal_id, step, *span, deadline_s=deadline_s)
 
     return noted
 

@@ -185,9 +185,9 @@ def test_a_good_donor_makes_up_for_a_hostile_one(name: str) -> None:
     with hostile("evil", noted) as evil, donor("good", STATE) as good, joiner(evil, good) as fetcher:
         state_of = good.store.state
 
-        def waits(heal_id: int, *, deadline_s: float) -> Any:
+        def waits(heal_id: int, *span: Any, deadline_s: float) -> Any:
             assert begun.wait(LONG_S)
-            return state_of(heal_id, deadline_s=deadline_s)
+            return state_of(heal_id, *span, deadline_s=deadline_s)
 
         good.store.state = waits  # pyright: ignore[reportAttributeAccessIssue]
         good.store.pin(HEAL, 0)
@@ -270,9 +270,9 @@ def test_a_donor_that_stands_still_with_a_span_is_soon_relieved_of_it(
         with joiner(one, good, timeout_s=LONG_S) as fetcher, caplog.at_level(logging.WARNING, "jaxft"):
             state_of = good.store.state
 
-            def waits(heal_id: int, *, deadline_s: float) -> Any:
+            def waits(heal_id: int, *span: Any, deadline_s: float) -> Any:
                 assert took.wait(LONG_S)
-                return state_of(heal_id, deadline_s=deadline_s)
+                return state_of(heal_id, *span, deadline_s=deadline_s)
 
             good.store.state = waits  # pyright: ignore[reportAttributeAccessIssue]
             good.store.pin(HEAL, 0)

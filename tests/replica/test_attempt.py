@@ -16,6 +16,7 @@ from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
 
 import jaxft
 from jaxft._errors import ConfigurationError, JaxftError
+from jaxft._exchange import _spans
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._heal._store import StateStore
@@ -261,7 +262,7 @@ def test_a_later_exchange_waits_longer_because_peers_may_still_compute(
         waits_s.append(patience.timeout_s)
         return partials.mean_alone()
 
-    monkeypatch.setattr(_attempt, "exchange", alone)
+    monkeypatch.setattr(_spans, "exchange", alone)
     group = staged(listener, shards=1)
     began_s = time.monotonic()
     group.attempt(quorum(1, 1, group_1=(0,)))

@@ -10,7 +10,7 @@ from tests import patience
 
 
 def raw_request(
-    version: int = 2,
+    version: int = 3,
     kind: int = 0,
     job: bytes = b"job",
     group: bytes = b"group-1",
@@ -21,7 +21,9 @@ def raw_request(
     """A connection request of the data plane, of incarnation 3."""
     numbers = (quorum_id, 3, to_incarnation)
     lengths = (len(job), len(group), len(to))
-    return struct.pack("<8sBBHQQQBBB", b"jaxft-hi", version, kind, 0, *numbers, *lengths) + job + group + to
+    return (
+        struct.pack("<8sBBHLQQQBBB", b"jaxft-hi", version, kind, 0, 0, *numbers, *lengths) + job + group + to
+    )
 
 
 def assert_ended(sock: socket.socket) -> None:
