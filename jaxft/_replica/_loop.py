@@ -52,8 +52,7 @@ class LoopThread:
         Raises:
             RuntimeError: the loop is closed, and `on_end` got the reason.
         """
-        self._loop.call_soon_threadsafe(function, *arguments)
-        if self._loop.is_closed():
+        if self._loop.call_soon_threadsafe(function, *arguments).cancelled():
             raise RuntimeError("the loop is closed")
 
     def stop(self) -> None:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from llama3_cases import abstract_params
 
@@ -166,7 +165,7 @@ def test_devices_that_are_not_used_are_said(small: Any, caplog: pytest.LogCaptur
 def test_a_state_that_does_not_fit_says_what_would_hold_it() -> None:
     state_bytes = 12 * parameter_count(abstract_params(MODEL_SIZES["405B"]))
     device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 192 * 10**9})
-    mesh: Any = SimpleNamespace(devices=np.array([[device] * 8]), size=8)
+    mesh: Any = SimpleNamespace(local_devices=[device], size=8)
     with pytest.raises(
         SettingsError, match=r"4,870 GB, 609 GB on each of 8 devices, but one has 192 GB\. It needs 26 "
     ):

@@ -213,7 +213,7 @@ def test_sigterm_lets_all_ranks_of_a_group_leave_after_the_same_step(folder: Pat
         for rank in range(2):
             log = (folder / f"{group}.0.{rank}.log").read_text()
             assert "is lost" not in log, log
-    assert [event["ending"] for event in job.running.events("group_ended")] == ["again", "again"]
+    assert [event["ending"] for event in job.running.events("group_ended")] == ["drained", "drained"]
 
 
 def test_every_rank_of_groups_of_two_is_killed_and_the_bits_stay(folder: Path, tmp_path: Path) -> None:

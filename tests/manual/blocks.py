@@ -26,6 +26,7 @@ from examples.mlp.train import Flags as MlpFlags
 from jaxft._chaos.chaos import ChaosOptions
 from jaxft._launch.launch import LaunchOptions
 from jaxft._operate._doctor import DoctorOptions
+from jaxft._operate._drain import DrainOptions
 from jaxft._operate._status import StatusOptions
 
 ROOT = Path(__file__).parents[2]
@@ -39,12 +40,29 @@ BLOCK = re.compile(
 )
 SHELLS = ("sh", "bash", "console")
 # What is not ours, and not checked beyond its name.
-FOREIGN = {"kubectl", "export", "cd", "head", "base64", "umask", "srun", "scontrol", ".", "[", "python3"}
+FOREIGN = {
+    "kubectl",
+    "export",
+    "cd",
+    "head",
+    "base64",
+    "umask",
+    "srun",
+    "scontrol",
+    "sbatch",
+    "apt",
+    ".",
+    "[",
+    "python3",
+}
+# Distributions of others that a page has its reader install.
+OTHERS = {"ray"}
 PARSERS: dict[tuple[str, ...], Any] = {
     ("jaxft", "launch"): LaunchOptions,
     ("jaxft", "chaos"): ChaosOptions,
     ("jaxft", "status"): StatusOptions,
     ("jaxft", "doctor"): DoctorOptions,
+    ("jaxft", "drain"): DrainOptions,
     ("jaxft-coordinator", "token"): TokenArguments,
     ("jaxft-coordinator",): Arguments,
     ("python", "-m", "examples.mlp.train"): MlpFlags,
@@ -178,6 +196,8 @@ def _check_extras(requirements: list[str]) -> None:
         match = re.fullmatch(r"([\w./-]+?)/?(?:\[([\w,-]+)\])?", requirement)
         if match is None:
             raise Wrong(f"pip would not understand {requirement}")
+        if match[1] in OTHERS:
+            continue
         folder = folders.get(match[1], match[1])
         project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
         for extra in filter(None, (match[2] or "").split(",")):

@@ -201,4 +201,4 @@ def test_an_error_in_the_observer_is_counted_and_reaches_no_job():
 def test_the_documented_events_are_those_of_the_schema():
     table = (DOCS / "operate-api.md").read_text().partition("## Events")[2]
     documented = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
-    assert documented == [each["title"] for each in SCHEMA["oneOf"]]
+    assert list(dict.fromkeys(documented)) == [each["title"] for each in SCHEMA["oneOf"]]

@@ -17,12 +17,12 @@ def default_handler() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_the_first_sigterm_drains_and_the_second_ends_the_process() -> None:
+def test_each_sigterm_drains_and_none_ends_the_process() -> None:
     asked: list[None] = []
     SigtermDrains(lambda: asked.append(None))
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert len(asked) == 1
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    for _ in range(2):  # under Slurm one comes from Slurm and one from the launcher
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert len(asked) == 2
 
 
 def test_the_default_is_back_after_the_job() -> None:

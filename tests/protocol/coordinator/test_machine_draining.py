@@ -231,16 +231,16 @@ def test_a_pause_survives_the_coordinator():
     (record,) = [one.record for one in desk.do(PauseAsked(True)).effects if isinstance(one, Persist)]
     assert isinstance(record, Saved)
     desk.commit()
-    again = Desk(durable.restored(durable.saved(desk.job), desk.job.options, 0.0))
+    new_desk = Desk(durable.restored(durable.saved(desk.job), desk.job.options, 0.0))
     history = desk.job.history
     for name in ("a", "b"):
-        again.hello(name)
+        new_desk.hello(name)
     for name in ("a", "b"):
-        again.say(name, Join(Step(1), 7, {}, history=history, total_shards=6))
-    again.wait(20.0)
-    assert again.job.quorum is None
-    again.do(PauseAsked(False))
-    assert members(again) == ["a", "b"]
+        new_desk.say(name, Join(Step(1), 7, {}, history=history, total_shards=6))
+    new_desk.wait(20.0)
+    assert new_desk.job.quorum is None
+    new_desk.do(PauseAsked(False))
+    assert members(new_desk) == ["a", "b"]
 
 
 def test_pausing_twice_is_pausing_once():
