@@ -261,10 +261,10 @@ class Manager:
         self._beacon = beacon_of_process()
         store = StateStore()
         member = self._member = assemble(config, store)
-        self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
-        if self._agent is not None:
-            self._agent.entered(member.listener.port)
         try:
+            self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
+            if self._agent is not None:
+                self._agent.entered(member.listener.port)
             if config.checkpoints is not None and member.ranks.size > 1:
                 raise ConfigurationError(
                     f"group {config.group!r} has {member.ranks.size} processes, and `checkpoints=` does not work yet "

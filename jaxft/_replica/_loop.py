@@ -61,7 +61,9 @@ class LoopThread:
 
     def close(self) -> bool:
         """Stop the loop and wait for its thread; return whether the thread has ended."""
-        if self._thread.is_alive():
+        if self._thread.ident is None:
+            self._loop.close()  # never started: no thread will do it
+        elif self._thread.is_alive():
             self.stop()
             self._thread.join(CLOSE_TIMEOUT_S)
         return not self._thread.is_alive()

@@ -16,6 +16,7 @@ import jaxft
 from jaxft._errors import SessionFailed
 from jaxft._replica import _session
 from jaxft._replica._credentials import Credentials
+from jaxft._replica._loop import LoopThread
 from jaxft._replica._session import Session
 from jaxft._transport._sockets import Abort
 from tests import patience
@@ -352,3 +353,9 @@ def test_what_grpc_passes_to_a_loop_that_is_closed_is_ignored(coordinator: Coord
     with pytest.raises(RuntimeError, match="the loop is closed"):
         session._loop.call(called.append, 2)
     assert called == []
+
+
+def test_a_loop_that_was_never_started_is_closed_too() -> None:
+    loop = LoopThread("never-started", lambda what, error: None)
+    assert loop.close()
+    assert loop._loop.is_closed()
