@@ -15,6 +15,11 @@ from jaxft._health._devices import LIBRARIES, METRICS
 from jaxft._health._readings import Limits
 from jaxft._launch._checks import LaunchError
 
+# A sick machine is found within a minute and a half, and a single bad reading changes nothing.
+INTERVAL_S = 30.0
+TIMEOUT_S = 10.0
+CONSECUTIVE = 3
+
 
 class Action(StrEnum):
     """What follows if a rule is critical."""
@@ -45,9 +50,9 @@ class Rule:
     name: str
     source: str
     action: Action
-    interval_s: float = 30.0
-    timeout_s: float = 10.0
-    consecutive: int = 3
+    interval_s: float = INTERVAL_S
+    timeout_s: float = TIMEOUT_S
+    consecutive: int = CONSECUTIVE
     limits: Limits
     command: tuple[str, ...] = ()
     path: str = ""
@@ -121,9 +126,9 @@ def rule_of(table: Any) -> Rule:
         name=_text(table, "name"),
         source=source,
         action=action,
-        interval_s=_number(table, "interval_s", Rule.interval_s, least=0.1),
-        timeout_s=_number(table, "timeout_s", Rule.timeout_s, least=0.1),
-        consecutive=_count(table, "consecutive", Rule.consecutive),
+        interval_s=_number(table, "interval_s", INTERVAL_S, least=0.1),
+        timeout_s=_number(table, "timeout_s", TIMEOUT_S, least=0.1),
+        consecutive=_count(table, "consecutive", CONSECUTIVE),
         limits=_limits(table, source, action),
         command=_command(table) if source == "command" else (),
         path=_text(table, "path") if source == "disk" else "",
