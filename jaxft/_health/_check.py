@@ -13,7 +13,7 @@ GRACE_S = 5.0
 
 
 class Check:
-    """Call `poll` often. A reading is taken in a thread, because a driver may hang for ever."""
+    """Call `poll` often. A reading is taken in a thread, because a driver may hang forever."""
 
     def __init__(self, rule: Rule, source: Source) -> None:
         self.rule = rule

@@ -74,7 +74,7 @@ def test_a_rule_that_kills_has_the_group_restarted(folder: Path) -> None:
         running.until("health_changed", 2)
         running.file("go").touch()
         assert running.status() == 0, running.text()
-    # A reading may have been critical in the second life, but not two in a row before the file was gone.
+    # If this test is slow, the second life is killed too; the level has not changed in between.
     assert changes(running)[:2] == [("group-0", "ok", "critical"), ("group-0", "critical", "ok")]
     first = running.events("group_ended")[0]
     assert (first["ending"], first["status"]) == ("killed", -9)
