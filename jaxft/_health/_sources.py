@@ -140,7 +140,7 @@ def slowness_in(view: Mapping[str, Any], group: str) -> tuple[float, str] | None
     times = {
         str(one["group"]): float(one["compute_s"])
         for one in view["group_list"]
-        if one["group"] in view["members"] and one.get("compute_s")
+        if one["state"] == "member" and one.get("compute_s")
     }
     own_s = times.pop(group, None)
     if own_s is None or not times:

@@ -102,8 +102,17 @@ def test_the_disk_is_that_of_the_folder(tmp_path: Path) -> None:
 
 
 def view(*times: float | None, members: int = 3) -> dict[str, object]:
-    groups = [{"group": f"g{i}", **({} if s is None else {"compute_s": s})} for i, s in enumerate(times)]
-    return {"members": [f"g{i}" for i in range(members)], "group_list": groups}
+    """As in docs/operate-api.md. `tests/operate/test_commands.py` asks a real port."""
+    return {
+        "group_list": [
+            {
+                "group": f"g{number}",
+                "state": "member" if number < members else "spare",
+                **({} if seconds is None else {"compute_s": seconds}),
+            }
+            for number, seconds in enumerate(times)
+        ]
+    }
 
 
 def test_a_straggler_is_compared_with_the_median_of_its_peers() -> None:
