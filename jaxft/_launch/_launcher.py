@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jaxft._health._health import Health
+from jaxft._health._watch import Watch
 from jaxft._launch._coordinator import Coordinator
 from jaxft._launch._deadlines import END, Sign
 from jaxft._launch._journal import CoordinatorEnded, CoordinatorStarted, DrainBegan, Journal
@@ -34,14 +36,26 @@ class Launcher:
         journal: Journal,
         output: Output,
         phases: Path,
-        drain_timeout_s: float,
+        health: Health,
     ) -> None:
-        """`coordinator`: the one of this launch, if it has one. `phases`: a folder on this machine."""
+        """Prepare it.
+
+        Args:
+            members: the groups.
+            command: the program.
+            processes: what starts it.
+            rules: when to end and restart a group.
+            coordinator: the one of this launch, if it has one.
+            journal: gets the events.
+            output: gets what people should read.
+            phases: a folder on this machine.
+            health: what to check beside each group.
+        """
         self._rules = rules
         self._coordinator = None if coordinator is None else CoordinatorKeeper(coordinator, journal, output)
         self._journal = journal
         self._output = output
-        self._drain_timeout_s = drain_timeout_s
+        self._drain_timeout_s = rules.drain_timeout_s
         self._kill_at_s: float | None = None
         self._drains = False
         self._interrupted = False
@@ -50,9 +64,17 @@ class Launcher:
             Supervisor(member, command, processes, rules, phases=phases, write=journal.write, say=output.say)
             for member in members
         ]
+        self._watches = [self._watch(one, health) for one in self.supervisors if health.rules]
 
     def run(self, signals: Sequence[int]) -> int:
         """Return the exit status of the launch. A number in `signals`, which may grow, drains or ends it."""
+        try:
+            return self._run(signals)
+        finally:
+            for watch in self._watches:
+                watch.end()
+
+    def _run(self, signals: Sequence[int]) -> int:
         seen = 0
         while not all(one.over for one in self.supervisors):
             for number in signals[seen:]:
@@ -63,6 +85,9 @@ class Launcher:
             if self._coordinator is not None:
                 self._coordinator.poll()
             self._end_together()
+            if self._kill_at_s is None:  # otherwise all groups end anyway
+                for watch in self._watches:
+                    watch.poll()
             self._pass_on()
             self._output.show(lambda: [row_of(one) for one in self.supervisors])
             time.sleep(POLL_S)
@@ -98,6 +123,24 @@ class Launcher:
                 self._output.say(f"{one.member.name} did not end in time: it is killed")
                 one.kill()
             self._kill_at_s = math.inf
+
+    def _watch(self, one: Supervisor, health: Health) -> Watch:
+        return Watch(
+            one,
+            health.rules,
+            lambda rule: health.source_of(rule, one.member),
+            may_go=lambda: self._coordinator is None or self._others_hold_the_state(one),
+            write=self._journal.write,
+            say=self._output.say,
+        )
+
+    def _others_hold_the_state(self, one: Supervisor) -> bool:
+        """Whether another group stays that has done or followed a step in its life.
+
+        With a coordinator of this launch, its groups are all that the job has.
+        """
+        others = [other for other in self.supervisors if other is not one and other.running_life is not None]
+        return any(other.life is not None and other.life.step > 0 for other in others)
 
     def _pass_on(self) -> None:
         """Pass on the new lines of all programs."""

@@ -15,7 +15,7 @@ from typing import Self
 
 from jaxft._launch._warm import Fork, Warm, python_words, warm_command
 
-_DIE_WITH_PARENT = Path(__file__).with_name("_die_with_parent.py")
+DIE_WITH_PARENT = Path(__file__).with_name("_die_with_parent.py")
 
 # A coordinator or a group ends within this after SIGTERM, or it is killed.
 STOP_TIMEOUT_S = 5.0
@@ -180,7 +180,7 @@ class Processes:
     ) -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_DIE_WITH_PARENT), str(os.getpid()), *command],
+                [sys.executable, "-I", "-S", str(DIE_WITH_PARENT), str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -1,5 +1,6 @@
 """Keeps one group alive: starts it, restarts it when it has ended, and ends it when it does not move."""
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ class Rules:
     max_restarts: int = 10
     warm: bool = True
     preload: tuple[str, ...] = ()
+    drain_timeout_s: float = 60.0
 
 
 class Supervisor:
@@ -83,7 +85,10 @@ class Supervisor:
         self._supervise_at_s = 0.0
         self._restarts = True
         self._drains = False
-        self.drained = False  # its end was asked for elsewhere, and not by this launcher
+        self._retires = False
+        self._kill_at_s = math.inf
+        self._struck: int | None = None
+        self.drained = False  # it alone was asked to leave, and not all groups of this launcher
         first = fill(command, member, rank=0, folder=processes.folder)
         self._uses_warm = rules.warm and python_words(first) is not None
         self._warm: Warm | None = None
@@ -92,6 +97,23 @@ class Supervisor:
     @property
     def over(self) -> bool:
         return self.state in OVER
+
+    @property
+    def name(self) -> str:
+        return self.member.name
+
+    @property
+    def running_life(self) -> int | None:
+        """The number of the current life; None if the group does not run, or has been told to end."""
+        life = self.life
+        if (
+            life is None
+            or self.state is not State.RUNNING
+            or not self._restarts
+            or self._struck == life.number
+        ):
+            return None
+        return None if life.failed is not None else life.number
 
     @property
     def step(self) -> int:
@@ -116,6 +138,20 @@ class Supervisor:
         self._drains = True
         if self.life is not None and self.state is State.RUNNING:
             self.life.terminate()
+
+    def retire(self) -> None:
+        """Drain this group alone, as an operator does: the launch goes on. It is killed if it takes too long."""
+        self._restarts = False
+        self._retires = True
+        self._kill_at_s = time.monotonic() + self._rules.drain_timeout_s
+        if self.life is not None and self.state is State.RUNNING:
+            self.life.terminate()
+
+    def strike(self) -> None:
+        """Kill the group's current life. It is restarted like any group that was killed."""
+        if self.life is not None and self.state is State.RUNNING:
+            self._struck = self.life.number
+            self.life.kill()
 
     def leave(self) -> None:
         """Do not restart it any more."""
@@ -156,7 +192,13 @@ class Supervisor:
         life = self.life
         assert life is not None
         failed_before = life.failed
-        life.watch(fate=not self._drains)
+        if time.monotonic() >= self._kill_at_s:
+            self._kill_at_s = math.inf
+            self._say(
+                f"{self.member.name} did not leave within {self._rules.drain_timeout_s:g} s: it is killed"
+            )
+            life.kill()
+        life.watch(fate=not (self._drains or self._retires))
         if time.monotonic() >= self._supervise_at_s:
             self._supervise_at_s = time.monotonic() + SUPERVISE_EVERY_S
             life.supervise(self._rules.deadlines)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from jaxft._health._health import Health
+from jaxft._health._rules import read_rules
 from jaxft._launch._checks import LaunchError, check_command, check_installed
 from jaxft._launch._coordinator import COORDINATOR, Coordinator
 from jaxft._launch._deadlines import parse_deadlines
@@ -58,7 +60,10 @@ class LaunchOptions:
     deadlines: str = ""
     """The longest times that a process may stay in a phase, as PHASE=SECONDS,...; 0 means any time."""
     drain_timeout_s: float = 60.0
-    """On SIGTERM or Ctrl-C, how long the groups may take to finish their step and leave."""
+    """On SIGTERM or Ctrl-C, or if a rule of --health drains a group, how long groups may take to finish their step
+    and leave."""
+    health: Path | None = None
+    """TOML file with rules that are checked beside each group, and warn, drain or kill. docs/health.md has them."""
     warm: bool = True
     """Fork processes from one that has imported JAX, so that a restart takes less time."""
     preload: str = ""
@@ -90,6 +95,7 @@ def run_launch(
         max_restarts=options.max_restarts,
         warm=options.warm,
         preload=tuple(_words(options.preload)),
+        drain_timeout_s=options.drain_timeout_s,
     )
     address = options.coordinator or os.environ.get("JAXFT_COORDINATOR", "")
     if not address and options.group is not None:
@@ -103,6 +109,8 @@ def run_launch(
         )
     if not address:
         check_installed(("jaxft_coordinator",), remedy="pip install jaxft-coordinator")
+    http_url = f"http://{options.http}" if options.http else os.environ.get("JAXFT_HTTP", "")
+    health = () if options.health is None else read_rules(options.health, http=http_url)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_signals())
         folder = _folder(options.folder)
@@ -137,7 +145,7 @@ def run_launch(
             journal=journal,
             output=output,
             phases=phases,
-            drain_timeout_s=options.drain_timeout_s,
+            health=Health(rules=health, folder=folder, http=http_url),
         )
         status = launcher.run(signals)
         journal.write(LaunchEnded(status=status))

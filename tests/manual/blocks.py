@@ -24,6 +24,8 @@ from deploy.render import HELM
 from examples.llama3._flags import Flags as LlamaFlags
 from examples.mlp.train import Flags as MlpFlags
 from jaxft._chaos.chaos import ChaosOptions
+from jaxft._health._rules import rule_of
+from jaxft._launch._checks import LaunchError
 from jaxft._launch.launch import LaunchOptions
 from jaxft._operate._doctor import DoctorOptions
 from jaxft._operate._drain import DrainOptions
@@ -103,6 +105,7 @@ def check(block: Block) -> None:
         **dict.fromkeys(SHELLS, check_shell),
         "python": check_python,
         "yaml": lambda text: yaml.safe_load(text),
+        "toml": check_rules,
     }
     if block.kind not in checks:
         raise Wrong(f"no check is known for a block of {block.kind!r}")
@@ -203,6 +206,15 @@ def _check_extras(requirements: list[str]) -> None:
         for extra in filter(None, (match[2] or "").split(",")):
             if extra not in project["optional-dependencies"]:
                 raise Wrong(f"{project['name']} has no extra {extra}")
+
+
+def check_rules(text: str) -> None:
+    """Raise Wrong if it is no file of rules of jaxft launch --health."""
+    try:
+        for table in tomllib.loads(text)["rule"]:
+            rule_of(table)
+    except (ValueError, KeyError, LaunchError) as error:
+        raise Wrong(str(error)) from error
 
 
 def check_python(text: str) -> None:

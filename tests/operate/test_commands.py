@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from jaxft._health._sources import slowness
 from jaxft._operate import _machine_checks, _network_checks
 from jaxft._version import __version__
 from tests import patience
@@ -36,6 +37,7 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
         here.until(lambda: web.job()["values"].get("loss"), "a sample")
         shown = jaxft("status", JAXFT_HTTP=web.url).stdout
         told = json.loads(jaxft("status", "toy", "--json", "--http", web.url).stdout)
+        ratio = patience.until(lambda: slowness(web.url, "", "group-1"), "samples of both groups")
         missing = jaxft("status", "other", "--http", web.url)
         doctor = jaxft("doctor", "--coordinator", f"localhost:{here.port}", "--http", web.url)
         gate.touch()
@@ -44,6 +46,8 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
     assert re.search(r"group-1 +member +\d+ s +4 ", shown)
     assert "quorum_changed  step=0  quorum_id=1  members=2" in shown
     assert (told["job"], len(told["group_list"])) == ("toy", 2)
+    assert ratio[0] > 0  # of both groups' compute times, as `jaxft launch --health` compares them
+    assert ratio[1].endswith("in the median of 1 peers")
     assert (missing.returncode, missing.stderr) == (
         1,
         "jaxft: this coordinator knows no job 'other'; 1 jobs are listed at /api/v1/jobs\n",
