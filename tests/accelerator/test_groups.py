@@ -1,0 +1,91 @@
+"""Two groups share the device; one is killed with kill -9 in an exchange, starts again and heals."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.accelerator import models
+from tests.clusters import Cluster, Worker, cluster
+
+pytestmark = pytest.mark.processes
+
+WORKER = Path(__file__).with_name("worker.py")
+STEPS, KILLED_AT = 14, 4
+# The survivor computes step 6 once the victim has been started again, and step 11 once it is back.
+GATE, LAST_GATE = 6, 11
+# Of the device's memory, for each of the processes that may be there at once beside pytest's.
+MEMORY = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}
+
+
+@dataclass
+class Story:
+    alone: Worker
+    survivor: Worker
+    killed: Worker
+    back: Worker
+
+
+def started(here: Cluster, group: str, *flags: str, coordinated: bool = True) -> Worker:
+    fresh = models.on_accelerator()  # where each group compiles by itself
+    words = ("--steps", str(STEPS), *flags)
+    return here.start(group, *words, coordinated=coordinated, script=WORKER, fresh=fresh)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    folder = tmp_path_factory.mktemp("groups")
+    first, last, present = (folder / name for name in ("started-again", "back", "all-present"))
+    gates = ("--gate", f"{GATE}:{first}", "--gate", f"{LAST_GATE}:{last}")
+    with cluster(folder) as here:
+        if models.on_accelerator():
+            here.environment = MEMORY
+        alone = started(here, "alone", coordinated=False)
+        here.until_finished(alone)
+        here.start_coordinator()
+        at_start = ("--gate", f"start:{present}")
+        survivor = started(here, "group-0", *gates, *at_start)
+        killed = started(here, "group-1", *gates, *at_start, "--die", f"exchange step {KILLED_AT}")
+        for group in ("group-0", "group-1"):
+            text = f"{group} is present"
+            here.until(lambda text=text: text in here.coordinator_log.read_text(), f"{group}'s Hello")
+        present.touch()
+        here.until_dead(killed)
+        back = started(here, "group-1", *gates)
+        here.until(lambda: back.says("heals to step"), "group-1 to heal")
+        first.touch()
+
+        def in_or_held() -> bool:
+            contributes = any(event["shards"] for event in back.steps())
+            return contributes or len(survivor.steps()) >= LAST_GATE
+
+        here.until(in_or_held, "group-1 to contribute, or the survivor to reach the last gate")
+        last.touch()
+        here.until_finished(survivor, back)
+        yield Story(alone, survivor, killed, back)
+
+
+def test_the_weights_have_the_bits_of_the_undisturbed_run(story: Story) -> None:
+    assert story.survivor.digest == story.back.digest == story.alone.digest
+    assert story.alone.digest is not None
+
+
+def test_no_step_is_lost(story: Story) -> None:
+    assert [event["step"] for event in story.survivor.steps()] == list(range(1, STEPS + 1))
+    assert [event["step"] for event in story.killed.steps()] == list(range(1, KILLED_AT + 1))
+
+
+def test_the_killed_group_healed_and_took_part_again(story: Story) -> None:
+    assert story.back.steps()[0]["healed"]
+    assert any(event["shards"] for event in story.back.steps())
+
+
+def test_pinned_host_memory_survives_the_heal(story: Story) -> None:
+    ends = [worker.events()[-1] for worker in (story.alone, story.survivor, story.back)]
+    assert [end["kind"] for end in ends] == ["pinned_host"] * 3
+
+
+def test_no_group_was_warned_of_its_flags(story: Story) -> None:
+    for worker in (story.survivor, story.back):
+        assert not worker.says("may give different bits"), worker.log()
