@@ -5,8 +5,10 @@ like all others.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 
 from tests import shared
@@ -30,7 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     os.environ["XLA_FLAGS"] = f"{XLA_FLAGS} {os.environ.get('XLA_FLAGS', '')}".strip()
     os.environ.update({name: os.environ.get(name, value) for name, value in MEMORY.items()})
-    os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / name) for name in ("", "protocol", "coordinator"))
+    ours = [str(ROOT / name) for name in ("", "protocol", "coordinator")]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     os.environ.pop("JAXFT_TOKEN", None)
     shared.make()
     config.add_cleanup(shared.remove)
@@ -40,6 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.accelerator)
+
+
+@pytest.fixture(autouse=True)
+def _defaults_of_jax() -> Iterator[None]:
+    """Leave promotion as users have it: optax and flax rely on it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -21,8 +21,8 @@ SEQUENCES = 2
 _BYTES_PER_PARAMETER = 4 * 5
 # Of the memory that is free: the rest is for activations and XLA's temporaries.
 _PART_OF_MEMORY = 0.5
-# The contribution and the means.
-_HOST_BYTES_PER_PARAMETER = 4 * 2
+# The contribution as it was copied and as it is summed, and the means.
+_HOST_BYTES_PER_PARAMETER = 4 * 3
 
 
 def on_accelerator() -> bool:
@@ -43,8 +43,8 @@ def trained_in_groups() -> ModelConfig:
     return MODEL_SIZES["50m"] if on_accelerator() else TINY
 
 
-def as_much_of_8b_as_fits() -> ModelConfig:
-    """8B with fewer layers, down to one; tiny on CPU."""
+def as_much_of_8b_as_fits() -> ModelConfig | None:
+    """8B with as many layers as the memory holds, None if it holds not even one; tiny on CPU."""
     if not on_accelerator():
         return TINY
     whole = MODEL_SIZES["8B"]
@@ -52,7 +52,8 @@ def as_much_of_8b_as_fits() -> ModelConfig:
     device_bytes = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
     host_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     room = _PART_OF_MEMORY * min(device_bytes / _BYTES_PER_PARAMETER, host_bytes / _HOST_BYTES_PER_PARAMETER)
-    return dataclasses.replace(whole, layers=max(1, min(whole.layers, int((room - ends) / layer))))
+    layers = min(whole.layers, int((room - ends) / layer))
+    return dataclasses.replace(whole, layers=layers) if layers > 0 else None
 
 
 def _parameters(model: ModelConfig, layers: int) -> int:

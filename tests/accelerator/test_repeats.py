@@ -1,6 +1,7 @@
 """The same program on the same values gives the same bits, under the flags of this run."""
 
 import os
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +32,9 @@ def test_kernels_that_add_in_any_order_by_default() -> None:
         taken = table[where].astype(jnp.bfloat16) @ values[:width].astype(jnp.bfloat16)
         return jnp.sum(jax.nn.softmax(taken.astype(jnp.float32)) * values)
 
-    def run(gradient: object) -> set[bytes]:
+    def run(gradient: Callable[..., jax.Array]) -> set[bytes]:
         table = jnp.linspace(-1.0, 1.0, 7 * width, dtype=jnp.float32).reshape(7, width)
-        return {np.asarray(gradient(table, jnp.asarray(values))).tobytes() for _ in range(10)}  # type: ignore
+        return {np.asarray(gradient(table, jnp.asarray(values))).tobytes() for _ in range(10)}
 
     first = run(jax.jit(jax.grad(loss)))
     jax.clear_caches()
