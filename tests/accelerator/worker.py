@@ -1,6 +1,6 @@
 """One group on the device that JAX finds: `python worker.py --coordinator ... --group ... --events FILE`.
 
-Trains a Llama, with an average of its embedding in pinned host memory.
+Trains a transformer, with an average of its embedding in pinned host memory.
 """
 
 import argparse
@@ -12,29 +12,31 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 import jaxft
 from tests.accelerator import models
 from tests.processes.worker import KillAt, wait_for
+from tests.step_models import Model, TrainStep
 
 SHARDS = 4
 
 
-def start(model: Any) -> dict[str, Any]:
-    llama = models.llama_state(model)
+def start(model: Model) -> dict[str, Any]:
+    inner = model.state()
     far = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
-    return {"llama": llama, "average": jax.device_put(jnp.zeros(model.dim), far)}
+    zeros = np.zeros(inner["params"]["embed"].shape, np.float32)
+    return {"inner": inner, "average": jax.device_put(zeros, far)}
 
 
-def step_of(model: Any) -> Any:
-    train = models.llama_step(model, jaxft.pmean)
+def step_of(model: Model) -> TrainStep:
+    train = model.step(jaxft.pmean)
 
     def step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        llama, metrics = train(state["llama"], batch)
+        inner, metrics = train(state["inner"], batch)
         near = jax.device_put(state["average"], jax.memory.Space.Device)
-        moved = near * 0.9 + jnp.mean(jax.tree.leaves(llama.params)[0].reshape(-1, model.dim), axis=0) * 0.1
-        return {"llama": llama, "average": jax.device_put(moved, jax.memory.Space.Host)}, metrics
+        average = near * 0.9 + inner["params"]["embed"] * 0.1
+        return {"inner": inner, "average": jax.device_put(average, jax.memory.Space.Host)}, metrics
 
     return step
 
@@ -53,12 +55,12 @@ def main() -> None:
         logging.getLogger("jaxft").setLevel(logging.DEBUG)
         logging.getLogger("jaxft").addHandler(KillAt(arguments.die, os.getpid()))
     gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
-    model, length = models.trained_in_groups(), models.sized(32, 256)
+    model = models.trained_in_groups()
 
     def batch_for(step: int, shard: int) -> Any:
         if str(step) in gates:
             wait_for(gates[str(step)])
-        return models.llama_batch(model, length, step, shard)
+        return model.batch(step * SHARDS + shard)
 
     with arguments.events.open("a", buffering=1) as events:
 
