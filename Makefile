@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos adversary test test-newest test-slurm test-ray parity simulate mutants bench storm loops lint format docs chart release stubs clean
+.PHONY: help setup demo chaos adversary test test-newest test-slurm test-ray accelerator parity simulate mutants bench storm loops lint format docs chart release stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,9 @@ test: $(STAMP) $(BIN)/helm  ## all tests but the storms, about 6 minutes on 2 co
 
 test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13
 	$(MAKE) test PYTHON="$(NEWEST)" VENV=.venv-newest
+
+accelerator: $(STAMP)  ## the suite for any backend, on the device that JAX finds: make accelerator ARGS="-k cut"
+	$(BIN)/pytest -m accelerator tests/accelerator $(ARGS)
 
 test-slurm: $(STAMP)  ## deploy/slurm under a real Slurm, started here as root: apt install slurmctld slurmd slurm-client
 	$(BIN)/pytest -m slurm -n 0 tests/slurm $(ARGS)

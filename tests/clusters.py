@@ -64,6 +64,8 @@ class Cluster:
     # The coordinator's host, and the words that run a command on a host, for tests in separate networks.
     host: str = "localhost"
     within: Callable[[str], tuple[str, ...]] = lambda name: ()
+    # Of groups in fresh interpreters.
+    environment: dict[str, str] = field(default_factory=lambda: {"JAX_PLATFORMS": "cpu"})
 
     def start_coordinator(self, *flags: str, port: int = 0) -> None:
         """Start a coordinator; with `port`, where another one has been: only then groups may bring a state to it."""
@@ -102,7 +104,8 @@ class Cluster:
             arguments += ["--coordinator", f"{self.host}:{self.port}"]
         within = self.within(group)
         if fresh or within:
-            process = started_fresh((*within, sys.executable, str(script), *arguments), log_path)
+            command = (*within, sys.executable, str(script), *arguments)
+            process = started_fresh(command, log_path, **self.environment)
         else:
             process = Script(script, arguments, log_path, jax_platforms="cpu", **compiled())
         worker = Worker(process, events_path, log_path)
@@ -161,9 +164,9 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         made.stop()
 
 
-def started_fresh(command: tuple[str, ...], log_path: Path) -> subprocess.Popen[bytes]:
+def started_fresh(command: tuple[str, ...], log_path: Path, **variables: str) -> subprocess.Popen[bytes]:
     with log_path.open("wb") as log:
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        environment = os.environ | (variables or {"JAX_PLATFORMS": "cpu"})
         return subprocess.Popen(command, cwd=ROOT, stderr=log, stdout=log, env=environment)
 
 

@@ -1,0 +1,97 @@
+"""Digests, sums and memories: what must not depend on where an array is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+import jaxft
+from jaxft._arrays._device_digest import StateDigest
+from jaxft._exchange import Layout, LeafSpec, Partials
+from tests.accelerator import models
+from tests.arrays.test_device_digest import reference
+from tests.exchange.members import assert_same_bits
+
+SPECIAL = np.array(
+    [0x00000001, 0x80000001, 0x007FFFFF, 0x7FC00000, 0x7FC00001, 0xFFC00000, 0x7F800000, 0x80000000],
+    np.uint32,
+).view(np.float32)  # denormals, NaNs of several payloads, an infinity, a negative zero
+
+
+def leaves(seed: int) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [
+        np.concatenate([random.standard_normal(50, np.float32), SPECIAL]),
+        random.standard_normal((3, 7), np.float32).astype(jnp.bfloat16),
+        random.integers(-100, 100, 11, np.int8),
+        np.float32(seed),
+    ]
+
+
+def memory_kinds() -> list[str]:
+    return [memory.kind for memory in jax.devices()[0].addressable_memories()]
+
+
+def test_the_digest_on_the_device_is_that_of_numpy() -> None:
+    assert StateDigest().start([jnp.asarray(leaf) for leaf in leaves(1)]).result() == reference(leaves(1))
+
+
+@pytest.mark.parametrize("kind", ["pinned_host", "unpinned_host"])
+def test_the_digest_is_the_same_in_host_memory(kind: str) -> None:
+    if kind not in memory_kinds():
+        pytest.skip(f"{models.machine()} has only {memory_kinds()}")
+    near = SingleDeviceSharding(jax.devices()[0])
+    far = near.with_memory_kind(kind)
+    placed = [[jax.device_put(leaf, at) for leaf in leaves(2)] for at in (near, far)]
+    assert len({StateDigest().start(each).result() for each in placed}) == 1
+    assert len({jaxft.digest(each) for each in placed}) == 1
+
+
+def test_the_digest_does_not_depend_on_the_sharding() -> None:
+    devices = np.array(jax.devices())
+    leaf = np.arange(devices.size * 12, dtype=np.float32).reshape(devices.size * 4, 3)
+    mesh = Mesh(devices, ("x",))
+    placed = [
+        jax.device_put(leaf, NamedSharding(mesh, spec)) for spec in (PartitionSpec("x"), PartitionSpec())
+    ]
+    assert {StateDigest().start([each]).result() for each in placed} == {reference([leaf])}
+
+
+def test_contributions_of_the_device_are_summed_as_those_of_the_host() -> None:
+    specs = [LeafSpec("a", (58,), "float32"), LeafSpec("b", (3, 7), "bfloat16")]
+    contributions = [leaves(shard)[:2] for shard in range(3)]
+    means = []
+    for put in (np.asarray, jnp.asarray):
+        partials = Partials(Layout.of(specs), 3)
+        for shard, each in enumerate(contributions):
+            partials.add(shard, [put(leaf) for leaf in each])
+        means.append(partials.mean_alone())
+    assert_same_bits(*means)
+    assert np.isnan(means[0][0]).sum() == 3
+    assert not np.array_equal(means[0][0][:50], contributions[0][0][:50])
+
+
+def test_what_is_in_pinned_host_memory_stays_there() -> None:
+    far = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    space = jax.memory.Space
+
+    def train_step(state: dict[str, jax.Array], batch: jax.Array) -> tuple[dict[str, jax.Array], dict]:
+        mean = jaxft.pmean(batch)
+        moment = jax.device_put(state["moment"], space.Device) * 0.5 + mean
+        return {"moment": jax.device_put(moment, space.Host), "weight": state["weight"] - moment}, {}
+
+    def ended(moment: jax.Array) -> dict[str, jax.Array]:
+        step, state = (
+            jaxft.fault_tolerant(train_step, None, shards=2),
+            {"moment": moment, "weight": jnp.ones(9)},
+        )
+        for _ in range(3):
+            state, _ = step(state, lambda step, shard: np.full(9, step + shard, np.float32))
+        return state
+
+    end = ended(jax.device_put(np.zeros(9, np.float32), far))
+    assert end["moment"].sharding.memory_kind == "pinned_host"
+    # 0.5, then 0.25 + 1.5, then 0.875 + 2.5; the weight loses all three.
+    assert np.asarray(end["moment"]).tolist() == [3.375] * 9
+    assert np.asarray(end["weight"]).tolist() == [1 - 0.5 - 1.75 - 3.375] * 9
