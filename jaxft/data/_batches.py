@@ -99,8 +99,8 @@ class Batches:
         if isinstance(self.source, Mapping):
             raise ConfigurationError(
                 f"The source is a {type(self.source).__name__}, which has no sample number 0. Batches reads samples "
-                "by number, `source[i]`: pass a list with one dict per sample, or a class of your own whose __getitem__ "
-                "returns `{name: column[i] for name, column in columns.items()}`."
+                "by number, `source[i]`: pass a list with one dict per sample, or a class of your own whose "
+                "__getitem__ returns `{name: column[i] for name, column in columns.items()}`."
             )
         if not (hasattr(self.source, "__len__") and hasattr(self.source, "__getitem__")):
             raise ConfigurationError(

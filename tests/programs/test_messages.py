@@ -191,7 +191,7 @@ def test_a_state_that_is_used_again() -> None:
     ):
         step(state, ROWS)
     with pytest.raises(
-        ConfigurationError, match=r"jaxft\.digest was given a state whose leaf itself was consumed"
+        ConfigurationError, match=r"jaxft\.digest was given a state that was consumed by a step"
     ):
         jaxft.digest(state)
 
@@ -205,6 +205,10 @@ def test_a_leaf_that_other_code_has_donated() -> None:
         match=r"The leaf \['b'\] of the state, float32\[3\], was consumed .* that donates it \(`donate_argnums`\)",
     ):
         step(state, ROWS)
+    with pytest.raises(
+        ConfigurationError, match=r"given a state whose leaf \['b'\] was consumed by a step, or by a func"
+    ):
+        jaxft.digest(state)
 
 
 def train_pair(state: Any, batch: Any) -> Any:
