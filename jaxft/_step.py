@@ -7,12 +7,20 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxft._errors import ConfigurationError, StepError
 from jaxft._manager import Manager
+from jaxft._numbers import whole
 from jaxft._programs._axis import Axis
 from jaxft._programs._build import Shared, cut_only, cut_programs, joined, program_settings
-from jaxft._programs._checks import check_signature, refuse_disabled_jit, refuse_iterator, refuse_others
+from jaxft._programs._checks import (
+    check_batch_function,
+    check_signature,
+    refuse_disabled_jit,
+    refuse_iterator,
+    refuse_others,
+)
 from jaxft._programs._leaves import refuse_tracers
 from jaxft._programs._nonfinite import Policy, checked_policy
 from jaxft._programs._programs import Programs
@@ -146,7 +154,7 @@ class Step:
         axis: Axis,
         nonfinite: Policy,
     ) -> None:
-        _check_axis(axis)
+        axis = _checked_axis(axis)
         if manager is not None and not hasattr(type(manager), "_engine"):
             raise ConfigurationError(
                 f"manager is {manager!r}. It is a jaxft.Manager, which is entered before the first step: `with "
@@ -295,6 +303,8 @@ class Step:
         batch_for = self._batch_for(batch)
         programs = self._current.get(given.key)
         if programs is None:
+            if callable(batch):
+                check_batch_function(batch)
             batch_for = _asked_once(batch_for)
             programs = self._current[given.key] = self._first(given, state, batch_for)
         self._last = programs
@@ -337,7 +347,7 @@ class Step:
         """Batches that know their number of shards, such as `jaxft.data.Batches`, must be read as a whole."""
         theirs = getattr(batch_for, "shards", None)
         ours = 1 if self._shards is None and self._manager is None else self._shards
-        if theirs == ours or not isinstance(theirs, int):
+        if theirs == ours or not isinstance(theirs, int | np.integer):
             return
         mine = "no shards=, so that each group computes one" if ours is None else f"shards={ours}"
         raise ConfigurationError(
@@ -389,20 +399,17 @@ class Step:
         return programs
 
 
-def _check_axis(axis: Axis) -> None:
+def _checked_axis(axis: Axis) -> Axis:
     """Raise ConfigurationError for a number of shards, or a name of their axis, that cannot be right."""
     shards, name = axis.shards, axis.name
-    if shards is not None and (not isinstance(shards, int) or isinstance(shards, bool)):
-        raise ConfigurationError(
-            f"shards is {shards!r}, a {type(shards).__name__}. It is the number of slices of a step's batch: an int."
-        )
-    if shards is not None and shards < 1:
-        raise ConfigurationError(f"shards is {shards}; a job divides its batch into at least one.")
+    if shards is not None:
+        shards = whole("shards, the number of slices of a step's batch,", shards, 1)
     if name is not None and (not isinstance(name, str) or shards is None):
         raise ConfigurationError(
             f"axis_name is {name!r} and shards is {shards!r}. The axis has a name, a str, and a size, which is the "
             'number of shards: pass, say, `axis_name="batch", shards=8`.'
         )
+    return Axis(name, shards)
 
 
 def _asked_once(batch_for: BatchFor) -> BatchFor:

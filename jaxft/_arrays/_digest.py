@@ -57,8 +57,9 @@ def _host(leaf: Any, name: str) -> tuple[np.ndarray, str]:
     """A leaf's values in the machine's own byte order, and the name of its dtype."""
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise ConfigurationError(
-            f"jaxft.digest was given a state whose leaf {name or 'itself'} was consumed by a step. Take the digest "
-            "of the state that the step returned, or of the old one before the step."
+            f"jaxft.digest was given a state {f'whose leaf {name}' if name else 'that'} was consumed by a step, or "
+            "by a function that donates it. Take the digest of the state that the step returned, or of the old one "
+            "before the step."
         )
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return _gathered(jax.random.key_data(leaf)), str(leaf.dtype)

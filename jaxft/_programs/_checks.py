@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxft._errors import ConfigurationError, StepError
+from jaxft._programs import _compat
 
 _NUMBERS = (bool, int, float, complex)
 _LONGEST_REPR = 60
@@ -51,7 +52,14 @@ def refuse_disabled_jit() -> None:
 
 
 def check_signature(train_step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise StepError if a train step cannot be called with a state, a batch and these static arguments."""
+    """Raise StepError if a train step is pmapped, or cannot be called with a state, a batch and these statics."""
+    if _compat.is_pmapped(train_step):
+        raise StepError(
+            "The train step is wrapped in jax.pmap, but jaxft compiles it, and shares the batch out among groups. "
+            "Pass the function that pmap was given, and the name of its axis: "
+            '`jaxft.fault_tolerant(train_step, manager, shards=8, axis_name="batch")`. Give the step the state of '
+            "one device, without a leading axis for devices."
+        )
     try:
         signature = inspect.signature(train_step)
     except (TypeError, ValueError):
@@ -65,6 +73,22 @@ def check_signature(train_step: Callable[..., Any], args: Sequence[Any], kwargs:
             "Put all that depends on the data into the batch, a tuple or a dict of arrays, and all that lasts "
             "from step to step, such as a key, into the state. What is part of the program is a static argument: "
             "see static_argnames."
+        ) from error
+
+
+def check_batch_function(batch_for: Callable[..., Any]) -> None:
+    """Raise ConfigurationError if a batch function cannot be called with a step and a shard."""
+    try:
+        signature = inspect.signature(batch_for)
+    except (TypeError, ValueError):
+        return  # written in C: it is called as it is
+    try:
+        signature.bind(0, 0)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"The batch function {short(batch_for)} takes ({', '.join(signature.parameters)}), but it is called with "
+            f"the numbers of a step and of a shard: {error}. Write `def batch_for(step, shard)`, which returns that "
+            "shard of that step's batch; jaxft.data has some for samples by number and for iterators."
         ) from error
 
 

@@ -115,6 +115,14 @@ def trace(function: Callable[..., Any], *args: Any, axis_sizes: Sequence[tuple[s
     return jax.make_jaxpr(function, axis_env=list(axis_sizes))(*args)
 
 
+def is_pmapped(function: Callable[..., Any]) -> bool:
+    """Whether `jax.pmap` has made a function: all of its results run the same code."""
+    if not hasattr(function, "lower"):
+        return False
+    made = jax.pmap(lambda: None)
+    return getattr(function, "__code__", type(function)) is getattr(made, "__code__", type(made))
+
+
 def over_axis(eqn: Eqn, name: str) -> bool:
     """Whether an equation itself communicates over a named axis, or asks for the position on it."""
     for parameter in ("axes", "axis_name"):

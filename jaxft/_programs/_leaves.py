@@ -17,7 +17,7 @@ def own(leaves: Sequence[Any], state: Any) -> list[jax.Array]:
     Numbers and numpy arrays are copied to the device. Arrays are returned as they are.
 
     Raises:
-        ConfigurationError: a leaf is a tracer, or was consumed by an earlier step. Dispatching a deleted array
+        ConfigurationError: a leaf is a tracer, or was consumed. Dispatching a deleted array
             to two or more CPU devices is a segmentation fault (jaxlib 0.9 and 0.10), so this checks first.
     """
     try:
@@ -30,10 +30,11 @@ def own(leaves: Sequence[Any], state: Any) -> list[jax.Array]:
         if not any(leaf.is_deleted() for leaf in leaves):
             return leaves
     dead = next(index for index, leaf in enumerate(leaves) if leaf.is_deleted())
-    name = labels(state)[dead] or "(the state itself)"
+    name = labels(state)[dead]
     raise ConfigurationError(
-        f"The state's leaf {name} was consumed by an earlier step: a step reuses the memory of the state it is given."
-        " Use only the state that the step returned (`state, metrics = step(state, batch)`); to "
+        f"{f'The leaf {name} of the state' if name else 'The state'}, {jax.typeof(leaves[dead]).str_short()}, was "
+        "consumed by an earlier step, or by a function of your own that donates it (`donate_argnums`): its memory is "
+        "used again. Use only the state that the step returned (`state, metrics = step(state, batch)`); to "
         "keep an older state too, copy it first (`jax.tree.map(jax.numpy.copy, state)`)."
     )
 

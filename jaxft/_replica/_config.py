@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxft._checkpoints import Checkpoints
 from jaxft._errors import ConfigurationError
+from jaxft._numbers import check_positive, whole
 from jaxft._replica._credentials import TLS
 
 MAX_NAME_LENGTH = 200
@@ -43,18 +44,15 @@ class GroupConfig:
         _check_address(self.coordinator)
         _check_name("group", self.group)
         _check_name("job", self.job)
-        if self.step < 0:
+        check_positive("failure_timeout_s", self.failure_timeout_s)
+        for name, least in (("step", 0), ("min_replicas", 1), ("digest_every", 1)):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole(name, value, least))
+        if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpoints):  # pyright: ignore
             raise ConfigurationError(
-                f"step must be the number of committed steps, 0 or more, not {self.step}"
+                f"checkpoints is {self.checkpoints!r}. It is a jaxft.Checkpoints, which says where and how often to "
+                "save: `checkpoints=jaxft.Checkpoints(folder, every_steps=100)`."
             )
-        if not self.failure_timeout_s > 0:
-            raise ConfigurationError(
-                f"failure_timeout_s must be more than 0 seconds, not {self.failure_timeout_s}"
-            )
-        if self.min_replicas is not None and self.min_replicas < 1:
-            raise ConfigurationError(f"min_replicas must be at least 1, not {self.min_replicas}")
-        if self.digest_every is not None and self.digest_every < 1:
-            raise ConfigurationError(f"digest_every must be at least 1 step, not {self.digest_every}")
         _check_settings(self.settings)
 
     @property
@@ -78,6 +76,10 @@ def ranks_at(address: str) -> list[str]:
 
 
 def _check_address(coordinator: str) -> None:
+    if not isinstance(coordinator, str):  # pyright: ignore
+        raise ConfigurationError(
+            f'the coordinator\'s address must be a str, "host:port", not {coordinator!r}'
+        )
     for address in coordinator.split(","):
         host, colon, port = address.strip().rpartition(":")
         if not (host and colon and port.isdigit() and 0 < int(port) < 65536):

@@ -2,12 +2,14 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from jaxft._errors import ConfigurationError
+from jaxft._numbers import whole
 from jaxft.data._shuffle import mix, permute_all
 
 # `Batch.index` is an int32, the widest integer that JAX has by default.
@@ -91,8 +93,15 @@ class Batches:
 
     def __post_init__(self) -> None:
         for name in ("shards", "samples_per_shard"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", whole("seed", self.seed))
+        if isinstance(self.source, Mapping):
+            raise ConfigurationError(
+                f"The source is a {type(self.source).__name__}, which has no sample number 0. Batches reads samples "
+                "by number, `source[i]`: pass a list with one dict per sample, or a class of your own whose "
+                "__getitem__ returns `{name: column[i] for name, column in columns.items()}`."
+            )
         if not (hasattr(self.source, "__len__") and hasattr(self.source, "__getitem__")):
             raise ConfigurationError(
                 f"The source is a {type(self.source).__name__}, which has no length or cannot be indexed. Batches "

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from jaxft._errors import ConfigurationError
+from jaxft._numbers import whole
 
 _log = logging.getLogger("jaxft")
 
@@ -34,14 +34,13 @@ class Prefetch:
         workers: how many threads. With more than one, `batch_for` is called by several at once.
 
     Raises:
-        ConfigurationError: `ahead` or `workers` is less than 1.
+        ConfigurationError: `ahead` or `workers` is not an int of at least 1.
     """
 
     def __init__(self, batch_for: Callable[[int, int], Any], *, ahead: int = 2, workers: int = 1) -> None:
-        if ahead < 1 or workers < 1:
-            raise ConfigurationError(f"ahead and workers must be at least 1, not {ahead} and {workers}.")
         self._batch_for = batch_for
-        self._ahead = ahead
+        self._ahead = whole("ahead", ahead, 1)
+        workers = whole("workers", workers, 1)
         self._futures: dict[tuple[int, int], Future[Any]] = {}
         self._lock = threading.Lock()
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="jaxft-data")

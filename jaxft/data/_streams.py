@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxft._arrays._digest import digest
 from jaxft._errors import ConfigurationError
+from jaxft._numbers import whole
 from jaxft._pure import difference
 from jaxft.data._sources import Source
 from jaxft.data._states import Kept, States
@@ -67,10 +68,7 @@ def from_iterator(
         ConfigurationError: for arguments that cannot be right; from a call, if a stream has ended, or if `make` gives
             other batches when it is called again.
     """
-    if shards < 1 or states_every < 1:
-        raise ConfigurationError(
-            f"shards and states_every must be at least 1, not {shards} and {states_every}."
-        )
+    shards, states_every = whole("shards", shards, 1), whole("states_every", states_every, 1)
     if not callable(make):
         raise ConfigurationError(
             f"make is a {type(make).__name__}, but it must be a function that opens the stream of a shard: a group "

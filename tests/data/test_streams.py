@@ -256,8 +256,10 @@ def test_no_such_shard(step: int, shard: int) -> None:
 
 
 def test_arguments_that_cannot_be_right() -> None:
-    with pytest.raises(ConfigurationError, match="must be at least 1, not 0 and 100"):
+    with pytest.raises(ConfigurationError, match="shards must be at least 1, not 0"):
         from_iterator(Counted(), 0)
+    with pytest.raises(ConfigurationError, match="states_every must be at least 1, not -1"):
+        from_iterator(Counted(), 2, states_every=-1)
     with pytest.raises(ConfigurationError, match="make is a list, but it must be a function"):
         from_iterator([1, 2], 2)  # pyright: ignore[reportArgumentType]
 

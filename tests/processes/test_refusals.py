@@ -74,6 +74,8 @@ def test_a_coordinator_that_is_not_there_is_named() -> None:
 def test_a_coordinator_without_an_address_is_refused_at_once() -> None:
     with pytest.raises(jaxft.ConfigurationError, match=r"separated by commas, not 'localhost'"):
         jaxft.Manager("localhost", group="group-0")
+    with pytest.raises(jaxft.ConfigurationError, match=r'must be a str, "host:port", not 29510'):
+        jaxft.Manager(29510, group="group-0")  # pyright: ignore[reportArgumentType]
     with pytest.raises(jaxft.ConfigurationError, match=r"found no route to the coordinator .*no-such-host"):
         jaxft.Manager("no-such-host.invalid:29510", group="group-0").__enter__()
 
@@ -84,9 +86,16 @@ def test_a_coordinator_without_an_address_is_refused_at_once() -> None:
         ({"group": ""}, "group must be a name"),
         ({"group": "a\nb"}, "group must be a name"),
         ({"group": "g", "job": "j" * 300}, "job must be a name"),
-        ({"group": "g", "step": -1}, "step must be the number of committed steps"),
+        ({"group": "g", "step": -1}, "step must be at least 0, not -1"),
         ({"group": "g", "failure_timeout_s": 0}, "failure_timeout_s must be more than 0"),
         ({"group": "g", "min_replicas": 0}, "min_replicas must be at least 1"),
+        (
+            {"group": "g", "min_replicas": "2"},
+            r"min_replicas must be an int of at least 1, not '2', a str. Convert it: int\('2'\)",
+        ),
+        ({"group": "g", "failure_timeout_s": "60"}, r"failure_timeout_s must be a number .* float\('60'\)"),
+        ({"group": "g", "digest_every": True}, "digest_every must be an int of at least 1, not True, a bool"),
+        ({"group": "g", "checkpoints": "/data"}, r"checkpoints is '/data'\. It is a jaxft\.Checkpoints"),
     ],
 )
 def test_arguments_that_cannot_be_right(arguments: dict[str, object], text: str) -> None:

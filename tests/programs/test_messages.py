@@ -56,8 +56,72 @@ def test_a_manager_that_is_none(manager: Any) -> None:
 
 @pytest.mark.parametrize("shards", ["4", 4.0, True, np.ones(2)])
 def test_shards_that_are_not_a_number(shards: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"shards is .*It is the number of slices .*: an int"):
+    expected = (
+        r"shards.* must be an int of at least 1, not .*, a (str\. Convert it: int\('4'\)|float|bool|ndarray)"
+    )
+    with pytest.raises(ConfigurationError, match=expected):
         jaxft.fault_tolerant(train_step, None, shards=shards)
+    with pytest.raises(ConfigurationError, match=expected):
+        jaxft.data.Batches([1, 2], shards=shards, samples_per_shard=1)
+    with pytest.raises(ConfigurationError, match=expected):
+        jaxft.data.from_iterator(lambda shard: iter([1]), shards)
+
+
+def test_numbers_of_batches_that_are_none() -> None:
+    with pytest.raises(ConfigurationError, match=r"samples_per_shard must be an int of at least 1, not '8'"):
+        jaxft.data.Batches([1, 2], shards=1, samples_per_shard="8")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"seed must be an int, not 0\.5, a float"):
+        jaxft.data.Batches([1, 2], shards=1, samples_per_shard=1, seed=0.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"ahead must be an int of at least 1, not '2'"):
+        jaxft.data.Prefetch(lambda step, shard: ROWS, ahead="2")  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    batches = jaxft.data.Batches(
+        np.arange(8), shards=np.int64(2), samples_per_shard=np.int32(2), seed=np.uint8(1)
+    )
+    step = jaxft.fault_tolerant(
+        lambda state, batch: (state - jaxft.pmean(batch.weight[0]), {}), None, shards=np.int32(2)
+    )
+    assert step(jnp.float32(0), batches)[0] == -1
+    Counted = type("Counted", (), {"shards": np.int64(4), "__call__": lambda self, step, shard: ROWS})
+    with pytest.raises(
+        ConfigurationError, match=r"The step has shards=2, but its batches are divided into 4"
+    ):
+        step(jnp.float32(0), Counted())
+
+
+@pytest.mark.parametrize("shards", [None, 2])
+def test_a_collective_of_jax_that_was_left_in(shards: int | None) -> None:
+    def of_pmap(state: Any, batch: Any) -> Any:
+        return state - jax.lax.pmean(batch, "batch"), {}
+
+    def batch_for(step: int, shard: int) -> np.ndarray:
+        return ROWS
+
+    for step in (of_pmap, jax.jit(of_pmap)):
+        with pytest.raises(
+            StepError,
+            match=r"named axis 'batch', which is not bound .*test_messages\.py:\d+ .*`axis_name='batch'`.*jaxft\.p",
+        ):
+            jaxft.fault_tolerant(step, None, shards=shards)(jnp.zeros(3), batch_for)
+    with pytest.raises(
+        StepError, match=r"wrapped in jax\.pmap.*Pass the function that pmap was given.*axis_name="
+    ):
+        jaxft.fault_tolerant(jax.pmap(of_pmap, axis_name="batch"), None, shards=shards)(
+            jnp.zeros(3), batch_for
+        )
+    assert jaxft.fault_tolerant(jax.jit(train_step), None)(jnp.zeros(3), ROWS)[0].tolist() == [-1, -1, -1]
+
+
+def test_a_batch_function_of_other_arguments() -> None:
+    batches = iter([ROWS])
+    for wrong in (lambda number: ROWS, lambda: next(batches), lambda step, shard, key: ROWS):
+        with pytest.raises(
+            ConfigurationError,
+            match=r"takes \(.*\), but it is called with the numbers .*`def batch_for\(step, shard\)`",
+        ):
+            jaxft.fault_tolerant(train_step, None, shards=2)(jnp.zeros(3), wrong)
 
 
 def test_disable_jit() -> None:
@@ -104,6 +168,13 @@ def test_an_iterator_as_batch(batch: Any) -> None:
         jaxft.fault_tolerant(train_step, None)(jnp.zeros(3), batch)
 
 
+def test_columns_as_source() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"source is a dict, which has no sample number 0.*one dict per"
+    ):
+        jaxft.data.Batches({"x": ROWS}, shards=1, samples_per_shard=1)  # type: ignore[arg-type]
+
+
 def test_an_iterator_as_source() -> None:
     with pytest.raises(
         ConfigurationError, match=r"source is a list_iterator.*cannot be indexed.*data\.from_iterator"
@@ -115,10 +186,30 @@ def test_a_state_that_is_used_again() -> None:
     step, state = jaxft.fault_tolerant(train_step, None), jnp.zeros(3)
     step(state, ROWS)
     with pytest.raises(
-        ConfigurationError, match=r"consumed by an earlier step: .*Use only the state that the step"
+        ConfigurationError,
+        match=r"The state, float32\[3\], was consumed by an earlier step, .*Use only the state that",
     ):
         step(state, ROWS)
     with pytest.raises(
-        ConfigurationError, match=r"jaxft\.digest was given a state whose leaf itself was consumed"
+        ConfigurationError, match=r"jaxft\.digest was given a state that was consumed by a step"
     ):
         jaxft.digest(state)
+
+
+def test_a_leaf_that_other_code_has_donated() -> None:
+    step, donate = jaxft.fault_tolerant(train_pair, None), jax.jit(lambda w: w + 1, donate_argnums=0)
+    state, _ = step({"a": jnp.zeros(3), "b": jnp.zeros(3)}, ROWS)
+    donate(state["b"])
+    with pytest.raises(
+        ConfigurationError,
+        match=r"The leaf \['b'\] of the state, float32\[3\], was consumed .* that donates it \(`donate_argnums`\)",
+    ):
+        step(state, ROWS)
+    with pytest.raises(
+        ConfigurationError, match=r"given a state whose leaf \['b'\] was consumed by a step, or by a func"
+    ):
+        jaxft.digest(state)
+
+
+def train_pair(state: Any, batch: Any) -> Any:
+    return jax.tree.map(lambda w: w - jaxft.pmean(batch), state), {}
