@@ -248,6 +248,8 @@ def _go_on_from(draft: Draft, joined: Sequence[Group]) -> list[Group]:
     before = draft.job.frontier
     of_it = truth.step == 0 if before is None else before.fresh and history == draft.job.history
     fresh = not truth.history or of_it
+    if before is None or before.step != truth.step:
+        draft.update(raised={}, tried=False)  # that was in another step
     draft.update(
         frontier=Frontier(truth.step, QuorumId(0), truth.digest, held, fresh=fresh),
         history=history,

@@ -230,3 +230,20 @@ def test_texts_and_their_number_are_bounded():
     assert len(desk.job.raised) == raising.MAX_KEPT
     text = raises(desk, names[-1], "last").only(Halted)[names[-1]].reason
     assert len(text) < 4000
+
+
+def test_what_was_raised_in_a_later_step_does_not_count_after_a_resume():
+    """Found by seed 426787: the job halted at step 2 because another group had raised in step 5."""
+    desk = running("a", "b")
+    history = desk.job.history
+    for _ in range(2):
+        desk.commit()
+    raises(desk, "b")
+    desk.close("a")
+    desk.wait(0.2)
+    assert desk.job.raised
+    desk.come("c", step=1, history=history, incarnation=5)
+    desk.wait(60.0, away=("c",))
+    assert desk.step == 1
+    assert members(desk) == ["c"]
+    assert not desk.job.raised
