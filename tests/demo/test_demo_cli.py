@@ -16,7 +16,7 @@ from lab.chaos import LabChaosOptions
 from lab.demo import NEEDED, DemoOptions
 
 # The code of the command `jaxft`. The library imports only the agent of it, which a storm needs in each group.
-COMMANDS = ("_chaos", "_launch", "_operate")
+COMMANDS = ("_chaos", "_health", "_launch", "_operate")
 # What tells a storm and a supervisor about a group, from within its processes.
 LEFT_IN = {
     "jaxft._chaos._agent.Agent",

@@ -162,7 +162,7 @@ def test_a_child_whose_parent_is_gone_already_does_not_begin(tmp_path: Path) -> 
     bound = subprocess.run(
         [
             sys.executable,
-            str(_processes._DIE_WITH_PARENT),
+            str(_processes.DIE_WITH_PARENT),
             str(os.getppid()),
             sys.executable,
             "-c",

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -160,14 +161,26 @@ def test_no_process_outlives_a_demo_that_is_interrupted(tmp_path: Path, number: 
                 pids.append(int(line.partition("(pid ")[2].partition(")")[0]))
             if "/1000000" in line:
                 break
-        running.send_signal(number)
-        running.stdout.read()
+        reader = threading.Thread(target=running.stdout.read)
+        reader.start()
+        patience.until(lambda: ended_by(running, number), "the demo to end")
+        reader.join()
     assert running.returncode == status
     assert len(pids) >= 4
     deadline_s = patience.machine_s() + 30.0
     while any(is_alive(pid) for pid in pids):
         assert patience.machine_s() < deadline_s
         time.sleep(0.01)
+
+
+def ended_by(running: subprocess.Popen[str], number: int) -> bool:
+    """Send the signal, and again if needed: Python ignores an interrupt that comes inside a destructor."""
+    running.send_signal(number)
+    try:
+        running.wait(timeout=patience.stretched(20.0))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def is_alive(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,12 @@ from tests import patience
 from tests.deployment.machine import MISSING, Machine, admitted, available, machine
 from tests.deployment.manifests import needs_helm, of_kind, parsed, pods
 
-pytestmark = [needs_helm, pytest.mark.processes, pytest.mark.skipif(not available(), reason=MISSING)]
+pytestmark = [
+    needs_helm,
+    pytest.mark.processes,
+    pytest.mark.skipif(not available(), reason=MISSING),
+    pytest.mark.skipif(sys.prefix.startswith("/tmp/"), reason="pods have their own /tmp, without this clone"),
+]
 SECRETS = {"jaxft-secret": {"secret": "a secret of more than sixteen bytes"}}
 POD = "coordinator-jaxft-coordinator-0"
 HOST = f"{POD}.coordinator-jaxft-coordinator.ml.svc"

@@ -9,7 +9,7 @@ from tests.faults.trial import figures, slack_s, trial
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 HANGS_AT = 6
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 4.0
 # So long that an exchange has not lost its patience before the coordinator has.
 FAILURE_S = 40.0
 

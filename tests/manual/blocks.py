@@ -59,6 +59,7 @@ FOREIGN = {
 }
 # Distributions of others that a page has its reader install.
 OTHERS = {"ray"}
+OTHER_MODULES = {"my.train", "pytest"}
 PARSERS: dict[tuple[str, ...], Any] = {
     ("jaxft", "launch"): LaunchOptions,
     ("jaxft", "chaos"): ChaosOptions,
@@ -175,7 +176,7 @@ def check_command(words: list[str]) -> None:
         case ["python", "-m", module, *_]:
             path = ROOT / module.replace(".", "/")
             if not (
-                path.with_suffix(".py").exists() or (path / "__main__.py").exists() or module == "my.train"
+                path.with_suffix(".py").exists() or (path / "__main__.py").exists() or module in OTHER_MODULES
             ):
                 raise Wrong(f"there is no module {module}")
         case ["python", script, *_] if script.endswith(".py"):
