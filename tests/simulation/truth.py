@@ -16,6 +16,7 @@ from jaxft_protocol.coordinator.job import (
     Received,
     Saved,
 )
+from jaxft_protocol.coordinator.quorums import is_trial
 from jaxft_protocol.messages import Commit, CoordinatorMessage, Heal, NewQuorum, QuorumId, Step, Vote
 from jaxft_protocol.names import DRAINED
 
@@ -233,7 +234,8 @@ class Truth:
         drained = [change.group for change in quorum.left if change.reason == DRAINED]
         old, new = before.frontier, after.frontier
         again = before.quorum is not None and old is not None and new is not None and old.step == new.step
-        if again and drained:
+        # A trial commits nothing: its step is tried again whether a member is drained or not.
+        if again and drained and not is_trial(before):
             raise Violation("a drain costs no step", f"step {quorum.step} is tried again without {drained}")
         if after.paused and not again:
             raise Violation("a paused job stands still", f"quorum {quorum.quorum_id} from step {quorum.step}")
