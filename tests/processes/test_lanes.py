@@ -1,13 +1,13 @@
 """Groups of one, two and four processes in one job: 4 devices each, one mesh, and the undisturbed bits."""
 
 import re
-import socket
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.clusters import Cluster, Worker, cluster
+from jaxft._launch._ranks import free_ports
+from tests.clusters import Cluster, cluster
+from tests.processes.ranks import Group
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -16,22 +16,6 @@ STEPS = 14
 KILLED_AT = 3
 GATE = 6
 AGAIN = 75
-
-
-@dataclass
-class Group:
-    """The processes of one life of a group."""
-
-    ranks: list[Worker]
-
-    @property
-    def leader(self) -> Worker:
-        return self.ranks[0]
-
-
-def free_port() -> int:
-    with socket.create_server(("localhost", 0)) as server:
-        return server.getsockname()[1]
 
 
 def start(
@@ -43,8 +27,9 @@ def start(
     die: tuple[int, str] | None = None,
 ) -> Group:
     """Start a group of so many processes. `die`: which of them kills itself, and in which phase."""
-    world = f"{ranks}:{free_port()}:{devices // ranks}"
+    world = f"{ranks}:{free_ports(1)[0]}:{devices // ranks}"
     return Group(
+        name,
         [
             here.start(
                 name,
@@ -53,7 +38,7 @@ def start(
                 coordinated=name != "alone",
             )
             for rank in range(ranks)
-        ]
+        ],
     )
 
 

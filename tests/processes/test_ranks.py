@@ -2,14 +2,14 @@
 
 import re
 import signal
-import socket
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from jaxft_protocol import credentials
 
-from tests.clusters import Cluster, Worker, cluster
+from jaxft._launch._ranks import free_ports
+from tests.clusters import Cluster, cluster
+from tests.processes.ranks import Group
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -25,23 +25,6 @@ TEXT = "OSError: cannot read sample 17"
 SECRET = b"s" * 40
 
 
-@dataclass
-class Group:
-    """The processes of one life of a group."""
-
-    name: str
-    ranks: list[Worker]
-
-    @property
-    def leader(self) -> Worker:
-        return self.ranks[0]
-
-
-def free_port() -> int:
-    with socket.create_server(("localhost", 0)) as server:
-        return server.getsockname()[1]
-
-
 def start(
     here: Cluster,
     name: str,
@@ -52,7 +35,7 @@ def start(
     **options: bool,
 ) -> Group:
     """Start a group; one rank may be told to die, or to raise in a step; `last`: flags of the last rank."""
-    port = free_port()
+    port = free_ports(1)[0]
     ranks = [
         here.start(
             name,
