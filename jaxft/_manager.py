@@ -16,6 +16,7 @@ from jaxft._checkpoints._settings import check_changed
 from jaxft._errors import ConfigurationError, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._launch._beacon import Beacon, beacon_of_process
+from jaxft._ranks._collectives import came_from_xla
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import TLS
 from jaxft._replica._draining import Drained, SigtermDrains
@@ -313,6 +314,7 @@ class Manager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._member is not None
+        self._await_loss(self._member, error)
         try:
             if kind is None and self._agent is not None:
                 self._agent.finished()
@@ -326,6 +328,12 @@ class Manager:
             if self._config.checkpoints is not None:
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
             self._close("" if error is None else repr(error))
+
+    def _await_loss(self, member: Membership, error: BaseException | None) -> None:
+        """A collective that another rank's death broke may fail only where its result is read, outside of the step."""
+        waited = self._runner is not None and self._runner.broken
+        if member.ranks.size > 1 and not waited and came_from_xla(error):
+            member.ranks.await_loss()
 
     def _leave(self, member: Membership, *, finished: bool, drained: bool) -> None:
         if not finished and not drained and member.ranks.size > 1:

@@ -32,6 +32,7 @@ from jaxft_protocol.replica.state import (
 from jaxft._errors import JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Programs
+from jaxft._ranks._collectives import came_from_xla
 from jaxft._ranks._follower import Follower
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._attempt import Attempts
@@ -111,6 +112,11 @@ class Runner:
         self._session.show(values)
 
     @property
+    def broken(self) -> bool:
+        """Whether an exception has left a call, in a group of several processes."""
+        return bool(self._broken)
+
+    @property
     def unreturned(self) -> Sequence[jax.Array] | None:
         """The state that the last call came to, if an exception such as Ctrl-C kept it from returning that."""
         return self._unreturned
@@ -182,7 +188,7 @@ class Runner:
         if self._ranks.size > 1:
             # The other ranks may be inside the same collective and never return, so this group cannot go on.
             self._broken = repr(error)
-            if isinstance(error, jax.errors.JaxRuntimeError):
+            if came_from_xla(error):
                 self._ranks.await_loss()
         number, directive = self._taken
         if isinstance(directive, Attempt):

@@ -118,6 +118,16 @@ def test_a_rank_that_is_killed_changes_nothing(
             assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))
 
 
+def test_a_rank_that_dies_while_the_program_itself_sums_over_ranks_ends_its_group(tmp_path: Path) -> None:
+    """The failed collective is the program's own, outside of the step: its error is not the program's."""
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        sums = ("--sum-after", str(KILLED_AT))
+        group = start(here, "group-0", *sums, die=(1, f"sums after step {KILLED_AT}"))
+        here.until(lambda: all(worker.process.poll() is not None for worker in group.ranks), "both ranks to end")
+        assert group.leader.process.returncode == AGAIN, group.leader.log()
+
+
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.storm), 1])
 def test_a_rank_that_is_stopped_ends_its_group(rank: int, undisturbed: str, tmp_path: Path) -> None:
     """Its host answers for it: only silence shows it."""

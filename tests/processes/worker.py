@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument(
         "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
     )
+    parser.add_argument("--sum-after", type=int, help="after that step, sum over all ranks outside of the step")
     parser.add_argument(
         "--world",
         default="",
@@ -304,6 +305,9 @@ def main() -> None:
                     nonfinite=report.nonfinite,
                     healed=None if report.heal is None else report.heal.replayed_steps,
                 )
+                if manager.step == arguments.sum_after:
+                    logger.debug("sums after step %d", manager.step)
+                    float(jax.jit(jnp.sum)(spread(np.ones((jax.device_count(), 1)))))
                 if pause_path and manager.step >= int(pause_step):
                     write(event="paused", step=manager.step)
                     wait_for(Path(pause_path), PAUSE_TIMEOUT_S)

@@ -1,0 +1,22 @@
+"""Tells the errors that a failed collective raises from others: in a group of several processes a rank is gone."""
+
+import re
+
+import jax
+
+# XLA's statuses begin with their code (absl::StatusCode). Which Python type carries one depends on where JAX was when
+# it saw it: a program's call raises `JaxRuntimeError`, a transfer of its result to the host `ValueError`.
+_STATUS = re.compile(
+    r"(CANCELLED|UNKNOWN|DEADLINE_EXCEEDED|NOT_FOUND|ALREADY_EXISTS|PERMISSION_DENIED|UNAUTHENTICATED|"
+    r"RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|OUT_OF_RANGE|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS|"
+    r"INVALID_ARGUMENT): "
+)
+
+
+def came_from_xla(error: BaseException | None) -> bool:
+    """Return whether `error`, or what it was raised from, is a failure of a running program."""
+    while error is not None:
+        if isinstance(error, jax.errors.JaxRuntimeError) or _STATUS.match(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
