@@ -161,6 +161,8 @@ class Trainer:
         self._begin(None)
         self.leaving = True
         self.post(r.LeaveNow(finished))
+        if self.replica.phase is r.Phase.LEFT:  # it was drained meanwhile, and hears nothing more
+            self._look_soon()
 
     def run(self, token: int, act: Callable[..., None], *args: Any) -> None:
         """`act` of the training thread, void once that has been given something else to do."""

@@ -234,8 +234,9 @@ class Truth:
         drained = [change.group for change in quorum.left if change.reason == DRAINED]
         old, new = before.frontier, after.frontier
         again = before.quorum is not None and old is not None and new is not None and old.step == new.step
-        # A trial commits nothing: its step is tried again whether a member is drained or not.
-        if again and drained and not is_trial(before):
+        # A trial commits nothing: its step is tried again whether a member is drained or not. And where one begins,
+        # another group's exception has ended the quorum, so a drained group is in no step and goes at once.
+        if again and drained and not is_trial(before) and not is_trial(after):
             raise Violation("a drain costs no step", f"step {quorum.step} is tried again without {drained}")
         if after.paused and not again:
             raise Violation("a paused job stands still", f"quorum {quorum.quorum_id} from step {quorum.step}")
