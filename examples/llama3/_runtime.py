@@ -9,9 +9,12 @@ import jax
 XLA_FLAGS = (
     # Simulated devices share the cores; at the default of 40 s a busy machine aborts the process.
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
-    # The gradient of an embedding is a scatter, which a GPU adds in any order by default.
-    "--xla_gpu_exclude_nondeterministic_ops=true",
+    # The gradient of an embedding is a scatter, which a GPU adds in any order by default; and autotuning may choose
+    # kernels of other roundings in each group.
+    "--xla_gpu_deterministic_ops=true",
 )
+# Who sets this leaves autotuning on, and must share what it chooses.
+AUTOTUNED = "--xla_gpu_exclude_nondeterministic_ops"
 
 
 def start_jax(*, cpu_devices: int | None, compilation_cache: Path | None) -> None:
@@ -42,6 +45,8 @@ def join_group() -> None:
 def with_default_flags(xla_flags: str) -> str:
     """Append our XLA flags to the user's, except those that the user has set."""
     named = {word.split("=")[0] for word in xla_flags.split()}
+    if AUTOTUNED in named:
+        named.add("--xla_gpu_deterministic_ops")
     return " ".join([*xla_flags.split(), *(flag for flag in XLA_FLAGS if flag.split("=")[0] not in named)])
 
 

@@ -152,6 +152,11 @@ def test_xla_flags_are_set_unless_the_user_has() -> None:
     assert with_default_flags(with_default_flags(mine)) == with_default_flags(mine)
 
 
+def test_who_keeps_autotuning_is_not_overruled() -> None:
+    autotuned = "--xla_gpu_exclude_nondeterministic_ops=true"
+    assert with_default_flags(autotuned).split() == [autotuned, XLA_FLAGS[0]]
+
+
 def test_the_compilation_cache_keeps_every_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {}
     monkeypatch.setattr(jax.config, "update", settings.__setitem__)

@@ -116,7 +116,7 @@ def test_versions_that_fit() -> None:
 def test_a_gpu_without_deterministic_kernels_is_a_warning() -> None:
     _, warned = _machine_checks.devices("gpu", 8, "--xla_foo=1")
     assert (warned.level, "bits from run to run" in warned.text) == ("warn", True)
-    assert warned.advice.startswith("set XLA_FLAGS=--xla_gpu_exclude_nondeterministic_ops=true")
+    assert warned.advice.startswith("set XLA_FLAGS=--xla_gpu_deterministic_ops=true")
     assert [each.level for each in _machine_checks.devices("gpu", 8, "--xla_gpu_deterministic_ops=true")] == [
         "ok"
     ]

@@ -123,7 +123,7 @@ def test_a_warning_where_kernels_may_give_other_bits(
 ) -> None:
     text = nondeterminism(platform, flags)
     assert (text is not None) == warns
-    assert text is None or "--xla_gpu_exclude_nondeterministic_ops=true" in text
+    assert text is None or "set XLA_FLAGS=--xla_gpu_deterministic_ops=true in all groups" in text
 
 
 def test_the_flags_of_the_llama_example_need_no_warning() -> None:
