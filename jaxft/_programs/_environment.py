@@ -89,8 +89,8 @@ def nondeterminism(platform: str, flags: Mapping[str, str]) -> str | None:
         return None
     return (
         f"on {platform} some kernels (scatter, reductions, convolutions) may give different bits from run to run, so "
-        "groups that compute the same shard may differ: set XLA_FLAGS=--xla_gpu_deterministic_ops=true in all groups, or "
-        "--xla_gpu_exclude_nondeterministic_ops=true if they share what autotuning chose (docs/guarantees.md)"
+        "groups that compute the same shard may differ: set XLA_FLAGS=--xla_gpu_deterministic_ops=true in all "
+        "groups, or --xla_gpu_exclude_nondeterministic_ops=true if they share autotuning results (docs/guarantees.md)"
     )
 
 
