@@ -6,7 +6,6 @@ import logging
 import os
 import resource
 import select
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -28,7 +27,7 @@ PATIENCE_S = 60.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for seconds must not cost a peer its connection."""
-    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", patience.FAR_S)
 
 
 @contextlib.contextmanager
@@ -75,7 +74,7 @@ def test_of_many_peers_that_dial_at_once_none_is_lost(key: DataKey | None) -> No
                 quorum_id=5,
                 group=f"group-{i}",
                 incarnation=1,
-                deadline_s=time.monotonic() + PATIENCE_S,
+                deadline_s=patience.far(),
                 abort=None,
             ):
                 continue

@@ -24,11 +24,12 @@ from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._transport._listener import Abort, Connection, Listener
 from jaxft._transport._seals import Macs
+from tests import patience
 from tests.exchange.members import partials_of, reference_means, run_exchange
 from tests.heal.donors import same_bits, values
 
 KEY = credentials.data_key(JobKey(b"k" * 32))
-PATIENCE_S = 30.0
+PATIENCE_S = patience.FAR_S
 HEAL, QUORUM, STEP = 5, 5, 3
 
 Then = Callable[[socket.socket, socket.socket], None]
