@@ -52,8 +52,7 @@ def man_in_the_middle(honest_port: int, then: Then) -> Iterator[str]:
         thread.start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+        patience.join(thread)
 
 
 @contextmanager
@@ -216,8 +215,7 @@ def forge_sum(victim: socket.socket, honest: socket.socket) -> None:
                 pass
         mouth.shutdown(socket.SHUT_RDWR)
         for thread in threads:
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
+            patience.join(thread)
     forger.close()
 
 
