@@ -112,7 +112,7 @@ def test_strangers_do_not_keep_a_group_from_its_peers(
         stack.enter_context(crowd(listeners[1].port, count, said))
         for quorum_id in range(1, 4):
             meet(listeners, members, quorum_id)
-        assert len(listeners[1]._half_open) <= _listener._MAX_UNKNOWN
+        assert len(listeners[1]._half_open) <= 256, "as docs/security.md promises"
         assert not listeners[1]._pending._waiting
     assert len(caplog.records) <= 30, "a crowd does not fill the disk"
 
