@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from jaxft._checkpoints._readers import turn
+from tests import patience
 
-PATIENCE_S = 60.0
+PATIENCE_S = patience.FAR_S
 SPAWN = multiprocessing.get_context("spawn")
 
 

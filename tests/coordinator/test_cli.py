@@ -3,6 +3,7 @@
 import logging
 import queue
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from jaxft_protocol.proto import coordinator_pb2_grpc as pb_grpc
 from tests import patience
 
 COMMAND = [sys.executable, "-m", "jaxft_coordinator"]
+LIMITED = ["sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh"]
 PATIENCE_S = 60.0
 
 # Imports everything, and dies where anything of the accelerators' world is touched.
@@ -40,8 +42,8 @@ print("imported")
 
 @pytest.fixture
 def coordinator() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A coordinator that listens, and its port."""
-    command = [*COMMAND, "--bind", "localhost:0", "--log-level", "INFO"]
+    """A coordinator that listens, and its port. Its limit of open files is lower than it need be."""
+    command = [*LIMITED, *COMMAND, "--bind", "localhost:0", "--log-level", "INFO"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -121,8 +123,12 @@ def test_the_defaults_are_all_right():
     assert _problem(Arguments(log_level="debug")) == ""
 
 
-def test_it_ends_well_while_a_stream_is_open(coordinator: tuple[subprocess.Popen[str], int]):
+def test_it_raises_its_limits_and_ends_well_while_a_stream_is_open(
+    coordinator: tuple[subprocess.Popen[str], int],
+):
     process, port = coordinator
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (most, most)
     with grpc.insecure_channel(f"localhost:{port}") as channel:
         said: queue.SimpleQueue[pb.GroupMessage | None] = queue.SimpleQueue()
         said.put(wire.group_to_proto(Hello("job", GroupName("a"), Incarnation(1), "a:1")))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import struct
 import sys
 from pathlib import Path
@@ -176,6 +177,15 @@ def test_alone_every_shard_is_its_own(tmp_path: Path) -> None:
         "step": 1,
         "digest": "ab12",
     }
+
+
+def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    flags = Flags(events=tmp_path / "events.jsonl")
+    assert flags.events is not None
+    with Report(flags, WORKLOAD, None, NoTracker()) as report:
+        report.committed(1, {"loss": math.nan, "grad_norm": 2.0}, step_s=1.0)
+        report.evaluated(1, math.inf)
+    assert [event["loss"] for event in events_in(flags.events)] == [None, None]
 
 
 def test_a_relaunched_group_appends(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import jaxft
 from examples.mlp import _model
 from examples.mlp import train as script
 from examples.mlp._data import expected_ledger, ledger_text, make_samples
+from examples.mlp._events import Events
 from examples.mlp._model import init_state, predict
 from examples.mlp.train import Flags, make_train_step, train
 from jaxft._launch._events import FinishedEvent, parse_event
@@ -167,6 +168,12 @@ def test_events_are_those_that_launchers_read(run: Run) -> None:
     assert isinstance(finished, FinishedEvent)
     assert finished.step == 3
     assert finished.digest
+
+
+def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    Events(path).step(jaxft.StepReport(1), loss=float("nan"))
+    assert json.loads(path.read_text())["loss"] is None
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_no_time_counts_while_a_peer_may_be_computing() -> None:
 
         def computes_first() -> list[np.ndarray]:
             for _ in range(8):  # many times the other's patience
-                assert looked.acquire(timeout=10)
+                assert looked.acquire(timeout=patience.FAR_S)
             return run_exchange(links[1], held[1])
 
         outcomes = together(

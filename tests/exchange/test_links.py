@@ -143,7 +143,7 @@ def test_who_still_computes_is_waited_for() -> None:
 
         def computes_first() -> Links:
             for _ in range(4):  # many times the other's patience
-                assert looked.acquire(timeout=10)
+                assert looked.acquire(timeout=patience.FAR_S)
             return open_links(made[0], members, 0)
 
         outcomes = together(

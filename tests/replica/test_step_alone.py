@@ -4,6 +4,7 @@ import contextlib
 import doctest
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -294,6 +295,7 @@ class Recorder:
 
     step = 5
     handed = None
+    away = False
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -309,8 +311,11 @@ class Recorder:
             contribution, local = call.programs.compute(state, call.batch_for(self.step, shard), shard)
         return call.programs.apply(state, contribution, local)
 
-    def compiling(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        self.away = True
+        yield
+        self.away = False
 
 
 def test_a_manager_is_given_programs_and_the_rest() -> None:
@@ -342,6 +347,20 @@ def test_outside_of_the_managers_with_block_nothing_is_compiled() -> None:
     ):
         step(step_models.mlp_params(), numpy_batch(0))
     assert counted.traces == 0
+
+
+def test_a_group_is_away_while_it_compiles_also_for_another_shape_in_the_midst_of_a_step() -> None:
+    """So no job takes it for a group that hangs."""
+    manager, away = Recorder(), list[bool]()
+
+    def traced(state: Any, batch: Any) -> Any:
+        away.append(manager.away)
+        return train_step(state, batch)
+
+    step, state = jaxft.fault_tolerant(traced, manager, shards=2), step_models.mlp_params()
+    state, _ = step(state, lambda number, shard: numpy_batch(number, rows=4 if shard else 8))
+    assert away == [True, True]
+    assert not manager.away
 
 
 def test_a_manager_may_meet_batches_of_another_shape() -> None:

@@ -91,6 +91,25 @@ def test_groups_that_know_the_key_find_each_other() -> None:
         assert_serves(listener)
 
 
+def test_tags_are_under_keys_of_each_connection_and_direction() -> None:
+    """Of equal frames each has another tag, which only the other end knows. A checksum could be made by anyone."""
+    tags: set[bytes] = set()
+    with listening() as listener:
+        for _ in range(2):
+            with dial(f"127.0.0.1:{listener.port}", request(), deadline_s=soon(), key=KEY) as theirs:
+                with listener.take(
+                    quorum_id=5, group="group-1", incarnation=3, deadline_s=soon(), abort=None
+                ) as ours:
+                    for outgoing, incoming in (
+                        (theirs.outgoing, ours.incoming),
+                        (ours.outgoing, theirs.incoming),
+                    ):
+                        tag = outgoing.tag(b"header", b"payload")
+                        assert incoming.tag(b"header", b"payload") == tag
+                        tags.add(tag)
+    assert len(tags) == 4
+
+
 def test_a_mesh_with_a_key_is_made_and_one_without_it_is_not_let_in() -> None:
     with ExitStack() as stack:
         listeners = [

@@ -24,11 +24,12 @@ from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._transport._listener import Abort, Connection, Listener
 from jaxft._transport._seals import Macs
+from tests import patience
 from tests.exchange.members import partials_of, reference_means, run_exchange
 from tests.heal.donors import same_bits, values
 
 KEY = credentials.data_key(JobKey(b"k" * 32))
-PATIENCE_S = 30.0
+PATIENCE_S = patience.FAR_S
 HEAL, QUORUM, STEP = 5, 5, 3
 
 Then = Callable[[socket.socket, socket.socket], None]
@@ -51,8 +52,7 @@ def man_in_the_middle(honest_port: int, then: Then) -> Iterator[str]:
         thread.start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+        patience.join(thread)
 
 
 @contextmanager
@@ -215,8 +215,7 @@ def forge_sum(victim: socket.socket, honest: socket.socket) -> None:
                 pass
         mouth.shutdown(socket.SHUT_RDWR)
         for thread in threads:
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
+            patience.join(thread)
     forger.close()
 
 

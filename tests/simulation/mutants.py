@@ -42,6 +42,7 @@ from jaxft_protocol.values import changed
 from .campaign import Finding, run_seeds
 from .coordinator import Life
 from .exchange import Hub
+from .process import Process
 from .trainer import Trainer
 
 SEEDS = 1500
@@ -549,6 +550,18 @@ def _donors_are_not_compared(pin: Any) -> Any:
 def _a_heartbeat_is_taken_for_progress(hung: Any) -> Any:
     """A group whose training hangs stays in the quorum as long as its heart beats (TorchFT)."""
     return lambda draft: []
+
+
+@mutant(Process, "_step")
+def _a_session_that_fails_as_it_greets_ends_in_silence(step: Any) -> Any:
+    """An error ends the session's thread: it neither dials again nor times out, and its group waits for it."""
+
+    def mutated(self: Process, event: Any) -> None:
+        ended = self.replica.phase is r.Phase.GREETING and type(event) in (r.Disconnected, r.Tick)
+        if not ended:
+            step(self, event)
+
+    return mutated
 
 
 @mutant(replica_quorums, "applied")

@@ -5,9 +5,11 @@ import gc
 import logging
 import os
 import queue
+import resource
 import select
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -366,6 +368,13 @@ def test_healing_is_bounded_and_a_stopped_joiner_blocks_no_other(monkeypatch: py
         stack.enter_context(call(listener, request("heal")))  # it dials again while the donor is busy
 
 
+def test_a_hundred_joiners_are_healed_at_once() -> None:
+    with listening(lambda one, _: assert_ended(one.sock)) as listener, ExitStack() as stack:
+        for joiner in range(100):
+            stack.enter_context(call(listener, request("heal", group=f"g{joiner}")))
+        assert len(listener._healing) == 100
+
+
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_dialling_something_else(said: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -468,6 +477,18 @@ def test_a_dialler_that_was_dropped_before_it_was_answered_dials_again() -> None
         thread.start()
         dial(f"127.0.0.1:{drops_some.getsockname()[1]}", request(), deadline_s=soon()).close()
         thread.join()
+
+
+def test_a_group_may_open_as_many_descriptors_as_its_machine_lets_it() -> None:
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    usual = 4096 if hard == resource.RLIM_INFINITY else hard - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (usual, hard))
+    try:
+        with listening() as listener:
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+            assert listener._descriptors == (sys.maxsize if hard == resource.RLIM_INFINITY else hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
 
 
 def test_too_few_descriptors_for_a_quorum_are_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:

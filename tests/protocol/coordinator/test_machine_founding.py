@@ -318,6 +318,7 @@ def test_a_fresh_group_that_comes_first_does_not_lose_those_with_a_checkpoint():
     desk = unsettled()
     desk.come("fresh")
     desk.wait(2.0)
+    assert desk.job.quorum is None, "after a commit, the others would be refused"
     desk.come("b", step=100, digest="x", history=HISTORY)
     desk.wait(5.2)
     assert (desk.step, members(desk)) == (100, ["b"])
