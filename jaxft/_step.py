@@ -332,10 +332,10 @@ class Step:
         return self._alone if self._manager is None else self._manager._engine
 
     def _batch_for(self, batch: Any) -> BatchFor:
+        refuse_iterator(batch)
         if callable(batch):
             self._check_shards(batch)
             return self._pure.of(batch)
-        refuse_iterator(batch)
         if self._shards not in (None, 1):
             raise ConfigurationError(
                 f"The step has {self._shards} shards, so each group must be able to compute any of them, but it was "
