@@ -15,9 +15,9 @@ _NUMBERS = (bool, int, float, complex)
 _LONGEST_REPR = 60
 _BATCH = "A batch is a pytree of arrays and numbers: convert the leaf, or leave it out."
 _STATE = (
-    "A state is a pytree of arrays and numbers. Take functions and other settings out of it and let the step close "
-    "over them: with equinox, `params, static = eqx.partition(model, eqx.is_array)` before the first step, and "
-    "`model = eqx.combine(params, static)` in the step; with flax, keep `apply_fn` out of the leaves."
+    "A state is a pytree of arrays and numbers. If it holds functions and settings too, say which leaves the step "
+    "may change: `jaxft.fault_tolerant(..., arrays=equinox.is_array)`; the others are then part of the program. With "
+    "flax, keep `apply_fn` out of the leaves."
 )
 
 
