@@ -97,7 +97,7 @@ def _check_name(what: str, name: str) -> None:
 
 
 def _checked_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings as a dict of their own.
+    """Return a copy of the settings.
 
     Raises:
         ConfigurationError: they are not texts by name, or one is too long.

@@ -1,5 +1,6 @@
 """States that hold functions and settings beside their arrays: `arrays=` makes those part of the program."""
 
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -11,6 +12,7 @@ import pytest
 
 import jaxft
 from jaxft._errors import ConfigurationError, StepError
+from tests.checkpoints.states import PATIENCE_S
 
 SHARDS = 2
 
@@ -98,6 +100,22 @@ def test_an_edit_is_given_the_whole_state() -> None:
             ):
                 step.edit(state, lambda state: (eqx.tree_at(lambda net: net.repeats, state[0], 3), state[1]))
         state, _ = step(state, batch_for)
+
+
+def test_a_checkpoint_has_the_arrays_alone(tmp_path: Path) -> None:
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, arrays=eqx.is_array)
+    state, _ = step(first(), batch_for)
+    checkpoints = jaxft.Checkpoints(tmp_path)
+    checkpoints.save(1, eqx.filter(state, eqx.is_array), job="docs", history=0, settings={})
+    checkpoints.finish(PATIENCE_S)
+    fresh = first()
+    restored = checkpoints.restore(eqx.filter(fresh, eqx.is_array), job="docs", settings={})
+    assert restored is not None
+    again = eqx.combine(restored.state, fresh)  # as docs/porting.md has it
+    assert (again[0].activation, again[0].repeats) == (jax.nn.tanh, 2)
+    others = jaxft.fault_tolerant(train_step, None, shards=SHARDS, arrays=eqx.is_array)
+    _, loss = step(state, batch_for)
+    assert others(again, lambda number, shard: batch_for(number + 1, shard))[1] == loss
 
 
 @pytest.mark.parametrize(
