@@ -133,7 +133,7 @@ class Manager:
             step=step,
             failure_timeout_s=failure_timeout_s,
             min_replicas=min_replicas,
-            settings=dict(settings or {}),
+            settings={} if settings is None else settings,
             checkpoints=checkpoints,
             spare=spare or os.environ.get("JAXFT_SPARE") == "1",
             other_meshes=other_meshes,

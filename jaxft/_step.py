@@ -26,6 +26,7 @@ from jaxft._programs._nonfinite import Policy, checked_policy
 from jaxft._programs._programs import Programs
 from jaxft._programs._shardings import placed
 from jaxft._programs._static_args import Statics
+from jaxft._programs._static_leaves import StaticLeaves
 from jaxft._pure import PureCheck
 from jaxft._replica._alone import Alone
 from jaxft._replica._engine import BatchFor, Call, Engine, OwnBatch
@@ -41,6 +42,7 @@ def fault_tolerant(
     *,
     shards: int | None = None,
     axis_name: str | None = None,
+    arrays: Callable[[Any], bool] | None = None,
     nonfinite: Policy = "warn",
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -83,6 +85,9 @@ def fault_tolerant(
         axis_name: the name that the step has for the axis of the shards, if it was written for `jax.pmap` or
             `jax.shard_map`. `lax.pmean`, `lax.psum`, `lax.axis_index` and `lax.axis_size` over it then mean those of
             jaxft, at the top level of the step, and may be differentiated. Needs `shards`, the size of the axis.
+        arrays: which leaves of the state the step may change, for a state that holds functions and settings too:
+            `arrays=equinox.is_array` for a module of equinox. The other leaves are part of the program: the step is
+            given them, and returns them as they were. By default all leaves, which are arrays and numbers.
         nonfinite: what the job does with a step whose means (or sums) are not finite. "raise" ends it for all groups
             with `NonFinite`, and nothing of that step is applied. "skip" leaves the state as it was and goes on with
             the next step: metrics are blank, and `report.nonfinite` says why. "allow" applies it: for steps that
@@ -101,7 +106,7 @@ def fault_tolerant(
     """
     statics = Statics.of(train_step, static_argnums, static_argnames)
 
-    return Step(train_step, statics, manager, Axis(axis_name, shards), nonfinite)
+    return Step(train_step, statics, manager, Axis(axis_name, shards), nonfinite, arrays)
 
 
 def from_functions(
@@ -153,6 +158,7 @@ class Step:
         manager: Manager | None,
         axis: Axis,
         nonfinite: Policy,
+        arrays: Callable[[Any], bool] | None = None,
     ) -> None:
         axis = _checked_axis(axis)
         if manager is not None and not hasattr(type(manager), "_engine"):
@@ -160,7 +166,8 @@ class Step:
                 f"manager is {manager!r}. It is a jaxft.Manager, which is entered before the first step: `with "
                 'jaxft.Manager("host:29510", group="group-0") as manager:`. None runs the step alone.'
             )
-        self._train_step = train_step
+        self._static_leaves = StaticLeaves(arrays)
+        self._train_step = self._static_leaves.wrapped(train_step)
         self._statics = statics
         self._manager = manager
         self._alone = Alone()
@@ -208,9 +215,10 @@ class Step:
             ConfigurationError: as from a call of the step.
         """
         self._statics.check(static, static_kw)
+        state = self._static_leaves.without(state)
         programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
         call = Call(programs, batch_for, self._shards, self._nonfinite)
-        return programs.unflatten(self._engine.join(call, self._leaves(programs, state)))
+        return self._whole(programs, self._engine.join(call, self._leaves(programs, state)))
 
     def edit(self, state: Any, function: Callable[[Any], Any]) -> Any:
         """Change the state between two steps, in the whole job: a learning rate, metrics that begin again at zero.
@@ -263,13 +271,13 @@ class Step:
                 "and call step.edit in its body before the step."
             )
         if engine.loop.repeats_edit():
-            return programs.unflatten(held)
-        before = programs.unflatten(self._leaves(programs, state))
-        engine.edit(edited(before, function(before), held))
+            return self._whole(programs, held)
+        before = programs.unflatten(self._leaves(programs, self._static_leaves.without(state)))
+        after = self._static_leaves.without(function(self._static_leaves.whole(before)))
+        engine.edit(edited(before, after, held))
         engine.loop.edited()
-        after = engine.handed
-        assert after is not None
-        return programs.unflatten(after)
+        assert engine.handed is not None
+        return self._whole(programs, engine.handed)
 
     def __call__(self, state: Any, batch: Any, *static: Any, **static_kw: Any) -> tuple[Any, Any]:
         """Run one step, until the job has committed it.
@@ -293,10 +301,15 @@ class Step:
             NonFinite: the means are not finite, with `nonfinite="raise"`; the state is as it was.
         """
         self._statics.check(static, static_kw)
+        state = self._static_leaves.without(state)
         programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
         call = Call(programs, batch_for, self._shards, self._nonfinite)
         leaves, metrics = self._engine.run(call, self._leaves(programs, state))
-        return programs.unflatten(leaves), metrics
+        return self._whole(programs, leaves), metrics
+
+    def _whole(self, programs: Programs, leaves: Sequence[jax.Array]) -> Any:
+        """The state of these leaves, as the user knows it."""
+        return self._static_leaves.whole(programs.unflatten(leaves))
 
     def _prepared(self, given: "_Given", state: Any, batch: Any) -> tuple[Programs, BatchFor]:
         """The programs for these arguments, and the batch of each shard."""
@@ -332,10 +345,10 @@ class Step:
         return self._alone if self._manager is None else self._manager._engine
 
     def _batch_for(self, batch: Any) -> BatchFor:
+        refuse_iterator(batch)
         if callable(batch):
             self._check_shards(batch)
             return self._pure.of(batch)
-        refuse_iterator(batch)
         if self._shards not in (None, 1):
             raise ConfigurationError(
                 f"The step has {self._shards} shards, so each group must be able to compute any of them, but it was "

@@ -26,6 +26,7 @@ from jaxft._checkpoints._readers import turn
 from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
 from jaxft._checkpoints._writer import write
 from jaxft._errors import CannotRestore, ConfigurationError
+from jaxft._numbers import whole
 
 _log = logging.getLogger("jaxft")
 
@@ -75,6 +76,11 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, every_steps: int = 100, keep: int = 3) -> None:
+        if not isinstance(folder, str | os.PathLike):  # pyright: ignore
+            raise ConfigurationError(
+                f"folder must be a path, a str or a pathlib.Path, not {folder!r:.60}, a {type(folder).__name__}. "
+                "Name a folder on a disk that all groups share."
+            )
         if not os.fspath(folder):
             raise ConfigurationError(
                 "folder must be a path, not the empty string. Name a folder on a disk that all groups share."
@@ -84,18 +90,10 @@ class Checkpoints:
                 f"folder must be a path on a mounted disk, not {os.fspath(folder)!r}: a checkpoint is completed by "
                 "renaming its folder, which object stores cannot do. Name a folder on a disk that all groups share."
             )
-        if every_steps < 1:
-            raise ConfigurationError(
-                f"every_steps must be at least 1, not {every_steps}: it is the number of steps between two saves."
-            )
-        if keep < 1:
-            raise ConfigurationError(
-                f"keep must be at least 1, not {keep}: it is the number of complete checkpoints kept."
-            )
+        self._every_steps = whole("every_steps, the number of steps between two saves,", every_steps, 1)
+        self._keep = whole("keep, the number of complete checkpoints kept,", keep, 1)
         _orbax.require()
         self._folder = Path(folder).absolute()
-        self._every_steps = every_steps
-        self._keep = keep
         self._thread: threading.Thread | None = None
         self._saving = 0  # the step that the thread saves
         self._damaged: set[int] = set()

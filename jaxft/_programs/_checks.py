@@ -1,5 +1,6 @@
 """What a step is called with: refuses what is not made of arrays, in terms of what the user wrote."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,9 +15,9 @@ _NUMBERS = (bool, int, float, complex)
 _LONGEST_REPR = 60
 _BATCH = "A batch is a pytree of arrays and numbers: convert the leaf, or leave it out."
 _STATE = (
-    "A state is a pytree of arrays and numbers. Take functions and other settings out of it and let the step close "
-    "over them: with equinox, `params, static = eqx.partition(model, eqx.is_array)` before the first step, and "
-    "`model = eqx.combine(params, static)` in the step; with flax, keep `apply_fn` out of the leaves."
+    "A state is a pytree of arrays and numbers. If it holds functions and settings too, say which leaves the step "
+    "may change: `jaxft.fault_tolerant(..., arrays=equinox.is_array)`; the others are then part of the program. With "
+    "flax, keep `apply_fn` out of the leaves."
 )
 
 
@@ -33,12 +34,18 @@ def refuse_others(what: str, tree: Any) -> None:
 
 def refuse_iterator(batch: Any) -> None:
     """Raise ConfigurationError if the batch is an iterator over batches."""
-    if isinstance(batch, Iterator):
+    if (isinstance(batch, Iterator) and not callable(batch)) or takes_next(batch):
         raise ConfigurationError(
             f"The batch is {short(batch)}, a {type(batch).__name__}. A step is given the batch itself, "
-            "`next(batches)`, or a pure function `batch(step, shard)` that returns the batch of any shard. With "
-            "an iterator, another group could not compute the batch of a group that is lost."
+            "`next(batches)`, or a pure function `batch(step, shard)` that returns the batch of any shard, such as "
+            "`jaxft.data.from_iterator(make, shards)`. With an iterator, no other group could compute the batch of "
+            "a group that is lost."
         )
+
+
+def takes_next(function: Any) -> bool:
+    """Whether a function is `functools.partial(next, iterator)`."""
+    return isinstance(function, functools.partial) and function.func is next
 
 
 def refuse_disabled_jit() -> None:

@@ -53,7 +53,7 @@ class GroupConfig:
                 f"checkpoints is {self.checkpoints!r}. It is a jaxft.Checkpoints, which says where and how often to "
                 "save: `checkpoints=jaxft.Checkpoints(folder, every_steps=100)`."
             )
-        _check_settings(self.settings)
+        object.__setattr__(self, "settings", _checked_settings(self.settings))
 
     @property
     def compared_settings(self) -> dict[str, str]:
@@ -96,13 +96,25 @@ def _check_name(what: str, name: str) -> None:
         )
 
 
-def _check_settings(settings: Mapping[str, str]) -> None:
+def _checked_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy of the settings.
+
+    Raises:
+        ConfigurationError: they are not texts by name, or one is too long.
+    """
+    if not isinstance(settings, Mapping):  # pyright: ignore
+        raise ConfigurationError(
+            f"settings is {settings!r:.60}, a {type(settings).__name__}, but it must be a dict of texts by name: "
+            '`settings={"data": batches.fingerprint}`. A group that differs in one is refused, and told which.'
+        )
     for name, value in settings.items():
-        if not isinstance(value, str) or len(name) + len(value) > MAX_SETTING_LENGTH:  # pyright: ignore
+        texts = isinstance(name, str) and isinstance(value, str)  # pyright: ignore
+        if not texts or len(name) + len(value) > MAX_SETTING_LENGTH:
             raise ConfigurationError(
                 f"settings must be texts of at most {MAX_SETTING_LENGTH} characters, such as a digest, not "
                 f"{name!r}: {value!r:.100}"
             )
+    return dict(settings)
 
 
 def _has_port(host: str) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxft._arrays._digest import digest
 from jaxft._errors import ConfigurationError
 from jaxft._numbers import whole
+from jaxft._programs._checks import takes_next
 from jaxft._pure import difference
 from jaxft.data._sources import Source
 from jaxft.data._states import Kept, States
@@ -69,7 +70,7 @@ def from_iterator(
             other batches when it is called again.
     """
     shards, states_every = whole("shards", shards, 1), whole("states_every", states_every, 1)
-    if not callable(make):
+    if not callable(make) or takes_next(make):
         raise ConfigurationError(
             f"make is a {type(make).__name__}, but it must be a function that opens the stream of a shard: a group "
             "may have to read any shard, and begin again. Pass `lambda shard: ...`."

@@ -44,8 +44,8 @@ class Loop:
 
     @property
     def added(self) -> int:
-        """Lines of ours: new ones, and those that replace others. What is only indented does not count."""
-        return sum(len(edit.lines) for edit in self.ours)
+        """Lines of ours: new ones, and those that replace others. What is only indented, or blank, does not count."""
+        return sum(bool(line.strip()) for edit in self.ours for line in edit.lines)
 
     @property
     def removed(self) -> int:

@@ -97,4 +97,5 @@ def _environment(loop: Loop, folder: Path) -> dict[str, str]:
         "MPLBACKEND": "agg",
         "PYTHONPATH": os.pathsep.join((str(STANDINS), str(folder))),
         "STANDIN_SAMPLES": loop.header.get("samples", "2048"),
+        "JAX_NUM_CPU_DEVICES": loop.header.get("devices", "1"),
     }

@@ -8,6 +8,7 @@ from tests.loops.loop import Edit, Loop, apply, loops, parse, python_of
 from tests.loops.run import Outcome
 from tests.loops.table import BEGIN, END, HEAD, PAGE, row, rows, write_table
 
+WIDTH = 110  # of a line that counts as one
 LINES = ["one", "two", "three", "", "five"]
 
 
@@ -45,8 +46,8 @@ def test_an_edit_past_the_end_is_an_error() -> None:
         apply(list(parse("6d\n")), LINES)
 
 
-def test_sizes_and_indents_do_not_count() -> None:
-    ours = tuple(parse("2,3c\nTWO\n.\n5a\nsix\nseven\n.\n1d\n1,5>2\n"))
+def test_sizes_indents_and_blank_lines_do_not_count() -> None:
+    ours = tuple(parse("2,3c\nTWO\n.\n5a\nsix\n\nseven\n.\n1d\n1,5>2\n"))
     loop = Loop("one", {}, sizes=(Edit(1, 1, "c", ("ONE", "and")),), ours=ours)
     assert (loop.added, loop.removed) == (3, 3)
 
@@ -57,6 +58,14 @@ def test_the_code_of_a_notebook() -> None:
         {"cell_type": "code", "source": ["a = 1\\n"]}]}"""
     assert python_of(notebook, "a.ipynb") == "import jax\n# !pip install x\n\na = 1\n"
     assert python_of("%a\n", "a.py") == "%a\n"
+
+
+def test_no_loop_takes_more_lines_than_promised() -> None:
+    larger = {loop.name for loop in loops() if loop.goal != 10}
+    assert larger == {"equinox_dcgan", "haiku_gan", "optax_dpsgd"}
+    assert {loop.name: loop.added for loop in loops() if loop.added > min(loop.goal, 20)} == {}
+    lines = [line for loop in loops() for edit in loop.ours for line in edit.lines]
+    assert [line for line in lines if len(line) > WIDTH] == []
 
 
 def test_every_loop_has_a_row_whose_lines_are_those_of_its_edits() -> None:

@@ -1,5 +1,6 @@
 """What is said of a step that is called with the wrong things: each before anything changes."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -137,11 +138,11 @@ def test_disable_jit() -> None:
     np.testing.assert_array_equal(step(state, ROWS)[0], -2 * ROWS)
 
 
-def test_an_equinox_model_that_is_not_partitioned() -> None:
+def test_an_equinox_model_without_arrays() -> None:
     model = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
     with pytest.raises(
         ConfigurationError,
-        match=r"leaf \.activation of the state is .*not an array of numbers.*eqx\.partition\(model, eqx",
+        match=r"leaf \.activation of the state is .*not an array of numbers.*, arrays=equinox\.is_array\)",
     ):
         jaxft.fault_tolerant(train_step, None)(model, ROWS)
 
@@ -159,13 +160,54 @@ def test_a_leaf_that_is_not_an_array(leaf: Any) -> None:
         step(jnp.zeros(3), {"a": leaf})
 
 
-@pytest.mark.parametrize("batch", [iter([ROWS]), (row for row in [ROWS])])
-def test_an_iterator_as_batch(batch: Any) -> None:
+@pytest.mark.parametrize("shards", [None, 2])
+@pytest.mark.parametrize(
+    "batch", [iter([ROWS]), (row for row in [ROWS]), functools.partial(next, iter([ROWS, ROWS]))]
+)
+def test_an_iterator_as_batch(batch: Any, shards: int | None) -> None:
     with pytest.raises(
         ConfigurationError,
-        match=r"The batch is <.*a (list_iterator|generator).*`next\(batches\)`, or a pure function",
+        match=r"The batch is .*a (list_iterator|generator|partial)\..*`next\(batches\)`, or a pure function",
     ):
-        jaxft.fault_tolerant(train_step, None)(jnp.zeros(3), batch)
+        jaxft.fault_tolerant(train_step, None, shards=shards)(jnp.zeros(3), batch)
+
+
+@pytest.mark.parametrize("make", [iter([ROWS]), functools.partial(next, iter([ROWS, ROWS]))])
+def test_an_iterator_in_place_of_a_function_that_opens_one(make: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"make is a .*must be a function that opens the stream"):
+        jaxft.data.from_iterator(make, 2)
+
+
+@pytest.mark.parametrize("name", ["every_steps", "keep"])
+def test_checkpoints_at_a_number_that_is_none(name: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"^{name}, the number of .* must be an int .*'100'.*int\('100'\)"
+    ):
+        jaxft.Checkpoints("somewhere", **{name: "100"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=rf"^{name}, the number of .* must be at least 1, not 0\."):
+        jaxft.Checkpoints("somewhere", **{name: 0})
+
+
+@pytest.mark.parametrize("folder", [None, 3])
+def test_checkpoints_in_a_folder_that_is_none(folder: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"folder must be a path, a str .*, not (None|3), a "):
+        jaxft.Checkpoints(folder)
+
+
+@pytest.mark.parametrize("settings", ["abc", ["abc"], 3])
+def test_settings_that_have_no_names(settings: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"settings is .*must be a dict of texts by name: `settings="
+    ):
+        jaxft.Manager("localhost:29510", group="group-0", settings=settings)
+
+
+@pytest.mark.parametrize("settings", [{1: "abc"}, {"seed": 1}])
+def test_settings_that_are_not_texts(settings: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"settings must be texts of at most .*, not (1: 'abc'|'seed': 1)"
+    ):
+        jaxft.Manager("localhost:29510", group="group-0", settings=settings)
 
 
 def test_columns_as_source() -> None:
