@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--loader", choices=LOADERS, required=True)
     parser.add_argument("--states", type=Path, required=True)
-    parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or joined:FILE: wait for FILE")
+    parser.add_argument("--gate", action="append", default=[], help="STEP:FILE, start:FILE or joined:FILE: wait for FILE")
     parser.add_argument("--die", default="")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -98,6 +98,8 @@ def main() -> None:
             events.write(json.dumps(event) + "\n")
 
         def train(manager: jaxft.Manager | None) -> None:
+            if "start" in gates:
+                wait_for(gates["start"])
             step = jaxft.fault_tolerant(train_step, manager, shards=SHARDS)
             state = step.join(jnp.zeros(3), batches)
             write(event="joined", step=step.step)

@@ -22,10 +22,14 @@ def finished_alone(here: Cluster, *flags: str) -> str:
 
 def started(here: Cluster, flags: dict[str, tuple[str, ...]], *, script: Path = LOOPS) -> dict[str, Worker]:
     """Start groups that are all members from the first step on."""
-    gate = here.folder / "all-joined"
-    made = {
-        name: here.start(name, "--gate", f"joined:{gate}", *own, script=script) for name, own in flags.items()
-    }
+    present, gate = here.folder / "all-present", here.folder / "all-joined"
+    gates = ("--gate", f"start:{present}", "--gate", f"joined:{gate}")
+    made = {name: here.start(name, *gates, *own, script=script) for name, own in flags.items()}
+    # One that founded the job alone would wait at its gate for the others, which wait for the end of its step.
+    for name in made:
+        text = f"{name} is present"
+        here.until(lambda text=text: text in here.coordinator_log.read_text(), f"{name} to be present")
+    present.touch()
     members = [name for name, own in flags.items() if "--spare" not in own]
     for name in members:
         here.until(made[name].events, f"{name} to join")
