@@ -330,7 +330,7 @@ class Manager:
             self._close("" if error is None else repr(error))
 
     def _await_loss(self, member: Membership, error: BaseException | None) -> None:
-        """A collective that another rank's death broke may fail only where its result is read, outside of the step."""
+        """A collective that another rank's death broke may fail only where its result is read, after the step."""
         waited = self._runner is not None and self._runner.broken
         if member.ranks.size > 1 and not waited and came_from_xla(error):
             member.ranks.await_loss()

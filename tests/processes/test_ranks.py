@@ -124,7 +124,9 @@ def test_a_rank_that_dies_while_the_program_itself_sums_over_ranks_ends_its_grou
         here.start_coordinator()
         sums = ("--sum-after", str(KILLED_AT))
         group = start(here, "group-0", *sums, die=(1, f"sums after step {KILLED_AT}"))
-        here.until(lambda: all(worker.process.poll() is not None for worker in group.ranks), "both ranks to end")
+        here.until(
+            lambda: all(worker.process.poll() is not None for worker in group.ranks), "both ranks to end"
+        )
         assert group.leader.process.returncode == AGAIN, group.leader.log()
 
 

@@ -181,7 +181,9 @@ def main() -> None:
     parser.add_argument(
         "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
     )
-    parser.add_argument("--sum-after", type=int, help="after that step, sum over all ranks outside of the step")
+    parser.add_argument(
+        "--sum-after", type=int, help="after that step, sum over all ranks outside of the step"
+    )
     parser.add_argument(
         "--world",
         default="",
