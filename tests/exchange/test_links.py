@@ -143,7 +143,7 @@ def test_who_still_computes_is_waited_for() -> None:
 
         def computes_first() -> Links:
             for _ in range(4):  # many times the other's patience
-                assert looked.acquire(timeout=10)
+                assert looked.acquire(timeout=patience.FAR_S)
             return open_links(made[0], members, 0)
 
         outcomes = together(
@@ -163,8 +163,8 @@ def test_a_silent_peer_hides_no_other() -> None:
         members = peers_of([[0], [1], [2]], addresses)
         outcomes = together(
             [
-                lambda: open_links(made[0], members, 0, wait_s=0.5),
-                lambda: open_links(made[2], members, 2, wait_s=0.5),
+                lambda: open_links(made[0], members, 0, wait_s=2.0),
+                lambda: open_links(made[2], members, 2, wait_s=2.0),
             ]
         )
     assert [outcome.peers for outcome in outcomes] == [("group-1",), ("group-1",)]

@@ -88,7 +88,7 @@ def test_a_pause_shorter_than_the_jobs_patience_costs_nothing_but_time(tmp_path:
     """A pause of twice the failure timeout, and longer than the patience with one that hangs."""
     gate, steps, names = tmp_path / "go-on", 12, ("group-0", "group-1", "group-2")
     flags = ("--steps", str(steps), "--failure-timeout-s", "3")
-    timeout = ("--heartbeat-timeout-ms", "1000")
+    timeout = ("--heartbeat-timeout-ms", "2000")
     with training(tmp_path, names, *flags, coordinator=timeout, own=paused(gate)) as (here, workers, log):
         until_paused(here, workers["group-1"])
         time.sleep(6.0)  # the pause
@@ -135,7 +135,7 @@ def test_a_group_away_for_long_is_stood_aside_and_comes_back(tmp_path: Path) -> 
             lambda: "goes on without group-1" in log.read_text(), "the job to go on", context=log.read_text
         )
 
-    quick = ("--heartbeat-timeout-ms", "1000", "--join-timeout-ms", "2000")
+    quick = ("--heartbeat-timeout-ms", "2000", "--join-timeout-ms", "2000")
     aside(tmp_path, 200, pause, *quick)
 
 
@@ -149,7 +149,7 @@ def test_a_pause_of_three_minutes_loses_nothing(tmp_path: Path) -> None:
 def test_a_group_that_is_needed_is_waited_for_and_named(tmp_path: Path) -> None:
     gate, steps, names = tmp_path / "go-on", 8, ("group-0", "group-1")
     flags = ("--steps", str(steps), "--min-replicas", "2")
-    quick = ("--heartbeat-timeout-ms", "1000", "--join-timeout-ms", "2000")
+    quick = ("--heartbeat-timeout-ms", "2000", "--join-timeout-ms", "2000")
     with training(tmp_path, names, *flags, coordinator=quick, own=paused(gate)) as (here, workers, log):
         until_paused(here, workers["group-1"])
         text = "waiting: step 3 waits for group-1, away from training"
