@@ -12,7 +12,7 @@ from examples.llama3 import train as llama3
 from examples.mlp import train as mlp
 from tests.clusters import Cluster, cluster
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.unoptimized, pytest.mark.processes, pytest.mark.timeout(300)]
 
 SHORT = ("--steps", "6", "--checkpoint-every", "4", "--shards", "2")
 LLAMA3 = (*SHORT, "--seq-len", "32", "--corpus-bytes", "100000")
