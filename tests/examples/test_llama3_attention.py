@@ -16,6 +16,8 @@ from examples.llama3._config import Kernel
 from examples.llama3._ring import in_order, ring_attention, striped
 from examples.llama3._sharding import make_mesh
 
+pytestmark = pytest.mark.unoptimized
+
 BATCH, LENGTH, HEADS, KV_HEADS, HEAD_DIM = 2, 64, 4, 2, 8
 
 

@@ -13,6 +13,8 @@ from examples.llama3._config import ModelConfig
 from examples.llama3._init import CUT_AT, INIT_STDDEV, random_bits, truncated_normal
 from examples.llama3._model import Llama
 
+pytestmark = pytest.mark.unoptimized
+
 # Of a normal distribution cut at three standard deviations.
 KEPT = 0.9866
 CONFIG = tiny(dim=128, heads=8, kv_heads=4, ffn_dim=256, layers=3)

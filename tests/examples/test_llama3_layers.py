@@ -22,6 +22,8 @@ from examples.llama3._sharding import ActivationSharding, batch_sharding, make_m
 from examples.llama3._state import TrainState
 from examples.llama3.train import accumulated, make_loss, make_train_step
 
+pytestmark = pytest.mark.unoptimized
+
 CONFIG = tiny(dim=16, layers=4, ffn_dim=32)
 LENGTH = 16
 
@@ -75,6 +77,7 @@ def test_a_mesh_gives_the_loss_and_gradients_of_one_device(axes: dict[str, int],
         np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-5 * np.abs(there).max())
 
 
+@pytest.mark.unoptimized(False)
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 4), (2, 4)])
 def test_a_pipeline_has_the_bits_of_its_microbatches_without_one(stages: int, microbatches: int) -> None:
     """Output, and gradients of input and parameters: what idle stages compute adds exact zeros."""

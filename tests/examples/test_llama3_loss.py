@@ -13,6 +13,8 @@ from examples.llama3 import _loss
 from examples.llama3._loss import next_token_loss
 from examples.llama3._sharding import NO_MESH, ActivationSharding, make_mesh
 
+pytestmark = pytest.mark.unoptimized
+
 VOCABULARY, DIM = 320, 8
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from examples.llama3.memory import PUBLISHED, Case, need_of, row
 
+pytestmark = pytest.mark.unoptimized
+
 DEBUG = Case(size="debug", fsdp=2, tp=2, batch_per_shard=2, seq_len=64)
 
 

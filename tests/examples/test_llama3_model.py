@@ -30,6 +30,8 @@ from examples.llama3._model import (
 )
 from examples.llama3._state import parameter_count
 
+pytestmark = pytest.mark.unoptimized
+
 
 @pytest.fixture(autouse=True)
 def _strict_dtypes() -> Iterator[None]:
@@ -147,6 +149,7 @@ def test_remat_computes_again_what_it_says(remat: Remat) -> None:
     assert len(products_of(program.jaxpr)) == 3 * (9 + 1) + 1 + 1 + again
 
 
+@pytest.mark.unoptimized(False)
 @pytest.mark.parametrize("remat", ["selective", "full"])
 def test_remat_does_not_change_a_bit(remat: Remat) -> None:
     def gradients(remat: Remat) -> Any:

@@ -18,6 +18,8 @@ from examples.llama3._model import Llama
 from examples.llama3._products import project, wide_product
 from examples.llama3._sharding import ActivationSharding, batch_sharding, make_mesh, state_shardings
 
+pytestmark = pytest.mark.unoptimized
+
 TOKENS = jax.ShapeDtypeStruct((4, 16), jnp.int32)
 
 

@@ -26,6 +26,8 @@ from examples.llama3._sharding import (
 from examples.llama3._state import TrainState, init_state, parameter_count
 from examples.llama3.train import make_train_step
 
+pytestmark = pytest.mark.unoptimized
+
 # Written out by hand: what the tables must come to.
 EXPECTED_SPECS = {
     "embedding": PartitionSpec("tp", ("context", "fsdp")),
@@ -113,6 +115,7 @@ def test_a_step_on_a_mesh_gives_the_numbers_of_one_device(fsdp: int, tp: int) ->
         np.testing.assert_allclose(here, there, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.unoptimized(False)
 def test_the_initial_state_has_the_same_bits_on_every_mesh() -> None:
     one = init_state(TINY, OPTIMIZER, make_mesh(1, 1), seed=3)
     four = init_state(TINY, OPTIMIZER, make_mesh(2, 2), seed=3)

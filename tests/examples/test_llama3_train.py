@@ -21,6 +21,8 @@ from examples.llama3._flags import Flags
 from examples.llama3._runtime import XLA_FLAGS, start_jax, user_cache, with_default_flags
 from examples.llama3._settings import check_settings, choose_mesh
 
+pytestmark = pytest.mark.unoptimized
+
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:

@@ -20,6 +20,8 @@ from examples.llama3._state import TrainState, init_state
 from examples.llama3._tokenizer import Bytes
 from examples.llama3.train import accumulated, make_loss, make_train_step
 
+pytestmark = pytest.mark.unoptimized
+
 
 def optimizer_config(**changes: Any) -> OptimizerConfig:
     settings = {

@@ -27,6 +27,8 @@ from jaxft.data import Batches
 from tests import patience
 from tests.clusters import cluster, started_fresh
 
+pytestmark = pytest.mark.unoptimized
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 100.0
 SMALL = {"samples": 50, "shards": 3, "samples_per_shard": 4, "compilation_cache": None}  # 5 steps an epoch
@@ -92,6 +94,7 @@ def test_what_the_ledger_must_be() -> None:
 # The arithmetic.
 
 
+@pytest.mark.unoptimized(False)
 def test_a_run_can_be_repeated(run: Run) -> None:
     one, other, another_seed = run(steps=7), run(steps=7), run(steps=7, seed=1)
     assert one[-1]["digest"] == other[-1]["digest"]
@@ -142,6 +145,7 @@ def test_an_epoch_is_plain_training_on_whole_batches(monkeypatch: pytest.MonkeyP
     )
 
 
+@pytest.mark.unoptimized(False)
 def test_the_bits_are_the_same_on_any_number_of_devices() -> None:
     batches = Batches(make_samples(50, seed=0), shards=2, samples_per_shard=4)
 

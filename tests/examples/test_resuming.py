@@ -12,7 +12,7 @@ from examples.llama3 import train as llama3
 from examples.mlp import train as mlp
 from tests.clusters import Cluster, cluster
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.unoptimized, pytest.mark.processes, pytest.mark.timeout(300)]
 
 SHORT = ("--steps", "6", "--checkpoint-every", "4", "--shards", "2")
 LLAMA3 = (*SHORT, "--seq-len", "32", "--corpus-bytes", "100000")
@@ -59,52 +59,57 @@ def saved(here: Cluster, run: Callable[..., int], script: object, words: tuple[s
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "name"),
+    ("words", "names"),
     [
-        ("--seed", "1", "seed"),
-        ("--seq-len", "16", "seq_len"),
-        ("--corpus-bytes", "50000", "corpus"),
-        ("--learning-rate", "0.1", "learning_rate"),
-        ("--beta2", "0.99", "beta2"),
-        ("--steps", "8", "steps"),
-        ("--batch-per-shard", "4", "batch_per_shard"),
-        ("--shards", "4", "shards"),
+        (
+            (
+                *("--seed", "1", "--seq-len", "16", "--corpus-bytes", "50000", "--learning-rate", "0.1"),
+                *("--beta2", "0.99", "--steps", "8", "--batch-per-shard", "4"),
+            ),
+            ("seed", "seq_len", "corpus", "learning_rate", "beta2", "steps", "batch_per_shard"),
+        ),
+        (("--shards", "4"), ("shards",)),
     ],
+    ids=["settings", "shards"],
 )
-def test_llama3_refuses_a_checkpoint_of_other_settings(
-    flag: str,
-    value: str,
-    name: str,
+def test_llama3_refuses_a_checkpoint_of_other_settings_and_names_them_all(
+    words: tuple[str, ...],
+    names: tuple[str, ...],
     here: Cluster,
     run: Callable[..., int],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     saved(here, run, llama3, LLAMA3)
     caplog.clear()
-    assert run(llama3, *LLAMA3, flag, value) == 2
+    assert run(llama3, *LLAMA3, *words) == 2
     assert "was saved by a run with different settings" in caplog.text
-    assert f"  {name}: saved " in caplog.text
-    if name == "shards":
+    for name in names:
+        assert f"  {name}: saved " in caplog.text
+    if names == ("shards",):
         assert "8 shards have been used" in caplog.text
         assert "at number 16: shards 8 to 15 are never used" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "name"),
-    [("--seed", "1", "seed"), ("--samples-per-shard", "4", "samples_per_shard"), ("--shards", "4", "shards")],
+    ("words", "names"),
+    [
+        (("--seed", "1", "--samples-per-shard", "4"), ("seed", "samples_per_shard")),
+        (("--shards", "4"), ("shards",)),
+    ],
+    ids=["settings", "shards"],
 )
-def test_mlp_refuses_a_checkpoint_of_other_settings(
-    flag: str,
-    value: str,
-    name: str,
+def test_mlp_refuses_a_checkpoint_of_other_settings_and_names_them_all(
+    words: tuple[str, ...],
+    names: tuple[str, ...],
     here: Cluster,
     run: Callable[..., int],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     saved(here, run, mlp, MLP)
     caplog.clear()
-    assert run(mlp, *MLP, flag, value) == 2
-    assert f"  {name}: saved " in caplog.text
+    assert run(mlp, *MLP, *words) == 2
+    for name in names:
+        assert f"  {name}: saved " in caplog.text
 
 
 def test_what_was_changed_on_purpose_goes_on_as_a_job_of_its_own(

@@ -155,7 +155,7 @@ def test_a_peer_that_stands_still(sent: bytes) -> None:
         theirs.sendall(sent)
         begun_s, begun_machine_s = time.monotonic(), patience.machine_s()
         with pytest.raises(
-            ExchangeFailed, match=r"made no progress for 0\.\d s, waiting for group 'group-1'"
+            ExchangeFailed, match=r"made no progress for \d+\.\d s, waiting for group 'group-1'"
         ) as caught:
             run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP, progress_timeout_s=0.2)
         assert 0.2 <= time.monotonic() - begun_s
@@ -188,7 +188,7 @@ def test_an_exchange_goes_on_while_bytes_move() -> None:
             for me, sock in enumerate((ours, theirs))
         ]
         lanes = [
-            threading.Thread(target=slowly, args=(source, target, 50_000), daemon=True)
+            threading.Thread(target=slowly, args=(source, target, 20_000), daemon=True)
             for source, target in ((one, other), (other, one))
         ]
         for lane in lanes:
@@ -196,13 +196,13 @@ def test_an_exchange_goes_on_while_bytes_move() -> None:
         begun_s = time.monotonic()
         outcomes = together(
             [
-                lambda link=link, mine=mine: run_exchange(link, mine, step=STEP, progress_timeout_s=0.4)
+                lambda link=link, mine=mine: run_exchange(link, mine, step=STEP, progress_timeout_s=1.0)
                 for link, mine in zip(links, held, strict=True)
             ]
         )
         for means in outcomes:
             assert_same_bits(means, reference_means(SPECS, 2))
-        assert time.monotonic() - begun_s > 2 * 0.4
+        assert time.monotonic() - begun_s > 2 * 1.0
         for link in links:
             link.close()
         for lane in lanes:
@@ -234,10 +234,10 @@ def test_time_counts_from_when_all_have_computed_on() -> None:
     told = threading.Event()
     with against() as (links, _):
         timer = threading.Timer(0.3, told.set)
-        timer.start()
         begun_s = time.monotonic()
+        timer.start()
         with pytest.raises(
-            ExchangeFailed, match=r"made no progress for 0\.\d s, waiting for group 'group-1'"
+            ExchangeFailed, match=r"made no progress for \d+\.\d s, waiting for group 'group-1'"
         ):
             run_exchange(
                 links,
@@ -265,7 +265,7 @@ def test_one_that_is_silent_is_named_while_another_moves_bytes() -> None:
 
         def fail() -> list[np.ndarray]:
             try:
-                return run_exchange(links[0], partials_of(layout, 3, [0]), step=STEP, progress_timeout_s=0.3)
+                return run_exchange(links[0], partials_of(layout, 3, [0]), step=STEP, progress_timeout_s=1.5)
             finally:
                 stop.set()
 
@@ -279,7 +279,7 @@ def test_only_those_that_owe_partial_sums_are_blamed_for_a_standstill() -> None:
     shards = [[0], [1], [2]]
     with mesh(shards) as links:
         calls: list[Callable[[], object]] = [
-            lambda one=one, held=held: run_exchange(one, partials_of(layout, 3, held), progress_timeout_s=1.0)
+            lambda one=one, held=held: run_exchange(one, partials_of(layout, 3, held), progress_timeout_s=2.0)
             for one, held in zip(links[:2], shards[:2], strict=True)
         ]
         outcomes = together(calls)  # group-2 is connected, and silent
@@ -378,7 +378,7 @@ def test_a_long_wait_is_logged_once(
     monkeypatch.setattr(_exchange, "SLOW_WAIT_S", 0.05)
     with against() as (links, _), caplog.at_level(logging.WARNING, logger="jaxft"):
         with pytest.raises(ExchangeFailed):
-            run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP, progress_timeout_s=0.4)
+            run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP, progress_timeout_s=1.5)
     (record,) = caplog.records
     assert (
         "exchange of step 11 in quorum 4 is still waiting for group 'group-1' (memory:1)"

@@ -163,8 +163,8 @@ def test_a_silent_peer_hides_no_other() -> None:
         members = peers_of([[0], [1], [2]], addresses)
         outcomes = together(
             [
-                lambda: open_links(made[0], members, 0, wait_s=0.5),
-                lambda: open_links(made[2], members, 2, wait_s=0.5),
+                lambda: open_links(made[0], members, 0, wait_s=2.0),
+                lambda: open_links(made[2], members, 2, wait_s=2.0),
             ]
         )
     assert [outcome.peers for outcome in outcomes] == [("group-1",), ("group-1",)]

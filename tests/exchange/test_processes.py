@@ -8,6 +8,7 @@ import time
 import pytest
 
 from jaxft._exchange import Layout
+from tests import patience
 
 from .members import BIG, reference_means
 from .processes import Member, digest, join, started
@@ -44,19 +45,16 @@ def test_survivors_of_a_kill_end_the_same_step_with_the_undisturbed_bits(
     with started(shards, 4, lane) as members:
         before = [member.ask("held") for member in members]
         join(1, members, shards)
-        exchange_with_trap(members, victim, trap, progress_timeout_s=30.0)
-        killed_s = time.monotonic()
+        # With such a timeout, they notice the kill by the end of its connections, or never.
+        exchange_with_trap(members, victim, trap, progress_timeout_s=patience.FAR_S)
         members[victim].process.kill()
         survivors = [number for number in range(3) if number != victim]
-        delays_s: list[float] = []
         for number in survivors:
-            peers, text, raised_s = members[number].answer()
-            delays_s.append(raised_s - killed_s)
+            peers, text, _ = members[number].answer()
             assert peers
             assert set(peers) <= {f"group-{other}" for other in range(3) if other != number}
             assert "step 11 in quorum 1 lost a peer" in text
             assert members[number].ask("held") == before[number]
-        assert max(delays_s) < 5.0  # see test_how_soon_survivors_notice
 
         # The next quorum: the first survivor computes what is missing.
         first, second = (members[number] for number in survivors)
@@ -76,7 +74,7 @@ def test_a_stopped_process_is_noticed_by_its_silence_and_may_come_back(lane: str
         exchange_with_trap(members, 1, 4, progress_timeout_s=0.5)
         os.kill(members[1].pid, signal.SIGSTOP)
         failures = [members[number].answer() for number in (0, 2)]
-        assert any("made no progress for 0." in text for _, text, _ in failures)
+        assert any("made no progress for" in text for _, text, _ in failures)
         assert all(peers for peers, _, _ in failures)
         assert ("group-1",) in [peers for peers, _, _ in failures]
         os.kill(members[1].pid, signal.SIGCONT)
@@ -89,6 +87,7 @@ def test_a_stopped_process_is_noticed_by_its_silence_and_may_come_back(lane: str
         assert [member.answer() for member in members] == [digest(reference_means(SPECS, 3))] * 3
 
 
+@pytest.mark.storm
 def test_how_soon_survivors_notice(lane: str) -> None:
     """A kill is an end of file: no timeout, no heartbeat. 1 to 3 ms where each process has a core."""
     delays_s: list[float] = []

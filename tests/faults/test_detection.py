@@ -9,7 +9,8 @@ import pytest
 
 from tests.faults.trial import HEARTBEAT_S, Trial, figures, slack_s, trial
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+# By default, tests/coordinator/test_server.py shows what a closed stream and silence lead to, without times.
+pytestmark = [pytest.mark.storm, pytest.mark.processes, pytest.mark.timeout(240)]
 
 # A machine that stalls may be late once; with nothing in the way it takes a few milliseconds.
 DEATH_S = 0.1

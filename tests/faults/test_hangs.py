@@ -31,6 +31,5 @@ def test_a_group_that_hangs_in_compute_is_put_out_and_comes_back(tmp_path: Path,
             gate.touch()
         standstill_s, again_s = job.standstill_s(told()), job.again_s(told(), "group-1")
         figures.info("hung in compute: stood still %.2f s, back after %.2f s", standstill_s, again_s)
-        assert standstill_s < FAILURE_S / 2, "the coordinator has ended it, not the exchange"
         assert again_s < slack_s()
         job.finish(undisturbed)

@@ -137,8 +137,8 @@ def test_a_pin_that_never_comes_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr(_server, "LONG_POLL_S", 0.02)
     with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b:
-        with joiner(*(a, b)[:donors], timeout_s=0.3) as fetcher:
-            reason = "a: it was not ready for 0.3 s: heal 5 is not pinned yet"
+        with joiner(*(a, b)[:donors], timeout_s=1.5) as fetcher:
+            reason = "a: it was not ready for 1.5 s: heal 5 is not pinned yet"
             with pytest.raises(HealFailed, match=reason):
                 fetch_state(fetcher, 0, [values((3,))])
 
@@ -270,13 +270,13 @@ def test_waiting_longer_than_the_timeout_of_an_idle_donor_drops_nobody(
 def test_means_that_never_come_fail_the_heal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "LONG_POLL_S", 0.02)
     with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b:
-        with joiner(a, b, timeout_s=0.3) as fetcher:
+        with joiner(a, b, timeout_s=1.5) as fetcher:
             for one in (a, b):
                 one.store.pin(HEAL, 0)
             with pytest.raises(HealFailed) as failure:
                 fetcher.means(0, specs_of([values((9,))]), cancel=Abort())
     for name in "ab":
-        assert f"{name}: it was not ready for 0.3 s: step 0 is not committed yet" in str(failure.value)
+        assert f"{name}: it was not ready for 1.5 s: step 0 is not committed yet" in str(failure.value)
 
 
 def test_what_the_joiner_holds_is_let_go_by_all_donors() -> None:

@@ -239,13 +239,13 @@ def test_a_silent_donor_is_dropped_after_the_timeout(where: str) -> None:
         "in a chunk": after_the_manifest(in_a_chunk),
         "drop by drop": after_the_manifest(drop_by_drop),
     }[where]
-    with hostile("mute", script) as mute, joiner(mute, timeout_s=0.3) as fetcher:
+    with hostile("mute", script) as mute, joiner(mute, timeout_s=1.0) as fetcher:
         began_s, began_machine_s = time.monotonic(), patience.machine_s()
         with pytest.raises(
             HealFailed, match=r"mute: Timed out after \d+\.\d s waiting for a donor's (answer|chunk)"
         ):
             fetch_state(fetcher, 0, zeros())
-        assert 0.3 <= time.monotonic() - began_s
+        assert 1.0 <= time.monotonic() - began_s
         assert patience.machine_s() - began_machine_s < 10
 
 

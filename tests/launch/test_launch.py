@@ -1,5 +1,6 @@
 """`jaxft launch` with real processes that do not train: restarts, fates, deadlines, drains and exit statuses."""
 
+import contextlib
 import os
 import re
 import signal
@@ -28,14 +29,9 @@ def is_alive(pid: int) -> bool:
 def test_a_job_that_is_done(folder: Path) -> None:
     with fakes(folder, "--groups", "2", lives=("say:hello steps:3 exit:0",)) as running:
         assert running.status() == 0, running.text()
-    assert [event["event"] for event in running.events()] == [
-        "launch_began",
-        "group_started",
-        "group_started",
-        "group_ended",
-        "group_ended",
-        "launch_ended",
-    ]
+    first, *between, last = (event["event"] for event in running.events())
+    assert (first, last) == ("launch_began", "launch_ended")
+    assert sorted(between) == ["group_ended", "group_ended", "group_started", "group_started"]
     assert {event["group"] for event in running.events("group_started")} == {"group-0", "group-1"}
     assert all(event["step"] == 3 for event in running.events("group_ended"))
     assert "[group-0] hello" in running.text()
@@ -126,17 +122,19 @@ def test_a_job_is_done_without_the_group_that_was_given_up(folder: Path) -> None
 )
 def test_what_does_not_move_is_killed(folder: Path, deadlines: str, life: str, phase: str) -> None:
     with fakes(folder, "--deadlines", deadlines, lives=(life, "steps:3 exit:0")) as running:
-        assert running.status() == 0, running.text()
-    (late,) = running.events("rank_overdue")
+        late = running.until("rank_overdue")
+        assert running.until("group_ended")["ending"] == "killed"
+        assert not is_alive(late["pid"])
+        # On a busy machine the second life is late too.
+        assert running.until("group_started", 2)["life"] == 1
+        assert f"(--deadlines {phase}=...): its group is killed" in running.text()
     assert late["phase"] == phase
     assert 0.3 < late["lasted_s"]
     assert late["deadline_s"] == 0.3
-    assert f"(--deadlines {phase}=...): its group is killed" in running.text()
-    assert not is_alive(late["pid"])
 
 
 def test_one_that_waits_for_the_others_is_left_alone(folder: Path) -> None:
-    deadlines = "boot=0.3,compute=0.3,apply=0.3,silence=30"
+    deadlines = "compute=0.3,apply=0.3,silence=600"
     with fakes(folder, "--deadlines", deadlines, lives=("phase:vote:1 gate:go exit:0",)) as running:
         running.until_file("group-0.0.starts")
         began_s = patience.machine_s()
@@ -149,8 +147,8 @@ def test_one_that_waits_for_the_others_is_left_alone(folder: Path) -> None:
 def test_a_rank_that_stays_after_the_others_are_done_has_a_deadline(folder: Path) -> None:
     lives = ("steps:1 1=exit:0 alive", "exit:0")
     with fakes(folder, "--nproc", "2", "--deadlines", "end=0.3", lives=lives) as running:
-        assert running.status() == 0, running.text()
-    (late,) = running.events("rank_overdue")
+        late = running.until("rank_overdue")
+        running.until("group_started", 2)
     assert (late["phase"], late["rank"]) == ("end", 0)
 
 
@@ -287,15 +285,18 @@ def test_a_token_reaches_the_groups_of_a_coordinator_that_was_given(folder: Path
 
 def test_groups_that_stay_after_the_job_is_done_have_a_deadline(folder: Path) -> None:
     """A group that fails meanwhile ends as a whole, and is not started again."""
-    lives = ("steps:1 made:up-{group}-{rank} group-0=exit:0 mute",)
+    lives = ("steps:1 made:up-{group}-{rank} group-0=gate:go group-0=exit:0 mute",)
     words = ("--groups", "3", "--nproc", "2", "--deadlines", "end=1.5")
     with fakes(folder, *words, lives=lives) as running:
         for rank in range(2):
             running.until_file(f"up-group-1-{rank}")
             running.until_file(f"up-group-2-{rank}")
         started = {event["group"]: event["pids"] for event in running.events("group_started")}
-        os.kill(started["group-1"][1], signal.SIGKILL)
+        running.file("go").touch()
+        running.until("group_ended")
+        with contextlib.suppress(ProcessLookupError):  # on a busy machine its time is over already
+            os.kill(started["group-1"][1], signal.SIGKILL)
         assert running.status() == 0, running.text()
-    assert len(running.events("group_started")) >= 3
+    assert len(running.events("group_started")) == 3
     assert "group-2 did not end in time: it is killed" in running.text()
     assert not any(is_alive(pid) for pids in started.values() for pid in pids)

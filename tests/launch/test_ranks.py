@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxft._launch import _ranks
 from jaxft._launch._checks import LaunchError
 from jaxft._launch._life import fill
 from jaxft._launch._ranks import Member, dealt, free_ports
@@ -40,8 +41,20 @@ def test_devices_are_dealt_out_in_order() -> None:
     assert dealt((), 3) == [(), (), ()]
 
 
-def test_free_ports_differ() -> None:
-    assert len(set(free_ports(20))) == 20
+def test_free_ports_differ_and_the_kernel_gives_them_to_no_other_program() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    low, high = _ranks._given_out()
+    assert not any(low <= port <= high for port in ports)
+
+
+@pytest.mark.parametrize("text", ["1024 65535", "9000 65535", "nonsense"])
+def test_there_are_free_ports_where_the_kernel_gives_out_all(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ranks, "GIVEN_OUT", tmp_path / "range")
+    (tmp_path / "range").write_text(text)
+    assert len(set(free_ports(3))) == 3
 
 
 def test_words_of_the_command_are_filled_in() -> None:

@@ -7,8 +7,11 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests import patience
+
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-PATIENCE_MS = 25_000
+# The guard of the whole test comes first.
+PATIENCE_MS = 1000 * patience.FAR_S
 
 
 @contextmanager
@@ -18,7 +21,9 @@ def browser() -> Iterator[Browser]:
     if found is None:
         pytest.skip(f"needs a browser, one of {', '.join(NAMES)}")
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        started = playwright.chromium.launch(
+            executable_path=found, args=["--no-sandbox"], timeout=PATIENCE_MS
+        )
         try:
             yield started
         finally:

@@ -24,7 +24,7 @@ def test_a_group_is_killed_while_the_page_is_open_and_the_page_shows_it(tmp_path
     gate, go = tmp_path / "gate", tmp_path / "go"
     flags = ("--steps", "40", "--gate", f"10:{gate}", "--gate", f"30:{go}", "--show")
     with cluster(tmp_path) as here:
-        web = port.start(here, "--heartbeat-timeout-ms", "2000")
+        web = port.start(here)
         workers = here.start_together(("group-0", "group-1", "group-2"), lambda name: flags)
         here.until(lambda: web.metric("jaxft_step", job="toy") == 10, "step 10")
         with browser.page(web.url) as (page, errors):

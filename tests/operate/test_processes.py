@@ -41,7 +41,7 @@ def test_a_kill_is_seen_in_metrics_api_events_and_few_lines(
     gate, written = tmp_path / "gate", tmp_path / "events.jsonl"
     monkeypatch.setenv("JAXFT_EVENTS", str(tmp_path / "{group}.events"))
     with cluster(tmp_path) as here:
-        web = port.start(here, "--events", str(written), "--heartbeat-timeout-ms", "2000")
+        web = port.start(here, "--events", str(written))
         assert web.get("/healthz") == (200, "ok\n")
         workers = train(here, gate)
         here.until(lambda: web.metric("jaxft_step", job="toy") == 20, "step 20")

@@ -205,7 +205,10 @@ def test_a_real_prometheus_scrapes_a_real_coordinator(tmp_path: Path) -> None:
         asked = f"http://{_started(here, command, tmp_path)}/api/v1"
         here.until(lambda: _value(asked, 'jaxft_step{job="toy"}') == 12, "the last step in Prometheus")
         assert _value(asked, 'jaxft_steps_committed_total{job="toy"}') == 12
-        states = json.load(urllib.request.urlopen(f"{asked}/rules", timeout=30))["data"]["groups"][0]["rules"]
+        here.until(
+            lambda: all(rule["health"] != "unknown" for rule in _rules(asked)), "all rules to be judged"
+        )
+        states = _rules(asked)
         assert {rule["name"]: rule["health"] for rule in states} == {rule["alert"]: "ok" for rule in ALERTS}
         assert [rule["name"] for rule in states if rule["state"] == "firing"] == []
         here.until_finished(*workers)
@@ -225,10 +228,15 @@ def _started(here: Any, command: str, folder: Path) -> str:
     return found.group(1)
 
 
+def _rules(asked: str) -> list[dict[str, Any]]:
+    answer = urllib.request.urlopen(f"{asked}/rules", timeout=patience.FAR_S)
+    return json.load(answer)["data"]["groups"][0]["rules"]
+
+
 def _value(asked: str, query: str) -> float | None:
     url = f"{asked}/query?query={urllib.parse.quote(query)}"
     try:
-        found = json.load(urllib.request.urlopen(url, timeout=30))["data"]["result"]
+        found = json.load(urllib.request.urlopen(url, timeout=patience.FAR_S))["data"]["result"]
     except urllib.error.HTTPError:
         return None  # it is not ready yet
     return float(found[0]["value"][1]) if found else None

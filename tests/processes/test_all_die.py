@@ -34,7 +34,7 @@ def saved_steps(here: Cluster) -> set[str]:
 
 def train_and_kill_all(here: Cluster) -> None:
     """Let both groups come to step DIE_AT, with the checkpoint of step 20 written, and kill them."""
-    here.start_coordinator("--heartbeat-timeout-ms", "1000")
+    here.start_coordinator("--heartbeat-timeout-ms", "2000")
     first, gate = here.folder / "first-saved", here.folder / "never"
     gates = ("--gate", f"15:{first}", "--gate", f"{DIE_AT}:{gate}")
     workers = here.start_together(GROUPS, lambda group: (*flags(here), *gates))

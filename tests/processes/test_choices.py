@@ -179,7 +179,7 @@ def test_a_group_back_from_a_long_sleep_heals_whatever_it_believed(undisturbed: 
     last = tmp_path / "sleeper-back"
     flags = ("--steps", str(STEPS), "--gate", f"25:{last}", "--gate", f"{KILLED_AT}:{tmp_path}/asleep")
     with cluster(tmp_path) as here:
-        here.start_coordinator("--heartbeat-timeout-ms", "1000")
+        here.start_coordinator("--heartbeat-timeout-ms", "2000")
         workers = here.start_together(("group-0", "group-1", "group-2"), lambda group: flags)
         sleeper = workers["group-1"]
         here.until(lambda: len(sleeper.steps()) == KILLED_AT, "the step in which it falls asleep")

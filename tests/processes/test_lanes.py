@@ -52,7 +52,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    ("killed", "rank", "phase"), [(4, 2, "exchange"), (2, 1, "compute"), (1, 0, "apply")]
+    ("killed", "rank", "phase"),
+    [(4, 2, "exchange"), (2, 1, "compute"), pytest.param(1, 0, "apply", marks=pytest.mark.storm)],
 )
 def test_a_kill_in_a_group_of_any_number_of_processes_changes_nothing(
     killed: int, rank: int, phase: str, undisturbed: str, tmp_path: Path

@@ -86,8 +86,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
         return digests.pop()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("phase", ["compute", "exchange", "vote", "apply"])
+@pytest.mark.parametrize(
+    ("phase", "rank"),
+    [
+        ("compute", 0),
+        pytest.param("compute", 1, marks=pytest.mark.storm),
+        pytest.param("exchange", 0, marks=pytest.mark.storm),
+        ("exchange", 1),
+        ("vote", 0),
+        pytest.param("vote", 1, marks=pytest.mark.storm),
+        pytest.param("apply", 0, marks=pytest.mark.storm),
+        ("apply", 1),
+    ],
+)
 def test_a_rank_that_is_killed_changes_nothing(
     phase: str, rank: int, undisturbed: str, tmp_path: Path
 ) -> None:

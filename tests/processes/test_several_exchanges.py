@@ -19,10 +19,10 @@ LAST_GATE = 12
     ("model", "phase"),
     [
         ("sam", f"exchange step {KILLED_AT} stage 1"),
-        ("sam", f"exchange step {KILLED_AT}"),
-        ("gan", f"vote step {KILLED_AT}"),
-        ("gan", f"exchange step {KILLED_AT} stage 1"),
-        ("clipped", f"exchange step {KILLED_AT} stage 1"),
+        pytest.param("sam", f"exchange step {KILLED_AT}", marks=pytest.mark.storm),
+        pytest.param("gan", f"vote step {KILLED_AT}", marks=pytest.mark.storm),
+        pytest.param("gan", f"exchange step {KILLED_AT} stage 1", marks=pytest.mark.storm),
+        pytest.param("clipped", f"exchange step {KILLED_AT} stage 1", marks=pytest.mark.storm),
         ("thrice", f"exchange step {KILLED_AT} stage 2"),
     ],
 )

@@ -11,22 +11,27 @@ from tests.clusters import cluster, digest_alone
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 GROUPS = ("group-0", "group-1", "group-2")
-STEPS = 100
+STEPS, GATE = 100, 20
 
 
 def test_one_group_writes_and_another_when_it_is_gone(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        hurry = tmp_path / "hurry"
-        flags = ("--steps", str(STEPS), "--pace", "0.1", "--hurry", str(hurry))
+        hurry, healing = tmp_path / "hurry", tmp_path / "healing"
+        # Paced, so that what is back is in before the end, and held until it heals, however slowly it starts.
+        paced = ("--pace", "0.1", "--hurry", str(hurry))
+        flags = ("--steps", str(STEPS), *paced, "--gate", f"{GATE}:{healing}")
         workers = here.start_together(GROUPS, lambda group: flags)
         first, second, third = workers.values()
         here.until(lambda: len(first.steps()) >= 3, "three steps")
         first.process.send_signal(signal.SIGKILL)
         here.until(lambda: second.says("[jaxft group-1] writes for the job, from step"), "another writer")
         back = here.start("group-0", *flags)
+        here.until(lambda: back.says("heals to step"), "it to heal")
+        healing.touch()
         here.until(lambda: back.says("[jaxft group-0] writes for the job, from step"), "it to write again")
-        assert second.says("[jaxft group-1] no longer writes for the job, from step")
+        lost = "[jaxft group-1] no longer writes for the job, from step"
+        here.until(lambda: second.says(lost), "the other to write no longer")
         hurry.touch()
         here.until_finished(second, third, back)
         assert second.digest == digest_alone(STEPS)

@@ -73,7 +73,7 @@ def test_the_values_of_jax() -> None:
     step = jaxft.fault_tolerant(of_pmap, None, shards=SHARDS, axis_name="batch")
     ours, metrics = step(state(), batch_for)
     batches = np.stack([batch_for(0, shard) for shard in range(SHARDS)])
-    theirs, others = jax.vmap(of_pmap, in_axes=(None, 0), axis_name="batch")(state(), batches)
+    theirs, others = jax.jit(jax.vmap(of_pmap, in_axes=(None, 0), axis_name="batch"))(state(), batches)
     for one, other in zip(data(ours) + data(metrics), data(theirs) + data(others), strict=True):
         for replica in other:
             np.testing.assert_allclose(one, replica, rtol=1e-6)
@@ -133,7 +133,7 @@ def test_running_statistics_of_a_batch_norm() -> None:
 
     step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
     batches = np.stack([batch_for(0, shard) for shard in range(SHARDS)])
-    expected, _ = jax.vmap(train_step, in_axes=(None, 0), axis_name="batch")(begin, batches)
+    expected, _ = jax.jit(jax.vmap(train_step, in_axes=(None, 0), axis_name="batch"))(begin, batches)
     after, _ = step(begin, batch_for)
     for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other[0], rtol=1e-5, atol=1e-6)

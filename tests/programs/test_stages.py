@@ -35,10 +35,12 @@ def test_the_values_of_jax(name: str) -> None:
     """`jax.vmap` with a named axis is JAX's own meaning of such a step."""
     model = MODELS[name]
     step = jaxft.fault_tolerant(model.step(jaxft.pmean), None, shards=SHARDS, static_argnums=2)
-    whole = jax.vmap(
-        lambda state, batch: model.step(lambda tree: lax.pmean(tree, "s"))(state, batch, RATE),
-        in_axes=(None, 0),
-        axis_name="s",
+    whole = jax.jit(
+        jax.vmap(
+            lambda state, batch: model.step(lambda tree: lax.pmean(tree, "s"))(state, batch, RATE),
+            in_axes=(None, 0),
+            axis_name="s",
+        )
     )
     state, reference = model.state(), model.state()
     for number in range(3):
@@ -198,7 +200,8 @@ def test_a_batch_norm_over_all_shards(width: int) -> None:
             return nn.Dense(4)(nn.relu(x))
 
     net = Net()
-    begin = jax.vmap(lambda x: net.init(jax.random.key(0), x), axis_name="batch")(batch_for(0, 0)[0][None])
+    draw = jax.jit(jax.vmap(lambda x: net.init(jax.random.key(0), x), axis_name="batch"))
+    begin = draw(batch_for(0, 0)[0][None])
     begin = jax.tree.map(lambda leaf: leaf[0], begin)
 
     def train_step(state: Any, batch: Any) -> Any:
@@ -215,7 +218,8 @@ def test_a_batch_norm_over_all_shards(width: int) -> None:
     assert programs.stages == 3, "forward, backward, gradients"
     step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
     batches = jax.tree.map(lambda *rows: np.stack(rows), *(batch_for(0, i) for i in range(SHARDS)))
-    expected, value = jax.vmap(train_step, in_axes=(None, 0), axis_name="batch")(begin, batches)
+    whole = jax.jit(jax.vmap(train_step, in_axes=(None, 0), axis_name="batch"))
+    expected, value = whole(begin, batches)
     after, loss = step(begin, batch_for)
     np.testing.assert_allclose(loss, value[0], rtol=1e-5)
     for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(expected), strict=True):

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from jaxft_protocol.replica.state import (
 from jaxft_protocol.wire import WireError
 
 from jaxft._errors import SessionFailed
-from jaxft._ranks import _link
+from jaxft._ranks import _leader, _link
 from jaxft._ranks._directives import decode, encode
 from jaxft._ranks._follower import Follower
 from jaxft._ranks._leader import Leader
@@ -144,8 +143,8 @@ def test_a_rank_that_has_raised_learns_what_became_of_the_step(pair: Pair, settl
         return settled
 
     pair.leader.on_raised = on_raised
-    assert pair.follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=1.0) == settled
-    assert pair.follower.report_raised(Step(6), "KeyError", None, timeout_s=1.0) == settled
+    assert pair.follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=patience.FAR_S) == settled
+    assert pair.follower.report_raised(Step(6), "KeyError", None, timeout_s=patience.FAR_S) == settled
     assert told == [(5, "OSError: gone (in rank 1)", 2), (6, "KeyError (in rank 1)", None)]
 
 
@@ -156,7 +155,7 @@ def test_a_rank_that_has_raised_gets_an_answer_although_the_report_fails(
         raise RuntimeError("a bug")
 
     pair.leader.on_raised = on_raised
-    assert pair.follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=1.0) == Settled()
+    assert pair.follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=patience.FAR_S) == Settled()
     assert "could not report the error of rank 1" in caplog.text
 
 
@@ -349,10 +348,30 @@ def test_a_group_of_one_process_decides_for_itself() -> None:
         assert operation.settle("broken").stopped
 
 
+class SetClock:
+    """In place of a module's `time`: it stands until the test sets it, and counts how often it is read."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.reads = 0
+
+    def monotonic(self) -> float:
+        self.reads += 1
+        return self.now_s
+
+    def until_read(self) -> None:
+        """Wait until it has been read, and what it showed has been used."""
+        before = self.reads
+        patience.until(lambda: self.reads > before + 1, "two looks at the clock")
+
+
 def test_a_rank_that_is_stuck_ends_the_group_and_one_that_gets_on_does_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    exits = Exits(monkeypatch)
+    exits, clock = Exits(monkeypatch), SetClock()
+    monkeypatch.setattr(_leader, "time", clock)
+    monkeypatch.setattr(_leader, "_LOOK_S", 0.01)
+    monkeypatch.setattr(_link, "BEAT_S", 0.01)
     one, two = socket.socketpair()
     leader = Leader([Connection.plain(one)], silence_s=patience.FAR_S, stuck_s=3.0, name="a")
     leader.start()
@@ -362,10 +381,14 @@ def test_a_rank_that_is_stuck_ends_the_group_and_one_that_gets_on_does_not(
     with follower.operation("exchange", Abort()), leader.operation("exchange", Abort()) as operation:
         waits = threading.Thread(target=_settled, args=(operation,))
         waits.start()
-        began_s = time.monotonic()
-        while time.monotonic() < began_s + 6.0:  # twice as long as it may be stuck
+        for count in range(1, 4):
             follower.got_on()
-            assert not exits.happened.wait(0.1)
+            patience.until(lambda count=count: leader._progress[1] == count, "its progress")
+            clock.until_read()
+            clock.now_s += 2.9  # in all, much longer than it may be stuck
+            clock.until_read()
+        assert not exits.statuses
+        clock.now_s += 0.2
         assert exits.happened.wait(patience.FAR_S)
     assert exits.statuses == [75]
     assert "no progress in 'exchange#1'" in caplog.text
