@@ -83,7 +83,9 @@ def main() -> None:
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--loader", choices=LOADERS, required=True)
     parser.add_argument("--states", type=Path, required=True)
-    parser.add_argument("--gate", action="append", default=[], help="STEP:FILE, start:FILE or joined:FILE: wait for FILE")
+    parser.add_argument(
+        "--gate", action="append", default=[], help="STEP:FILE, start:FILE or joined:FILE: wait for FILE"
+    )
     parser.add_argument("--die", default="")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

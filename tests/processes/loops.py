@@ -64,7 +64,9 @@ def main() -> None:
     )
     parser.add_argument("--look", type=int, default=0, help="every so many calls, at the step, to log it")
     parser.add_argument("--touch", type=int, default=-1, help="before this step, behind the job's back")
-    parser.add_argument("--gate", action="append", default=[], help="STEP:FILE, start:FILE or joined:FILE: wait for FILE")
+    parser.add_argument(
+        "--gate", action="append", default=[], help="STEP:FILE, start:FILE or joined:FILE: wait for FILE"
+    )
     parser.add_argument("--die", default="")
     parser.add_argument("--spare", action="store_true")
     parser.add_argument("--checkpoints", type=Path)
