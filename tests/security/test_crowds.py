@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for seconds must not cost a peer its connection."""
-    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", patience.FAR_S)
+    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", PATIENCE_S)
 
 
 @contextlib.contextmanager
