@@ -372,7 +372,7 @@ def test_a_hundred_joiners_are_healed_at_once() -> None:
     with listening(lambda one, _: assert_ended(one.sock)) as listener, ExitStack() as stack:
         for joiner in range(100):
             stack.enter_context(call(listener, request("heal", group=f"g{joiner}")))
-        assert len(listener._healing) == 100
+        patience.until(lambda: len(listener._healing) == 100, "all of them to be served")
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
