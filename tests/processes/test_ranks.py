@@ -289,6 +289,6 @@ def test_a_job_with_a_token_has_ranks_that_prove_they_know_it(undisturbed: str, 
     token = credentials.job_key(SECRET, "toy").hex()
     with cluster(tmp_path) as here:
         here.start_coordinator("--token-file", str(secret))
-        groups = [start(here, name, "--token", token) for name in ("group-0", "group-1")]
+        groups = start_together(here, ("", 0, ""), "--token", token).values()
         here.until_finished(*(worker for group in groups for worker in group.ranks))
         assert {worker.digest for group in groups for worker in group.ranks} == {undisturbed}
