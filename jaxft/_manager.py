@@ -314,8 +314,8 @@ class Manager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._member is not None
-        self._await_loss(self._member, error)
         try:
+            self._await_loss(self._member, error)
             if kind is None and self._agent is not None:
                 self._agent.finished()
             if kind is None and self._runner is not None and self._config.checkpoints is not None:

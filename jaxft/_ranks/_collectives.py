@@ -15,8 +15,10 @@ _STATUS = re.compile(
 
 def came_from_xla(error: BaseException | None) -> bool:
     """Return whether `error`, or what it was raised from, is a failure of a running program."""
-    while error is not None:
+    seen: set[int] = set()  # what it was raised from may be itself
+    while error is not None and id(error) not in seen:
         if isinstance(error, jax.errors.JaxRuntimeError) or _STATUS.match(str(error)):
             return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False

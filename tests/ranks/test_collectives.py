@@ -22,6 +22,12 @@ def test_it_is_known_below_an_error_that_was_raised_from_it() -> None:
     assert came_from_xla(error)
 
 
+def test_errors_that_were_raised_from_each_other_are_looked_at_once() -> None:
+    one, other = KeyError("one"), KeyError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert not came_from_xla(one)
+
+
 def test_what_a_program_raises_on_the_device_is_one() -> None:
     def fail(value: object) -> object:
         raise OSError("the disk is full")
