@@ -16,6 +16,7 @@ from jaxft._ranks._ranks import CameApart, Directing, Ranks
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import Call
 from jaxft._replica._held_state import HeldState
+from jaxft._replica._one_step import OneStep, shards_setting
 from jaxft._replica._saving import Saving
 from jaxft._version import __version__
 
@@ -33,13 +34,14 @@ class Joining:
         self._session = session
         self._held = held
         self._saving = saving
-        self._settings: Mapping[str, str] | None = None
+        self._settings: Mapping[str, str] = {}
+        self._first: OneStep | None = None
         self._shards: int | None = None
 
     @property
     def started(self) -> bool:
         """Whether the step has been called."""
-        return self._settings is not None
+        return self._first is not None
 
     def prepare(self, call: Call, state: Sequence[jax.Array]) -> None:
         """Hold the state of a call. Join the job with the first one, and check that later calls are of the same step.
@@ -48,8 +50,13 @@ class Joining:
             ConfigurationError: the step differs from that of the first call or from that of this group's rank 0, the
                 checkpoint is from another run, or there are checkpoints and none was asked for.
         """
-        if self._settings is not None:
-            self._check_same(self._settings, self._settings_of(call))
+        now = OneStep.of(call)
+        if self._first is not None:
+            self._first.check(
+                now,
+                run=f"group {self._config.group!r} joined job {self._config.job!r} with",
+                instead="For another step use another Manager, with another job name.",
+            )
             return
         self._saving.check_asked()
         self._held.leaves, self._held.programs = state, call.programs
@@ -57,12 +64,11 @@ class Joining:
         if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):
             _log.warning("[jaxft %s] %s", self._config.group, text)
         self._check_ranks(settings)
-        self._settings, self._shards = settings, call.shards
+        self._settings, self._first, self._shards = settings, now, call.shards
         self._say_prepared(settings)
 
     def read_after_all(self, call: Call) -> None:
         """Read the checkpoint after the groups that were to read it are gone, unless others read it now."""
-        assert self._settings is not None
         if not self._saving.left_to_others:
             return  # already read; the session's thread had not got the report yet
         with self._session.in_step(False):
@@ -76,7 +82,7 @@ class Joining:
             **self._config.compared_settings,
             "layout": call.programs.layout.digest,
             **self._lanes(call),
-            "shards": "members" if call.shards is None else str(call.shards),
+            "shards": shards_setting(call),
             "nonfinite": compared_policy(call.nonfinite),
             "jaxft": __version__,
             "digest_every": str(self._held.digest_period()),
@@ -119,13 +125,3 @@ class Joining:
                 f"Rank {self._ranks.rank} of group {self._config.group!r} differs from its rank 0 in code, settings "
                 f"or hardware. {error}"
             ) from error
-
-    def _check_same(self, first: Mapping[str, str], now: Mapping[str, str]) -> None:
-        """The first call defines the step: the batch's shape may change later, the state's may not."""
-        for name in ("state", "contribution", "shards", "nonfinite"):
-            if now.get(name) != first.get(name):
-                raise ConfigurationError(
-                    f"this step differs from the one that group {self._config.group!r} joined job "
-                    f"{self._config.job!r} with, in {name}: {first.get(name)!r} then, {now.get(name)!r} now. One "
-                    "Manager runs one training step; use another Manager, with another job name."
-                )

@@ -75,7 +75,7 @@ class Runner:
         finite = FiniteCheck(config.group)
         self._attempts = Attempts(config, session, ranks, listener, self._held, finite)
         self._catch_up = CatchUp(config, identity, session, ranks, listener, self._held, finite)
-        self._saving = Saving(config, session, self._held)
+        self._saving = Saving(config, session, ranks, self._held)
         self._joining = Joining(config, session, ranks, self._held, self._saving)
         self._record = Record()
         self._programs: Programs | None = None  # of the last call

@@ -173,6 +173,7 @@ def _said(hello: Hello) -> tuple[bytes, ...]:
         hello.term,
         hello.step,
         hello.history,
+        hello.stream,
     )
     texts = (hello.job, hello.group, hello.address, *map(str, numbers))
     return tuple(text.encode() for text in texts)

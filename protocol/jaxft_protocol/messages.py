@@ -36,6 +36,8 @@ class Hello:
     # The state that the group holds, if it has taken part before: it may be busy for a long time before it joins.
     step: Step = Step(0)
     history: HistoryId = HistoryId(0)
+    # Counts the streams that this process has opened: a Hello may arrive after that of a later stream.
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)

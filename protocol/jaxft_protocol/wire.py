@@ -61,6 +61,7 @@ def group_to_proto(message: m.GroupMessage | m.Sample) -> pb.GroupMessage:
                     term=message.term,
                     step=message.step,
                     history=message.history,
+                    stream=message.stream,
                 )
             )
         case m.Join():
@@ -306,6 +307,7 @@ def _hello(hello: pb.Hello) -> m.Hello:
         _count("term", hello.term),
         m.Step(_count("step", hello.step)),
         m.HistoryId(hello.history),
+        _count("stream", hello.stream),
     )
 
 

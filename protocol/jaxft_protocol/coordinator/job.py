@@ -86,6 +86,7 @@ class Group:
     session: SessionId
     address: str
     last_heard_s: float
+    stream: int = 0  # which of the streams of its process this is
     phase: GroupPhase = GroupPhase.PRESENT
     step: Step = Step(0)
     digest: int | None = None

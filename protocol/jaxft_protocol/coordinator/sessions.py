@@ -49,6 +49,9 @@ def hello(draft: Draft, session: SessionId, message: Hello) -> None:
     if problem:
         draft.effects += [Send(session, Refused(problem)), Close(session)]
         return
+    if _is_late(draft.job.groups.get(message.group), message):
+        draft.effects.append(Close(session))
+        return
     if terms.turns_away(draft, session, message):
         return
     if draft.job.idle_since is not None:
@@ -60,7 +63,13 @@ def hello(draft: Draft, session: SessionId, message: Hello) -> None:
     elif known is not None:
         dismiss(draft, known, _twice_text(message.group), may_return=False)
     group = Group(
-        message.group, message.incarnation, session, message.address, draft.now_s, came_s=draft.now_s
+        message.group,
+        message.incarnation,
+        session,
+        message.address,
+        draft.now_s,
+        message.stream,
+        came_s=draft.now_s,
     )
     if group.holder not in draft.job.distrusted:
         group = changed(group, step=message.step, history=message.history)
@@ -79,6 +88,11 @@ def hello(draft: Draft, session: SessionId, message: Hello) -> None:
     draft.log(f"{group.name} is present")
     if draft.job.halted is not None and draft.job.halted.kind is HaltKind.RAISED:
         halting.stop_late(draft, group)  # already now: it may wait for this, and not join
+
+
+def _is_late(known: Group | None, message: Hello) -> bool:
+    """Whether its process has given this stream up, and the stream that it has opened since is already here."""
+    return known is not None and known.incarnation == message.incarnation and message.stream < known.stream
 
 
 def _twice_text(group: GroupName) -> str:

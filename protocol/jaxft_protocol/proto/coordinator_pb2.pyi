@@ -76,7 +76,7 @@ class CoordinatorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., new_quorum: _Optional[_Union[NewQuorum, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., frontier_moved: _Optional[_Union[FrontierMoved, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., all_computed: _Optional[_Union[AllComputed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "job", "group", "incarnation", "rank", "ranks", "address", "proof", "nonce", "term", "step", "history")
+    __slots__ = ("protocol_version", "job", "group", "incarnation", "rank", "ranks", "address", "proof", "nonce", "term", "step", "history", "stream")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class Hello(_message.Message):
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     job: str
     group: str
@@ -101,7 +102,8 @@ class Hello(_message.Message):
     term: int
     step: int
     history: int
-    def __init__(self, protocol_version: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., address: _Optional[str] = ..., proof: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., history: _Optional[int] = ...) -> None: ...
+    stream: int
+    def __init__(self, protocol_version: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., address: _Optional[str] = ..., proof: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., history: _Optional[int] = ..., stream: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("step", "digest", "settings", "last_quorum_id", "min_replicas", "history", "spare", "members", "total_shards")

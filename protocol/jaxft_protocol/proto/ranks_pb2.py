@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from jaxft_protocol.proto import coordinator_pb2 as jaxft__protocol_dot_proto_dot_coordinator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n jaxft_protocol/proto/ranks.proto\x12\x08jaxft.v1\x1a&jaxft_protocol/proto/coordinator.proto\"\xab\x03\n\rLeaderMessage\x12(\n\tdirective\x18\x01 \x01(\x0b\x32\x13.jaxft.v1.DirectiveH\x00\x12&\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32\x12.jaxft.v1.DecisionH\x00\x12$\n\x07verdict\x18\x03 \x01(\x0b\x32\x11.jaxft.v1.VerdictH\x00\x12\'\n\tstop_work\x18\x04 \x01(\x0b\x32\x12.jaxft.v1.StopWorkH\x00\x12\'\n\tpin_state\x18\x05 \x01(\x0b\x32\x12.jaxft.v1.PinStateH\x00\x12(\n\x0brelease_pin\x18\x06 \x01(\x0b\x32\x11.jaxft.v1.ReleaseH\x00\x12-\n\x0c\x61ll_computed\x18\x07 \x01(\x0b\x32\x15.jaxft.v1.AllComputedH\x00\x12\x1e\n\x04\x62\x65\x61t\x18\x08 \x01(\x0b\x32\x0e.jaxft.v1.BeatH\x00\x12)\n\ngroup_ends\x18\t \x01(\x0b\x32\x13.jaxft.v1.GroupEndsH\x00\x12$\n\x07settled\x18\n \x01(\x0b\x32\x11.jaxft.v1.SettledH\x00\x42\x06\n\x04kind\"\xd0\x01\n\x0bRankMessage\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.jaxft.v1.RankHelloH\x00\x12$\n\x07outcome\x18\x02 \x01(\x0b\x32\x11.jaxft.v1.OutcomeH\x00\x12\x1e\n\x04\x62\x65\x61t\x18\x03 \x01(\x0b\x32\x0e.jaxft.v1.BeatH\x00\x12)\n\ngroup_ends\x18\x04 \x01(\x0b\x32\x13.jaxft.v1.GroupEndsH\x00\x12\"\n\x06raised\x18\x05 \x01(\x0b\x32\x10.jaxft.v1.RaisedH\x00\x42\x06\n\x04kind\"*\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xb4\x02\n\tDirective\x12$\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.jaxft.v1.AttemptH\x00\x12 \n\x05\x61pply\x18\x02 \x01(\x0b\x32\x0f.jaxft.v1.ApplyH\x00\x12,\n\x04heal\x18\x03 \x01(\x0b\x32\x1c.jaxft.v1.CoordinatorMessageH\x00\x12\"\n\x06replay\x18\x04 \x01(\x0b\x32\x10.jaxft.v1.ReplayH\x00\x12\x15\n\x0btake_digest\x18\x05 \x01(\x04H\x00\x12\x19\n\x0fread_checkpoint\x18\x06 \x01(\x08H\x00\x12\x0e\n\x04over\x18\x07 \x01(\x04H\x00\x12\x1e\n\x04\x66\x61il\x18\x08 \x01(\x0b\x32\x0e.jaxft.v1.FailH\x00\x12\x0e\n\x04left\x18\t \x01(\x08H\x00\x12\x13\n\tleave_job\x18\n \x01(\x08H\x00\x42\x06\n\x04kind\"E\n\x07\x41ttempt\x12,\n\x06quorum\x18\x01 \x01(\x0b\x32\x1c.jaxft.v1.CoordinatorMessage\x12\x0c\n\x04step\x18\x02 \x01(\x04\"(\n\x05\x41pply\x12\x11\n\tquorum_id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"Q\n\x06Replay\x12*\n\x04heal\x18\x01 \x01(\x0b\x32\x1c.jaxft.v1.CoordinatorMessage\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05until\x18\x03 \x01(\x04\"\"\n\x04\x46\x61il\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\'\n\x08\x44\x65\x63ision\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x08\"G\n\x07Outcome\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x63\x63used\x18\x03 \x03(\t\x12\x0c\n\x04note\x18\x04 \x01(\t\">\n\x07Verdict\x12\"\n\x07outcome\x18\x01 \x01(\x0b\x32\x11.jaxft.v1.Outcome\x12\x0f\n\x07stopped\x18\x02 \x01(\x08\"B\n\x06Raised\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x12\n\x05shard\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_shard\"8\n\x07Settled\x12\x1f\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x0e.jaxft.v1.Fail\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\"\x1a\n\x08StopWork\x12\x0e\n\x06reason\x18\x01 \x01(\t\";\n\x08PinState\x12\x0f\n\x07heal_id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08log_only\x18\x03 \x01(\x08\"\x18\n\x04\x42\x65\x61t\x12\x10\n\x08progress\x18\x01 \x01(\x04\"\x1a\n\tGroupEnds\x12\r\n\x05\x65rror\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n jaxft_protocol/proto/ranks.proto\x12\x08jaxft.v1\x1a&jaxft_protocol/proto/coordinator.proto\"\xd8\x03\n\rLeaderMessage\x12(\n\tdirective\x18\x01 \x01(\x0b\x32\x13.jaxft.v1.DirectiveH\x00\x12&\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32\x12.jaxft.v1.DecisionH\x00\x12$\n\x07verdict\x18\x03 \x01(\x0b\x32\x11.jaxft.v1.VerdictH\x00\x12\'\n\tstop_work\x18\x04 \x01(\x0b\x32\x12.jaxft.v1.StopWorkH\x00\x12\'\n\tpin_state\x18\x05 \x01(\x0b\x32\x12.jaxft.v1.PinStateH\x00\x12(\n\x0brelease_pin\x18\x06 \x01(\x0b\x32\x11.jaxft.v1.ReleaseH\x00\x12-\n\x0c\x61ll_computed\x18\x07 \x01(\x0b\x32\x15.jaxft.v1.AllComputedH\x00\x12\x1e\n\x04\x62\x65\x61t\x18\x08 \x01(\x0b\x32\x0e.jaxft.v1.BeatH\x00\x12)\n\ngroup_ends\x18\t \x01(\x0b\x32\x13.jaxft.v1.GroupEndsH\x00\x12$\n\x07settled\x18\n \x01(\x0b\x32\x11.jaxft.v1.SettledH\x00\x12+\n\x0bsave_begins\x18\x0b \x01(\x0b\x32\x14.jaxft.v1.SaveBeginsH\x00\x42\x06\n\x04kind\"\xf2\x01\n\x0bRankMessage\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.jaxft.v1.RankHelloH\x00\x12$\n\x07outcome\x18\x02 \x01(\x0b\x32\x11.jaxft.v1.OutcomeH\x00\x12\x1e\n\x04\x62\x65\x61t\x18\x03 \x01(\x0b\x32\x0e.jaxft.v1.BeatH\x00\x12)\n\ngroup_ends\x18\x04 \x01(\x0b\x32\x13.jaxft.v1.GroupEndsH\x00\x12\"\n\x06raised\x18\x05 \x01(\x0b\x32\x10.jaxft.v1.RaisedH\x00\x12 \n\x05saved\x18\x06 \x01(\x0b\x32\x0f.jaxft.v1.SavedH\x00\x42\x06\n\x04kind\"*\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xb4\x02\n\tDirective\x12$\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.jaxft.v1.AttemptH\x00\x12 \n\x05\x61pply\x18\x02 \x01(\x0b\x32\x0f.jaxft.v1.ApplyH\x00\x12,\n\x04heal\x18\x03 \x01(\x0b\x32\x1c.jaxft.v1.CoordinatorMessageH\x00\x12\"\n\x06replay\x18\x04 \x01(\x0b\x32\x10.jaxft.v1.ReplayH\x00\x12\x15\n\x0btake_digest\x18\x05 \x01(\x04H\x00\x12\x19\n\x0fread_checkpoint\x18\x06 \x01(\x08H\x00\x12\x0e\n\x04over\x18\x07 \x01(\x04H\x00\x12\x1e\n\x04\x66\x61il\x18\x08 \x01(\x0b\x32\x0e.jaxft.v1.FailH\x00\x12\x0e\n\x04left\x18\t \x01(\x08H\x00\x12\x13\n\tleave_job\x18\n \x01(\x08H\x00\x42\x06\n\x04kind\"E\n\x07\x41ttempt\x12,\n\x06quorum\x18\x01 \x01(\x0b\x32\x1c.jaxft.v1.CoordinatorMessage\x12\x0c\n\x04step\x18\x02 \x01(\x04\"(\n\x05\x41pply\x12\x11\n\tquorum_id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"Q\n\x06Replay\x12*\n\x04heal\x18\x01 \x01(\x0b\x32\x1c.jaxft.v1.CoordinatorMessage\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05until\x18\x03 \x01(\x04\"\"\n\x04\x46\x61il\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"7\n\x08\x44\x65\x63ision\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x08\x12\x0e\n\x06number\x18\x03 \x01(\x04\",\n\nSaveBegins\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"(\n\x05Saved\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\"G\n\x07Outcome\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x63\x63used\x18\x03 \x03(\t\x12\x0c\n\x04note\x18\x04 \x01(\t\">\n\x07Verdict\x12\"\n\x07outcome\x18\x01 \x01(\x0b\x32\x11.jaxft.v1.Outcome\x12\x0f\n\x07stopped\x18\x02 \x01(\x08\"B\n\x06Raised\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x12\n\x05shard\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_shard\"8\n\x07Settled\x12\x1f\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x0e.jaxft.v1.Fail\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\"\x1a\n\x08StopWork\x12\x0e\n\x06reason\x18\x01 \x01(\t\";\n\x08PinState\x12\x0f\n\x07heal_id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08log_only\x18\x03 \x01(\x08\"\x18\n\x04\x42\x65\x61t\x12\x10\n\x08progress\x18\x01 \x01(\x04\"\x1a\n\tGroupEnds\x12\r\n\x05\x65rror\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,37 +33,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'jaxft_protocol.proto.ranks_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LEADERMESSAGE']._serialized_start=87
-  _globals['_LEADERMESSAGE']._serialized_end=514
-  _globals['_RANKMESSAGE']._serialized_start=517
-  _globals['_RANKMESSAGE']._serialized_end=725
-  _globals['_RANKHELLO']._serialized_start=727
-  _globals['_RANKHELLO']._serialized_end=769
-  _globals['_DIRECTIVE']._serialized_start=772
-  _globals['_DIRECTIVE']._serialized_end=1080
-  _globals['_ATTEMPT']._serialized_start=1082
-  _globals['_ATTEMPT']._serialized_end=1151
-  _globals['_APPLY']._serialized_start=1153
-  _globals['_APPLY']._serialized_end=1193
-  _globals['_REPLAY']._serialized_start=1195
-  _globals['_REPLAY']._serialized_end=1276
-  _globals['_FAIL']._serialized_start=1278
-  _globals['_FAIL']._serialized_end=1312
-  _globals['_DECISION']._serialized_start=1314
-  _globals['_DECISION']._serialized_end=1353
-  _globals['_OUTCOME']._serialized_start=1355
-  _globals['_OUTCOME']._serialized_end=1426
-  _globals['_VERDICT']._serialized_start=1428
-  _globals['_VERDICT']._serialized_end=1490
-  _globals['_RAISED']._serialized_start=1492
-  _globals['_RAISED']._serialized_end=1558
-  _globals['_SETTLED']._serialized_start=1560
-  _globals['_SETTLED']._serialized_end=1616
-  _globals['_STOPWORK']._serialized_start=1618
-  _globals['_STOPWORK']._serialized_end=1644
-  _globals['_PINSTATE']._serialized_start=1646
-  _globals['_PINSTATE']._serialized_end=1705
-  _globals['_BEAT']._serialized_start=1707
-  _globals['_BEAT']._serialized_end=1731
-  _globals['_GROUPENDS']._serialized_start=1733
-  _globals['_GROUPENDS']._serialized_end=1759
+  _globals['_LEADERMESSAGE']._serialized_end=559
+  _globals['_RANKMESSAGE']._serialized_start=562
+  _globals['_RANKMESSAGE']._serialized_end=804
+  _globals['_RANKHELLO']._serialized_start=806
+  _globals['_RANKHELLO']._serialized_end=848
+  _globals['_DIRECTIVE']._serialized_start=851
+  _globals['_DIRECTIVE']._serialized_end=1159
+  _globals['_ATTEMPT']._serialized_start=1161
+  _globals['_ATTEMPT']._serialized_end=1230
+  _globals['_APPLY']._serialized_start=1232
+  _globals['_APPLY']._serialized_end=1272
+  _globals['_REPLAY']._serialized_start=1274
+  _globals['_REPLAY']._serialized_end=1355
+  _globals['_FAIL']._serialized_start=1357
+  _globals['_FAIL']._serialized_end=1391
+  _globals['_DECISION']._serialized_start=1393
+  _globals['_DECISION']._serialized_end=1448
+  _globals['_SAVEBEGINS']._serialized_start=1450
+  _globals['_SAVEBEGINS']._serialized_end=1494
+  _globals['_SAVED']._serialized_start=1496
+  _globals['_SAVED']._serialized_end=1536
+  _globals['_OUTCOME']._serialized_start=1538
+  _globals['_OUTCOME']._serialized_end=1609
+  _globals['_VERDICT']._serialized_start=1611
+  _globals['_VERDICT']._serialized_end=1673
+  _globals['_RAISED']._serialized_start=1675
+  _globals['_RAISED']._serialized_end=1741
+  _globals['_SETTLED']._serialized_start=1743
+  _globals['_SETTLED']._serialized_end=1799
+  _globals['_STOPWORK']._serialized_start=1801
+  _globals['_STOPWORK']._serialized_end=1827
+  _globals['_PINSTATE']._serialized_start=1829
+  _globals['_PINSTATE']._serialized_end=1888
+  _globals['_BEAT']._serialized_start=1890
+  _globals['_BEAT']._serialized_end=1914
+  _globals['_GROUPENDS']._serialized_start=1916
+  _globals['_GROUPENDS']._serialized_end=1942
 # @@protoc_insertion_point(module_scope)

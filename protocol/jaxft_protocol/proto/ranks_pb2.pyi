@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LeaderMessage(_message.Message):
-    __slots__ = ("directive", "decision", "verdict", "stop_work", "pin_state", "release_pin", "all_computed", "beat", "group_ends", "settled")
+    __slots__ = ("directive", "decision", "verdict", "stop_work", "pin_state", "release_pin", "all_computed", "beat", "group_ends", "settled", "save_begins")
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class LeaderMessage(_message.Message):
     BEAT_FIELD_NUMBER: _ClassVar[int]
     GROUP_ENDS_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_BEGINS_FIELD_NUMBER: _ClassVar[int]
     directive: Directive
     decision: Decision
     verdict: Verdict
@@ -29,21 +30,24 @@ class LeaderMessage(_message.Message):
     beat: Beat
     group_ends: GroupEnds
     settled: Settled
-    def __init__(self, directive: _Optional[_Union[Directive, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., pin_state: _Optional[_Union[PinState, _Mapping]] = ..., release_pin: _Optional[_Union[_coordinator_pb2.Release, _Mapping]] = ..., all_computed: _Optional[_Union[_coordinator_pb2.AllComputed, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., group_ends: _Optional[_Union[GroupEnds, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ...) -> None: ...
+    save_begins: SaveBegins
+    def __init__(self, directive: _Optional[_Union[Directive, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., pin_state: _Optional[_Union[PinState, _Mapping]] = ..., release_pin: _Optional[_Union[_coordinator_pb2.Release, _Mapping]] = ..., all_computed: _Optional[_Union[_coordinator_pb2.AllComputed, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., group_ends: _Optional[_Union[GroupEnds, _Mapping]] = ..., settled: _Optional[_Union[Settled, _Mapping]] = ..., save_begins: _Optional[_Union[SaveBegins, _Mapping]] = ...) -> None: ...
 
 class RankMessage(_message.Message):
-    __slots__ = ("hello", "outcome", "beat", "group_ends", "raised")
+    __slots__ = ("hello", "outcome", "beat", "group_ends", "raised", "saved")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     GROUP_ENDS_FIELD_NUMBER: _ClassVar[int]
     RAISED_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     hello: RankHello
     outcome: Outcome
     beat: Beat
     group_ends: GroupEnds
     raised: Raised
-    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., group_ends: _Optional[_Union[GroupEnds, _Mapping]] = ..., raised: _Optional[_Union[Raised, _Mapping]] = ...) -> None: ...
+    saved: Saved
+    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., group_ends: _Optional[_Union[GroupEnds, _Mapping]] = ..., raised: _Optional[_Union[Raised, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
     __slots__ = ("rank", "address")
@@ -112,12 +116,30 @@ class Fail(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("what", "value")
+    __slots__ = ("what", "value", "number")
     WHAT_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     what: str
     value: bool
-    def __init__(self, what: _Optional[str] = ..., value: bool = ...) -> None: ...
+    number: int
+    def __init__(self, what: _Optional[str] = ..., value: bool = ..., number: _Optional[int] = ...) -> None: ...
+
+class SaveBegins(_message.Message):
+    __slots__ = ("number", "folder")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    folder: str
+    def __init__(self, number: _Optional[int] = ..., folder: _Optional[str] = ...) -> None: ...
+
+class Saved(_message.Message):
+    __slots__ = ("number", "failure")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    failure: str
+    def __init__(self, number: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("what", "failure", "accused", "note")

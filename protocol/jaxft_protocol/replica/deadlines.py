@@ -48,7 +48,9 @@ def _check(draft: Draft) -> None:
     if replica.phase is Phase.GREETING and waited_s > min(GREETING_TIMEOUT_S, timeout_s / 4):
         draft.enter(Phase.GREETING)
         draft.effects.append(Close(f"no reply to our Hello for {waited_s:.1f} s"))
-    behind = replica.frontier_step is not None and replica.step != replica.frontier_step
+    # A state of the frontier's step counts as the frontier only if the coordinator can tell that it is: otherwise it
+    # says that it waits for a group that holds the frontier.
+    behind = replica.frontier_step is not None and (replica.step != replica.frontier_step or replica.waiting)
     # A group with a state of the job's history may be needed to resume the job, and may wait for other groups.
     alone = not replica.history and not replica.frontier_held
     if replica.phase is Phase.JOINING and behind and alone and waited_s > timeout_s:
@@ -61,8 +63,9 @@ def _check(draft: Draft) -> None:
             FailureKind.CANNOT_HEAL,
             f"group {me.group!r} holds step {replica.step} of job {me.job!r}, whose last committed step is "
             f"{replica.frontier_step}, and no group that holds it was connected for {timeout_s:g} s "
-            f"({replica.waiting or 'no reason given'}). A fresh state never replaces a committed one: restart a "
-            "group that holds it, or start a new run under another job name.",
+            f"({replica.waiting or 'no reason given'}). A fresh state never replaces a committed one, nor does one "
+            "that is not known to be of this run: restart a group that holds it, restore a checkpoint, or start a "
+            "new run under another job name.",
         )
     elif replica.phase is Phase.LEAVING and waited_s > timeout_s:
         draft.log(f"leaves after {timeout_s:g} s although a joiner may still need it", warning=True)

@@ -389,6 +389,7 @@ class Replica:
     last_tick_s: float = 0.0
     since_s: float = 0.0  # when the current phase began
     dials: int = 0  # without success, since the last Welcome
+    streams: int = 0  # how many it has opened
     address_index: int = 0  # index of the current address in `Identity.coordinators`
     term: int = 0  # the highest term of any coordinator so far
     offline_since_s: float | None = None

@@ -315,3 +315,30 @@ def test_a_second_leave_changes_nothing():
     quorum_id = desk.quorum.quorum_id
     desk.leave("b")
     assert desk.quorum.quorum_id == quorum_id
+
+
+# ---- streams of one process ----
+
+
+def test_a_greeting_of_an_earlier_stream_that_comes_late_changes_nothing():
+    """The network held back the Hello of a stream that its process has given up since."""
+    desk = Desk.open()
+    desk.hello("a", stream=2)
+    desk.join("a")
+    desk.commit()
+    present, before = desk.sessions["a"], desk.job
+    late = desk.hello("a", stream=1)
+    assert late.closed == ["a"]
+    assert late.sent == []
+    assert desk.job == before
+    desk.sessions["a"] = present
+    desk.leave("a", finished=True)
+    assert desk.job.finished == 1
+
+
+def test_a_greeting_of_a_later_stream_takes_the_place_of_the_earlier_one():
+    desk = Desk.open()
+    desk.hello("a", stream=1)
+    later = desk.hello("a", stream=2)
+    assert later.closed == ["old a"]
+    assert list(desk.job.sessions) == [desk.sessions["a"]]

@@ -186,8 +186,13 @@ def failed() -> Group:
 def test_it_says_hello_as_soon_as_the_stream_is_there():
     group = connected()
     assert group.phase is Phase.GREETING
-    assert group.said == [Hello("job", GroupName("a"), Incarnation(7), "a:1")]
+    assert group.said == [Hello("job", GroupName("a"), Incarnation(7), "a:1", stream=1)]
     assert group.directive == Wait("the coordinator coordinator:29510 (connecting)")
+
+
+def test_its_streams_are_counted_so_that_a_late_hello_is_known_as_one():
+    again = connected().hear(welcome()).on(Disconnected("")).on(Connected())
+    assert [hello.stream for hello in again.said if isinstance(hello, Hello)] == [2]
 
 
 def test_it_is_present_while_the_programs_compile():
@@ -632,6 +637,24 @@ def test_a_state_that_nobody_holds_is_an_error_in_the_end():
     assert group.directive.failure.kind is FailureKind.CANNOT_HEAL
     assert "holds step 2 of job 'job', whose last committed step is 9" in group.directive.failure.text
     assert "step 9 needs 1 groups that hold it" in group.directive.failure.text
+
+
+def test_a_state_of_the_frontiers_step_that_is_not_the_frontier_is_an_error_in_the_end():
+    """As of a notebook that passes `step=` and the state that it still has: the coordinator has no digest of it."""
+    group = connected().hear(welcome(9, 4)).on(Prepared(Step(9), 0xD1, SETTINGS))
+    group.hear(Waiting("step 9 needs 1 groups that hold it, and 0 do (none)"))
+    group.now_s = 60.1
+    group.on(Tick())
+    assert isinstance(group.directive, Fail)
+    assert group.directive.failure.kind is FailureKind.CANNOT_HEAL
+    assert "not known to be of this run" in group.directive.failure.text
+
+
+def test_a_group_that_holds_the_frontier_waits_for_others_without_end():
+    group = connected().hear(welcome(9, 4)).on(Prepared(Step(9), 0xD1, SETTINGS))
+    group.hear(Waiting("step 9 needs 2 groups that hold it, and 1 do (a)", held=True))
+    group.now_s = 10_000.0
+    assert group.on(Tick()).phase is Phase.JOINING
 
 
 def test_waiting_for_other_groups_is_never_an_error():
