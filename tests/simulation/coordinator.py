@@ -38,6 +38,7 @@ from jaxft_protocol.messages import (
     HealId,
     Heartbeat,
     Hello,
+    Pin,
     Vote,
 )
 
@@ -229,6 +230,8 @@ class Life:
         self.world.truth.check_told(message)  # pyright: ignore[reportArgumentType]
         if type(message) is Halted and message.kind is not HaltKind.FAILED:
             self._halt(message)
+        if type(message) is Pin:
+            self.world.truth.asks_digest(message.heal_id)
         if type(message) is Heal:
             self.world.truth.check_heal(message, self._streams[session])
         if type(message) is Evicted and self.world.setting.harmless:

@@ -730,6 +730,15 @@ def _a_checkpoint_is_left_to_readers_that_are_dead(read: Any) -> Any:
     return lambda draft, why: None
 
 
+# ---- late messages ----
+
+
+@mutant(sessions, "_is_late", seeds=(582725,))
+def _a_late_greeting_takes_the_place_of_a_later_one(is_late: Any) -> Any:
+    """A Hello that the network held back ends the stream that its process has opened since."""
+    return lambda known, message: False
+
+
 # ---- a committed state that is near ----
 
 

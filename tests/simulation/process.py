@@ -32,6 +32,7 @@ class Process(Trainer):
         self.stream: Stream | None = None
         self._stopped_until_s = 0.0
         self._term = 0  # the highest that it received
+        self._welcomed = False
         self._away_since_s = world.now_s  # until a coordinator has welcomed it
         self._away_s = 0.0  # how long it was last
         self._inbox: deque[tuple[Stream | None, r.Event]] = deque()
@@ -142,13 +143,16 @@ class Process(Trainer):
     def _read(self, stream: Stream, event: r.Event) -> None:
         if self.stream is not stream:
             return
-        if type(event) is r.Received and type(event.message) is Welcome:
-            self._term = max(self._term, event.message.term)
+        if type(event) is r.Received and type(event.message) is Welcome and event.message.term >= self._term:
+            self._term = event.message.term
+            self._welcomed = True
             self._away_s = self.world.now_s - self._away_since_s
         if type(event) is r.Disconnected:
             self.stream = None
-            silent_since_s = stream.silent_since_s
-            self._away_since_s = self.world.now_s if silent_since_s is None else silent_since_s
+            if self._welcomed:
+                silent_since_s = stream.silent_since_s
+                self._away_since_s = self.world.now_s if silent_since_s is None else silent_since_s
+                self._welcomed = False
             event = r.Disconnected(event.reason, busy=not self._waits)
         self._step(event)
 
@@ -189,7 +193,7 @@ class Process(Trainer):
                             "no group follows a replaced coordinator", f"{self.name} in {self._term}"
                         )
                     if type(message) is Pinned:
-                        self.world.truth.told_digests.add(message.heal_id)
+                        self.world.truth.tells_digest(message.heal_id)
                     self.stream.up(message)
             case r.Dial(delay_s, address):
                 delay_s = self.clock.real(delay_s) + self.world.random() * 0.01

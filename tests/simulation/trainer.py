@@ -198,7 +198,7 @@ class Trainer:
         if self._applying or self.world.now_s < self.away_until_s:
             return
         directive = core.directive(self.replica)
-        if self.replica.phase is r.Phase.LEFT and self.replica.failure is None:
+        if self.replica.phase is r.Phase.LEFT and (self.leaving or self.replica.failure is None):
             told = (r.Over(Step(self.world.target or -1)), r.LeaveJob())
             if not self.leaving and directive not in told:
                 raise Violation("all end well", f"{self.name} ends, and was not told to")

@@ -49,7 +49,8 @@ class Truth:
         self.raised: set[tuple[int, str]] = (
             set()
         )  # steps in which the user's code has raised, and in which group
-        self.told_digests: set[int] = set()  # heals of which a donor has told the digest of its state
+        self._asked_s: dict[int, float] = {}  # when the digests of a heal's donors were asked for
+        self._told_digests: set[int] = set()  # heals of which a donor has told its digest in time
         self._lost_since_s: dict[int, float] = {}  # of each coordinator
         self.quorums: dict[QuorumId, NewQuorum] = {}
         self._heals: dict[int, object] = {}
@@ -333,10 +334,20 @@ class Truth:
             f"{process.name} applies step {step} of quorum {quorum_id}, decided: {decided}",
         )
 
+    def asks_digest(self, heal_id: int) -> None:
+        """A coordinator asks a donor to keep its state for a heal, and for its digest."""
+        self._asked_s.setdefault(heal_id, self._world.now_s)
+
+    def tells_digest(self, heal_id: int) -> None:
+        """A donor tells it. No heal waits for longer than the heartbeat timeout, by a clock that may be fast."""
+        patience_s = 0.85 * self._world.setting.heartbeat_timeout_s
+        if self._world.now_s - self._asked_s[heal_id] < patience_s:
+            self._told_digests.add(heal_id)
+
     def check_fed(self, process: "Trainer", heal: Heal, donor: "Trainer") -> None:
         """A joiner gets a sound state, if it has more than one donor to tell; and never one older than its own."""
         donors = [self._world.incarnations[member.incarnation] for member in heal.donors]
-        compared = heal.heal_id in self.told_digests
+        compared = heal.heal_id in self._told_digests
         if compared and donor.flipped_in(heal.step) and any(not one.flipped_in(heal.step) for one in donors):
             raise Violation("a corrupt donor feeds no joiner", f"{donor.name} feeds {process.name}")
         of_it = process.replica.history == heal.history != 0 and not process.flipped
