@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import _peer
-from benchmarks._result import Goal, Row
+from benchmarks._result import Goal, Row, times_the_default
 from benchmarks._worker import Worker, workers
 
 KB, MB = 1 << 10, 1 << 20
@@ -49,7 +49,14 @@ class Options:
     python: bool = False
     """Also the exchange in Python, in the same rounds: what the compiled lane saves."""
     token: bool = False
-    """The groups have a token: each frame carries a MAC instead of a checksum."""
+    """Also the exchange of groups with a token, in the same rounds: what a MAC in place of each checksum costs."""
+
+    @property
+    def variants(self) -> dict[str, str]:
+        """What else is measured of ours: the label of its rows, and the worker's command."""
+        every = {"Python": "exchange_in_python", "with a token": "exchange_with_token"}
+        asked = {"Python": self.python, "with a token": self.token}
+        return {label: command for label, command in every.items() if asked[label]}
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,12 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
     for number in options.groups:
         with contextlib.ExitStack() as stack:
             ours = stack.enter_context(workers(*(Worker("benchmarks._ours.exchange") for _ in range(number))))
-            ports = [worker.ask("listen", me=me, token=options.token) for me, worker in enumerate(ours)]
+            ports = [worker.ask("listen", me=me) for me, worker in enumerate(ours)]
             _all(ours, "join", [{"me": me, "members": number, "ports": ports} for me in range(number)])
             peers = _peers(stack, number)
             for case in _cases(options):
                 rounds = options.rounds if case.size_bytes < MANY_BYTES else options.big_rounds
-                rows += _measure(case, number, ours, peers, rounds, options.python)
+                rows += _measure(case, number, ours, peers, rounds, options.variants)
     return rows, [] if _peer.python() else ["TorchFT is not available here: its column is empty."]
 
 
@@ -129,18 +136,22 @@ def _peers(stack: contextlib.ExitStack, number: int) -> tuple[Worker, ...]:
 
 
 def _measure(
-    case: Case, number: int, ours: Sequence[Worker], peers: Sequence[Worker], rounds: int, python: bool
+    case: Case,
+    number: int,
+    ours: Sequence[Worker],
+    peers: Sequence[Worker],
+    rounds: int,
+    variants: dict[str, str],
 ) -> list[Row]:
     same: list[dict[str, Any]] = [{"shapes": case.shapes, "dtype": case.dtype}] * number
     _all(ours, "prepare", same)
     sizes = {"sizes": [math.prod(shape) for shape in case.shapes], "dtype": case.dtype}
     _all(peers, "prepare", [sizes] * len(peers))
     ways = {"ours": (ours, "exchange"), "limit": (ours, "bare"), "peer": (peers, "exchange")}
-    if python:
-        ways["python"] = (ours, "exchange_in_python")
+    ways |= {label: (ours, command) for label, command in variants.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    cpu: dict[str, list[float]] = {name: [] for name in ways}
     ways = {name: way for name, way in ways.items() if way[0]}
-    seconds: dict[str, list[float]] = {"ours": [], "limit": [], "peer": [], "python": []}
-    cpu: dict[str, list[float]] = {"ours": [], "limit": [], "peer": [], "python": []}
     for round_, (name, (group, command)) in itertools.product(range(rounds), ways.items()):
         answers = _all(group, command, [{"count": case.count}] * number)
         if len({answer.get("digest") for answer in answers}) > 1:
@@ -171,9 +182,17 @@ def _measure(
             name, "CPU s/GB", cpu["ours"], peer=cpu["peer"], limit=cpu["limit"], goal=Goal(peer=1.0)
         )
         rows.append(more)
-    if python:
-        rows.append(Row.of(f"{name}, Python", "ms", times["python"], limit=times["limit"]))
-        rows.append(Row.of(f"{name}, Python", "CPU s/GB", cpu["python"], limit=cpu["limit"]))
+    for label in variants:
+        for unit, samples in (("ms", times), ("CPU s/GB", cpu)):
+            rows.append(
+                Row.of(
+                    f"{name}, {label}",
+                    unit,
+                    samples[label],
+                    limit=samples["limit"],
+                    note=times_the_default(samples[label], samples["ours"]),
+                )
+            )
     return rows
 
 

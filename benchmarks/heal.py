@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _peer
-from benchmarks._result import Goal, Row
+from benchmarks._result import Goal, Row, times_the_default
 from benchmarks._state import sizes
 from benchmarks._worker import Worker, workers
 from tests.faults import namespaces
@@ -59,7 +59,7 @@ class Options:
     capped_rounds: int = 3
     """Rounds with capped donors."""
     token: bool = False
-    """Donors and joiners have a token: each frame carries a MAC instead of a checksum."""
+    """Also the heal with a token, in the same rounds: what a MAC in place of each checksum costs."""
 
 
 class WrongState(Exception):
@@ -129,6 +129,16 @@ def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[st
             note="they receive into memory in use",
         )
     )
+    for count in (1, 2) if options.token else ():
+        rows.append(
+            Row.of(
+                f"{case} from {_donors(count)}, with a token",
+                "ms",
+                ms[f"heal {count} with a token"],
+                limit=ms[f"bare fresh {count}"],
+                note=times_the_default(ms[f"heal {count} with a token"], ms[f"heal {count}"]),
+            )
+        )
     peaks = [one["peak_bytes"] / state_bytes for one in found["heal 1"]]
     rows.append(Row.of(f"{case}: the joiner's peak memory", "x state", peaks, goal=Goal(most=_PEAK)))
     if http:
@@ -148,7 +158,6 @@ def _ours(leaves: list[int], token: bool) -> Iterator[tuple[dict[str, _Way], lis
                 seed=0,
                 host=_HOST,
                 number=number,
-                token=token,
                 timeout_s=_patience(leaves),
             )
             for number, donor in enumerate(donors)
@@ -159,27 +168,30 @@ def _ours(leaves: list[int], token: bool) -> Iterator[tuple[dict[str, _Way], lis
             arguments = {"plain": plain[:count], "sizes": leaves, "reused": reused}
             return lambda: joiner.ask("bare", timeout_s=_patience(leaves), **arguments)
 
-        yield (
-            {
-                "bare fresh 1": bare(1, reused=False),
-                "heal 1": lambda: _heal(joiner, donors[:1], held, leaves),
-                "bare fresh 2": bare(2, reused=False),
-                "heal 2": lambda: _heal(joiner, donors, held, leaves),
-                "bare reused 1": bare(1, reused=True),
-            },
-            held[0]["sums"],
-        )
+        ways: dict[str, _Way] = {
+            "bare fresh 1": bare(1, reused=False),
+            "heal 1": lambda: _heal(joiner, donors[:1], held, leaves),
+            "bare fresh 2": bare(2, reused=False),
+            "heal 2": lambda: _heal(joiner, donors, held, leaves),
+            "bare reused 1": bare(1, reused=True),
+        }
+        if token:
+            ways["heal 1 with a token"] = lambda: _heal(joiner, donors[:1], held, leaves, token=True)
+            ways["heal 2 with a token"] = lambda: _heal(joiner, donors, held, leaves, token=True)
+        yield ways, held[0]["sums"]
 
 
 def _heal(
-    joiner: Worker, donors: Sequence[Worker], held: list[dict[str, Any]], leaves: list[int]
+    joiner: Worker,
+    donors: Sequence[Worker],
+    held: list[dict[str, Any]],
+    leaves: list[int],
+    token: bool = False,
 ) -> dict[str, Any]:
     for donor in donors:
         donor.ask("pin")
-    addresses = [one["address"] for one in held[: len(donors)]]
-    return joiner.ask(
-        "heal", addresses=addresses, sizes=leaves, token=held[0]["token"], timeout_s=_patience(leaves)
-    )
+    addresses = [one["addresses"][token] for one in held[: len(donors)]]
+    return joiner.ask("heal", addresses=addresses, sizes=leaves, token=token, timeout_s=_patience(leaves))
 
 
 @contextlib.contextmanager
@@ -237,7 +249,6 @@ def _measure_capped(options: Options) -> list[Row]:
                 seed=0,
                 host=hosts.address(name),
                 number=number,
-                token=options.token,
             )
             for number, (donor, name) in enumerate(zip(donors, names, strict=True))
         ]

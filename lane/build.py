@@ -32,6 +32,14 @@ SETS = {
     },
     "aarch64": {"baseline": []},  # NEON is part of it
 }
+# So are the MACs.
+MACS = {
+    "x86_64": {
+        "pclmul": ["-maes", "-mssse3", "-mpclmul"],
+        "vpclmul": ["-maes", "-mpclmul", "-mvpclmulqdq", "-mavx512f", "-mavx512bw"],
+    },
+    "aarch64": {"pmull": ["-march=armv8-a+crypto"]},
+}
 
 
 class CannotBuild(Exception):
@@ -46,16 +54,19 @@ def build(target: Path, flags: tuple[str, ...] = ()) -> None:
     if compiler is None:
         raise CannotBuild("no C compiler was found: install gcc or clang, or set CC")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".lane-") as folder:
+        versions = {
+            "arithmetic.c": ("LANE_SET", SETS[platform.machine()]),
+            "mac.c": ("LANE_MAC", MACS[platform.machine()]),
+        }
         objects = [
-            _compile(
-                compiler, "arithmetic.c", Path(folder, f"{name}.o"), [f"-DLANE_SET={name}", *more, *flags]
-            )
-            for name, more in SETS[platform.machine()].items()
+            _compile(compiler, source, Path(folder, f"{name}.o"), [f"-D{macro}={name}", *more, *flags])
+            for source, (macro, each) in versions.items()
+            for name, more in each.items()
         ]
         objects += [
             _compile(compiler, source.name, Path(folder, f"{source.stem}.o"), list(flags))
             for source in sorted(HERE.glob("*.c"))
-            if source.name != "arithmetic.c"
+            if source.name not in versions
         ]
         made = Path(folder, "lane.so")
         _run([compiler, "-shared", *flags, *map(str, objects), "-o", str(made)])

@@ -12,32 +12,6 @@ struct value {
     int summed;
 };
 
-static const struct lane_arithmetic *chosen;
-
-/* Use the best instruction set of this processor, or only the named one; a test compares them. Returns its name, or
- * NULL if this processor does not have it. Not while another thread sums. */
-EXPORT const char *lane_use(const char *name) {
-    const struct lane_arithmetic *found = NULL;
-    const char *found_name = NULL;
-#define OFFER(set, has)                                                                                        \
-    if ((has) && (name == NULL || strcmp(name, #set) == 0)) {                                                  \
-        found = lane_arithmetic_##set;                                                                         \
-        found_name = #set;                                                                                     \
-    }
-    OFFER(baseline, 1)
-#ifdef __x86_64__
-    __builtin_cpu_init();
-    OFFER(avx2, __builtin_cpu_supports("avx2"))
-    OFFER(avx512, __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl"))
-#endif
-    if (found != NULL)
-        chosen = found;
-    return found_name;
-}
-
-const struct lane_arithmetic *lane_arithmetic_of(int dtype) { return &chosen[dtype]; }
-
 static int can_add(int left_summed, int right_summed) {
     /* A left child is never smaller than its sibling, so a leaf on the left has a leaf on the right. */
     return left_summed || !right_summed;

@@ -31,6 +31,43 @@ extern const struct lane_arithmetic lane_arithmetic_avx512[LANE_DTYPES];
 /* The arithmetic that this processor runs best. */
 const struct lane_arithmetic *lane_arithmetic_of(int dtype);
 
+/* Use the best instruction set of this processor, or only the named one; a test compares them. Returns its name, or NULL
+ * if this processor does not have it. Not while another thread uses the lane. */
+const char *lane_use(const char *name);
+
+#define LANE_HEADER_BYTES 64
+#define LANE_MOST_TAG_BYTES 16
+#define LANE_KEY_BYTES 32
+#define LANE_MOST_POWERS 32
+
+/* What the MACs of one key are made with. */
+struct lane_mac {
+    uint8_t round_keys[15][16];
+    uint8_t powers[LANE_MOST_POWERS][16]; /* of the hash key, the highest first */
+};
+
+/* The MACs of one set of instructions. The header has LANE_HEADER_BYTES, and the tag 16 bytes. */
+struct lane_macs {
+    const char *name;
+    void (*expand)(struct lane_mac *mac, const uint8_t *key);
+    void (*tag)(const struct lane_mac *mac, uint64_t count, const uint8_t *header, const void *payload, size_t bytes,
+                uint8_t *tag);
+};
+
+#ifdef __x86_64__
+extern const struct lane_macs lane_macs_pclmul, lane_macs_vpclmul;
+#else
+extern const struct lane_macs lane_macs_pmull;
+#endif
+
+/* The MACs in use and their name; NULL if this processor has no instructions for them. Python then makes them. */
+const struct lane_macs *lane_macs_in_use(void);
+const char *lane_macs_name(void);
+
+/* The tag of one frame under one key. The exported twin of `Macs`. Returns -1 without instructions for it. */
+int lane_mac(const uint8_t *key, uint64_t count, const uint8_t *header, const void *payload, size_t bytes,
+             uint8_t *tag);
+
 /* Sum sources in the order of the tree, and write the mean or the sum. The exported twin of `combine_into`.
  *
  * program: the tree in postfix order: a number of a source, or -1 for the sum of the last two.
@@ -44,9 +81,6 @@ int lane_add(int dtype, int left_summed, int right_summed, void *out, const void
              size_t size);
 
 /* One exchange. `_compiled_lane.py` fills in the plan; every pointer stays valid until `lane_close`. */
-
-#define LANE_HEADER_BYTES 64
-#define LANE_MOST_TAG_BYTES 16
 
 struct lane_region {
     double divisor; /* 0: the sum itself */
@@ -84,6 +118,12 @@ struct lane_member {
     const uint8_t *partials_out;     /* for each of its chunks, of each of my nodes */
 };
 
+/* One direction of a connection: its key, and the sequence number of its next frame, which C and Python both advance. */
+struct lane_secret {
+    const uint8_t *key;
+    uint64_t *count;
+};
+
 struct lane_plan {
     uint32_t me, members_size, nodes_size, steps, tag_bytes, window, in_place;
     int32_t abort_fd;
@@ -97,7 +137,9 @@ struct lane_plan {
     const struct lane_piece *pieces;
     char *const *scratch;       /* by slot of the window, and node: what others' values are received into */
     const uint8_t *results_out; /* headers; NULL in a single trip */
-    /* The checksum of a frame; NULL: `tag` makes it. */
+    /* For MACs: for each member what is sent to it, and what it sends. NULL: `digest` makes the tags. */
+    const struct lane_secret *secrets;
+    /* The checksum of a frame. NULL, and no secrets: `tag` makes the tags. */
     uint64_t (*digest)(const void *data, size_t bytes, uint64_t seed);
     /* Make the tag of the next frame of one direction of a connection. Returns not 0 to fail. */
     int (*tag)(uint32_t member, int incoming, const uint8_t *header, const void *payload, size_t bytes, uint8_t *tag);
@@ -119,8 +161,8 @@ struct lane_look {
     uint32_t is_watched;  /* it has something to send or to receive */
 };
 
-/* The sizes of region, chunk, node, piece, member, plan, failure and look, by which Python knows a stale library. */
-#define LANE_SIZES 8
+/* The sizes of region, chunk, node, piece, member, secret, plan, failure and look, by which Python knows a stale library. */
+#define LANE_SIZES 9
 void lane_sizes(uint32_t sizes[LANE_SIZES]);
 
 struct lane;

@@ -32,6 +32,11 @@ int lane_fail(struct lane *lane, const struct channel *channel, int why, int err
 
 int lane_tag(struct lane *lane, uint32_t member, int incoming, const uint8_t *header, const void *payload,
              size_t bytes, uint8_t *tag) {
+    if (lane->keys != NULL) {
+        const uint32_t direction = 2 * member + (uint32_t)incoming;
+        lane->macs->tag(&lane->keys[direction], (*lane->plan.secrets[direction].count)++, header, payload, bytes, tag);
+        return 0;
+    }
     if (lane->plan.digest == NULL)
         return lane->plan.tag(member, incoming, header, payload, bytes, tag)
                    ? lane_fail(lane, &lane->channels[member], LANE_NO_TAG, 0)
@@ -200,8 +205,9 @@ EXPORT void lane_why(const struct lane *lane, struct lane_failure *failure) { *f
 
 EXPORT void lane_sizes(uint32_t sizes[LANE_SIZES]) {
     const size_t known[LANE_SIZES] = {
-        sizeof(struct lane_region), sizeof(struct lane_chunk), sizeof(struct lane_node),    sizeof(struct lane_piece),
-        sizeof(struct lane_member), sizeof(struct lane_plan),  sizeof(struct lane_failure), sizeof(struct lane_look),
+        sizeof(struct lane_region), sizeof(struct lane_chunk),  sizeof(struct lane_node),
+        sizeof(struct lane_piece),  sizeof(struct lane_member), sizeof(struct lane_secret),
+        sizeof(struct lane_plan),   sizeof(struct lane_failure), sizeof(struct lane_look),
     };
     for (int i = 0; i < LANE_SIZES; i++)
         sizes[i] = (uint32_t)known[i];
@@ -218,6 +224,17 @@ static void open_channel(struct lane *lane, uint32_t peer) {
     channel->partials_size = lane_me(lane)->chunks_size * channel->member->nodes_size;
     channel->results_size = channel->member->results_in == NULL ? 0 : channel->member->chunks_size;
     channel->tail_want = lane_is_receiving(channel) ? LANE_HEADER_BYTES : 0;
+}
+
+static int expand_keys(struct lane *lane) {
+    lane->macs = lane_macs_in_use();
+    lane->keys = calloc(2 * (size_t)lane->plan.members_size, sizeof *lane->keys);
+    if (lane->keys == NULL)
+        return -1;
+    for (uint32_t i = 0; i < 2 * lane->plan.members_size; i++)
+        if (i / 2 != lane->plan.me)
+            lane->macs->expand(&lane->keys[i], lane->plan.secrets[i].key);
+    return 0;
 }
 
 EXPORT struct lane *lane_open(const struct lane_plan *plan) {
@@ -239,6 +256,10 @@ EXPORT struct lane *lane_open(const struct lane_plan *plan) {
         lane_close(lane);
         return NULL;
     }
+    if (plan->secrets != NULL && expand_keys(lane)) {
+        lane_close(lane);
+        return NULL;
+    }
     for (uint32_t i = 0; i < chunks; i++)
         lane->missing[i] = nodes - plan->members[plan->me].nodes_size;
     for (uint32_t peer = 0; peer < members; peer++)
@@ -255,6 +276,7 @@ EXPORT void lane_close(struct lane *lane) {
     free(lane->channels);
     free(lane->polled);
     free(lane->missing);
+    free(lane->keys);
     free(lane->result_tags);
     free(lane->gather);
     free(lane->sources);

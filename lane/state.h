@@ -45,6 +45,8 @@ struct lane {
     struct pollfd *polled;    /* by member; mine is the abort flag */
     uint32_t *missing;        /* for each of my chunks, how many parts have not arrived */
     uint32_t next;            /* the first of my chunks that is not combined */
+    const struct lane_macs *macs; /* that `keys` were made for */
+    struct lane_mac *keys;    /* of the plan's secrets; NULL without */
     uint8_t *result_tags;     /* of my chunks, where they are the same for all */
     char **gather;            /* by node, of mine: what spans several pieces */
     const void **sources;

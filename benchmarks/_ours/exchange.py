@@ -25,35 +25,43 @@ class Member:
     def __init__(self) -> None:
         self._plain = socket.create_server(("127.0.0.1", 0))
         self._plain.settimeout(TIMEOUT_S)
-        self._links: Links | None = None
+        self._links: dict[bool, Links] = {}  # by whether they have a token
         self._socks: list[socket.socket] = []
         self._step = 0
 
-    def listen(self, me: int, token: bool) -> list[int]:
-        """Listen as a member of this number; returns the ports. With a token, each frame carries a MAC."""
-        key = DataKey(bytes(32)) if token else None
-        self._listener = Listener(
-            host="127.0.0.1", job="benchmark", group=f"group-{me}", incarnation=1, on_heal=None, key=key
-        )
-        return [self._listener.port, self._plain.getsockname()[1]]
+    def listen(self, me: int) -> list[int]:
+        """Listen as a member of this number; returns the ports: without and with a token, and for bare sockets."""
+        self._listeners = {
+            token: Listener(
+                host="127.0.0.1",
+                job="benchmark",
+                group=f"group-{me}",
+                incarnation=1,
+                on_heal=None,
+                key=DataKey(bytes(32)) if token else None,
+            )
+            for token in (False, True)
+        }
+        return [*(one.port for one in self._listeners.values()), self._plain.getsockname()[1]]
 
     def join(self, me: int, members: int, ports: Sequence[Sequence[int]]) -> None:
         """Connect to the others, both with jaxft and with bare sockets."""
         self._me, self._members = me, members
-        peers = [
-            Peer(f"group-{number}", 1, f"127.0.0.1:{port}", (number,))
-            for number, (port, _) in enumerate(ports)
-        ]
-        self._links = Links.open(
-            self._listener,
-            job="benchmark",
-            quorum_id=1,
-            me=f"group-{me}",
-            members=peers,
-            abort=Abort(),
-            patience=Patience(TIMEOUT_S),
-        )
-        for _, port in ports[:me]:
+        for token, listener in self._listeners.items():
+            peers = [
+                Peer(f"group-{number}", 1, f"127.0.0.1:{each[token]}", (number,))
+                for number, each in enumerate(ports)
+            ]
+            self._links[token] = Links.open(
+                listener,
+                job="benchmark",
+                quorum_id=1,
+                me=f"group-{me}",
+                members=peers,
+                abort=Abort(),
+                patience=Patience(TIMEOUT_S),
+            )
+        for *_, port in ports[:me]:
             self._socks.append(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S))
         for _ in ports[me + 1 :]:
             self._socks.append(self._plain.accept()[0])
@@ -69,9 +77,8 @@ class Member:
         self._checked = False
         self._bare: list[np.ndarray] = []
 
-    def exchange(self, count: int) -> dict[str, Any]:
+    def exchange(self, count: int, token: bool = False) -> dict[str, Any]:
         """Average `count` times, from JAX arrays to arrays that JAX takes without a copy."""
-        assert self._links is not None
         spans: list[tuple[float, float]] = []
         digests: set[str] = set()
         cpu_s = 0.0
@@ -81,7 +88,7 @@ class Member:
             partials = Partials(self._layout, self._members)
             partials.add(self._me, self._leaves)
             means = exchange(
-                self._links,
+                self._links[token],
                 layout=self._layout,
                 step=self._step,
                 partials=partials,
@@ -94,6 +101,10 @@ class Member:
             del means, partials
         (digest,) = digests
         return {"spans": spans, "cpu_s": cpu_s, "digest": digest}
+
+    def exchange_with_token(self, count: int) -> dict[str, Any]:
+        """The same with a MAC in place of the checksum of each frame."""
+        return self.exchange(count, token=True)
 
     def exchange_in_python(self, count: int) -> dict[str, Any]:
         """The same without the compiled lane."""
@@ -192,6 +203,7 @@ if __name__ == "__main__":
             "prepare": member.prepare,
             "exchange": member.exchange,
             "exchange_in_python": member.exchange_in_python,
+            "exchange_with_token": member.exchange_with_token,
             "bare": member.bare,
         }
     )

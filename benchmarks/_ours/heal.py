@@ -41,25 +41,27 @@ class Donor:
         self._store = StateStore()
         self._leaves: list[jax.Array] = []
 
-    def hold(self, sizes: list[int], seed: int, host: str, number: int, token: bool) -> dict[str, Any]:
-        """Make a state and listen; returns where, and the sums of the leaves."""
+    def hold(self, sizes: list[int], seed: int, host: str, number: int) -> dict[str, Any]:
+        """Make a state and listen; returns where, without and with a token, and the sums of the leaves."""
         self._leaves = [jax.numpy.array(leaf, copy=True) for leaf in values(sizes, seed)]
         self._store.publish(STEP, self._leaves)
-        listener = Listener(
-            host=host,
-            job="job",
-            group=f"donor-{number}",
-            incarnation=1,
-            on_heal=HealServer(self._store).serve,
-            key=_key(token),
-        )
+        ports = [
+            Listener(
+                host=host,
+                job="job",
+                group=f"donor-{number}",
+                incarnation=1,
+                on_heal=HealServer(self._store).serve,
+                key=_key(token),
+            ).port
+            for token in (False, True)
+        ]
         plain = socket.create_server((host, 0))
         threading.Thread(target=self._serve_plain, args=(plain,), daemon=True).start()
         return {
-            "address": f"{host}:{listener.port}",
+            "addresses": [f"{host}:{port}" for port in ports],
             "plain": [host, plain.getsockname()[1]],
             "sums": sums(map(np.asarray, self._leaves)),
-            "token": token,
         }
 
     def pin(self) -> None:

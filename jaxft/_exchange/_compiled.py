@@ -15,7 +15,9 @@ import numpy as np
 
 from jaxft._arrays._layout import Region
 from jaxft._exchange import _lane_structs
+from jaxft._exchange._frames import HEADER_BYTES
 from jaxft._exchange._tree import Node, root
+from jaxft._transport._seals import KEY_BYTES, Macs
 
 _log = logging.getLogger("jaxft")
 
@@ -32,10 +34,12 @@ class Library:
     Attributes:
         c: its functions.
         instructions: the instruction set that it uses: "baseline", "avx2" or "avx512".
+        macs: the one that it makes MACs with: "pclmul", "vpclmul" or "pmull"; None: this machine has none of them.
     """
 
     c: ctypes.CDLL
     instructions: str
+    macs: str | None
 
     @staticmethod
     def load(path: Path, instructions: str | None = None) -> "Library":
@@ -46,8 +50,8 @@ class Library:
             ValueError: this machine does not have the instruction set.
         """
         c = ctypes.CDLL(str(path))
-        c.lane_use.restype = ctypes.c_char_p
         _check(c, path)
+        c.lane_use.restype = c.lane_macs_name.restype = ctypes.c_char_p
         used = c.lane_use(instructions.encode() if instructions else None)
         if used is None:
             raise ValueError(f"This machine does not have the instruction set {instructions!r}.")
@@ -64,7 +68,22 @@ class Library:
             *(ctypes.c_int, ctypes.c_int, ctypes.c_int),
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
         ]
-        return Library(c, used.decode())
+        c.lane_mac.argtypes = [
+            *(ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p),
+            *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p),
+        ]
+        macs = c.lane_macs_name()
+        return Library(c, used.decode(), macs and macs.decode())
+
+    def mac(self, key: bytes, count: int, header: bytes, payload: np.ndarray) -> bytes:
+        """The twin of `Macs.tag`, for a frame of this sequence number."""
+        assert self.macs is not None
+        assert (len(key), len(header)) == (KEY_BYTES, HEADER_BYTES)
+        assert payload.flags.c_contiguous
+        tag = ctypes.create_string_buffer(Macs.size_bytes)
+        failed = self.c.lane_mac(key, count, header, address(payload), payload.nbytes, tag)
+        assert not failed
+        return tag.raw
 
     def combine_into(
         self, out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: int, region: Region
@@ -123,7 +142,9 @@ def library() -> Library | None:
 def describe() -> str:
     """Which lane is in use, for people."""
     found = library()
-    return "Python" if found is None else f"compiled ({found.instructions})"
+    if found is None:
+        return "Python"
+    return f"compiled ({found.instructions}; MACs: {found.macs or 'Python'})"
 
 
 def _check(c: ctypes.CDLL, path: Path) -> None:

@@ -16,7 +16,7 @@ from jaxft._exchange._frames import HEADER_BYTES, difference
 from jaxft._exchange._lane import PeerLost, Turn
 from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
-from jaxft._transport._seals import Checksums, Connection
+from jaxft._transport._seals import Checksums, Connection, Macs
 
 _FAILED = 3  # LANE_FAILED
 
@@ -33,9 +33,10 @@ class CompiledLane:
         plan = self._sheet.plan
         for number, connection in links.connections.items():
             self._sheet.members[number].fd = connection.sock.fileno()
-        tags = [connection.incoming for connection in links.connections.values()]
+        tags = [each for one in links.connections.values() for each in (one.outgoing, one.incoming)]
         plan.abort_fd = links.abort.fileno()
         plan.tag_bytes = tags[0].size_bytes
+        plan.secrets = _secrets(links.connections, len(links.members)) if library.macs else None
         plan.digest = _digest() if all(isinstance(each, Checksums) for each in tags) else None
         # The plan outlives this lane, so it must not hold what holds the result.
         self._tagger = _Tagger(links.connections)
@@ -97,8 +98,19 @@ class CompiledLane:
                 raise OSError(failure.error, f"The exchange cannot poll: {os.strerror(failure.error)}.")
 
 
+def _secrets(connections: Mapping[int, Connection], members: int) -> "ctypes.Array[c.Secret] | None":
+    """The keys and sequence numbers for MACs; None if frames have checksums."""
+    secrets = (c.Secret * (2 * members))()
+    for number, connection in connections.items():
+        for direction, tags in enumerate((connection.outgoing, connection.incoming)):
+            if not isinstance(tags, Macs):
+                return None
+            secrets[2 * number + direction] = c.Secret(tags.key, ctypes.pointer(tags.count))
+    return secrets
+
+
 class _Tagger:
-    """Makes MACs for C."""
+    """Makes tags for C, where C cannot."""
 
     def __init__(self, connections: Mapping[int, Connection]) -> None:
         self.error: BaseException | None = None

@@ -1,7 +1,18 @@
 """The structures of lane.h. What each field means is written there."""
 
 import ctypes
-from ctypes import POINTER, c_double, c_int, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int32,
+    c_size_t,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 
 HEADER_BYTES = 64
 # No member, node or chunk.
@@ -43,6 +54,10 @@ class Member(ctypes.Structure):
     ]
 
 
+class Secret(ctypes.Structure):
+    _fields_ = [("key", c_char_p), ("count", POINTER(c_uint64))]
+
+
 class Plan(ctypes.Structure):
     _fields_ = [
         ("me", c_uint32),
@@ -63,6 +78,7 @@ class Plan(ctypes.Structure):
         ("pieces", POINTER(Piece)),
         ("scratch", POINTER(c_void_p)),
         ("results_out", c_void_p),
+        ("secrets", POINTER(Secret)),
         ("digest", c_void_p),
         ("tag", TAG),
     ]
@@ -84,4 +100,4 @@ class Look(ctypes.Structure):
 
 
 # In the order of `lane_sizes`.
-ALL = (Region, Chunk, Node, Piece, Member, Plan, Failure, Look)
+ALL = (Region, Chunk, Node, Piece, Member, Secret, Plan, Failure, Look)

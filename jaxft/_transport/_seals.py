@@ -9,6 +9,7 @@ The MAC is AES-256-GMAC. Measured per MB on a Zen 5 core: xxh3 (no MAC) 0.010 ms
 HMAC-SHA256 0.52, keyed BLAKE2b 0.78; and 0.5 us for a frame of 64 bytes.
 """
 
+import ctypes
 import hmac
 import socket
 from collections.abc import Callable, Sequence
@@ -68,18 +69,24 @@ def _checksum(parts: Sequence[Part], seed: int) -> bytes:
 
 
 class Macs:
-    """AES-256-GMAC: the payload is the associated data and the header the plaintext; the ciphertext is dropped."""
+    """AES-256-GMAC: the payload is the associated data and the header the plaintext; the ciphertext is dropped.
+
+    Attributes:
+        key: of this direction of this connection.
+        count: the sequence number of the next frame. The compiled lane reads the key and counts here as well.
+    """
 
     size_bytes = _MAC_BYTES
 
     def __init__(self, key: bytes) -> None:
         assert len(key) == KEY_BYTES
+        self.key = key
+        self.count = ctypes.c_uint64(0)
         self._whole = AESGCM(key)
         self._in_parts = algorithms.AES256(key)
-        self._count = 0
 
     def tag(self, header: Part, *payload: Part, verify: Callable[[], None] | None = None) -> bytes:
-        nonce = self._count.to_bytes(_NONCE_BYTES, "big")
+        nonce = self.count.value.to_bytes(_NONCE_BYTES, "big")
         tag = (
             self._of_one(nonce, header, payload[0])
             if len(payload) == 1
@@ -87,7 +94,7 @@ class Macs:
         )
         if verify is not None:
             verify()
-        self._count += 1
+        self.count.value += 1
         return tag
 
     def _of_one(self, nonce: bytes, header: Part, payload: Part) -> bytes:

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from jaxft._exchange import Abort, Layout, Links, Partials, _compiled
+import pytest
+
+from jaxft._exchange import Abort, Layout, Links, Partials, _compiled, _plan, _reducer
 from jaxft._exchange._compiled_lane import CompiledLane
 from jaxft._exchange._lane import Lane, Turn
 from jaxft._exchange._python_lane import PythonLane
 from jaxft._transport._seals import Connection
 
-from .members import peers_of
+from .lanes import loaded
+from .members import partials_of, peers_of
 
 STEP = 11
 # More turns than any exchange of a test takes, even byte by byte.
@@ -28,6 +31,24 @@ def python_lane(links: Links, layout: Layout, partials: Partials) -> Lane:
 
 def compiled_lane(library: _compiled.Library) -> Make:
     return lambda links, layout, partials: CompiledLane(library, links, layout, STEP, partials)
+
+
+def made_by(by: str) -> Make:
+    """ "python", "compiled", or "compiled" for one instruction set by its name."""
+    if by == "python":
+        return python_lane
+    return compiled_lane(loaded(None if by == "compiled" else by))
+
+
+@contextmanager
+def cut_into(chunk_bytes: int, window: int, one_trip: bool) -> Iterator[None]:
+    """Plans of small chunks, and a small window."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_plan, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(_plan, "_SMALL_CHUNK_BYTES", chunk_bytes)
+        patch.setattr(_plan, "ONE_TRIP_BYTES", 1 << 30 if one_trip else 0)
+        patch.setattr(_reducer, "WINDOW", window)
+        yield
 
 
 @dataclass
@@ -104,3 +125,38 @@ def run(lanes: Sequence[Lane], wires: Sequence[Wire]) -> None:
         for wire in wires:
             wire.carry()
     raise AssertionError("the lanes do not come to an end")
+
+
+def recorded(
+    layout: Layout, shards: Sequence[Sequence[int]], *, sealed: bool, by: str
+) -> dict[tuple[int, int], bytes]:
+    """What members with this lane send each other."""
+    total = sum(map(len, shards))
+    make = made_by(by)
+    with wired(shards, sealed=sealed, pieces=lambda: itertools.repeat(1 << 20)) as (links, wires):
+        lanes = [
+            make(one, layout, partials_of(layout, total, mine))
+            for one, mine in zip(links, shards, strict=True)
+        ]
+        run(lanes, list(wires.values()))
+        for lane in lanes:
+            lane.close()
+        return {pair: bytes(wire.carried) for pair, wire in wires.items()}
+
+
+def fed(lane: Lane, peer: socket.socket, stream: bytes, pieces: Iterator[int], closes: bool) -> object:
+    """What a lane makes of a stream: its result, or where it stands. Raises PeerLost."""
+    at = 0
+    while at < len(stream):
+        at += peer.send(stream[at : at + next(pieces)])
+        while (turn := lane.turn(0.0)) is Turn.MOVED:
+            pass
+        if turn is Turn.DONE:
+            break
+    if closes:
+        peer.close()
+    while (turn := lane.turn(0.0)) is Turn.MOVED:
+        pass
+    if turn is Turn.DONE:
+        return [region.tobytes() for region in lane.result]
+    return turn, lane.owing(), lane.unfinished()

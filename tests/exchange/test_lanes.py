@@ -4,7 +4,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,30 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxft._arrays._layout import DTYPES
-from jaxft._exchange import Layout, LeafSpec, Partials, _compiled, _compiled_lane, _plan, _reducer
-from jaxft._exchange._lane import Lane, PeerLost, Turn
+from jaxft._exchange import Layout, LeafSpec, Partials, _compiled, _compiled_lane
+from jaxft._exchange._lane import PeerLost
 from jaxft._transport._seals import Connection
 
 from .lanes import INSTRUCTIONS, any_bits, built, loaded
 from .members import MIXED, assert_same_bits, exchange_all, mesh, partials_of, reference_means
-from .single_thread import compiled_lane, python_lane, run, wired
+from .single_thread import compiled_lane, cut_into, fed, made_by, python_lane, recorded, run, wired
 
 KINDS = [(operation, dtype) for operation, dtypes in DTYPES.items() for dtype in dtypes]
 
 specs = st.lists(
     st.tuples(st.sampled_from(KINDS), st.sampled_from([0, 1, 63, 64, 65, 700, 5000])), min_size=1, max_size=6
 ).map(lambda rows: [LeafSpec(f"{n}", (size,), kind[1], kind[0]) for n, (kind, size) in enumerate(rows)])
-
-
-@contextmanager
-def cut_into(chunk_bytes: int, window: int, one_trip: bool) -> Iterator[None]:
-    """Plans of small chunks, and a small window."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_plan, "CHUNK_BYTES", chunk_bytes)
-        patch.setattr(_plan, "_SMALL_CHUNK_BYTES", chunk_bytes)
-        patch.setattr(_plan, "ONE_TRIP_BYTES", 1 << 30 if one_trip else 0)
-        patch.setattr(_reducer, "WINDOW", window)
-        yield
 
 
 def held_by(
@@ -98,23 +87,6 @@ def test_any_members_with_any_lanes_get_numpys_bits(
             lane.close()
 
 
-def recorded(
-    layout: Layout, shards: Sequence[Sequence[int]], *, sealed: bool, by: str
-) -> dict[tuple[int, int], bytes]:
-    """What members with this lane send each other."""
-    total = sum(map(len, shards))
-    make = python_lane if by == "python" else compiled_lane(loaded(None))
-    with wired(shards, sealed=sealed, pieces=lambda: itertools.repeat(1 << 20)) as (links, wires):
-        lanes = [
-            make(one, layout, partials_of(layout, total, mine))
-            for one, mine in zip(links, shards, strict=True)
-        ]
-        run(lanes, list(wires.values()))
-        for lane in lanes:
-            lane.close()
-        return {pair: bytes(wire.carried) for pair, wire in wires.items()}
-
-
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("one_trip", [False, True])
 def test_both_lanes_send_the_same_frames(sealed: bool, one_trip: bool) -> None:
@@ -130,7 +102,7 @@ def test_both_lanes_send_the_same_frames(sealed: bool, one_trip: bool) -> None:
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-@pytest.mark.parametrize("piece", [1, 2, 63, 64, 65, 71, 72, 73])
+@pytest.mark.parametrize("piece", [1, 2, 63, 64, 65, 71, 72, 73, 79, 80, 81])
 def test_a_stream_may_be_cut_at_every_byte(piece: int, sealed: bool) -> None:
     layout = Layout.of([LeafSpec("x", (300,), "float32"), LeafSpec("y", (65,), "bfloat16")])
     shards = [[0], [1], [2]]
@@ -159,33 +131,16 @@ FUZZED = Layout.of([LeafSpec("x", (900,), "float32"), LeafSpec("y", (100,), "flo
 def outcome(by: str, stream: bytes, pieces: Iterator[int], *, sealed: bool, closes: bool) -> object:
     """What a member makes of these bytes from its one peer: what it says of the peer, or the result."""
     shards = [[0], [1]]
-    make = python_lane if by == "python" else compiled_lane(loaded(None))
+    make = made_by(by)
     with wired(shards, sealed=sealed, pieces=lambda: itertools.repeat(1)) as (links, wires):
         peer = wires[1, 0].target
         lane = make(links[0], FUZZED, partials_of(FUZZED, 2, [0]))
         try:
-            return _fed(lane, peer, stream, pieces, closes)
+            return fed(lane, peer, stream, pieces, closes)
         except PeerLost as lost:
             return lost.number, lost.why
         finally:
             lane.close()
-
-
-def _fed(lane: Lane, peer, stream: bytes, pieces: Iterator[int], closes: bool) -> object:
-    at = 0
-    while at < len(stream):
-        at += peer.send(stream[at : at + next(pieces)])
-        while (turn := lane.turn(0.0)) is Turn.MOVED:
-            pass
-        if turn is Turn.DONE:
-            break
-    if closes:
-        peer.close()
-    while (turn := lane.turn(0.0)) is Turn.MOVED:
-        pass
-    if turn is Turn.DONE:
-        return [region.tobytes() for region in lane.result]
-    return turn, lane.owing(), lane.unfinished()
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -294,7 +249,7 @@ def test_a_library_of_other_sources_is_not_used(
 
 
 def test_what_is_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_compiled, "library", lambda: loaded("baseline"))
-    assert _compiled.describe() == "compiled (baseline)"
+    monkeypatch.setattr(_compiled, "library", lambda: replace(loaded("baseline"), macs="pclmul"))
+    assert _compiled.describe() == "compiled (baseline; MACs: pclmul)"
     monkeypatch.setattr(_compiled, "library", lambda: None)
     assert _compiled.describe() == "Python"

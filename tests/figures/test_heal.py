@@ -1,5 +1,7 @@
 """The heal benchmark runs at tiny sizes and fills its rows; the figures are not checked."""
 
+import dataclasses
+
 import pytest
 
 from benchmarks import _peer, heal
@@ -36,7 +38,7 @@ def test_it_measures_ours_and_leaves_the_peer_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("JAXFT_BENCH_PEER", "none")
     _peer.python.cache_clear()
     try:
-        rows, notes = heal.run(TINY)
+        rows, notes = heal.run(dataclasses.replace(TINY, token=True))
     finally:
         _peer.python.cache_clear()
     assert [row.case for row in rows] == [
@@ -44,6 +46,8 @@ def test_it_measures_ours_and_leaves_the_peer_out(monkeypatch: pytest.MonkeyPatc
         "2 MB from 2 donors, beside HTTP at its default",
         "2 MB from 1 donor, beside HTTP at its best",
         "2 MB from 1 donor, beside the process group in place",
+        "2 MB from 1 donor, with a token",
+        "2 MB from 2 donors, with a token",
         "2 MB: the joiner's peak memory",
     ]
     assert all(row.ours is not None and row.peer is None for row in rows)

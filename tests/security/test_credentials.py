@@ -94,6 +94,7 @@ def test_a_proof_is_of_one_key_one_hello_and_one_pair_of_nonces() -> None:
         "term": 1,
         "step": 1,
         "history": 1,
+        "stream": 1,
     }
     assert changes.keys() == {field.name for field in dataclasses.fields(Hello)}, "all of it is proved"
     others = [dataclasses.replace(HELLO, **{name: value}) for name, value in changes.items()]

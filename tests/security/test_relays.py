@@ -12,18 +12,19 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 from jaxft_protocol import credentials
-from jaxft_protocol.credentials import JobKey
+from jaxft_protocol.credentials import DataKey, JobKey
 
 from jaxft._arrays._leaf_types import type_of
 from jaxft._errors import ExchangeFailed, HealFailed
-from jaxft._exchange import Layout, LeafSpec, Links, Peer
+from jaxft._exchange import Layout, LeafSpec, Links, Peer, _compiled
 from jaxft._exchange._patience import Patience
+from jaxft._heal._blob import BlobLayout
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._frames import REQUEST_BYTES, Kind, Reply, Request, Status, manifest
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._transport._listener import Abort, Connection, Listener
-from jaxft._transport._seals import Macs
+from jaxft._transport._seals import Checksums, Macs, Tags
 from tests import patience
 from tests.exchange.members import partials_of, reference_means, run_exchange
 from tests.heal.donors import same_bits, values
@@ -62,8 +63,7 @@ def listening(group: str, incarnation: int, **options: object) -> Iterator[Liste
         job="job",
         group=group,
         incarnation=incarnation,
-        key=KEY,
-        **{"on_heal": None, **options},  # pyright: ignore[reportArgumentType]
+        **{"on_heal": None, "key": KEY, **options},  # pyright: ignore[reportArgumentType]
     )
     try:
         yield made
@@ -91,18 +91,27 @@ def relay(victim: socket.socket, honest: socket.socket, change: Callable[[bytes]
 TRUE, FORGED = [values((1000,), seed=1)], [values((1000,), seed=2)]
 
 
-def forge_state(victim: socket.socket, honest: socket.socket) -> None:
-    """Serve another state than the donor's, under its own key."""
-    macs = Macs(bytes(32))
-    while received := victim.recv(REQUEST_BYTES + Macs.size_bytes):
+def forge_state(victim: socket.socket, tags: Tags) -> None:
+    """Serve another state than the donor's."""
+    size_bytes = REQUEST_BYTES + tags.size_bytes
+    while len(received := victim.recv(size_bytes)) == size_bytes:
         request = Request.decode(received[:REQUEST_BYTES])
         if request.kind is Kind.HOLDS:
             continue
-        said = FORGED[0].tobytes()
+        said = FORGED[0].tobytes().ljust(BlobLayout.of([type_of(FORGED[0])]).total_bytes, b"\0")
         if request.kind is Kind.MANIFEST:
             said = manifest(0, [type_of(FORGED[0])]).encode()
         header = Reply(Status.OK, 0, len(said)).encode()
-        victim.sendall(header + said + macs.tag(header, said))
+        victim.sendall(header + said + tags.tag(header, said))
+
+
+def forge_state_under_own_key(victim: socket.socket, honest: socket.socket) -> None:
+    forge_state(victim, Macs(bytes(32)))
+
+
+def forge_state_without_key(victim: socket.socket, honest: socket.socket) -> None:
+    """As in a job without a token, where each frame carries a checksum that any program can compute."""
+    forge_state(victim, Checksums())
 
 
 def change_state(victim: socket.socket, honest: socket.socket) -> None:
@@ -112,15 +121,15 @@ def change_state(victim: socket.socket, honest: socket.socket) -> None:
 
 
 @contextmanager
-def donor(incarnation: int) -> Iterator[Listener]:
+def donor(incarnation: int, key: DataKey | None = KEY) -> Iterator[Listener]:
     store = StateStore()
     store.publish(0, TRUE)
     store.pin(HEAL, 0)
-    with listening("group-0", incarnation, on_heal=HealServer(store).serve) as listener:
+    with listening("group-0", incarnation, on_heal=HealServer(store).serve, key=key) as listener:
         yield listener
 
 
-def healed(address: str) -> list[object]:
+def healed(address: str, key: DataKey | None = KEY) -> list[object]:
     """What a joiner gets that knows group-0, incarnation 1, at an address."""
     fetcher = Fetcher(
         job="job",
@@ -129,7 +138,7 @@ def healed(address: str) -> list[object]:
         heal_id=HEAL,
         donors=[DonorAt("group-0", 1, address)],
         timeout_s=PATIENCE_S,
-        key=KEY,
+        key=key,
     )
     try:
         return list(fetcher.state(0, list(map(type_of, TRUE)), cancel=Abort()))
@@ -145,17 +154,29 @@ def test_without_a_man_in_the_middle_the_state_arrives() -> None:
 
 def test_a_joiner_takes_no_state_at_the_address_of_a_group_that_is_gone() -> None:
     """The handshake is relayed to another incarnation of the group, which knows the token and tells the truth."""
-    with donor(2) as honest, man_in_the_middle(honest.port, forge_state) as address:
+    with donor(2) as honest, man_in_the_middle(honest.port, forge_state_under_own_key) as address:
         with pytest.raises(
             HealFailed, match="The request is for incarnation 1 of group 'group-0'; this process is inc"
         ):
             healed(address)
 
 
-@pytest.mark.parametrize("attack", [forge_state, change_state])
+@pytest.mark.parametrize("attack", [forge_state_under_own_key, change_state])
 def test_a_joiner_takes_no_state_of_who_sits_on_the_path(attack: Then) -> None:
     with donor(1) as honest, man_in_the_middle(honest.port, attack) as address:
         with pytest.raises(HealFailed, match="was damaged or changed"):
+            healed(address)
+
+
+def test_the_forger_knows_its_trade() -> None:
+    """Where there is no token, its state is taken. So in the other tests it is the token that keeps it out."""
+    with donor(1, key=None) as honest, man_in_the_middle(honest.port, forge_state_without_key) as address:
+        assert same_bits(healed(address, key=None), FORGED)
+
+
+def test_a_joiner_takes_no_state_with_checksums_in_place_of_macs() -> None:
+    with donor(1) as honest, man_in_the_middle(honest.port, forge_state_without_key) as address:
+        with pytest.raises(HealFailed, match="closed the connection with 8 of 16 bytes missing"):
             healed(address)
 
 
@@ -236,6 +257,7 @@ def test_a_member_adds_nothing_of_who_has_the_address_of_a_member_that_is_gone()
         assert caught.value.peers == ("group-1",)
 
 
+@pytest.mark.usefixtures("lane")
 @pytest.mark.parametrize("attack", [forge_sum, lambda victim, honest: relay(victim, honest, flip)])
 def test_a_member_adds_nothing_of_who_sits_on_the_path(attack: Then) -> None:
     with ExitStack() as stack:
@@ -249,13 +271,20 @@ def test_a_member_adds_nothing_of_who_sits_on_the_path(attack: Then) -> None:
 
         thread = threading.Thread(target=other)
         thread.start()
-        with pytest.raises(ExchangeFailed, match="damaged or changed on the way"):
+        with pytest.raises(
+            ExchangeFailed, match=r"group 'group-1' .* damaged or changed on the way"
+        ) as caught:
             exchanged(ours, of, 0)
+        assert caught.value.peers == ("group-1",)
         theirs.forget(QUORUM)
         thread.join(PATIENCE_S)
 
 
-def test_without_a_man_in_the_middle_the_sum_is_right() -> None:
+def test_without_a_man_in_the_middle_the_sum_is_right(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = _compiled.library()
+    assert (library is None) == (lane == "python")
+    if library is not None and library.macs is not None:
+        monkeypatch.delattr(Macs, "tag")  # so what holds in these tests holds for the MACs of C
     with listening("group-0", 7) as ours, listening("group-1", 8) as theirs:
         of = members([f"127.0.0.1:{listener.port}" for listener in (ours, theirs)])
         thread = threading.Thread(target=exchanged, args=(theirs, of, 1))
