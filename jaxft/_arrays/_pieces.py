@@ -18,9 +18,9 @@ import numpy as np
 from jax.sharding import Sharding
 
 from jaxft._arrays._handover import Handover
-from jaxft._arrays._lanes import Block, Lanes, Part, Span, block_of, span_of, spans
+from jaxft._arrays._lanes import Block, Lanes, Part, Span, block_of, lane_devices, span_of, spans
 from jaxft._arrays._layout import LeafSpec
-from jaxft._arrays._leaf_types import LeafType
+from jaxft._arrays._leaf_types import LeafType, type_of
 from jaxft._arrays._placement import place
 
 
@@ -86,6 +86,18 @@ class Pieces:
         self.own = span_of(rank, ranks, lanes.count)
         self._devices = tuple(devices)
         self._leaves = tuple(leaves)
+
+    @staticmethod
+    def of_arrays(arrays: Sequence[Any]) -> "Pieces":
+        """How these arrays are split in this process. One that was not placed explicitly is held by all processes."""
+        shapes = [tuple(np.shape(array)) for array in arrays]
+        shardings = [
+            array.sharding if isinstance(array, jax.Array) and array.committed else None for array in arrays
+        ]
+        devices = lane_devices(shardings) or lane_devices(None)
+        lanes = Lanes.of(shapes, list(map(type_of, arrays)), shardings, devices)
+        spread = [Spread.of(*pair) for pair in zip(shapes, shardings, strict=True)]
+        return Pieces(lanes, devices, spread, rank=jax.process_index(), ranks=jax.process_count())
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

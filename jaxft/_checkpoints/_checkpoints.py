@@ -4,27 +4,23 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxft._arrays._digest import digest_of_leaves
+import jax
+
+from jaxft._arrays._device_digest import PendingDigest
 from jaxft._checkpoints import _folder, _orbax
-from jaxft._checkpoints._host import (
-    HostCopy,
-    emptied,
-    filled,
-    key_impls,
-    placed,
-    skeleton,
-    template,
-    with_keys,
-)
-from jaxft._checkpoints._manifest import Damaged, Manifest, difference, leaves_of
+from jaxft._checkpoints._group import Group, OneProcess
+from jaxft._checkpoints._host import HostCopy
+from jaxft._checkpoints._manifest import Damaged, Manifest, difference, digest_like, leaves_of
+from jaxft._checkpoints._parts import PartsCopy
 from jaxft._checkpoints._readers import turn
+from jaxft._checkpoints._reading import agreed, read, read_manifest
 from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
-from jaxft._checkpoints._writer import write
+from jaxft._checkpoints._writer import follow, lead, write
 from jaxft._errors import CannotRestore, ConfigurationError
 from jaxft._numbers import whole
 
@@ -39,7 +35,8 @@ class Restored:
         step: the number of committed steps behind the state.
         state: the state, structured and placed like the one passed in.
         history: the number passed to `save`.
-        digest: `jaxft.digest` of the state, equal when it was saved and when it was read.
+        digest: a digest of the state, equal when it was saved and when it was read: `jaxft.digest`, or 16 digits
+            computed on its devices if a group of several processes saved it.
         folder: the folder of the checkpoint.
         settings: the settings of the job that saved it, by name; None if it was saved before these were stored.
     """
@@ -96,6 +93,7 @@ class Checkpoints:
         self._folder = Path(folder).absolute()
         self._thread: threading.Thread | None = None
         self._saving = 0  # the step that the thread saves
+        self._saves = 0  # so many were begun
         self._damaged: set[int] = set()
 
     @property
@@ -126,6 +124,7 @@ class Checkpoints:
         job: str,
         settings: Mapping[str, str] | None = None,
         changed: Collection[str] = (),
+        group: Group | None = None,
     ) -> Restored | None:
         """Read the newest intact checkpoint.
 
@@ -138,6 +137,7 @@ class Checkpoints:
             job: the job's name.
             settings: the settings that must equal those of the checkpoint, by name; None: nothing is compared.
             changed: names of settings that were changed on purpose; with "job", another job's checkpoint is accepted.
+            group: the processes that hold the state; all of them call this, and get the same step. None: this one.
 
         Returns:
             The step and its state; None if there is no checkpoint.
@@ -148,10 +148,12 @@ class Checkpoints:
             CannotRestore: there are checkpoints, and all are damaged. Training does not start from scratch by itself.
         """
         check_changed(changed)
-        found = self.steps()
-        for step in reversed(found):
+        group = group or OneProcess()
+        found: list[int] = []
+        for step in self._newest_first(group):
+            found.insert(0, step)
             try:
-                return self._read(step, like, job, settings, changed)
+                return self._read(step, like, job, settings, changed, group)
             except Damaged as error:
                 self._damaged.add(step)
                 _log.warning("Skipped the checkpoint %s: %s", self._folder / str(step), error)
@@ -162,6 +164,12 @@ class Checkpoints:
             "says why. Restore an intact one from a backup, or move them away to start the job from scratch."
         )
 
+    def _newest_first(self, group: Group) -> Iterator[int]:
+        """The steps that have a complete checkpoint, as rank 0 sees them."""
+        mine = iter(reversed(self.steps()))
+        while (step := group.choose("the checkpoint to read", next(mine, -1) + 1) - 1) >= 0:
+            yield step
+
     def _read(
         self,
         step: int,
@@ -169,11 +177,10 @@ class Checkpoints:
         job: str,
         settings: Mapping[str, str] | None,
         changed: Collection[str],
+        group: Group,
     ) -> Restored:
         folder = self._folder / str(step)
-        manifest = Manifest.from_json(_or_damaged(_orbax.read_metadata, folder))
-        if manifest.step != step:
-            raise Damaged(f"its manifest is for step {manifest.step}")
+        manifest = agreed(group, "read the manifest", lambda: read_manifest(folder, step, group))
         if manifest.job != job and "job" not in changed:
             raise ConfigurationError(
                 f"The checkpoint {str(folder)!r} is of the job {manifest.job!r}, but this is the job {job!r}. "
@@ -185,12 +192,12 @@ class Checkpoints:
                 f"The checkpoint {str(folder)!r} is of a different state: {differs}. Restore with the model and the "
                 "optimizer that it was saved with, or choose another folder."
             )
-        numbers = skeleton(like)
-        host = emptied(numbers, _or_damaged(_orbax.read, folder, filled(numbers, template(like))))
+        place = agreed(group, "read the state", lambda: read(folder, like, group))
+        leaves = place()
         names = [name for name, _ in leaves_of(like)]
-        if (read := digest_of_leaves(names, with_keys(host, key_impls(like)))) != manifest.digest:
-            raise Damaged(f"the state read has the digest {read}, but the state saved had {manifest.digest}")
-        state = placed(host, like)
+        found = digest_like(manifest.digest, names, leaves)
+        agreed(group, "compare the digest", lambda: _check_digest(found, manifest.digest))
+        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         return Restored(step, state, manifest.history, manifest.digest, folder, manifest.settings)
 
     def _compare(
@@ -215,7 +222,15 @@ class Checkpoints:
             raise ConfigurationError(refusal(str(folder), differing, manifest.step, changed))
 
     def save(
-        self, step: int, state: Any, *, job: str, history: int, settings: Mapping[str, str] | None = None
+        self,
+        step: int,
+        state: Any,
+        *,
+        job: str,
+        history: int,
+        settings: Mapping[str, str] | None = None,
+        group: Group | None = None,
+        digest: Callable[[], PendingDigest] | None = None,
     ) -> None:
         """Start to save a state; return as soon as the state may be donated.
 
@@ -225,40 +240,63 @@ class Checkpoints:
 
         Args:
             step: the number of committed steps behind the state.
-            state: a pytree of arrays, entirely in this process.
+            state: a pytree of arrays.
             job: the job's name.
             history: a number that `restore` returns.
             settings: the settings that a run that continues from here is compared with, by name.
+            group: the processes that hold the state; all of them call this, and each writes what it holds. None: this
+                one.
+            digest: if there are several, starts the digest of the state on its devices.
         """
-        if self._thread is not None and self._thread.is_alive():
-            _log.warning(
-                "Skipped the checkpoint of step %d: that of step %d is still being written. If this happens often, "
-                "save less often (every_steps is %d) or to a faster disk.",
-                step,
-                self._saving,
-                self._every_steps,
-            )
+        group = group or OneProcess()
+        if group.choose("skip the save", self._thread is not None and self._thread.is_alive()):
+            if group.rank == 0:
+                _log.warning(
+                    "Skipped the checkpoint of step %d: that of step %d is still being written. If this happens "
+                    "often, save less often (every_steps is %d) or to a faster disk.",
+                    step,
+                    self._saving,
+                    self._every_steps,
+                )
             return
-        copy = HostCopy(state)
+        if self._thread is not None:
+            self._thread.join()  # rank 0 has heard from it that its part is written
         kept = None if settings is None else dict(settings)
         manifest = Manifest(step, job, history, "", leaves_of(state), kept)
-        self._saving = step
+        self._saving, self._saves = step, self._saves + 1
         # A daemon: a disk that hangs must not keep the process alive. `finish` waits for the thread.
         self._thread = threading.Thread(
-            target=self._write, args=(manifest, copy), name="jaxft-checkpoint", daemon=True
+            target=self._write,
+            args=(self._writing(manifest, state, group, digest), step),
+            name="jaxft-checkpoint",
+            daemon=True,
         )
         self._thread.start()
 
-    def _write(self, manifest: Manifest, copy: HostCopy) -> None:
+    def _writing(
+        self, manifest: Manifest, state: Any, group: Group, digest: Callable[[], PendingDigest] | None
+    ) -> Callable[[], None]:
+        """Copy a state; return what writes the copy."""
+        folder, keep, damaged = self._folder, self._keep, frozenset(self._damaged)
+        if group.size == 1:
+            whole = HostCopy(state)
+            return lambda: write(folder, manifest, whole, keep=keep, damaged=damaged)
+        assert digest is not None, "the state of several processes comes with its digest"
+        parts, number = PartsCopy(state, digest()), self._saves
+        if group.rank:
+            return lambda: follow(folder, manifest.step, parts, group, number)
+        return lambda: lead(folder, manifest, parts, group, number, keep=keep, damaged=damaged)
+
+    def _write(self, writing: Callable[[], None], step: int) -> None:
         """The background thread."""
         try:
-            write(self._folder, manifest, copy, keep=self._keep, damaged=frozenset(self._damaged))
-            self._damaged.discard(manifest.step)
+            writing()
+            self._damaged.discard(step)
         except BaseException as error:  # the top of a thread; a failed save must not end training
             _log.error(
                 "The checkpoint of step %d was not written to %s: %s: %s. Training goes on, and the next due step "
                 "is saved; check that the disk is mounted, has space, and is writable.",
-                manifest.step,
+                step,
                 self._folder,
                 type(error).__name__,
                 error,
@@ -277,13 +315,6 @@ class Checkpoints:
             )
 
 
-def _or_damaged(read: Callable[..., Any], *arguments: Any) -> Any:
-    """What `read` returns; Damaged if it raises."""
-    try:
-        return read(*arguments)
-    except (ConfigurationError, MemoryError):
-        raise  # not the checkpoint's fault
-    except Exception as error:  # Orbax and TensorStore do not document their errors
-        # TensorStore appends all its settings, several pages of them.
-        text = str(error)[:400]
-        raise Damaged(f"reading it failed with {type(error).__name__}: {text}") from error
+def _check_digest(read: str, saved: str) -> None:
+    if read != saved:
+        raise Damaged(f"the state read has the digest {read}, but the state saved had {saved}")

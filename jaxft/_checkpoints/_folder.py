@@ -44,10 +44,7 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 def publish(written: Path, folder: Path, step: int) -> None:
     """Move a written checkpoint to its final place durably, unless another writer's is already there."""
-    for below, _, files in os.walk(written, topdown=False):
-        for name in files:
-            _sync(Path(below, name))
-        _sync(Path(below))
+    sync(written)
     try:
         written.rename(folder / str(step))
     except OSError:
@@ -56,6 +53,14 @@ def publish(written: Path, folder: Path, step: int) -> None:
     # Also for another writer's: its bytes were synced before it was moved, but perhaps not its name.
     _sync(folder)
     _sync(folder.parent)
+
+
+def sync(folder: Path) -> None:
+    """Wait until a folder is on the disk, with all that is in it. Raises OSError."""
+    for below, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            _sync(Path(below, name))
+        _sync(Path(below))
 
 
 def _sync(path: Path) -> None:

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxft._arrays._leaf_types import is_key, type_of
-from jaxft._arrays._placement import place
 
 _Piece = tuple[tuple[slice, ...], np.ndarray]
 
@@ -31,7 +30,7 @@ class HostCopy:
         self.names = [jax.tree_util.keystr(path) for path, _ in found]
         self.skeleton = skeleton(state)
         for leaf in leaves:
-            _begin(leaf)
+            begin_copy(leaf)
         self.key_impls = key_impls(state)
         self._types = [type_of(leaf) for leaf in leaves]
         self._pieces = [_pieces(leaf) for leaf in leaves]
@@ -73,7 +72,7 @@ def _skeleton(node: Any, numbers: Iterator[int]) -> Any:
     }
 
 
-def filled(numbers: Any, arrays: Sequence[np.ndarray]) -> Any:
+def filled(numbers: Any, arrays: Sequence[Any]) -> Any:
     """A skeleton with the arrays in the places of their numbers."""
     return jax.tree.map(arrays.__getitem__, numbers)
 
@@ -107,21 +106,26 @@ def with_keys(host: Sequence[np.ndarray], impls: Sequence[Any]) -> list[Any]:
     ]
 
 
-def placed(host: Sequence[np.ndarray], like: Any) -> Any:
-    """Leaves placed like those of `like`. Where that has a Python number, it is the array that jit makes of one."""
-    leaves, tree = jax.tree.flatten(like)
-    arrays = [
-        jnp.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else leaf for leaf in leaves
+def as_arrays(like: Any) -> list[Any]:
+    """The leaves of `like`. Where that has a Python number, it is the array that jit makes of one."""
+    return [
+        jnp.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
+        for leaf in jax.tree.leaves(like)
     ]
-    return jax.tree.unflatten(tree, place(host, arrays))
+
+
+def on_host(array: Any) -> np.ndarray:
+    """An array on one device, or of numpy, in memory that is shared with nothing else; a key as its key data."""
+    ((_, copy),) = _pieces(array)
+    return copy.astype(type_of(array).dtype, copy=False)
 
 
 def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and is_key(leaf)
 
 
-def _begin(leaf: Any) -> None:
-    """Start the copies of all arrays to the host before waiting for the first."""
+def begin_copy(leaf: Any) -> None:
+    """Start the copy of an array to the host without waiting for it."""
     if isinstance(leaf, jax.Array) and not is_key(leaf):
         for shard in leaf.addressable_shards:
             if shard.replica_id == 0 and shard.device.platform != "cpu":
@@ -134,7 +138,7 @@ def _pieces(leaf: Any) -> list[_Piece]:
         return [((), np.array(leaf))]
     if is_key(leaf):
         return [((), np.array(jax.random.key_data(leaf)))]
-    assert leaf.is_fully_addressable, "a group of several processes cannot save its state yet"
+    assert leaf.is_fully_addressable, "other processes hold parts of this leaf"
     pieces: list[_Piece] = []
     for shard in leaf.addressable_shards:
         if shard.replica_id == 0:

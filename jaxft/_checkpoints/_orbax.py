@@ -1,4 +1,4 @@
-"""The only module that uses Orbax: writes and reads one tree of numpy arrays, with JSON beside it.
+"""The only module that calls Orbax: writes and reads one tree of numpy arrays, with JSON beside it.
 
 Orbax takes most of a second to import, so it is imported when a checkpoint is first read or written.
 """
@@ -62,26 +62,26 @@ def read(path: Path, like: Any) -> Any:
 def _stored(tree: Any) -> Any:
     """A tree as Orbax accepts it: without empty arrays, and only with dtypes that TensorStore knows.
 
-    An empty array is stored as None; its shape is known from elsewhere. An array of another dtype (uint4) is stored
-    as its bytes.
+    An empty array is stored as None; its shape is known from elsewhere.
     """
+    return jax.tree.map(lambda array: as_stored(array) if array.size else None, tree)
 
-    def stored(array: np.ndarray) -> np.ndarray | None:
-        if not array.size:
-            return None
-        return array if _is_known(array.dtype.name) else array.view(f"uint{8 * array.itemsize}")
 
-    return jax.tree.map(stored, tree)
+def as_stored(array: np.ndarray) -> np.ndarray:
+    """An array as TensorStore accepts it: one of another dtype (uint4) as its bytes."""
+    dtype = stored_dtype(array.dtype.name)
+    return array if dtype == array.dtype.name else array.view(dtype)
 
 
 @functools.cache
-def _is_known(dtype: str) -> bool:
+def stored_dtype(dtype: str) -> str:
+    """The dtype with which arrays of this dtype are stored."""
     tensorstore = importlib.import_module("tensorstore")
     try:
         tensorstore.dtype(dtype)
     except ValueError:
-        return False
-    return True
+        return f"uint{8 * np.dtype(dtype).itemsize}"
+    return dtype
 
 
 def _v1() -> Any:

@@ -1,13 +1,24 @@
-"""One save, from the copy in host memory to the folder on disk. Runs in the background."""
+"""One save, from the copy in host memory to the folder on disk. Runs in the background.
+
+In a group of several processes, rank 0 makes a folder, every process writes its parts into it and syncs them, and
+rank 0 completes and publishes it once all have. If one fails, or dies, nothing is published.
+"""
 
 import dataclasses
+import logging
+import time
 from collections.abc import Set
 from pathlib import Path
 
 from jaxft._arrays._digest import digest_of_leaves
-from jaxft._checkpoints import _folder, _orbax
+from jaxft._checkpoints import _folder, _orbax, _zarr
+from jaxft._checkpoints._description import STATE, describe
+from jaxft._checkpoints._group import Group
 from jaxft._checkpoints._host import HostCopy, filled, with_keys
-from jaxft._checkpoints._manifest import Manifest
+from jaxft._checkpoints._manifest import Manifest, short_digest
+from jaxft._checkpoints._parts import PartsCopy, check_names
+
+_log = logging.getLogger("jaxft")
 
 
 def write(folder: Path, manifest: Manifest, copy: HostCopy, *, keep: int, damaged: Set[int]) -> None:
@@ -33,11 +44,95 @@ def write(folder: Path, manifest: Manifest, copy: HostCopy, *, keep: int, damage
         digest = digest_of_leaves(copy.names, with_keys(host, copy.key_impls))
         manifest = dataclasses.replace(manifest, digest=digest)
         _orbax.write(work / str(step), filled(copy.skeleton, host), manifest.to_json())
-        if step in damaged:
-            _folder.retire(folder, step, work)
-        _folder.publish(work / str(step), folder, step)
-        for old in _superseded(_folder.steps(folder), step, keep, damaged):
-            _folder.retire(folder, old, work)
+        _publish(work, folder, step, keep, damaged)
+
+
+def lead(
+    folder: Path,
+    manifest: Manifest,
+    copy: PartsCopy,
+    group: Group,
+    number: int,
+    *,
+    keep: int,
+    damaged: Set[int],
+) -> None:
+    """In rank 0: as `write`, together with the other processes of the group, which `follow`.
+
+    Args:
+        folder: as in `write`.
+        manifest: as there.
+        copy: this process's parts of the state.
+        group: the processes.
+        number: of the save.
+        keep: as in `write`.
+        damaged: as there.
+
+    Raises:
+        Exception: what the disk or TensorStore raised, here or in another process.
+    """
+    step, began_ns = manifest.step, time.time_ns()
+    begun = False
+    try:
+        if step in set(_folder.steps(folder)) - damaged:
+            return
+        _folder.sweep(folder)
+        with _folder.unfinished(folder) as work:
+            written = work / str(step)
+            (written / STATE).mkdir(parents=True)
+            begun = bool(group.save_begins(number, work.name))
+            _write_together(written, copy, group, number, step)
+            manifest = dataclasses.replace(manifest, digest=short_digest(copy.digest.result()))
+            _zarr.merge(written / STATE, group.size)
+            tree = filled(copy.skeleton, [None if 0 in one.type.shape else 0 for one in copy.arrays])
+            describe(written, tree, manifest.to_json(), began_ns=began_ns)
+            _publish(work, folder, step, keep, damaged)
+    finally:
+        if not begun:
+            group.save_begins(number, "")
+
+
+def follow(folder: Path, step: int, copy: PartsCopy, group: Group, number: int) -> None:
+    """In the other processes: write this one's parts where rank 0 says. Raises as `lead`."""
+    if work := group.save_begins(number, ""):
+        _write_together(folder / work / str(step), copy, group, number, step)
+
+
+def _write_together(written: Path, copy: PartsCopy, group: Group, number: int, step: int) -> None:
+    """Write this process's parts. In rank 0, return once all processes have written theirs."""
+    _log.debug("write step %d", step)
+    failure, error = "", None
+    try:
+        _write_parts(written / STATE, copy, group.rank)
+    except Exception as caught:  # all processes have to be told; raised again below
+        failure, error = f"{type(caught).__name__}: {caught}", caught
+    # Also after a failure: the folder may go only once no process writes into it.
+    failures = group.save_ends(number, failure)
+    if error is not None:
+        raise error
+    if failures:
+        raise OSError(failures[0])
+
+
+def _write_parts(state: Path, copy: PartsCopy, rank: int) -> None:
+    if not state.is_dir():
+        raise FileNotFoundError(
+            f"rank {rank} does not see the folder {str(state)!r}, which rank 0 has made: put the checkpoints on a "
+            "file system that all processes share"
+        )
+    check_names(copy.arrays)
+    _zarr.write_parts(state, rank, copy.arrays, copy.take())
+    # Rank 0 syncs all of them, but cannot sync what another host still holds in memory.
+    _folder.sync(_zarr.own_folder(state, rank))
+
+
+def _publish(work: Path, folder: Path, step: int, keep: int, damaged: Set[int]) -> None:
+    """Publish what was written in an unfinished folder, and delete what it supersedes."""
+    if step in damaged:
+        _folder.retire(folder, step, work)
+    _folder.publish(work / str(step), folder, step)
+    for old in _superseded(_folder.steps(folder), step, keep, damaged):
+        _folder.retire(folder, old, work)
 
 
 def _superseded(steps: list[int], step: int, keep: int, damaged: Set[int]) -> list[int]:

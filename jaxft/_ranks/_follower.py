@@ -8,7 +8,7 @@ import contextlib
 import logging
 import queue
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step
@@ -73,6 +73,7 @@ class Follower:
         self._decisions: queue.SimpleQueue[pb.Decision] = queue.SimpleQueue()
         self._verdicts: queue.SimpleQueue[pb.Verdict] = queue.SimpleQueue()
         self._settled: queue.SimpleQueue[pb.Settled] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[pb.SaveBegins] = queue.SimpleQueue()
         self._operation = 0
         self._progress = 0
         self._silence_s = silence_s
@@ -161,6 +162,20 @@ class Follower:
         self._check("decision", decision.what, what)
         return decision.value
 
+    def choose(self, what: str, number: int) -> int:
+        decision = self._next(self._decisions, f"rank 0 to choose {what!r}")
+        self._check("decision", decision.what, what)
+        return decision.number
+
+    def save_begins(self, number: int, folder: str) -> str:
+        message = self._next(self._saves, f"rank 0 to begin save {number}")
+        self._check("folder", f"save {message.number}", f"save {number}")
+        return message.folder
+
+    def save_ends(self, number: int, failure: str) -> Sequence[str]:
+        self._link.send(pb.RankMessage(saved=pb.Saved(number=number, failure=failure)))
+        return ()
+
     def await_loss(self) -> None:
         self._link.await_loss(self._silence_s)
 
@@ -225,6 +240,8 @@ class Follower:
                 pass  # it has broken the silence
             case "settled":
                 self._settled.put(message.settled)
+            case "save_begins":
+                self._saves.put(message.save_begins)
             case "group_ends":
                 self._ended = message.group_ends.error
                 self._link.expect_end(message.group_ends.error)

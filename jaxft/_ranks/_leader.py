@@ -48,6 +48,7 @@ class Leader:
         self._progress = [0] * (1 + len(connections))
         self._lock = threading.Lock()
         self._outcomes: list[queue.SimpleQueue[pb.Outcome]] = [queue.SimpleQueue() for _ in connections]
+        self._saved: list[queue.SimpleQueue[pb.Saved]] = [queue.SimpleQueue() for _ in connections]
         self._abort: Abort | None = None  # of the current operation
         self._operation = 0
         self._failed_rank = False  # another rank has failed in the current operation
@@ -99,6 +100,20 @@ class Leader:
     def decide(self, what: str, value: bool) -> bool:
         self._send(pb.LeaderMessage(decision=pb.Decision(what=what, value=value)))
         return value
+
+    def choose(self, what: str, number: int) -> int:
+        self._send(pb.LeaderMessage(decision=pb.Decision(what=what, number=number)))
+        return number
+
+    def save_begins(self, number: int, folder: str) -> str:
+        self._send(pb.LeaderMessage(save_begins=pb.SaveBegins(number=number, folder=folder)))
+        return folder
+
+    def save_ends(self, number: int, failure: str) -> Sequence[str]:
+        failures = [
+            f"rank {rank}: {text}" for rank in range(1, self.size) if (text := self._saved_by(rank, number))
+        ]
+        return [*filter(None, [failure]), *failures]
 
     def await_loss(self) -> None:
         deadline_s = time.monotonic() + self._silence_s
@@ -194,6 +209,22 @@ class Leader:
                     f"{what!r}. Every rank must run the same number of steps."
                 )
 
+    def _saved_by(self, rank: int, number: int) -> str:
+        """Wait as long as that rank's disk takes; if the rank is gone, this process ends. Return why it failed."""
+        began_s, mention_s = time.monotonic(), _FIRST_MENTION_S
+        while True:
+            with contextlib.suppress(queue.Empty):
+                if (found := self._saved[rank - 1].get(timeout=_LOOK_S)).number == number:
+                    return found.failure
+            waited_s = time.monotonic() - began_s
+            if waited_s >= mention_s:
+                mention_s = 2 * waited_s
+                _log.info("[jaxft %s] waiting %.0f s for rank %d to write", self._name, waited_s, rank)
+            if rank in self._ended and self._saved[rank - 1].empty():
+                raise SessionFailed(
+                    f"Rank {rank} of this group has ended before its part of a checkpoint was written."
+                )
+
     def _hear(self, rank: int, message: pb.RankMessage) -> None:
         match message.WhichOneof("kind"):
             case "beat":
@@ -206,6 +237,8 @@ class Leader:
                         self._failed_early = message.outcome.what
                     self._stop(f"rank {rank} failed: {message.outcome.failure}")
                 self._outcomes[rank - 1].put(message.outcome)
+            case "saved":
+                self._saved[rank - 1].put(message.saved)
             case "raised":
                 # The training thread may be in a collective that never returns.
                 told = message.raised

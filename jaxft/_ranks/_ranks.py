@@ -12,7 +12,7 @@ numbers without an error.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,6 +66,32 @@ class Ranks(Protocol):
         Raises:
             CameApart: rank 0 decides something else.
             SessionFailed: rank 0 has ended.
+        """
+        ...
+
+    def choose(self, what: str, number: int) -> int:
+        """As `decide`, of a number that is not negative."""
+        ...
+
+    def save_begins(self, number: int, folder: str) -> str:
+        """For the thread that writes a checkpoint: return rank 0's folder, in every rank.
+
+        Args:
+            number: of the save; every rank counts them.
+            folder: in rank 0, where the ranks write; "" if there is nothing to write.
+
+        Raises:
+            SessionFailed: rank 0 has ended.
+        """
+        ...
+
+    def save_ends(self, number: int, failure: str) -> Sequence[str]:
+        """For that thread: tell rank 0 how this rank's part of a save went; "": it is on the disk.
+
+        In rank 0: wait for all ranks, and return their failures.
+
+        Raises:
+            SessionFailed: a rank has ended.
         """
         ...
 
@@ -142,6 +168,15 @@ class OneRank:
 
     def decide(self, what: str, value: bool) -> bool:
         return value
+
+    def choose(self, what: str, number: int) -> int:
+        return number
+
+    def save_begins(self, number: int, folder: str) -> str:
+        return folder
+
+    def save_ends(self, number: int, failure: str) -> Sequence[str]:
+        return [failure] if failure else []
 
     def await_loss(self) -> None:
         """There is no other rank."""

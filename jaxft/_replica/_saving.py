@@ -1,5 +1,6 @@
 """One group's work with the job's checkpoints: restore one, compare it with the step, and save new ones."""
 
+import contextlib
 import logging
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -10,9 +11,10 @@ from jaxft._checkpoints import Restored
 from jaxft._checkpoints._settings import LATER, differences, refusal
 from jaxft._errors import ConfigurationError
 from jaxft._programs._programs import Programs
-from jaxft._ranks._ranks import Directing
+from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._held_state import HeldState
+from jaxft._replica._together import Together
 
 _log = logging.getLogger("jaxft")
 
@@ -20,12 +22,14 @@ _log = logging.getLogger("jaxft")
 class Saving:
     """The training thread owns it."""
 
-    def __init__(self, config: GroupConfig, session: Directing, held: HeldState) -> None:
+    def __init__(self, config: GroupConfig, session: Directing, ranks: Ranks, held: HeldState) -> None:
         self.history = 0  # the step of the checkpoint that the first state came from
         # The first state is fresh although the job has a checkpoint, because other groups have read that.
         self.left_to_others = False
         self._config = config
         self._session = session
+        self._ranks = ranks
+        self._group = Together(ranks, session)
         self._held = held
         self._restored: Restored | None = None
         self._changed: Collection[str] = ()
@@ -38,13 +42,14 @@ class Saving:
     def restore(self, state: Any, changed: Collection[str]) -> Any:
         """Return the state of the newest checkpoint, or `state` (see `Manager.restore`)."""
         self._changed, self._asked = changed, True
-        self._frontier_step, held = self._session.frontier
-        if held:
+        self._frontier_step, held = self._session.frontier  # rank 0 alone knows them
+        if self._ranks.decide("heal instead of reading a checkpoint", held):
             _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._config.group)
             return state
         # Leave it to others only if the coordinator knows the job. Otherwise fresh states could found it before a
         # restored one arrives.
-        return self.read_unless_others_do(state) if self._frontier_step else self._read(state)
+        known = self._ranks.decide("the coordinator knows the job", bool(self._frontier_step))
+        return self.read_unless_others_do(state) if known else self._read(state)
 
     def check_asked(self) -> None:
         """Refuse to begin beside checkpoints that the program has not asked for.
@@ -65,18 +70,29 @@ class Saving:
 
     def read_unless_others_do(self, state: Any) -> Any:
         """Read the newest checkpoint, unless other groups are reading it now (`left_to_others`)."""
-        assert self._config.checkpoints is not None
-        with self._config.checkpoints.reading(self._config.failure_timeout_s) as mine:
+        with self._turn() as mine:
+            mine = self._ranks.decide("read a checkpoint", mine)
             self.left_to_others = not mine
             if mine:
                 return self._read(state)
         _log.info("[jaxft %s] reads no checkpoint: others have, and it heals from them", self._config.group)
         return state
 
+    def _turn(self) -> contextlib.AbstractContextManager[bool]:
+        """Wait until it is clear whether this group reads. Rank 0 takes a reader's place for all ranks."""
+        assert self._config.checkpoints is not None
+        if self._ranks.rank:
+            return contextlib.nullcontext(True)
+        return self._config.checkpoints.reading(self._config.failure_timeout_s)
+
     def _read(self, state: Any) -> Any:
         assert self._config.checkpoints is not None
         found = self._config.checkpoints.restore(
-            state, job=self._config.job, settings=self._config.compared_settings, changed=self._changed
+            state,
+            job=self._config.job,
+            settings=self._config.compared_settings,
+            changed=self._changed,
+            group=self._group,
         )
         group = self._config.group
         if found is None:
@@ -126,7 +142,12 @@ class Saving:
         checkpoints = self._config.checkpoints
         if checkpoints is None or members[:1] != (self._config.group,):
             return
-        kept = {**self._settings, **self._config.compared_settings}
         checkpoints.save(
-            self._held.step, state, job=self._config.job, history=self._session.history, settings=kept
+            self._held.step,
+            state,
+            job=self._config.job,
+            history=self._session.history,
+            settings={**self._settings, **self._config.compared_settings},
+            group=self._group,
+            digest=self._held.pending_digest,
         )

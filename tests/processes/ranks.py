@@ -1,8 +1,10 @@
 """A group of several processes."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.clusters import Worker
+from jaxft._launch._ranks import free_ports
+from tests.clusters import Cluster, Worker
 
 
 @dataclass
@@ -15,3 +17,29 @@ class Group:
     @property
     def leader(self) -> Worker:
         return self.ranks[0]
+
+
+def start_ranks(
+    here: Cluster,
+    name: str,
+    ranks: int,
+    flags: Sequence[str],
+    *,
+    own: Mapping[int, Sequence[str]] | None = None,
+    devices: int = 1,
+    coordinated: bool = True,
+) -> Group:
+    """Start a group of so many processes with so many devices each; `own` are further flags of single ranks."""
+    port = free_ports(1)[0]
+    return Group(
+        name,
+        [
+            here.start(
+                name,
+                *("--world", f"{rank}:{ranks}:{port}:{devices}", *flags),
+                *(own or {}).get(rank, ()),
+                coordinated=coordinated,
+            )
+            for rank in range(ranks)
+        ],
+    )

@@ -1,6 +1,7 @@
 """Rank 0 and another rank over a real connection, in one process: decisions, verdicts, and their ends."""
 
 import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -130,6 +131,50 @@ def test_ranks_at_different_decisions_have_come_apart(pair: Pair) -> None:
     pair.leader.decide("go on", True)
     with pytest.raises(SessionFailed, match=r"come apart: the decision is about 'go on'.*at 'exchange'"):
         pair.follower.decide("exchange", True)
+
+
+def test_rank_0_chooses_for_all(pair: Pair) -> None:
+    assert pair.leader.choose("the checkpoint", 1 << 62) == 1 << 62
+    assert pair.follower.choose("the checkpoint", 5) == 1 << 62
+    pair.leader.choose("the checkpoint", 3)
+    with pytest.raises(
+        SessionFailed, match=r"come apart: the decision is about 'the checkpoint'.*at 'go on'"
+    ):
+        pair.follower.decide("go on", True)
+
+
+def test_a_save_begins_and_ends_in_all_ranks(pair: Pair) -> None:
+    for number, failure in enumerate(["", "OSError: full"], 1):
+        assert pair.leader.save_begins(number, f".unfinished-{number}") == f".unfinished-{number}"
+        assert pair.follower.save_begins(number, "") == f".unfinished-{number}"
+        assert pair.follower.save_ends(number, failure) == ()
+        failures = [f"rank 1: {failure}"] if failure else []
+        assert pair.leader.save_ends(number, "") == failures
+    pair.follower.save_ends(3, "its own")
+    assert pair.leader.save_ends(3, "mine") == ["mine", "rank 1: its own"]
+
+
+def test_a_wait_for_a_rank_that_writes_is_logged(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_leader, "_FIRST_MENTION_S", 0.0)
+    with caplog.at_level(logging.INFO, "jaxft"), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(pair.leader.save_ends, 1, "")
+        patience.until(lambda: "s for rank 1 to write" in caplog.text, "the wait to be logged")
+        pair.follower.save_ends(1, "")
+        assert waiting.result() == []
+
+
+def test_a_rank_that_ends_before_it_has_written_ends_the_save(pair: Pair) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(pair.leader.save_ends, 1, "")
+        closing = pool.submit(pair.follower.close)
+        with pytest.raises(
+            SessionFailed, match="Rank 1 of this group has ended before its part of a checkpoint was written"
+        ):
+            waiting.result()
+        pair.leader.close()
+        closing.result()
 
 
 @pytest.mark.parametrize(
@@ -341,6 +386,10 @@ def test_garbage_ends_this_process_before_memory_is_taken(
 def test_a_group_of_one_process_decides_for_itself() -> None:
     one, abort = OneRank(), Abort()
     assert one.decide("go on", True)
+    assert one.choose("the checkpoint", 5) == 5
+    assert one.save_begins(1, "folder") == "folder"
+    assert one.save_ends(1, "full") == ["full"]
+    assert one.save_ends(2, "") == []
     with one.operation("exchange", abort) as operation:
         assert operation.settle(note="w is nan").note == "w is nan"
         assert not operation.settle("broken", ("b",)).stopped

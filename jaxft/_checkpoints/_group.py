@@ -1,0 +1,59 @@
+"""The other processes of a group, as checkpoints need them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Group(Protocol):
+    """The processes that restore a checkpoint and save one together.
+
+    `choose` and `agree` are for the thread that calls the step: every process calls them in the same order.
+    `save_begins` and `save_ends` are for the thread that writes: each process calls both once in each save.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+    def choose(self, what: str, number: int) -> int:
+        """Return rank 0's number, in every process."""
+        ...
+
+    def agree(self, what: str, failure: str) -> str:
+        """Return why it failed in some process, in every process; "" if it failed in none."""
+        ...
+
+    def got_on(self) -> None:
+        """Tell rank 0 that this process makes progress."""
+        ...
+
+    def save_begins(self, number: int, folder: str) -> str:
+        """Return rank 0's folder, in every process. `number` counts the saves."""
+        ...
+
+    def save_ends(self, number: int, failure: str) -> Sequence[str]:
+        """Tell rank 0 how this process's part of a save went. In rank 0: wait for all, and return their failures."""
+        ...
+
+
+class OneProcess:
+    """A group of one process."""
+
+    rank = 0
+    size = 1
+
+    def choose(self, what: str, number: int) -> int:
+        return number
+
+    def agree(self, what: str, failure: str) -> str:
+        return failure
+
+    def got_on(self) -> None:
+        """No other process waits."""
+
+    def save_begins(self, number: int, folder: str) -> str:
+        return folder
+
+    def save_ends(self, number: int, failure: str) -> Sequence[str]:
+        return [failure] if failure else []
