@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +16,7 @@ from jaxft._checkpoints._settings import check_changed
 from jaxft._errors import ConfigurationError, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._launch._beacon import Beacon, beacon_of_process
+from jaxft._programs._static_leaves import StaticLeaves
 from jaxft._ranks._collectives import came_from_xla
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import TLS
@@ -88,7 +89,8 @@ class Manager:
             in its name is replaced by the group's. By default that of the environment variable JAXFT_EVENTS. In a
             group of several processes, rank 0 writes it.
         tracer: a tracer of OpenTelemetry, `opentelemetry.trace.get_tracer(...)`: each call of the step becomes a span
-            (docs/operate.md). In a group of several processes, rank 0 makes them.
+            (docs/operate.md). By default they go to the collector that the environment variable JAXFT_OTLP names, if
+            any. In a group of several processes, rank 0 makes them.
 
     Raises:
         ConfigurationError: for an argument that cannot be right; on entering, if `token`, `tls` or `events` cannot
@@ -266,11 +268,6 @@ class Manager:
             self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
             if self._agent is not None:
                 self._agent.entered(member.listener.port)
-            if config.checkpoints is not None and member.ranks.size > 1:
-                raise ConfigurationError(
-                    f"group {config.group!r} has {member.ranks.size} processes, and `checkpoints=` does not work yet "
-                    "for groups of several processes: leave it out, and save from the loop with Orbax."
-                )
             self._observers = observers_of(config, member.identity, member.ranks.rank)
             member.start()
         except BaseException as error:
@@ -281,19 +278,28 @@ class Manager:
         self._sigterm = SigtermDrains(member.session.drain)
         return self
 
-    def restore(self, state: Any, *, changed: Collection[str] = ()) -> Any:
+    def restore(
+        self,
+        state: Any,
+        *,
+        changed: Collection[str] = (),
+        arrays: Callable[[Any], bool] | None = None,
+    ) -> Any:
         """Return the state of the job's newest checkpoint, and set `step` to its step; or `state` itself.
 
         To be called before the first step. If groups that hold the job's state are there, no file is read: this
         group heals from them. When all begin again at once, two read, and the others heal from these. If there is no
         checkpoint, training begins with `state`. After all groups have died, the job goes on from the newest
-        checkpoint that any of them brings; a fresh state never replaces it.
+        checkpoint that any of them brings; a fresh state never replaces it. In a group of several processes, all of
+        them call this.
 
         Args:
             state: a state of the wanted structure, shapes, dtypes and shardings, such as the initial one.
             changed: settings of this Manager that were changed on purpose since the checkpoint was saved, by name;
                 "shards", if the step now has another number of them; "job", to go on from another job's. Anything
                 else that differs is refused.
+            arrays: as in `jaxft.fault_tolerant`, for a state that holds functions and settings too, such as
+                `arrays=equinox.is_array`. The other leaves are not in the checkpoint and are returned as they are.
 
         Raises:
             ConfigurationError: the Manager has no `checkpoints` or is not entered, the first step has been taken,
@@ -308,7 +314,8 @@ class Manager:
             raise ConfigurationError(
                 "this Manager has no checkpoints: pass `checkpoints=jaxft.Checkpoints(folder)`"
             )
-        return self._runner.restore(state, changed)
+        statics = StaticLeaves(arrays)
+        return statics.whole(self._runner.restore(statics.without(state), changed))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

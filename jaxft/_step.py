@@ -180,6 +180,7 @@ class Step:
         self._current: dict[tuple[Any, ...], Programs] = {}
         self._reference: dict[Any, Programs] = {}
         self._last: Programs | None = None  # those of the last call
+        self._returned = True  # the last call of the step has returned its state
 
     @property
     def step(self) -> int:
@@ -304,8 +305,12 @@ class Step:
         state = self._static_leaves.without(state)
         programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
         call = Call(programs, batch_for, self._shards, self._nonfinite)
-        leaves, metrics = self._engine.run(call, self._leaves(programs, state))
-        return self._whole(programs, leaves), metrics
+        given = self._leaves(programs, state)
+        self._returned = False
+        leaves, metrics = self._engine.run(call, given)
+        result = self._whole(programs, leaves), metrics
+        self._returned = True
+        return result
 
     def _whole(self, programs: Programs, leaves: Sequence[jax.Array]) -> Any:
         """The state of these leaves, as the user knows it."""
@@ -330,7 +335,7 @@ class Step:
         consumed: it stands for the newest.
         """
         held = self._engine.handed
-        if held is not None and self._engine.unreturned is not None:
+        if held is not None and (self._engine.unreturned is not None or self._kept_back(state)):
             _log.warning(
                 "the last call of the step was interrupted before it could return the state: goes on with that of "
                 "step %d",
@@ -339,6 +344,12 @@ class Step:
             return held
         leaves = programs.state_leaves(state)
         return leaves if held is None else same_state(state, leaves, held, self._engine.step)
+
+    def _kept_back(self, state: Any) -> bool:
+        """Whether the last call has consumed `state`, and was interrupted on its way out, as by Ctrl-C."""
+        if self._returned:
+            return False
+        return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
     @property
     def _engine(self) -> Engine:

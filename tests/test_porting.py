@@ -2,6 +2,7 @@
 
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,3 +85,39 @@ def test_the_loop_of_the_page_runs_in_two_groups(tmp_path: Path) -> None:
     steps = [step for step, _ in written]
     assert len(set(steps)) == len(steps)
     assert {step // 100 for step in steps} == {1, 2}
+
+
+class Jumping:
+    """A Manager and its step in one, whose calls come back at later steps, as those that heal do."""
+
+    def __init__(self, jumps: dict[int, int]) -> None:
+        self.step, self.is_writer, self._jumps = 0, True, jumps
+
+    def __enter__(self) -> "Jumping":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+    def join(self, state: Any, batches: Any) -> Any:
+        return state
+
+    def steps(self, total: int) -> Iterator[int]:
+        while self.step < total:
+            yield self.step
+
+    def __call__(self, state: Any, batches: Any) -> Any:
+        self.step = self._jumps.get(self.step, self.step + 1)
+        return state, {"loss": 0.5}
+
+
+def test_a_loop_that_jumps_over_a_hundredth_step_writes_at_the_next() -> None:
+    manager = Jumping({98: 103, 104: 160, 199: 201})
+    written: list[tuple[int, float]] = []
+    names = {
+        "jaxft": SimpleNamespace(Manager=lambda *_, **__: manager, fault_tolerant=lambda *_, **__: manager),
+        "print": lambda *values: written.append(values),
+        **{"train_step": None, "state": None, "batches": BATCHES, "total": TOTAL},
+    }
+    exec(compile(LOOP, "docs/porting.md", "exec"), names)
+    assert written == [(103, 0.5), (201, 0.5)]

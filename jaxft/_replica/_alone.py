@@ -2,6 +2,9 @@
 
 import contextlib
 import logging
+import operator
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +17,14 @@ from jaxft._exchange._partials import Partials
 from jaxft._programs._nonfinite import find
 from jaxft._programs._programs import Local
 from jaxft._replica._engine import Call
+from jaxft._replica._one_step import OneStep
 from jaxft._replica._steps import LoopWatch
 
 _log = logging.getLogger("jaxft")
+
+# All of this process, to find the one that made the state that a step is given.
+_living: "weakref.WeakSet[Alone]" = weakref.WeakSet()
+_lock = threading.Lock()
 
 
 class Alone:
@@ -28,11 +36,14 @@ class Alone:
         self.step = 0
         self.loop = LoopWatch()
         self.handed: Sequence[jax.Array] | None = None
+        self._first: OneStep | None = None
+        self._changes_state = False
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        self._check_same(call, state)
         self.handed = state
         return state
 
@@ -41,6 +52,7 @@ class Alone:
         self.handed = [changes.get(index, leaf) for index, leaf in enumerate(self.handed)]
 
     def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
+        self._check_same(call, state)
         with self.loop.calling(lambda: self.step):
             means, local = self._means(call, state)
             if self._skips(call, means):
@@ -51,6 +63,33 @@ class Alone:
         self.handed = result[0]
         self.loop.edits_made = 0
         return result
+
+    def _check_same(self, call: Call, state: Sequence[jax.Array]) -> None:
+        """Check, in the first call, that no other step has made this state: a Manager would refuse the second.
+
+        Later calls are of the same step: a `Step` checks what may differ.
+        """
+        if self._first is not None:
+            return
+        now = OneStep.of(call)
+        with _lock:
+            others = list(_living)
+        for other in others:
+            if other._first is not None and other._made(state):
+                other._first.check(
+                    now,
+                    run="made this state",
+                    instead="For another run, begin with a copy: `state = jax.tree.map(jax.numpy.copy, state)`.",
+                )
+        self._first, self._changes_state = now, bool(call.programs.cut.made)
+        with _lock:
+            _living.add(self)
+
+    def _made(self, state: Sequence[jax.Array]) -> bool:
+        """Whether a step of this engine has made these leaves."""
+        leaves = self.handed or ()
+        made = self.step > 0 and self._changes_state
+        return made and len(leaves) == len(state) and all(map(operator.is_, leaves, state))
 
     def _means(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[Any], Local]:
         """The means over all shards, and the local values of the first shard."""

@@ -161,6 +161,10 @@ class HeldState:
     def digest(self) -> int:
         return self._digests.start(self.leaves).result()
 
+    def pending_digest(self) -> PendingDigest:
+        """Start the digest of the state without waiting for it."""
+        return self._digests.start(self.leaves)
+
     def say_digest(self, step: int) -> None:
         """Report the digest of the state, for joiners or after a lost connection."""
         if step != self.step:

@@ -40,6 +40,23 @@ def assert_nothing_lost(workers: list[Worker], undisturbed: str) -> None:
         assert ids == sorted(ids), "quorum ids grow over the coordinator's death"
 
 
+def let_in(here: Cluster, group: str, back: Worker, survivors: list[Worker], gate: Path) -> None:
+    """Open the last gate once the coordinator knows of the joiner.
+
+    It heals, or stands by if it had just caught up; and comes in at a boundary before the gate, or after it if it was
+    slow to dial.
+    """
+
+    def in_or_held() -> bool:
+        if any(event["shards"] for event in back.steps()):
+            return True
+        known = re.search(rf"{group} (heals to|stands by at) step", here.coordinator_log.read_text())
+        return known is not None and all(len(worker.steps()) >= LAST_GATE for worker in survivors)
+
+    here.until(in_or_held, "the joiner to take part, or to heal beside survivors that are at the last gate")
+    gate.touch()
+
+
 @pytest.mark.parametrize(
     "phase",
     [
@@ -86,18 +103,7 @@ def test_killed_during_a_heal_it_lets_the_joiner_come_in(
         start_again(here)
         survivors = [workers["group-0"], workers["group-2"]]
 
-        # It heals again, or stands by if it had just caught up; and comes in at a boundary before the last gate, or
-        # after it if it was slow to dial again.
-        def in_or_held() -> bool:
-            if any(event["shards"] for event in back.steps()):
-                return True
-            known = re.search(r"group-1 (heals to|stands by at) step", here.coordinator_log.read_text())
-            return known is not None and all(len(worker.steps()) >= LAST_GATE for worker in survivors)
-
-        here.until(
-            in_or_held, "the joiner to take part, or to heal beside survivors that are at the last gate"
-        )
-        last.touch()
+        let_in(here, "group-1", back, survivors, last)
         here.until_finished(back, *survivors)
         assert_nothing_lost([back, *survivors], undisturbed)
 
@@ -111,10 +117,13 @@ def test_killed_together_with_a_group_it_lets_the_others_go_on(undisturbed: str,
         murder = ("--murder", f"{here.coordinator.pid}:{text}")
         die = ("--die", text)
         flags = {"group-1": murder, "group-2": die}
-        workers = here.start_together(GROUPS, lambda group: ("--steps", str(STEPS), *flags.get(group, ())))
+        gate = tmp_path / "joiner-back"
+        gates = ("--steps", str(STEPS), "--gate", f"{LAST_GATE}:{gate}")
+        workers = here.start_together(GROUPS, lambda group: (*gates, *flags.get(group, ())))
         here.until_dead(workers["group-2"])
         start_again(here)
-        back = here.start("group-2", "--steps", str(STEPS))
+        back = here.start("group-2", *gates)
+        let_in(here, "group-2", back, [workers["group-0"], workers["group-1"]], gate)
         here.until_finished(back, workers["group-0"], workers["group-1"])
         assert_nothing_lost([back, workers["group-0"], workers["group-1"]], undisturbed)
 

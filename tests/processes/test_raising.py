@@ -1,10 +1,16 @@
 """Exceptions of the user's code in a step, and Ctrl-C, on real processes."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import jaxft
+from tests import patience
 from tests.clusters import Cluster, Worker, cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -145,3 +151,43 @@ def test_ctrl_c_in_one_of_three_groups_holds_up_no_other(phase: str, tmp_path: P
     with cluster(tmp_path) as here:
         here.start_coordinator()
         run_until_it_is_back(here, "--interrupt", phase)
+
+
+def test_a_cell_that_is_run_again_is_told_at_once_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a notebook: the state of the first run is gone with its `with` block, and no other one replaces it."""
+    caplog.set_level(logging.WARNING, "jaxft")
+    newest: dict[str, jax.Array] = {}
+
+    def train_step(w: Any, batch: Any) -> Any:
+        return w - jaxft.pmean(batch), {}
+
+    def cell(w: Any, job: str = "run", *, fails_at: int = 9, timeout_s: float, step: int = 0) -> None:
+        address = f"localhost:{here.port}"
+        with jaxft.Manager(
+            address, group="group-0", job=job, step=step, failure_timeout_s=timeout_s
+        ) as manager:
+            train = jaxft.fault_tolerant(train_step, manager, shards=2)
+            w = train.join(w, batch_for)
+            for number in manager.steps(5):
+                if number == fails_at:
+                    raise KeyboardInterrupt
+                w, _ = train(w, batch_for)
+                newest[job] = w
+
+    def batch_for(step: int, shard: int) -> np.ndarray:
+        return np.full(3, step + shard, np.float32)
+
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        with pytest.raises(KeyboardInterrupt):
+            cell(jnp.zeros(3), fails_at=3, timeout_s=600.0)
+        # A fresh state, and the one that the notebook still has: the coordinator has no digest of it.
+        for w, step in ((jnp.zeros(3), 0), (newest["run"], 3)):
+            caplog.clear()
+            with pytest.raises(jaxft.CannotHeal, match="or start a new run under another job name"):
+                cell(w, step=step, timeout_s=patience.stretched(3.0))
+            assert "such as a notebook cell that is run again, choose another job name" in caplog.text
+        cell(newest["run"], "run-2", step=3, timeout_s=600.0)
+        assert newest["run-2"].tolist() == [-12.5] * 3

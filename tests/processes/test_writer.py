@@ -20,7 +20,8 @@ def test_one_group_writes_and_another_when_it_is_gone(tmp_path: Path) -> None:
         hurry, healing = tmp_path / "hurry", tmp_path / "healing"
         # Paced, so that what is back is in before the end, and held until it heals, however slowly it starts.
         paced = ("--pace", "0.1", "--hurry", str(hurry))
-        flags = ("--steps", str(STEPS), *paced, "--gate", f"{GATE}:{healing}")
+        exports = tmp_path / "exports"
+        flags = ("--steps", str(STEPS), *paced, "--gate", f"{GATE}:{healing}", "--export", str(exports))
         workers = here.start_together(GROUPS, lambda group: flags)
         first, second, third = workers.values()
         here.until(lambda: len(first.steps()) >= 3, "three steps")
@@ -40,5 +41,8 @@ def test_one_group_writes_and_another_when_it_is_gone(tmp_path: Path) -> None:
         assert set(writers.values()) == {1}
         # What the dead one had committed, and not written, is missing: at most one step.
         assert len(set(range(1, STEPS + 1)) - set(writers)) <= 1
+        # Saved once each: a second group that saves the same step would fail.
+        saved = {int(path.name) for path in exports.iterdir() if path.name.isdigit()}
+        assert saved == {step for step in writers if step % 10 == 0}
         assert not any(event["is_writer"] for event in third.steps())
         assert all(event["writer"] in ("group-0", "group-1") for event in third.steps())

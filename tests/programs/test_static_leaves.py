@@ -12,7 +12,7 @@ import pytest
 
 import jaxft
 from jaxft._errors import ConfigurationError, StepError
-from tests.checkpoints.states import PATIENCE_S
+from tests.clusters import cluster
 
 SHARDS = 2
 
@@ -102,20 +102,35 @@ def test_an_edit_is_given_the_whole_state() -> None:
         state, _ = step(state, batch_for)
 
 
-def test_a_checkpoint_has_the_arrays_alone(tmp_path: Path) -> None:
-    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, arrays=eqx.is_array)
-    state, _ = step(first(), batch_for)
-    checkpoints = jaxft.Checkpoints(tmp_path)
-    checkpoints.save(1, eqx.filter(state, eqx.is_array), job="docs", history=0, settings={})
-    checkpoints.finish(PATIENCE_S)
-    fresh = first()
-    restored = checkpoints.restore(eqx.filter(fresh, eqx.is_array), job="docs", settings={})
-    assert restored is not None
-    again = eqx.combine(restored.state, fresh)  # as docs/porting.md has it
-    assert (again[0].activation, again[0].repeats) == (jax.nn.tanh, 2)
-    others = jaxft.fault_tolerant(train_step, None, shards=SHARDS, arrays=eqx.is_array)
-    _, loss = step(state, batch_for)
-    assert others(again, lambda number, shard: batch_for(number + 1, shard))[1] == loss
+def trained(address: str, folder: Path, steps: int) -> tuple[int, Any]:
+    """A run of a job, from its newest checkpoint: the step where it began, and its last state."""
+    checkpoints = jaxft.Checkpoints(folder, every_steps=2)
+    with jaxft.Manager(address, group="group-0", checkpoints=checkpoints) as manager:
+        step = jaxft.fault_tolerant(train_step, manager, shards=SHARDS, arrays=eqx.is_array)
+        state = step.join(manager.restore(first(), arrays=eqx.is_array), batch_for)
+        began = manager.step
+        for _ in manager.steps(steps):
+            state, _ = step(state, batch_for)
+    return began, state
+
+
+@pytest.mark.processes
+def test_a_job_resumes_from_the_arrays_alone(tmp_path: Path) -> None:
+    found: list[tuple[int, Any]] = []
+    for steps in (3, 6):
+        with cluster(tmp_path) as here:
+            here.start_coordinator()
+            found.append(trained(f"localhost:{here.port}", tmp_path / "saved", steps))
+    (_, _), (resumed, state) = found
+    assert resumed == 3
+    net, _ = state
+    assert (net.activation, net.repeats, net.mode) == (jax.nn.tanh, 2, "plain")
+    alone = jaxft.fault_tolerant(train_step, None, shards=SHARDS, arrays=eqx.is_array)
+    undisturbed = alone.join(first(), batch_for)
+    for _ in alone.steps(6):
+        undisturbed, _ = alone(undisturbed, batch_for)
+    arrays, expected = (eqx.filter(each, eqx.is_array) for each in (state, undisturbed))
+    assert jaxft.digest(arrays) == jaxft.digest(expected)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,9 @@ class Group:
         session = cast(Any, self.heard)
         self.held = HeldState(session, StateStore(), OneRank(), STEP, digest_every=digest_every)
         self.attempts = Attempts(config, session, OneRank(), listener, self.held, FiniteCheck(ME))
-        self.joining = Joining(config, session, OneRank(), self.held, Saving(config, session, self.held))
+        self.joining = Joining(
+            config, session, OneRank(), self.held, Saving(config, session, OneRank(), self.held)
+        )
         self.call = Call(built(state), batch_for, shards, nonfinite)
         self.held.leaves = self.call.programs.state_leaves(state)
 

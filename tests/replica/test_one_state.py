@@ -7,9 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax.training.train_state import TrainState
 
 import jaxft
+from jaxft._replica._session import Session
 from tests.clusters import cluster
 
 Programs = tuple[Any, jaxft.Manager | None]
@@ -72,6 +75,25 @@ def test_numbers_and_numpy_arrays_become_arrays(manager: jaxft.Manager | None) -
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
     assert (int(state["n"]), state["n"].weak_type) == (3, True)
     assert state["host"].tolist() == [4.5, 4.5]
+
+
+def test_a_train_state_of_flax(manager: jaxft.Manager | None) -> None:
+    def of_flax(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+        grads = jax.grad(lambda params: jnp.mean((state.apply_fn(params, batch) - 1.0) ** 2))(state.params)
+        return state.apply_gradients(grads=jaxft.pmean(grads)), {}
+
+    state = TrainState.create(
+        apply_fn=lambda params, x: x * params["w"],
+        params={"w": np.zeros(3, np.float32)},
+        tx=optax.sgd(0.1, momentum=0.9),
+    )
+    assert state.step == 0
+    assert isinstance(state.step, int)
+    step = jaxft.fault_tolerant(of_flax, manager, shards=2)
+    for _ in range(2):
+        state, _ = step(state, batch_for)
+    assert int(state.step) == 2
+    assert float(state.params["w"][0]) > 0.0
 
 
 def test_join_returns_arrays_and_takes_no_step(manager: jaxft.Manager | None) -> None:
@@ -200,6 +222,28 @@ def test_an_edit_that_raises_is_made_when_it_is_called_again(manager: jaxft.Mana
     assert float(state["rate"]) == 0.25
 
 
+@pytest.mark.parametrize("where", ["made", "on its way out"])
+def test_ctrl_c_once_the_state_is_consumed_goes_on_with_the_new_one(
+    coordinator: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The state that the loop still has is gone, and the step counts."""
+
+    def interrupted(*arguments: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with jaxft.Manager(coordinator, group="group-0", job=where, failure_timeout_s=600.0) as manager:
+        step, state = begun(manager)
+        state, _ = step(state, batch_for)
+        place = (jax, "block_until_ready") if where == "made" else (Session, "sample")
+        monkeypatch.setattr(*place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step(state, batch_for)
+        state, _ = step(state, batch_for)
+        assert (manager.step, int(state["n"])) == (3, 3)
+    assert "interrupted before it could return the state: goes on with that of step 2" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("function", "text"),
     [
@@ -232,6 +276,48 @@ def test_an_edit_belongs_before_the_step_of_an_iteration(manager: jaxft.Manager 
         state, _ = step(state, batch_for)
         with refused:
             step.edit(state, lambda state: state)
+
+
+def faster(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Exchanges what `train_step` does, and does something else with the means."""
+    new, metrics = train_step(state, batch)
+    return {**new, "rate": state["rate"] * 2}, metrics
+
+
+def of_two_means(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Exchanges one value more."""
+    new, _ = train_step(state, batch)
+    return new, {"sum": jaxft.pmean(batch.sum())}
+
+
+@pytest.mark.parametrize(
+    ("second", "shards", "text"),
+    [
+        (faster, 2, "in what it does with the means"),
+        (of_two_means, 2, "in contribution: .* then, .* now"),
+        (train_step, 3, "in shards: '2' then, '3' now"),
+    ],
+)
+def test_a_second_step_is_refused(manager: jaxft.Manager | None, second: Any, shards: int, text: str) -> None:
+    """A group that joins could not replay both."""
+    step, state = begun(manager)
+    state, _ = step(state, batch_for)
+    other = jaxft.fault_tolerant(second, manager, shards=shards)
+    refused = rf"this step differs from the one that .*{text}.* A run has one training step"
+    for _ in range(2):
+        with pytest.raises(jaxft.ConfigurationError, match=refused):
+            other(state, batch_for)
+    state, _ = step(state, batch_for)
+    assert int(state["n"]) == 2
+
+
+def test_the_same_step_may_be_made_again(manager: jaxft.Manager | None) -> None:
+    """As in a notebook whose cell is run again."""
+    step, state = begun(manager)
+    state, _ = step(state, batch_for)
+    again = jaxft.fault_tolerant(train_step, manager, shards=2)
+    state, _ = again(state, batch_for)
+    assert int(state["n"]) == 2
 
 
 def test_steps_needs_a_join_and_a_call_in_each_iteration(manager: jaxft.Manager | None) -> None:

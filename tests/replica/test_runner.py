@@ -78,5 +78,5 @@ def test_a_last_state_that_other_code_has_consumed_is_left_out_with_a_word(
     held = held_at(step=3)
     held.leaves, held.made = [jnp.ones(3)], True
     held.leaves[0].delete()
-    Saving(CONFIG, NOTHING, held).save_last(NOTHING, ("group-1",))
+    Saving(CONFIG, NOTHING, OneRank(), held).save_last(NOTHING, ("group-1",))
     assert "other code consumed it" in caplog.text
