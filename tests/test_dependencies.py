@@ -23,8 +23,17 @@ PACKAGES = {
 EXTRAS = {
     ("jaxft", "orbax-checkpoint"): "checkpoints",
     ("jaxft", "opentelemetry-api"): "otel",
+    ("jaxft", "opentelemetry-exporter-otlp-proto-http"): "otlp",
+    ("jaxft", "opentelemetry-sdk"): "otlp",
     ("jaxft", "rich"): "launch",
     ("jaxft-coordinator", "aetcd"): "etcd",
+}
+# Modules of packages that several distributions share.
+SHARED = {
+    "google.protobuf": "protobuf",
+    "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry.trace": "opentelemetry-api",
 }
 # Installed by another declared one, of the same project and version.
 COMES_WITH = {"jaxlib": "jax"}
@@ -80,10 +89,9 @@ def distribution_of(module: str, own: Path) -> str:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == own.name:
         return ""
-    if module.startswith("google.protobuf"):
-        return "protobuf"
-    if module.startswith("opentelemetry.trace"):
-        return "opentelemetry-api"
+    for start, name in SHARED.items():
+        if module.startswith(start):
+            return name
     found = {normal(name) for name in installed().get(top, [top])}
     assert len(found) == 1, f"{module} may come from {sorted(found)}: say which in this test"
     return found.pop()

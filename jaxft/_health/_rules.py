@@ -68,10 +68,13 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "memory": LIMITS,
     "disk": ("path", *LIMITS),
     "step_time": ("job", *LIMITS),
+    "clock": LIMITS,
     "nvml": ("metric", *LIMITS),
     "amdsmi": ("metric", *LIMITS),
 }
 LOW_IS_BAD = ("memory", "disk")
+# They ask the coordinator's HTTP port, and for what.
+ASKS_THE_PORT = {"step_time": "step times come", "clock": "its time comes"}
 
 
 def read_rules(file: Path, *, http: str) -> tuple[Rule, ...]:
@@ -122,6 +125,11 @@ def rule_of(table: Any) -> Rule:
             f"a rule with source {source!r} has no key {unknown[0]!r}. Its keys: {', '.join(known)}."
         )
     action = Action(_one_of(table, "action", tuple(Action)))
+    if source == "clock" and action is not Action.WARN:
+        raise LaunchError(
+            f"a rule with source 'clock' can only warn, not {action.value}: of two clocks that differ, the "
+            'coordinator\'s may be the wrong one, and then all groups would go. Give it action = "warn".'
+        )
     return Rule(
         name=_text(table, "name"),
         source=source,
@@ -143,10 +151,10 @@ def check_here(rule: Rule, *, http: str) -> None:
         raise LaunchError(f"there is no program {rule.command[0]!r} to run. Check its path.")
     if rule.source == "disk" and not os.path.exists(rule.path):
         raise LaunchError(f"there is no folder {rule.path!r}. Name one on the disk that is meant.")
-    if rule.source == "step_time" and not http:
+    if rule.source in ASKS_THE_PORT and not http:
         raise LaunchError(
-            "step times come from the coordinator's HTTP port. Start it with --http HOST:PORT, or, if it runs "
-            "elsewhere, give its URL in the environment variable JAXFT_HTTP."
+            f"{ASKS_THE_PORT[rule.source]} from the coordinator's HTTP port. Start it with --http HOST:PORT, or, if "
+            "it runs elsewhere, give its URL in the environment variable JAXFT_HTTP."
         )
     if rule.source in LIBRARIES:
         library = LIBRARIES[rule.source]

@@ -1,4 +1,4 @@
-"""What the rules measure: a command's exit status, host memory, disk, step time against peers, and devices."""
+"""What the rules measure: a command's exit status, host memory, disk, step time, the clock, and devices."""
 
 import contextlib
 import os
@@ -18,6 +18,7 @@ from jaxft._health._devices import DeviceError, worst_of
 from jaxft._health._readings import Level, Limits, Reading
 from jaxft._health._rules import Rule
 from jaxft._launch._processes import DIE_WITH_PARENT
+from jaxft._operate._clock import clock_difference
 from jaxft._operate._port import PortError, ask, job_path
 
 # Nagios takes one line of a plugin's output.
@@ -72,6 +73,8 @@ def source_of(rule: Rule, place: Place) -> Source:
             return Measured(rule.limits, lambda: free_disk_gb(rule.path))
         case "step_time":
             return Measured(rule.limits, lambda: slowness(place.http, rule.job, place.group))
+        case "clock":
+            return Measured(rule.limits, lambda: skew(place.http))
         case _:
             return Measured(rule.limits, worst_of(rule.source, rule.metric, place.devices))
 
@@ -126,13 +129,25 @@ def slowness(http: str, job: str, group: str) -> tuple[float, str] | None:
         NoValue: it serves several jobs, and the rule names none.
     """
     if not job:
-        jobs = [str(one["job"]) for one in ask(http, "jobs")[0]["jobs"]]
+        jobs = [str(one["job"]) for one in ask(http, "jobs")["jobs"]]
         if len(jobs) > 1:
             raise NoValue(f"the coordinator serves {len(jobs)} jobs: name one with `job` in the rule")
         if not jobs:
             return None
         (job,) = jobs
-    return slowness_in(ask(http, job_path(job))[0], group)
+    return slowness_in(ask(http, job_path(job)), group)
+
+
+def skew(http: str) -> tuple[float, str]:
+    """Return by how many seconds this machine's clock differs from the coordinator's, at least.
+
+    A long round trip makes the measurement uncertain, and must not look like a wrong clock.
+
+    Raises:
+        PortError: the coordinator's HTTP port gives no answer.
+    """
+    found = clock_difference(http)
+    return found.least_s, f"this machine's clock is {found}"
 
 
 def slowness_in(view: Mapping[str, Any], group: str) -> tuple[float, str] | None:

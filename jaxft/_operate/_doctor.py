@@ -29,7 +29,7 @@ class DoctorOptions:
     state_gb: float = 0.0
     """The size of this group's state on this host, in GB."""
     tls_ca: _File = None
-    """CA of the coordinator's certificate."""
+    """CA of the coordinator's certificate, on both of its ports. For the HTTP port, by default JAXFT_HTTP_CA."""
     tls_cert: _File = None
     """This group's certificate."""
     tls_key: _File = None
@@ -55,6 +55,7 @@ def findings(options: DoctorOptions) -> Iterator[Finding]:
     yield from _machine_checks.versions()
     if options.devices:
         yield from _devices()
+    yield from _machine_checks.lane()
     yield from _machine_checks.limits()
     yield from _machine_checks.memory(options.state_gb)
     yield from _machine_checks.variables(os.environ)
@@ -67,7 +68,7 @@ def findings(options: DoctorOptions) -> Iterator[Finding]:
         host = options.host or os.environ.get("JAXFT_HOST") or None
         yield from _network_checks.own_address(coordinator, host)
     if url := options.http or os.environ.get("JAXFT_HTTP", ""):
-        yield from _network_checks.peers(url)
+        yield from _network_checks.peers(url, ca=options.tls_ca)
 
 
 def _devices() -> Iterator[Finding]:

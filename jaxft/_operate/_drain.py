@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from jaxft._operate._port import PortError, act, ask, default_url, job_path
+from jaxft._operate._port import Authority, PortError, act, ask, default_url, job_path
 
 _LOOK_EVERY_S = 0.2
 
@@ -24,6 +24,8 @@ class DrainOptions:
     """The job of that group."""
     http: Annotated[str, tyro.conf.arg(metavar="URL")] = field(default_factory=default_url)
     """The coordinator's HTTP port, started with --http-actions. By default that of the variable JAXFT_HTTP."""
+    tls_ca: Authority = None
+    """CA of that port's certificate. By default that of the variable JAXFT_HTTP_CA, or those this machine trusts."""
     token: str | None = None
     """The job's token, or the operator's. By default that of the environment variable JAXFT_TOKEN."""
     reason: str = ""
@@ -40,10 +42,8 @@ def run_drain(options: DrainOptions) -> int:
     """
     token = options.token if options.token is not None else os.environ.get("JAXFT_TOKEN", "")
     group = urllib.parse.quote(options.group, safe="")
-    sys.stdout.write(
-        act(options.http, f"{job_path(options.job)}/groups/{group}/drain", token=token, reason=options.reason)
-        + "\n"
-    )
+    path = f"{job_path(options.job)}/groups/{group}/drain"
+    sys.stdout.write(act(options.http, path, token=token, reason=options.reason, ca=options.tls_ca) + "\n")
     deadline_s = time.monotonic() + options.wait_s
     while options.wait_s > 0:
         state = _state(options)
@@ -61,5 +61,5 @@ def run_drain(options: DrainOptions) -> int:
 
 
 def _state(options: DrainOptions) -> str:
-    groups = ask(options.http, job_path(options.job))[0]["group_list"]
+    groups = ask(options.http, job_path(options.job), ca=options.tls_ca)["group_list"]
     return next((str(group["state"]) for group in groups if group["group"] == options.group), "gone")

@@ -1,21 +1,21 @@
 """What `jaxft doctor` checks between this machine and the others."""
 
 import socket
-import time
 from collections.abc import Iterator
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import grpc
 
 from jaxft._errors import JaxftError
+from jaxft._operate._clock import ClockDifference, clock_difference
 from jaxft._operate._findings import Finding, fail, ok, warn
 from jaxft._operate._port import ask, job_path
 from jaxft._replica._config import GroupConfig
 
 TIMEOUT_S = 5.0
-# Half a heartbeat timeout. jaxft itself measures no time across machines, but logs and certificates do.
-SKEW_S = 2.5
+# jaxft itself measures no time across machines. But logs and events of two machines can only be put in order while
+# their clocks differ by less than a step takes, and machines that are synchronised differ by milliseconds.
+SKEW_S = 1.0
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVICE = b"jaxft.v1.Coordinator"
 _MOST_GROUPS = 50
@@ -93,13 +93,17 @@ def own_address(coordinator: str, host: str | None) -> Iterator[Finding]:
     yield ok(f"the other groups will reach this one at {where}")
 
 
-def peers(url: str) -> Iterator[Finding]:
-    """Check that this machine reaches the groups that are there, and that its clock agrees with the coordinator's."""
+def peers(url: str, *, ca: Path | None = None) -> Iterator[Finding]:
+    """Check that this machine reaches the groups that are there, and that its clock agrees with the coordinator's.
+
+    Args:
+        url: the address of the coordinator's HTTP port.
+        ca: the authority of its certificate; by default that of JAXFT_HTTP_CA, or those this machine trusts.
+    """
     try:
-        listed, headers = ask(url, "jobs")
-        yield clock(str(headers["Date"]), time.time())
-        for job in listed["jobs"]:
-            groups = ask(url, job_path(job["job"]))[0]["group_list"]
+        yield clock(clock_difference(url, ca=ca))
+        for job in ask(url, "jobs", ca=ca)["jobs"]:
+            groups = ask(url, job_path(job["job"]), ca=ca)["group_list"]
             there = [group for group in groups if "address" in group][:_MOST_GROUPS]
             yield from (_reached(job["job"], group["group"], group["address"]) for group in there)
     except JaxftError as error:
@@ -118,13 +122,17 @@ def _reached(job: str, group: str, address: str) -> Finding:
         )
 
 
-def clock(date: str, now_s: float) -> Finding:
-    """Compare this machine's clock with the time that the coordinator has sent, which counts whole seconds."""
-    apart_s = now_s - parsedate_to_datetime(date).timestamp() - 0.5
-    if abs(apart_s) <= SKEW_S:
-        return ok("this machine's clock agrees with the coordinator's")
+def clock(found: ClockDifference) -> Finding:
+    """Judge a difference of clocks: a warning if it exceeds SKEW_S, or if the measurement cannot exclude that."""
+    if found.most_s <= SKEW_S:
+        return ok(f"this machine's clock agrees with the coordinator's: it is {found}")
+    if found.least_s <= SKEW_S:
+        return warn(
+            f"this machine's clock may differ by more than {SKEW_S:g} s from the coordinator's: it is {found}",
+            "run this again on a quiet machine or network: half of a round trip is the uncertainty",
+        )
     return warn(
-        f"this machine's clock is {abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the coordinator's",
+        f"this machine's clock is {found}, more than {SKEW_S:g} s",
         "synchronise both (chrony, systemd-timesyncd): otherwise logs cannot be compared, and certificates may be "
         "refused",
     )

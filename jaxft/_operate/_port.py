@@ -1,18 +1,26 @@
 """Asks the HTTP port of a coordinator."""
 
+import http.client
+import ipaddress
 import json
 import os
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from email.message import Message
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
 
 from jaxft._errors import JaxftError
 
 DEFAULT_URL = "http://localhost:29511"
 TIMEOUT_S = 10.0
+CA_VARIABLE = "JAXFT_HTTP_CA"
+# The flag --tls-ca of a command that asks the port.
+Authority = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
 
 class PortError(JaxftError):
@@ -24,20 +32,28 @@ def default_url() -> str:
     return os.environ.get("JAXFT_HTTP", DEFAULT_URL)
 
 
-def ask(url: str, path: str) -> tuple[Any, Message]:
-    """Return the JSON answer of the API, and its headers.
+def check_url(url: str) -> None:
+    """Raise a PortError if this cannot be the address of an HTTP port."""
+    if not url.startswith(("http://", "https://")):
+        raise PortError(f"the address of the HTTP port must begin with http:// or https://, unlike {url!r}")
+
+
+def ask(url: str, path: str, *, ca: Path | None = None) -> Any:
+    """Return the JSON answer of the API.
 
     Args:
         url: the HTTP port's address, such as http://coordinator:29511.
         path: of the API, below /api/v1/.
+        ca: the authority that signed the port's certificate; by default that of JAXFT_HTTP_CA, or else the
+            authorities that this machine trusts.
 
     Raises:
         PortError: there is no answer, or the API reports a problem.
     """
-    return _asked(urllib.request.Request(_address(url, path)))
+    return _asked(urllib.request.Request(_address(url, path)), ca)
 
 
-def act(url: str, path: str, *, token: str, reason: str) -> str:
+def act(url: str, path: str, *, token: str, reason: str, ca: Path | None = None) -> str:
     """Carry out an action, and return what the coordinator says about it.
 
     Args:
@@ -45,37 +61,80 @@ def act(url: str, path: str, *, token: str, reason: str) -> str:
         path: of the action, below /api/v1/.
         token: the job's, or the operator's.
         reason: for the audit log.
+        ca: as for `ask`.
 
     Raises:
-        PortError: there is no answer, or the coordinator refuses it.
+        PortError: there is no answer, the coordinator refuses it, or the token would cross a network unencrypted.
     """
+    address = _address(url, path)
+    _check_private(url)
     request = urllib.request.Request(
-        _address(url, path),
+        address,
         data=json.dumps({"reason": reason}).encode(),
         headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
     )
-    return str(_asked(request)[0]["text"])
+    return str(_asked(request, ca)["text"])
 
 
 def _address(url: str, path: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise PortError(f"the address of the HTTP port must begin with http:// or https://, unlike {url!r}")
+    check_url(url)
     return f"{url.rstrip('/')}/api/v1/{path}"
 
 
-def _asked(request: urllib.request.Request) -> tuple[Any, Message]:
-    address = request.full_url
+def _check_private(url: str) -> None:
+    """Raise a PortError if what is sent there can be read on the way."""
+    parts = urllib.parse.urlsplit(url)
+    host = parts.hostname or ""
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            return json.load(answer), answer.headers
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        local = False
+    if parts.scheme != "https" and not local:
+        raise PortError(
+            f"the token would cross the network to {host} unencrypted. A coordinator that allows actions to other "
+            "machines serves HTTPS: give an address that begins with https://."
+        )
+
+
+def _asked(request: urllib.request.Request, ca: Path | None) -> Any:
+    address = request.full_url
+    context = _context(ca) if address.startswith("https://") else None
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
+            return json.load(answer)
     except urllib.error.HTTPError as error:
         raise PortError(_problem(error)) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)
+        raise PortError(f"no answer from {address} ({str(why).strip()}). {_advice(address, why)}") from error
+
+
+def _context(ca: Path | None) -> ssl.SSLContext:
+    named = ca or (Path(text) if (text := os.environ.get(CA_VARIABLE, "")) else None)
+    try:
+        return ssl.create_default_context(cafile=named)
+    except OSError as error:
         raise PortError(
-            f"no answer from {address} ({why}). Does the coordinator run, with --http? Give its address with --http, "
-            "or in the environment variable JAXFT_HTTP."
+            f"the certificate authority {str(named)!r} cannot be used: {error}. Name a file in PEM form with "
+            f"--tls-ca, or in the environment variable {CA_VARIABLE}."
         ) from error
+
+
+def _advice(address: str, why: object) -> str:
+    """Return what to do about a port that gave no answer."""
+    if isinstance(why, ssl.SSLCertVerificationError):
+        return (
+            "If a private authority has signed the coordinator's certificate, name it with --tls-ca, or in the "
+            f"environment variable {CA_VARIABLE}; the address must be one that the certificate names."
+        )
+    if isinstance(why, ssl.SSLError):
+        return "If the coordinator was started without --tls-cert, its address begins with http://."
+    if isinstance(why, http.client.HTTPException) and address.startswith("http://"):
+        return "If the coordinator was started with --tls-cert, its address begins with https://."
+    return (
+        "Does the coordinator run, with --http? Give its address with --http, or in the environment variable "
+        "JAXFT_HTTP."
+    )
 
 
 def job_path(job: str) -> str:

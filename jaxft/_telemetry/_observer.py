@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxft._replica._config import GroupConfig
 
 VARIABLE = "JAXFT_EVENTS"
+COLLECTOR_VARIABLE = "JAXFT_OTLP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def observers_of(config: "GroupConfig", identity: Identity, rank: int) -> Observ
     """Return the observers that a group's settings ask for; none in any other rank than 0.
 
     Raises:
-        ConfigurationError: the file of events cannot be written.
+        ConfigurationError: the file of events cannot be written, or spans cannot be sent to the named collector.
     """
     found: list[Observer] = []
     if rank:
@@ -98,7 +99,20 @@ def observers_of(config: "GroupConfig", identity: Identity, rank: int) -> Observ
         from jaxft._telemetry._traces import Traces
 
         found.append(Traces(config.tracer, job=config.job, group=config.group))
+    elif url := os.environ.get(COLLECTOR_VARIABLE, ""):
+        found.append(_exported(url, config))
     return Observers(found)
+
+
+def _exported(url: str, config: "GroupConfig") -> Observer:
+    try:
+        from jaxft._telemetry._otlp import ExportedTraces
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{COLLECTOR_VARIABLE} names the collector {url!r}, but what sends spans is not installed ({error}). Run "
+            'pip install "jaxft[otlp]", or unset the variable.'
+        ) from error
+    return ExportedTraces(url, job=config.job, group=config.group)
 
 
 def event_path(given: Any, group: str) -> Path | None:

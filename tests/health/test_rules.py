@@ -59,7 +59,7 @@ def test_defaults() -> None:
     [
         (
             {"source": "moon"},
-            "`source` must be one of command, memory, disk, step_time, nvml, amdsmi, not 'moon'",
+            "`source` must be one of command, memory, disk, step_time, clock, nvml, amdsmi, not 'moon'",
         ),
         ({"action": "restart"}, "`action` must be one of warn, drain, kill, not 'restart'"),
         ({"action": None}, "`action` must be one of warn, drain, kill, not None"),
@@ -106,6 +106,10 @@ def test_a_bad_rule_says_what_is_wrong(change: dict[str, Any], said: str) -> Non
             {"source": "amdsmi", "metric": "throttled", "critical": 1},
             "`metric` must be one of temperature_c, uncorrected_errors, x",
         ),
+        (
+            {"source": "clock", "critical": 1},
+            "a rule with source 'clock' can only warn, not drain: of two clocks that differ, the coordinator's",
+        ),
     ],
 )
 def test_what_a_source_needs(table: dict[str, Any], said: str) -> None:
@@ -137,6 +141,10 @@ def test_a_rule_that_only_warns_needs_no_critical_limit() -> None:
         (
             "[[rule]]\nname='a'\nsource='step_time'\naction='warn'\nwarning=2",
             "rule 1 ('a'): step times come from the coordinator's HTTP port. Start it with --http HOST:PORT",
+        ),
+        (
+            "[[rule]]\nname='a'\nsource='clock'\naction='warn'\nwarning=1",
+            "rule 1 ('a'): its time comes from the coordinator's HTTP port. Start it with --http HOST:PORT",
         ),
         (
             "[[rule]]\nname='a'\nsource='memory'\naction='warn'\nwarning=2\n" * 2,
@@ -194,5 +202,5 @@ def test_the_example_of_the_manual_is_a_file_of_rules(tmp_path: Path) -> None:
         rules = read_rules(written(tmp_path, text), http=HTTP)
     finally:
         sys.path.remove(str(tmp_path))
-    assert {rule.source for rule in rules} == {"command", "memory", "disk", "step_time", "nvml"}
+    assert {rule.source for rule in rules} == {"command", "memory", "disk", "step_time", "clock", "nvml"}
     assert {rule.action for rule in rules} == set(Action)

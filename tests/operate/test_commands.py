@@ -1,19 +1,22 @@
 """`jaxft status` and `jaxft doctor`, against a real coordinator with real groups."""
 
+import ctypes
 import json
 import re
 import socket
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
 import trustme
 
+from jaxft._exchange import _compiled
+from jaxft._exchange._compiled import Library
 from jaxft._health._sources import slowness
 from jaxft._operate import _machine_checks, _network_checks
+from jaxft._operate._clock import ClockDifference
 from jaxft._version import __version__
 from tests import patience
 from tests.clusters import cluster
@@ -115,6 +118,23 @@ def test_versions_that_fit() -> None:
     assert [each.level for each in _machine_checks.version_findings(found)] == ["ok"]
 
 
+@pytest.mark.parametrize(
+    ("library", "level", "text"),
+    [
+        (None, "warn", "exchanges run in Python, without and with a token"),
+        (Library(ctypes.CDLL(None), "avx2", None), "ok", "in C (avx2); with a token, Python makes the MACs"),
+        (Library(ctypes.CDLL(None), "avx2", "pclmul"), "ok", "in C (avx2), with a token too (MACs: pclmul)"),
+    ],
+)
+def test_what_carries_out_exchanges_without_and_with_a_token(
+    library: Library | None, level: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_compiled, "library", lambda: library)
+    (finding,) = _machine_checks.lane()
+    assert (finding.level, text in finding.text) == (level, True)
+    assert ("C compiler" in finding.advice) == (level == "warn")
+
+
 def test_a_gpu_without_deterministic_kernels_is_a_warning() -> None:
     _, warned = _machine_checks.devices("gpu", 8, "--xla_foo=1")
     assert (warned.level, "bits from run to run" in warned.text) == ("warn", True)
@@ -146,12 +166,32 @@ def test_a_certificate_that_expires(tmp_path: Path) -> None:
     assert (missing.level, "cannot be read: " in missing.text) == ("fail", True)
 
 
-def test_a_clock_that_is_wrong() -> None:
-    now = datetime.now(UTC)
-    date = format_datetime(now, usegmt=True)
-    assert _network_checks.clock(date, now.timestamp()).level == "ok"
-    assert "60 s ahead of" in _network_checks.clock(date, now.replace(microsecond=0).timestamp() + 60.5).text
-    assert "60 s behind" in _network_checks.clock(date, now.replace(microsecond=0).timestamp() - 59.5).text
+@pytest.mark.parametrize(
+    ("ahead_s", "uncertainty_s", "level", "text"),
+    [
+        (
+            0.25,
+            0.05,
+            "ok",
+            "agrees with the coordinator's: it is 0.250 s ahead of the coordinator's (give or take 0.050 s)",
+        ),
+        (-0.9, 0.1, "ok", "it is 0.900 s behind the coordinator's"),
+        (-0.9, 0.2, "warn", "may differ by more than 1 s from the coordinator's: it is 0.900 s behind"),
+        (1.1, 0.2, "warn", "may differ by more than 1 s"),
+        (
+            60.0,
+            0.2,
+            "warn",
+            "clock is 60.000 s ahead of the coordinator's (give or take 0.200 s), more than 1 s",
+        ),
+    ],
+)
+def test_a_clock_is_judged_with_its_uncertainty(
+    ahead_s: float, uncertainty_s: float, level: str, text: str
+) -> None:
+    found = _network_checks.clock(ClockDifference(ahead_s, uncertainty_s))
+    assert (found.level, text in found.text) == (level, True), found.text
+    assert bool(found.advice) == (level == "warn")
 
 
 def test_a_host_that_leads_nowhere_is_a_failure() -> None:

@@ -49,15 +49,19 @@ class Behind:
 
 @contextlib.asynccontextmanager
 async def serving(
-    store: Behind | None = None, secret: bytes | None = None
+    store: Behind | None = None,
+    secret: bytes | None = None,
+    *,
+    cert: Path | None = None,
+    key: Path | None = None,
 ) -> AsyncIterator[tuple[Server, HttpPort, Observer, Port]]:
     observer = Observer()
     server = Server("localhost:0", Options(founding_wait_s=0.0), store=store, observer=observer)  # pyright: ignore
-    http = HttpPort("localhost:0", server, observer, secret=secret)
+    http = HttpPort("localhost:0", server, observer, secret=secret, cert=cert, key=key)
     await server.start()
     await http.start()
     try:
-        yield server, http, observer, Port(f"http://localhost:{http.port}")
+        yield server, http, observer, Port(f"{'https' if cert else 'http'}://localhost:{http.port}")
     finally:
         await http.stop()
         await server.stop(grace_s=0.0)

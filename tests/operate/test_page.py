@@ -8,7 +8,7 @@ import pytest
 from jaxft_protocol import credentials
 from playwright.sync_api import Page, expect
 
-from tests.clusters import cluster
+from tests.clusters import Cluster, Worker, cluster
 from tests.operate import browser, port
 from tests.operate.browser import PATIENCE_MS
 
@@ -86,16 +86,27 @@ def _press(page: Page, button: str, confirm: str, token: str) -> None:
     expect(page.get_by_role("dialog")).to_be_hidden()
 
 
+def _secret(folder: Path) -> bytes:
+    path = folder / "secret"
+    path.touch(0o600)
+    path.write_text("0123456789abcdef0123456789abcdef")
+    return credentials.read_secret(path)
+
+
+def _at_step_4(here: Cluster, gate: Path, token: str) -> tuple[port.Port, dict[str, Worker]]:
+    """Start a coordinator with buttons, and two groups that hold at step 4 until the gate is there."""
+    web = port.start(here, "--token-file", str(here.folder / "secret"), "--http-actions")
+    flags = ("--steps", "8", "--gate", f"4:{gate}", "--token", token)
+    workers = here.start_together(("group-0", "group-1"), lambda name: flags)
+    here.until(lambda: web.metric("jaxft_step", job="toy") == 4, "step 4")
+    return web, workers
+
+
 def test_an_operator_evicts_a_group_with_the_token_only(tmp_path: Path) -> None:
-    gate, secret = tmp_path / "gate", tmp_path / "secret"
-    secret.touch(0o600)
-    secret.write_text("0123456789abcdef0123456789abcdef")
-    token = credentials.job_key(credentials.read_secret(secret), "toy").hex()
+    gate, secret = tmp_path / "gate", _secret(tmp_path)
+    token = credentials.job_key(secret, "toy").hex()
     with cluster(tmp_path) as here:
-        web = port.start(here, "--token-file", str(secret), "--http-actions")
-        flags = ("--steps", "8", "--gate", f"4:{gate}", "--token", token)
-        workers = here.start_together(("group-0", "group-1"), lambda name: flags)
-        here.until(lambda: web.metric("jaxft_step", job="toy") == 4, "step 4")
+        web, workers = _at_step_4(here, gate, token)
         with browser.page(web.url) as (page, errors):
             page.get_by_role("button", name="Evict group-1").click()
             page.get_by_label("Token").fill("wrong")
@@ -120,6 +131,34 @@ def test_an_operator_evicts_a_group_with_the_token_only(tmp_path: Path) -> None:
     assert "without a valid token, asks to evict group 'group-1' of job 'toy' ('bad memory'): 401" in log
     assert "with the job's token, asks to evict group 'group-1' of job 'toy' ('bad memory'): 200" in log
     assert token not in log
+
+
+def test_an_operator_drains_a_group_with_the_button(tmp_path: Path) -> None:
+    gate, secret = tmp_path / "gate", _secret(tmp_path)
+    operator = credentials.operator_key(secret).hex()
+    token = credentials.job_key(secret, "toy").hex()
+    with cluster(tmp_path) as here:
+        web, workers = _at_step_4(here, gate, token)
+        with browser.page(web.url) as (page, errors):
+            page.get_by_role("button", name="Drain group-1").click()
+            page.get_by_label("Reason").fill("new memory")
+            page.get_by_label("Token").fill(operator)
+            page.locator("#do").click()
+            expect(page.get_by_role("dialog")).to_be_hidden()
+            row = page.get_by_role("row", name="group-1")
+            expect(row).to_contain_text("takes part (to end)")
+            gate.touch()
+            expect(page.locator("#events")).to_contain_text("group-1 left")
+            expect(row).to_contain_text("gone")
+            expect(page.locator("#facts")).to_contain_text("finished")
+        here.until_finished(*workers.values())  # with status 0, the drained group as well
+        log = here.coordinator_log.read_text()
+        retried = web.job()["steps_retried"]
+    assert errors == []
+    assert len(workers["group-1"].steps()) < len(workers["group-0"].steps()) == 8
+    assert retried == {}
+    assert "with the operator's token, asks to drain group 'group-1' of job 'toy' ('new memory'): 200" in log
+    assert operator not in log
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:

@@ -28,6 +28,7 @@ def coordinator(server: Server) -> Json:
         "jobs": len(jobs),
         "groups": groups,
         "unauthenticated_streams": unauthenticated,
+        "time": time.time(),
     }
 
 

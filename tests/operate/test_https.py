@@ -1,0 +1,133 @@
+"""The commands against a coordinator whose HTTP port has a certificate of a private authority."""
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import pytest
+import trustme
+from jaxft_protocol import credentials
+from jaxft_protocol.messages import Drained
+
+from jaxft._operate._drain import DrainOptions, run_drain
+from jaxft._operate._port import PortError, act, ask
+from tests.clusters import cluster
+from tests.coordinator.test_server import Client, run
+from tests.operate import port
+from tests.operate.test_commands import jaxft
+from tests.operate.test_http import SECRET, serving
+
+TOKEN = credentials.job_key(SECRET, "job").hex()
+
+
+class Certificates:
+    """What a private authority has signed for localhost, as files."""
+
+    def __init__(self, folder: Path) -> None:
+        authority = trustme.CA()
+        issued = authority.issue_cert("localhost")
+        self.ca, self.cert, self.key = (folder / f"{name}.pem" for name in ("ca", "cert", "key"))
+        authority.cert_pem.write_to_path(str(self.ca))
+        issued.cert_chain_pems[0].write_to_path(str(self.cert))
+        issued.private_key_pem.write_to_path(str(self.key))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def test_the_port_is_asked_with_its_authority_and_a_group_is_drained(
+    files: Certificates, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        async with (
+            serving(secret=SECRET, cert=files.cert, key=files.key) as (server, _, _, web),
+            Client(server.port, "a", "job") as client,
+        ):
+            await client.hello()
+            told = await asyncio.to_thread(ask, web.url, "jobs/job", ca=files.ca)
+            assert told["group_list"][0]["group"] == "a"
+            monkeypatch.setenv("JAXFT_HTTP_CA", str(files.ca))
+            assert (await asyncio.to_thread(ask, web.url, "coordinator"))["actions"] is True
+            monkeypatch.delenv("JAXFT_HTTP_CA")
+            options = DrainOptions(
+                "a", job="job", http=web.url, tls_ca=files.ca, token=TOKEN, reason="repair", wait_s=0
+            )
+            assert await asyncio.to_thread(run_drain, options) == 0
+            assert await client.hear_until(Drained) == Drained()
+
+    run(scenario)
+    assert capsys.readouterr().out.startswith("group 'a' is drained: it finishes its step")
+
+
+def test_what_goes_wrong_with_a_certificate_says_what_to_do(files: Certificates, tmp_path: Path) -> None:
+    other = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(other))
+    (tmp_path / "text").write_text("no certificate")
+
+    async def scenario() -> None:
+        async with (
+            serving(cert=files.cert, key=files.key) as (_, _, _, secure),
+            serving() as (_, _, _, plain),
+        ):
+            private = "If a private authority has signed .* name it with --tls-ca, or in .* JAXFT_HTTP_CA"
+            for url, ca, why in (
+                (secure.url, None, f"certificate verify failed.*{private}"),
+                (secure.url, other, f"certificate verify failed.*{private}"),
+                (
+                    secure.url.replace("localhost", "127.0.0.1"),
+                    files.ca,
+                    "must be one that the certificate names",
+                ),
+                (
+                    secure.url.replace("https", "http"),
+                    None,
+                    "started with --tls-cert, its address begins with https:",
+                ),
+                (
+                    plain.url.replace("http", "https"),
+                    files.ca,
+                    "started without --tls-cert, .* begins with http:",
+                ),
+                (
+                    secure.url,
+                    tmp_path / "none",
+                    "authority '.*none' cannot be used: .* file in PEM form with --tls-ca",
+                ),
+                (secure.url, tmp_path / "text", "authority '.*text' cannot be used"),
+            ):
+                with pytest.raises(PortError, match=f"(?s){why}"):
+                    await asyncio.to_thread(ask, url, "jobs", ca=ca)
+
+    run(scenario)
+
+
+def test_a_token_does_not_cross_a_network_unencrypted() -> None:
+    for url in ("http://coordinator:29511", "http://10.0.0.1:29511"):
+        with pytest.raises(
+            PortError, match=r"would cross the network to .* unencrypted\. .* begins with https://"
+        ):
+            act(url, "jobs/job/pause", token=TOKEN, reason="")
+
+
+@pytest.mark.processes
+def test_status_and_doctor_of_a_coordinator_with_a_certificate(files: Certificates, tmp_path: Path) -> None:
+    def asked(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        return jaxft(*words, "--http", web.url, **environment)
+
+    with cluster(tmp_path) as here:
+        web = port.start(here, "--tls-cert", str(files.cert), "--tls-key", str(files.key))
+        shown = asked("status", "--tls-ca", str(files.ca))
+        named = asked("status", "--json", JAXFT_HTTP_CA=str(files.ca))
+        unknown = asked("status")
+        doctor = asked(
+            *("doctor", "--no-devices", "--coordinator", f"localhost:{here.port}", "--tls-ca", str(files.ca))
+        )
+    assert web.url.startswith("https://")
+    assert "The coordinator has no job yet." in shown.stdout
+    assert named.stdout == '{\n  "jobs": []\n}\n'
+    assert (unknown.returncode, "--tls-ca" in unknown.stderr) == (1, True)
+    assert "Traceback" not in unknown.stderr
+    assert f"ok    the coordinator localhost:{here.port} answers, and leads" in doctor.stdout
+    assert "ok    this machine's clock agrees with the coordinator's: it is " in doctor.stdout
