@@ -684,8 +684,8 @@ def _founders_that_do_not_come_back_are_waited_for(join: Any) -> Any:
 # ---- one job must not stop the others, nor itself for good ----
 
 
-@mutant(sessions, "_give_up_place")
-def _a_place_is_given_up_that_was_never_taken(give_up: Any) -> Any:
+@mutant(sessions, "_end")
+def _a_place_is_given_up_that_was_never_taken(end: Any) -> Any:
     """Each group that leaves as finished counts as one that has taken part: places become -1."""
 
     def mutated(draft: Any, group: Group) -> None:

@@ -225,7 +225,7 @@ class Job:
     left: tuple[Change, ...] = ()
     waiting: str = ""
     finished: Step | None = None
-    # The step at which a regular member last ended its loop.
+    # The step at which a member last ended its loop.
     ended: Step | None = None
     last_tick_s: float | None = None
     # How long the last steps took, each from the start of its last attempt to its commit: see progress.py.

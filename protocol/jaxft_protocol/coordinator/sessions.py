@@ -208,8 +208,8 @@ def leave(draft: Draft, group: Group, message: Leave) -> None:
     left = draft.put(draft.release_heal(group), phase=GroupPhase.LEAVING, draining=False)
     if group.phase is GroupPhase.MEMBER:
         draft.note_left(left.name, LEFT)
-    if message.finished and not group.spare and group.phase is GroupPhase.MEMBER:
-        _give_up_place(draft, group)
+    if message.finished and group.phase is GroupPhase.MEMBER:
+        _end(draft, group)
     last = not draft.select(quorums.is_member)
     if last and message.finished and left in draft.holders() and not _nothing_was_done(draft):
         _finish_here(draft)
@@ -219,13 +219,15 @@ def leave(draft: Draft, group: Group, message: Leave) -> None:
         quorums.settle(draft)
 
 
-def _give_up_place(draft: Draft, group: Group) -> None:
-    """Remove the place of a group that has finished, so that no spare replaces it; once, and only if it had one.
+def _end(draft: Draft, group: Group) -> None:
+    """Note where a member has finished. A regular one gives up its place: no spare may take it.
 
     A founder that leaves before the first quorum has no place.
     """
     assert draft.job.frontier is not None
     draft.update(ended=draft.job.frontier.step)
+    if group.spare:
+        return
     if group.name in draft.job.held:
         held = {name: shards for name, shards in draft.job.held.items() if name != group.name}
         draft.update(places=draft.job.places - 1, held=held)

@@ -42,7 +42,8 @@ _HALTS = {
 
 def connected(draft: Draft) -> None:
     replica, me = draft.replica, draft.replica.identity
-    draft.enter(Phase.GREETING, streams=replica.streams + 1)
+    stream = replica.streams + 1
+    draft.enter(Phase.GREETING, streams=stream)
     draft.send(
         Hello(
             me.job,
@@ -52,7 +53,7 @@ def connected(draft: Draft) -> None:
             term=replica.term,
             step=replica.step,
             history=replica.history,
-            stream=replica.streams + 1,
+            stream=stream,
         )
     )
 
