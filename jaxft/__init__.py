@@ -4,6 +4,7 @@ import logging as _logging
 
 from jaxft import data
 from jaxft._arrays._digest import digest
+from jaxft._arrays._norm import global_norm
 from jaxft._checkpoints import Checkpoints
 from jaxft._errors import (
     CannotHeal,
@@ -49,6 +50,7 @@ __all__ = [
     "digest",
     "fault_tolerant",
     "from_functions",
+    "global_norm",
     "pmean",
     "psum",
     "shard_index",
