@@ -74,6 +74,7 @@ class Manager:
         other_meshes: groups may have different numbers of devices and other shardings. Read docs/meshes.md first:
             if a group's mesh changes bits of what it contributes, the run's bits depend on who computed what; if it
             changes bits of the new state, groups would drift apart, which the digests notice. Equal in all groups.
+            True if the environment variable JAXFT_OTHER_MESHES is "1".
         digest_every: every how many steps the groups compare fingerprints of their states, beside the first step
             of each quorum; by default so often that it costs less than 1 % of a step of 100 ms (see
             docs/guarantees.md). Equal in all groups.
@@ -138,7 +139,7 @@ class Manager:
             settings={} if settings is None else settings,
             checkpoints=checkpoints,
             spare=spare or os.environ.get("JAXFT_SPARE") == "1",
-            other_meshes=other_meshes,
+            other_meshes=other_meshes or os.environ.get("JAXFT_OTHER_MESHES") == "1",
             digest_every=digest_every,
             host=host or os.environ.get("JAXFT_HOST"),
             token=token,

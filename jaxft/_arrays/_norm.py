@@ -7,12 +7,13 @@ products are taken of numbers that are short enough to need none.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 # Each axis is cut into at most so many blocks: meshes of so many devices an axis add their own blocks first.
 _MOST_BLOCKS = 64
@@ -40,7 +41,7 @@ def global_norm(tree: object) -> jax.Array:
     """
     parts = [part for leaf in jax.tree.leaves(tree) for part in _real_parts(leaf)]
     wide = np.float64 if any(part.dtype == np.float64 for part in parts) else np.float32
-    sums = [_block_sums(part).astype(wide) for part in parts if part.size]
+    sums = [_on_any_axes(part).astype(wide) for part in parts if part.size]
     if not sums:
         return jnp.zeros((), wide)
     return jnp.sqrt(_folded(jnp.concatenate(sums), axis=0)[0])
@@ -56,6 +57,16 @@ def _real_parts(leaf: object) -> Sequence[jax.Array]:
             "integer leaves out of the tree."
         )
     return (array if array.dtype == jnp.float64 else array.astype(np.float32),)
+
+
+def _on_any_axes(array: jax.Array) -> jax.Array:
+    """Return `_block_sums`, which cuts axes as it likes: on explicit axes that needs a leave."""
+    mesh = jax.typeof(array).sharding.mesh
+    if AxisType.Explicit not in mesh.axis_types:
+        return _block_sums(array)
+    whole = NamedSharding(mesh, PartitionSpec())
+    cut_freely: Callable[[jax.Array], jax.Array] = auto_axes(_block_sums, out_sharding=whole)  # pyright: ignore[reportAssignmentType]
+    return cut_freely(array)
 
 
 def _block_sums(array: jax.Array) -> jax.Array:

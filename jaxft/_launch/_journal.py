@@ -38,12 +38,16 @@ class CoordinatorEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStarted:
-    """A life of a group began: one process per rank, in order. `warm`: forked from a warm process."""
+    """A life of a group began: one process per rank, in order.
+
+    `warm`: forked from a warm process. `devices`: those that it may use; empty: not limited.
+    """
 
     group: str
     life: int
     pids: list[int]
     warm: bool
+    devices: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,23 @@ class GroupRestarts:
     group: str
     life: int
     wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesMissing:
+    """A group is due, but some of its devices do not work: it waits for them, for `wait_s` at most."""
+
+    group: str
+    devices: list[int]
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupClimbs:
+    """A group leaves after its step, and starts again on a higher rung: more of its devices work."""
+
+    group: str
+    life: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +167,8 @@ Entry = (
     | RankOverdue
     | GroupEnded
     | GroupRestarts
+    | DevicesMissing
+    | GroupClimbs
     | GroupGivenUp
     | HealthChanged
     | HealthActed

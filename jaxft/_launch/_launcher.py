@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from jaxft._health._health import Health
@@ -11,8 +11,10 @@ from jaxft._health._watch import Watch
 from jaxft._launch._coordinator import Coordinator
 from jaxft._launch._deadlines import END, Sign
 from jaxft._launch._journal import CoordinatorEnded, CoordinatorStarted, DrainBegan, Journal
+from jaxft._launch._ladder import Ladder
 from jaxft._launch._life import RankProcess
 from jaxft._launch._output import LogTail, Output, Row
+from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Child, Processes
 from jaxft._launch._ranks import Member
 from jaxft._launch._restarts import FIRST_WAIT_S, LONGEST_WAIT_S
@@ -37,6 +39,8 @@ class Launcher:
         output: Output,
         phases: Path,
         health: Health,
+        probe: Probe | None = None,
+        ladder_of: Callable[[Member], Ladder | None] = lambda member: None,
     ) -> None:
         """Prepare it.
 
@@ -50,6 +54,8 @@ class Launcher:
             output: gets what people should read.
             phases: a folder on this machine.
             health: what to check beside each group.
+            probe: says which devices work, if groups have ladders.
+            ladder_of: returns the ladder of a group.
         """
         self._rules = rules
         self._coordinator = None if coordinator is None else CoordinatorKeeper(coordinator, journal, output)
@@ -61,9 +67,20 @@ class Launcher:
         self._interrupted = False
         self._tails: dict[Child, LogTail] = {}
         self.supervisors = [
-            Supervisor(member, command, processes, rules, phases=phases, write=journal.write, say=output.say)
+            Supervisor(
+                member,
+                command,
+                processes,
+                rules,
+                phases=phases,
+                write=journal.write,
+                say=output.say,
+                ladder=ladder_of(member),
+                probe=probe,
+            )
             for member in members
         ]
+        self._probe = probe
         self._watches = [self._watch(one, health) for one in self.supervisors if health.rules]
 
     def run(self, signals: Sequence[int]) -> int:
@@ -73,6 +90,8 @@ class Launcher:
         finally:
             for watch in self._watches:
                 watch.end()
+            if self._probe is not None:
+                self._probe.end()
 
     def _run(self, signals: Sequence[int]) -> int:
         seen = 0
@@ -88,11 +107,21 @@ class Launcher:
             if self._kill_at_s is None:  # otherwise all groups end anyway
                 for watch in self._watches:
                     watch.poll()
+                self._climb()
             self._pass_on()
             self._output.show(lambda: [row_of(one) for one in self.supervisors])
             time.sleep(POLL_S)
         self._pass_on()
         return self._status()
+
+    def _climb(self) -> None:
+        """Let groups climb their ladders, one at a time, while another group holds the job's state."""
+        if self._probe is None:
+            return
+        self._probe.poll()
+        for one in self.supervisors:
+            if self._others_hold_the_state(one):
+                one.climb()
 
     def _take(self, number: int) -> None:
         """Drain at the first signal, and end everything at the second."""

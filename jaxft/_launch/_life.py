@@ -48,6 +48,7 @@ class Life:
         phases: Path,
     ) -> None:
         """Start them. `phases`: a folder on this machine for the phase files."""
+        self.member = member
         self.number = number
         self.started_t_s = time.time()
         self.overdue: Overdue | None = None

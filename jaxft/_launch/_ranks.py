@@ -5,7 +5,7 @@ import random
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jaxft._launch._processes import Child, Processes
@@ -41,6 +41,16 @@ class Member:
     devices: tuple[int, ...] = ()
     compilation_cache: Path | None = None
     extra: dict[str, str] = field(default_factory=dict)
+
+    def on(self, devices: tuple[int, ...]) -> "Member":
+        """Return this group on some of its devices: as many to a process as before, or all to one."""
+        per_process = len(self.devices) // self.nproc
+        nproc = max(1, len(devices) // per_process)
+        # For simulated devices; others are chosen by their numbers.
+        extra = self.extra | {"JAX_NUM_CPU_DEVICES": str(len(devices) // nproc)}
+        if self.nproc > nproc == 1:  # the program calls jax.distributed.initialize all the same
+            extra["JAX_COORDINATOR_ADDRESS"] = f"{HOST}:{free_ports(1)[0]}"
+        return replace(self, devices=devices, nproc=nproc, extra=extra)
 
     def environment(self) -> dict[str, str]:
         """Return what all of its processes have in common."""

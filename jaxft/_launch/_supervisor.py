@@ -10,7 +10,9 @@ from pathlib import Path
 
 from jaxft._launch._deadlines import DEFAULTS
 from jaxft._launch._journal import (
+    DevicesMissing,
     Entry,
+    GroupClimbs,
     GroupEnded,
     GroupGivenUp,
     GroupRestarts,
@@ -18,7 +20,9 @@ from jaxft._launch._journal import (
     RankEnded,
     RankOverdue,
 )
+from jaxft._launch._ladder import Ladder
 from jaxft._launch._life import Life, fill
+from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Processes
 from jaxft._launch._ranks import Member
 from jaxft._launch._restarts import GiveUp, Past, after
@@ -67,8 +71,13 @@ class Supervisor:
         phases: Path,
         write: Callable[[Entry], None],
         say: Callable[[str], None],
+        ladder: Ladder | None = None,
+        probe: Probe | None = None,
     ) -> None:
-        """`phases`: a folder on this machine; `write` gets the events, and `say` what people should read."""
+        """`phases`: a folder on this machine; `write` gets the events, and `say` what people should read.
+
+        `ladder` comes with a `probe`, which the launcher polls.
+        """
         self.member = member
         self.state = State.WAITING
         self.life: Life | None = None
@@ -93,6 +102,11 @@ class Supervisor:
         self._uses_warm = rules.warm and python_words(first) is not None
         self._warm: Warm | None = None
         self._told_cold = False
+        self._ladder = ladder
+        self._probe = probe
+        self._ended_s = time.monotonic()
+        self._lacks: tuple[int, ...] = ()  # what it has said to wait for
+        self._climbs = False
 
     @property
     def over(self) -> bool:
@@ -110,6 +124,7 @@ class Supervisor:
             life is None
             or self.state is not State.RUNNING
             or not self._restarts
+            or self._climbs
             or self._struck == life.number
         ):
             return None
@@ -126,7 +141,8 @@ class Supervisor:
             case State.WAITING if not self._restarts:
                 self.state = State.LEFT
             case State.WAITING if time.monotonic() >= self._due_s and self._may_start():
-                self._start()
+                if (member := self._member_now()) is not None:
+                    self._start(member)
             case State.RUNNING:
                 self._watch()
             case _:
@@ -146,6 +162,22 @@ class Supervisor:
         self._kill_at_s = time.monotonic() + self._rules.drain_timeout_s
         if self.life is not None and self.state is State.RUNNING:
             self.life.terminate()
+
+    def climb(self) -> None:
+        """Drain this group and start it again with more devices, if a higher rung has enough by now."""
+        life, probe, ladder = self.life, self._probe, self._ladder
+        if ladder is None or probe is None or life is None or self.running_life is None:
+            return
+        ladder.look(probe.working, time.monotonic(), used=life.member.devices)
+        if not ladder.may_climb(time.monotonic()):
+            return
+        self._climbs = True
+        self._kill_at_s = time.monotonic() + self._rules.drain_timeout_s
+        self._say(
+            f"{self.name} has more devices than it uses: it finishes its step and starts again with them"
+        )
+        self._write(GroupClimbs(group=self.name, life=life.number))
+        life.terminate()
 
     def strike(self) -> None:
         """Kill the group's current life. It is restarted like any group that was killed."""
@@ -178,15 +210,40 @@ class Supervisor:
             self._say(f"{self.member.name} starts without a warm process from now on: {self._warm.problem}")
         return self._warm.ready or bool(self._warm.problem)
 
-    def _start(self) -> None:
+    def _member_now(self) -> Member | None:
+        """The group on the devices that it starts with; None while it waits for some that do not work."""
+        ladder, probe = self._ladder, self._probe
+        if ladder is None or probe is None:
+            return self.member
+        if probe.asked_s < self._ended_s:
+            return None  # the answer is older than what may have ended the last life
+        ladder.look(probe.working, time.monotonic())
+        if devices := ladder.start(probe.working, time.monotonic()):
+            self._lacks = ()
+            return self.member.on(devices)
+        probe.group_waits()
+        if (lacks := ladder.missing(probe.working)) != self._lacks:
+            self._lacks = lacks
+            self._say(
+                f"{self.name} waits for its devices {', '.join(map(str, lacks))}; after {ladder.patience_s:g} s it "
+                f"starts with as many as work, {ladder.rungs[-1]} at least"
+            )
+            self._write(DevicesMissing(group=self.name, devices=list(lacks), wait_s=ladder.patience_s))
+        return None
+
+    def _start(self, member: Member) -> None:
         self.life = life = Life(
-            self.member, self.lives, self._command, self._processes, warm=self._warm, phases=self._phases
+            member, self.lives, self._command, self._processes, warm=self._warm, phases=self._phases
         )
         self.lives += 1
         self.state = State.RUNNING
         pids = [one.child.pid for one in life.ranks]
         self._say(f"started {self.member.name} (pid {', '.join(map(str, pids))})")
-        self._write(GroupStarted(group=self.member.name, life=life.number, pids=pids, warm=life.warm))
+        self._write(
+            GroupStarted(
+                group=member.name, life=life.number, pids=pids, warm=life.warm, devices=list(member.devices)
+            )
+        )
 
     def _watch(self) -> None:
         life = self.life
@@ -198,7 +255,7 @@ class Supervisor:
                 f"{self.member.name} did not leave within {self._rules.drain_timeout_s:g} s: it is killed"
             )
             life.kill()
-        life.watch(fate=not (self._drains or self._retires))
+        life.watch(fate=not (self._drains or self._retires or self._climbs))
         if time.monotonic() >= self._supervise_at_s:
             self._supervise_at_s = time.monotonic() + SUPERVISE_EVERY_S
             life.supervise(self._rules.deadlines)
@@ -211,7 +268,7 @@ class Supervisor:
     def _tell_failure(self, life: Life) -> None:
         assert life.failed is not None
         one, name = life.failed, self.member.name
-        if self.member.nproc > 1:
+        if len(life.ranks) > 1:
             name = f"{name}, rank {one.rank}"
         if (late := life.overdue) is not None:
             self._say(
@@ -255,9 +312,17 @@ class Supervisor:
                 group=name, life=life.number, ending=ending, status=status, step=life.step, lived_s=lived_s
             )
         )
+        self._ended_s = time.monotonic()
+        if self._probe is not None:
+            self._probe.hurry()
         if ending is Ending.DONE:
             self.state = State.DONE
             self._say(f"{name} is done")
+            return
+        if self._climbs and self._restarts:
+            self._climbs, self._kill_at_s = False, math.inf
+            self.state, self._due_s = State.WAITING, self._ended_s
+            self._write(GroupRestarts(group=name, life=life.number + 1, wait_s=0.0))
             return
         if not self._restarts or ending is Ending.DRAINED:
             self.state = State.LEFT

@@ -29,7 +29,11 @@ from jaxft._launch._program import run
 
 ALWAYS = ("jax", "jax.numpy", "jaxft")
 # JAX reads these when it is imported, which is over.
-READ_AT_IMPORT = ("JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES")
+READ_AT_IMPORT = {
+    "JAX_CUDA_VISIBLE_DEVICES": str,
+    "JAX_ROCM_VISIBLE_DEVICES": str,
+    "JAX_NUM_CPU_DEVICES": int,
+}
 
 
 def main() -> None:
@@ -108,9 +112,9 @@ def become(request: dict[str, Any]) -> None:
     os.environ.update(request["environment"])
     import jax
 
-    for name in READ_AT_IMPORT:
+    for name, value_of in READ_AT_IMPORT.items():
         if name in os.environ:
-            jax.config.update(name.lower(), os.environ[name])
+            jax.config.update(name.lower(), value_of(os.environ[name]))
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # forks of one process would all draw the same numbers

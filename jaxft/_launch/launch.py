@@ -1,12 +1,15 @@
 """The command `jaxft launch`: starts a job's groups on this machine, and keeps them alive until the job is done."""
 
 import contextlib
+import operator
 import os
+import shlex
+import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,8 +20,10 @@ from jaxft._launch._checks import LaunchError, check_command, check_installed
 from jaxft._launch._coordinator import COORDINATOR, Coordinator
 from jaxft._launch._deadlines import parse_deadlines
 from jaxft._launch._journal import Journal, LaunchBegan, LaunchEnded
+from jaxft._launch._ladder import Ladder
 from jaxft._launch._launcher import Launcher
 from jaxft._launch._output import make_output
+from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Processes
 from jaxft._launch._ranks import Member, dealt
 from jaxft._launch._supervisor import Rules
@@ -55,6 +60,15 @@ class LaunchOptions:
     devices: str = ""
     """Numbers of this machine's accelerators, separated by commas, to be dealt out evenly to all processes. Empty:
     each process sees all devices."""
+    rungs: str = ""
+    """Numbers of devices that a group may have, falling, such as 8,4,2: a group whose devices do not all come back
+    starts again with fewer, and with more once they work. The first is a group's share of --devices. See --probe."""
+    probe: str = ""
+    """Command that prints the numbers of this machine's devices that work, separated by commas or spaces. It is run
+    every 10 s at least, and before each start of a group. For --rungs."""
+    rung_after_s: float = 60.0
+    """How long a group waits for devices that do not work before it starts with fewer, and how long devices must have
+    worked before a group makes use of them."""
     max_restarts: int = 10
     """Restarts of a group in a row without a new step, before it is given up."""
     deadlines: str = ""
@@ -146,6 +160,8 @@ def run_launch(
             output=output,
             phases=phases,
             health=Health(rules=health, folder=folder, http=http_url),
+            probe=_probe(options, output.say),
+            ladder_of=lambda member: ladder_of(options, member),
         )
         status = launcher.run(signals)
         journal.write(LaunchEnded(status=status))
@@ -173,6 +189,67 @@ def check_options(options: LaunchOptions) -> None:
             f"{options.nproc}) cannot share evenly."
         )
 
+    check_rungs(options, devices)
+
+
+def check_rungs(options: LaunchOptions, devices: Sequence[int]) -> None:
+    """Raise a LaunchError if the mesh ladder cannot be right."""
+    rungs = rungs_of(options)
+    if not rungs and not options.probe:
+        return
+    if not rungs or not options.probe:
+        given, lacking = ("--rungs", "--probe") if rungs else ("--probe", "--rungs")
+        raise LaunchError(f"{given} needs {lacking}: docs/clusters.md has both.")
+    share = len(devices) // len(options.names)
+    if rungs[0] != share:
+        raise LaunchError(
+            f"--rungs begins with {rungs[0]} devices, but each of {len(options.names)} groups has {share} of the "
+            f"{len(devices)} in --devices. The first rung is a group with all of its devices."
+        )
+    per_process = share // options.nproc
+    for rung in rungs:
+        if rung > per_process and rung % per_process:
+            raise LaunchError(
+                f"--rungs has {rung} devices, which processes with {per_process} devices each cannot have. Take "
+                f"multiples of {per_process}, or fewer than {per_process} for a single process."
+            )
+    if options.rung_after_s < 0:
+        raise LaunchError(f"--rung-after-s must be at least 0 s, not {options.rung_after_s:g}.")
+    try:
+        words = shlex.split(options.probe)
+    except ValueError as error:
+        raise LaunchError(f"--probe {options.probe!r} is no command: {error}.") from error
+    if shutil.which(words[0]) is None:
+        raise LaunchError(f"--probe {options.probe!r}: there is no program {words[0]!r} to run.")
+
+
+def rungs_of(options: LaunchOptions) -> tuple[int, ...]:
+    """Return the rungs of each group's mesh ladder; empty without one.
+
+    Raises:
+        LaunchError: they are not falling numbers.
+    """
+    words = _words(options.rungs)
+    if not all(word.isdigit() for word in words) or any(
+        map(operator.le, map(int, words), map(int, words[1:]))
+    ):
+        raise LaunchError(f"--rungs must be falling numbers of devices such as 8,4,2, not {options.rungs!r}.")
+    if "0" in words:
+        raise LaunchError(f"--rungs must be at least 1 each, not {options.rungs!r}.")
+    return tuple(map(int, words))
+
+
+def ladder_of(options: LaunchOptions, member: Member) -> Ladder | None:
+    """Return a group's ladder."""
+    rungs = rungs_of(options)
+    return Ladder(member.devices, rungs, options.rung_after_s) if rungs else None
+
+
+def _probe(options: LaunchOptions, say: Callable[[str], None]) -> Probe | None:
+    if not options.probe:
+        return None
+    return Probe(shlex.split(options.probe), say=say, patience_s=options.rung_after_s)
+
 
 def devices_of(options: LaunchOptions) -> list[int]:
     """Return the numbers of the devices.
@@ -198,6 +275,7 @@ def members_of(options: LaunchOptions, coordinator: str, folder: Path) -> list[M
             spare=name.startswith("spare-"),
             devices=devices,
             compilation_cache=None if caches else folder / "compiled" / name,
+            extra={"JAXFT_OTHER_MESHES": "1"} if options.rungs else {},
         )
         for name, devices in zip(options.names, shares, strict=True)
     ]

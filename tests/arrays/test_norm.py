@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxft
@@ -64,16 +64,20 @@ def test_it_is_the_same_outside_of_jit():
     assert jaxft.global_norm(leaf) == in_numpy(leaf)
 
 
-def meshes() -> list[Mesh]:
-    devices = np.array(jax.devices()[:4])
-    return [Mesh(devices[: a * b].reshape(a, b), ("a", "b")) for a, b in ((1, 1), (1, 2), (4, 1), (2, 2))]
+def meshes(axis_type: AxisType) -> list[Mesh]:
+    shapes = ((1, 1), (1, 2), (4, 1), (2, 2))
+    return [
+        jax.make_mesh((a, b), ("a", "b"), (axis_type,) * 2, devices=jax.devices()[: a * b]) for a, b in shapes
+    ]
 
 
-def norms(norm, tree: dict[str, np.ndarray], specs: dict[str, P]) -> list[Sequence[float]]:
+def norms(
+    norm, tree: dict[str, np.ndarray], specs: dict[str, P], axis_type: AxisType = AxisType.Auto
+) -> list[Sequence[float]]:
     """The norms of `SEEDS` trees like this one, on each mesh."""
     trees = [{name: np.roll(leaf, seed) for name, leaf in tree.items()} for seed in range(SEEDS)]
     found = []
-    for mesh in meshes():
+    for mesh in meshes(axis_type):
         places = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
         program = jax.jit(norm, in_shardings=(places,))
         found.append([float(program(jax.device_put(each, places))) for each in trees])
@@ -88,9 +92,18 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize("specs", SPECS, ids=str)
-def test_every_mesh_gives_the_same_bits(specs: dict[str, P]):
-    one, *others = norms(jaxft.global_norm, TREE, specs)
+@pytest.mark.parametrize(
+    ("specs", "axis_type"),
+    [
+        (SPECS[0], AxisType.Auto),
+        (SPECS[0], AxisType.Explicit),
+        (SPECS[1], AxisType.Explicit),
+        (SPECS[2], AxisType.Auto),
+    ],
+    ids=str,
+)
+def test_every_mesh_gives_the_same_bits(specs: dict[str, P], axis_type: AxisType):
+    one, *others = norms(jaxft.global_norm, TREE, specs, axis_type)
     assert all(other == one for other in others)
     assert len(set(one)) > 1, "rolled trees are other trees"
 

@@ -3,9 +3,10 @@
     fake_rank.py FOLDER LIFE...    the last LIFE is that of all further ones
 
 A LIFE is a list of words: `steps:N` tells the phases of steps up to N; `phase:NAME:STEP` tells one; `say:TEXT`;
-`gate:NAME` waits for a file in FOLDER; `made:NAME` makes it; `exit:STATUS`; `kill`; `stop` (SIGSTOP); `alive` touches
-the phase file forever; `mute` waits forever; `leave:STATUS` ends with STATUS on SIGTERM; `deaf` ignores SIGTERM. A
-word `1=WORD` is only for rank 1, and `group-1=WORD` for that group.
+`env:NAME` says what that variable is; `gate:NAME` waits for a file in FOLDER; `made:NAME` makes it; `exit:STATUS`;
+`kill`; `stop` (SIGSTOP); `alive` touches the phase file forever; `mute` waits forever; `leave:STATUS` ends with that
+on SIGTERM; `drains:STEP` is drained on SIGTERM; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and
+`group-1=WORD` for that group.
 """
 
 import os
@@ -51,6 +52,8 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
             tell(name, int(step))
         case ["say", text]:
             sys.stdout.write(f"{text}\n")
+        case ["env", name]:
+            sys.stdout.write(f"{name}={os.environ.get(name)}\n")
         case ["gate", name]:
             while not (folder / name).exists():
                 time.sleep(0.01)
@@ -71,6 +74,13 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
                 signal.pause()
         case ["leave", status]:
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(int(status)))
+        case ["drains", step]:
+
+            def drain(number: int, frame: object) -> None:
+                tell("drained", int(step))
+                sys.exit(0)
+
+            signal.signal(signal.SIGTERM, drain)
         case ["deaf"]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         case _:

@@ -81,6 +81,11 @@ def test_the_users_compilation_cache_stays(tmp_path: Path, monkeypatch: pytest.M
     assert "JAX_COMPILATION_CACHE_DIR" not in member.environment()
 
 
+@pytest.mark.parametrize("rungs", ["4,2,1", "4,1"])
+def test_rungs_that_processes_can_have(rungs: str) -> None:
+    check_options(LaunchOptions(nproc=2, devices="0,1,2,3", rungs=rungs, probe="true"))
+
+
 def test_one_group_of_an_array_has_its_number() -> None:
     assert LaunchOptions(group=17).names == ["group-17"]
 
@@ -99,6 +104,45 @@ def test_one_group_of_an_array_has_its_number() -> None:
         (LaunchOptions(groups=3, devices="0,1"), "2 devices, which 3 processes .3 groups x 1. cannot share"),
         (LaunchOptions(devices="0,0"), "--devices must be different numbers"),
         (LaunchOptions(devices="gpu"), "--devices must be different numbers"),
+        (LaunchOptions(devices="0,1", rungs="2,1"), "--rungs needs --probe"),
+        (LaunchOptions(probe="true"), "--probe needs --rungs"),
+        (
+            LaunchOptions(devices="0,1", rungs="1,2", probe="true"),
+            "--rungs must be falling numbers of devices",
+        ),
+        (
+            LaunchOptions(devices="0,1", rungs="2,2", probe="true"),
+            "--rungs must be falling numbers of devices",
+        ),
+        (
+            LaunchOptions(devices="0,1", rungs="2,x", probe="true"),
+            "--rungs must be falling numbers of devices",
+        ),
+        (
+            LaunchOptions(devices="0,1", rungs="2,0", probe="true"),
+            "--rungs must be at least 1 each, not '2,0'",
+        ),
+        (
+            LaunchOptions(rungs="2,1", probe="true"),
+            "--rungs begins with 2 devices, but each of 1 groups has 0",
+        ),
+        (
+            LaunchOptions(groups=2, devices="0,1", rungs="2,1", probe="true"),
+            "each of 2 groups has 1 of the 2",
+        ),
+        (
+            LaunchOptions(nproc=2, devices="0,1,2,3", rungs="4,3", probe="true"),
+            "--rungs has 3 devices, which processes with 2 devices each cannot have",
+        ),
+        (LaunchOptions(devices="0,1", rungs="2", probe="'"), "is no command: No closing quotation"),
+        (
+            LaunchOptions(devices="0,1", rungs="2", probe="no-such-program"),
+            "there is no program 'no-such-program'",
+        ),
+        (
+            LaunchOptions(devices="0", rungs="1", probe="true", rung_after_s=-1),
+            "--rung-after-s must be at least 0 s",
+        ),
     ],
 )
 def test_options_that_cannot_be_right(options: LaunchOptions, said: str) -> None:

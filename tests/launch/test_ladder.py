@@ -1,0 +1,172 @@
+"""The mesh ladder's decisions, and the probe that they rest on."""
+
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxft._launch._ladder import Ladder
+from jaxft._launch._probe import Probe
+from jaxft._launch._ranks import Member
+from tests import patience
+
+ALL = frozenset(range(8))
+
+
+def ladder() -> Ladder:
+    """A group of the devices 4 to 7, which waits for 60 s."""
+    return Ladder((4, 5, 6, 7), (4, 2, 1), 60.0)
+
+
+def test_with_all_devices_it_starts_at_once():
+    one = ladder()
+    one.look(ALL, 0.0)
+    assert one.start(ALL, 0.0) == (4, 5, 6, 7)
+    one.look(ALL, 1.0, used=(4, 5, 6, 7))
+    assert not one.may_climb(1000.0)
+
+
+def test_it_waits_for_missing_devices_and_then_starts_on_a_lower_rung():
+    one, working = ladder(), ALL - {5}
+    one.look(working, 10.0)
+    assert one.start(working, 69.9) == ()
+    assert one.missing(working) == (5,)
+    assert one.start(working, 70.0) == (4, 6)
+
+
+def test_devices_that_come_back_in_time_are_all_used():
+    one = ladder()
+    one.look(ALL - {5}, 10.0)
+    one.look(ALL, 20.0)
+    assert one.start(ALL, 20.0) == (4, 5, 6, 7)
+    one.look(ALL - {5}, 30.0)
+    assert one.start(ALL - {5}, 80.0) == (), "it waits the whole time again"
+
+
+def test_the_next_start_without_the_same_devices_is_at_once():
+    one, working = ladder(), ALL - {5}
+    one.look(working, 10.0)
+    assert one.start(working, 70.0) == (4, 6)
+    one.look(working, 100.0)
+    assert one.start(working, 100.0) == (4, 6)
+    one.look(ALL - {4, 5, 6}, 101.0)
+    assert one.start(ALL - {4, 5, 6}, 101.0) == (7,)
+
+
+def test_without_enough_for_the_lowest_rung_it_waits_on():
+    one = Ladder((0, 1, 2, 3), (4, 2), 5.0)
+    one.look({3}, 0.0)
+    assert one.start({3}, 1000.0) == ()
+
+
+def test_it_climbs_once_the_devices_have_worked_for_long_enough():
+    one, used = ladder(), (4, 6)
+    one.look(ALL - {5}, 0.0, used=used)
+    assert not one.may_climb(1000.0), "three devices make no higher rung"
+    one.look(ALL, 10.0, used=used)
+    assert not one.may_climb(69.9)
+    assert one.may_climb(70.0)
+    one.look(ALL - {5}, 69.0, used=used)
+    one.look(ALL, 80.0, used=used)
+    assert not one.may_climb(100.0), "they failed again meanwhile"
+
+
+def test_a_rung_has_as_many_devices_to_a_process_as_before():
+    member = Member(name="group-0", nproc=2, coordinator=None, devices=(0, 1, 2, 3), extra={"A": "1"})
+    two, one = member.on((0, 3)), member.on((2,))
+    assert (two.nproc, one.nproc) == (1, 1)
+    assert two.ranks()[0]["JAX_LOCAL_DEVICE_IDS"] == "0,3"
+    assert (two.environment()["JAX_NUM_CPU_DEVICES"], one.environment()["JAX_NUM_CPU_DEVICES"]) == ("2", "1")
+    assert two.environment()["A"] == "1"
+    assert two.environment()["JAX_COORDINATOR_ADDRESS"], "a program for several processes still initialises"
+    whole = member.on(member.devices)
+    assert [own["JAX_LOCAL_DEVICE_IDS"] for own in whole.ranks()] == ["0,1", "2,3"]
+    assert "JAX_COORDINATOR_ADDRESS" not in whole.environment(), "each life has its own address"
+
+
+class Asked:
+    """A probe, and what it said."""
+
+    def __init__(self, *words: str, timeout_s: float = 60.0) -> None:
+        self.said: list[str] = []
+        self.probe = Probe(words, say=self.said.append, patience_s=0.0, timeout_s=timeout_s)
+
+    def until_answer(self) -> frozenset[int]:
+        asked_s = time.monotonic()
+        self._until(lambda: self.probe.asked_s >= asked_s)
+        return self.probe.working
+
+    def until_said(self, count: int) -> str:
+        self._until(lambda: len(self.said) >= count)
+        return self.said[-1]
+
+    def _until(self, done) -> None:
+        def polled() -> bool:
+            self.probe.poll()
+            return done()
+
+        try:
+            patience.until(polled, "the probe")
+        finally:
+            self.probe.end()
+
+
+@pytest.mark.parametrize("text", ["0,1,3", "0\n1\n3\n", " 3, 1 0,\n", "1 1 0 3"])
+def test_a_probe_prints_numbers(text: str):
+    assert Asked("printf", text).until_answer() == {0, 1, 3}
+
+
+def test_no_numbers_are_no_devices():
+    assert Asked("true").until_answer() == frozenset()
+
+
+def test_each_answer_counts_from_when_it_was_asked(tmp_path: Path):
+    file = tmp_path / "devices"
+    file.write_text("0 1")
+    asked = Asked("cat", str(file))
+    assert asked.until_answer() == {0, 1}
+    file.write_text("0")
+    assert asked.until_answer() == {0}
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("printf GPU-0", "printed 'GPU-0', which are not numbers of devices"),
+        ("sh -c 'echo 0,1; exit 3'", "ended with status 3"),
+        ("no-such-program", "is no program that can be run"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_reported_once(command: str, why: str):
+    asked = Asked(*shlex.split(command))
+    asked.probe.working = frozenset({7})
+    first = asked.until_said(1)
+    assert why in first
+    assert "wait for its next answer" in first
+    asked.probe._command = ("printf", "5")  # pyright: ignore[reportPrivateUsage]
+    assert asked.until_answer() == {5}
+    assert asked.said == [first]
+
+
+def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path):
+    file = tmp_path / "pid"
+    asked = Asked("sh", "-c", f"sleep 1000 & echo $! > {file}; wait", timeout_s=0.5)
+    assert "did not end within 0.5 s, and was killed" in asked.until_said(1)
+    pid = int(file.read_text()) if file.exists() else None
+    patience.until(lambda: pid is None or not alive(pid), "the child to end")
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_probe_does_not_get_the_token(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAXFT_TOKEN", "0" * 64)
+    code = "import os; print(1 if 'JAXFT_TOKEN' in os.environ else 0)"
+    assert Asked(sys.executable, "-c", code).until_answer() == {0}
