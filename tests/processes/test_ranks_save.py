@@ -43,6 +43,7 @@ def kill_once_saved(here: Cluster, *groups: Group, step: int) -> None:
         worker.process.send_signal(signal.SIGKILL)
     # A rank may have ended with the status of a lost rank just before.
     here.until(lambda: all(worker.process.poll() is not None for worker in workers), "all ranks to die")
+    here.until_lost(*(group.name for group in groups))
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,7 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before(
         other = victim.ranks[1 - rank]
         here.until(lambda: other.process.poll() is not None, "the other rank to end too")
         assert_ends_with_its_group(other, 1 - rank)
+        here.until_lost("group-0")
         assert saved_steps(here) == {"4"}
         assert list((tmp_path / "saved").glob(".unfinished-*"))
         back = start(here, "group-0", 2)
