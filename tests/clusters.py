@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxft._launch._ranks import free_ports
 from tests import patience
 from tests.forks import Script
 from tests.shared import compiled, shared
@@ -41,6 +42,11 @@ class Worker:
 
     def steps(self) -> list[dict[str, Any]]:
         return [event for event in self.events() if event["event"] == "step"]
+
+    @property
+    def step(self) -> int:
+        """The newest step that it has recorded. There may be fewer events: a call that heals takes several steps."""
+        return max((event["step"] for event in self.steps()), default=0)
 
     @property
     def digest(self) -> str | None:
@@ -72,6 +78,8 @@ class Cluster:
         if not port and "--founding-wait-ms" not in flags:
             flags = (*AT_ONCE, *flags)
         log_path = self.folder / f"coordinator-{len(self.started)}.log"
+        # A port that the kernel gave out could be taken while a test starts its coordinator again.
+        port = port or free_ports(1)[0]
         command = [*self.within("coordinator"), sys.executable, "-m", "jaxft_coordinator"]
         command += ["--bind", f"{self.host}:{port}", *flags]
         with log_path.open("wb") as log:
@@ -134,6 +142,18 @@ class Cluster:
     def until_dead(self, worker: Worker) -> None:
         self.until(lambda: worker.process.poll() is not None, f"{worker.log_path.stem} to die")
         assert worker.process.returncode == -signal.SIGKILL, worker.log()
+
+    def until_lost(self, *groups: str) -> None:
+        """Wait until the coordinator knows that processes are dead: one that starts now must not count on them."""
+
+        def is_lost(group: str) -> bool:
+            log = self.coordinator_log.read_text()
+            return max(map(log.rfind, (f"lost {group} (", f"evicts {group}:"))) > log.rfind(
+                f"{group} is present"
+            )
+
+        for group in groups:
+            self.until(lambda group=group: is_lost(group), f"the coordinator to know that {group} is dead")
 
     def until_finished(self, *workers: Worker) -> None:
         for worker in workers:

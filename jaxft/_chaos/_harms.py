@@ -61,8 +61,11 @@ class Harm(ABC):
         """Whether the planned time has passed."""
         return self._began_s is not None and time.time() >= self._began_s + self._victim.seconds
 
-    def _ends(self, job: Job) -> None:
+    def _ends(self, job: Job, seconds: float | None = None) -> None:
+        """Record the fault, which lasted for `seconds`; None: until now."""
         assert self._began_s is not None
+        if seconds is None:
+            seconds = time.time() - self._began_s
         job.note_fault(
             Fault(
                 kind=self._victim.kind,
@@ -72,7 +75,7 @@ class Harm(ABC):
                 how="" if self._victim.how is None else str(self._victim.how),
                 t_s=self._began_s,
                 # A bit flip takes no time; the rest is its cost.
-                seconds=0.0 if self._victim.kind is FaultKind.CORRUPT else time.time() - self._began_s,
+                seconds=0.0 if self._victim.kind is FaultKind.CORRUPT else seconds,
                 step=self._began_step,
                 strike=self._strike,
             )
@@ -99,8 +102,8 @@ class Stop(Harm):
     def over(self, job: Job) -> bool:
         if not self._is_due and not self._incarnation.over:
             return False
+        self._ends(job)  # first: the group may be back before we look at the clock
         self._child.go_on()
-        self._ends(job)
         return True
 
 
@@ -122,7 +125,10 @@ class Hang(Harm):
             self._begins(word.hung_t_s)
 
     def over(self, job: Job) -> bool:
-        if self._is_due or (self._began_s is not None and self._incarnation.over):
+        if self._is_due:
+            self._ends(job, self._victim.seconds)  # we may notice the end only after the group is back
+            return True
+        if self._began_s is not None and self._incarnation.over:
             self._ends(job)
             return True
         if self._began_s is not None or time.time() < self._ordered_s + HANG_BEGINS_S:

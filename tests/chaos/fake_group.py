@@ -39,7 +39,8 @@ def announce(fields: dict[str, Any]) -> None:
 
 def follow(flags: argparse.Namespace, events: IO[str]) -> None:
     host, _, port = flags.coordinator.partition(":")
-    request = {"job": flags.job, "group": flags.group, "steps": flags.steps}
+    folder = str(flags.events.parent)
+    request = {"job": flags.job, "group": flags.group, "steps": flags.steps, "folder": folder}
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(json.dumps(request).encode() + b"\n")
         for line in connection.makefile():

@@ -34,18 +34,21 @@ class FakeExample(Example):
         return (sys.executable, "-S", "-c", WITHOUT_JAX + "import fake_group\nfake_group.main()\n")
 
 
-def storm(options: LabChaosOptions, *flags: tuple[str, str]) -> int:
+def storm(options: LabChaosOptions, *flags: tuple[str, str], launches: int = 3) -> int:
+    """Run a storm. The job does not run to its end before there were so many launches."""
     example = FakeExample(
         module="tests.chaos.fake_group", flags=flags, needs=(), steps_per_kill=STEPS_PER_KILL
     )
     fake = HERE.parent / "demo" / "fake_coordinator.py"
-    command = (sys.executable, "-S", str(fake), str(PACE_S), "3")
+    command = (sys.executable, "-S", str(fake), str(PACE_S), str(launches))
     return run_chaos(options, example=example, coordinator=command)
 
 
-def run(tmp_path: Path, *flags: tuple[str, str], **changes: Any) -> tuple[int, dict[str, Any]]:
+def run(
+    tmp_path: Path, *flags: tuple[str, str], launches: int = 3, **changes: Any
+) -> tuple[int, dict[str, Any]]:
     file = tmp_path / "verdict.json"
-    status = storm(LabChaosOptions(json=file, **changes), *flags)
+    status = storm(LabChaosOptions(json=file, **changes), *flags, launches=launches)
     return status, json.loads(file.read_text())
 
 
@@ -53,7 +56,7 @@ def test_every_kill_is_placed_in_the_order_of_the_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kills, keep = 20, tmp_path / "keep"
-    status, result = run(tmp_path, kills=kills, seed=4, keep=keep)
+    status, result = run(tmp_path, kills=kills, seed=4, keep=keep, launches=3 + kills)
     text = capsys.readouterr().out
     assert status == 0, text
     assert "VERDICT: nothing was lost" in text
@@ -77,7 +80,7 @@ def test_all_kinds_that_need_no_network_are_placed_and_undone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = {"kills": 9, "seed": 2, "faults": "kill,stop,hang", "heartbeat_timeout_ms": 400}
-    status, result = run(tmp_path, **changes)
+    status, result = run(tmp_path, launches=3 + 3, **changes)
     text = capsys.readouterr().out
     assert status == 0, text
     assert (result["kills"], len(result["faults"]), result["faults_planned"]) == (3, 6, 6)
@@ -95,7 +98,7 @@ def test_all_kinds_that_need_no_network_are_placed_and_undone(
 def test_never_was_the_last_group_killed(tmp_path: Path) -> None:
     """By the groups' events, at each kill of a member another group was alive that had taken part before."""
     keep = tmp_path / "keep"
-    status, result = run(tmp_path, kills=12, groups=3, seed=6, keep=keep)
+    status, result = run(tmp_path, kills=12, groups=3, seed=6, keep=keep, launches=3 + 12)
     assert status == 0
     assert all(stall_ms is not None for stall_ms in result["stall_ms"])
     assert result["steps_lost"] == 0
@@ -112,14 +115,14 @@ def test_kills_that_do_not_fit_any_more_make_it_fail(
 
 
 def test_another_state_in_the_end_makes_it_fail(tmp_path: Path) -> None:
-    status, result = run(tmp_path, ("--digest-again", "other"), kills=1)
+    status, result = run(tmp_path, ("--digest-again", "other"), kills=1, launches=3 + 1)
     assert status == 1
     assert not result["digests_equal"]
     assert not result["matches_undisturbed"]
 
 
 def test_only_the_named_groups_and_phases_are_struck(tmp_path: Path) -> None:
-    status, result = run(tmp_path, kills=3, only="group-2", phases="vote,compute")
+    status, result = run(tmp_path, kills=3, only="group-2", phases="vote,compute", launches=3 + 3)
     assert status == 0
     assert result["hit_groups"] == {"group-0": 0, "group-1": 0, "group-2": 3}
     assert set(result["aimed_phases"]) <= {"vote", "compute"}
@@ -132,7 +135,7 @@ def test_a_storm_by_time_has_as_many_faults_and_steps_as_fit(tmp_path: Path) -> 
         with pytest.raises(LaunchError, match="--minutes must be more than 0, and replaces --steps"):
             timed(LabChaosOptions(minutes=minutes, steps=steps))
     began_s = time.monotonic()
-    status, result = run(tmp_path, minutes=0.1)
+    status, result = run(tmp_path, minutes=0.1, launches=3 + 1)
     assert status == 0
     assert (result["kills"], result["steps_committed"]) == (1, 12)
     # The fake groups make steps longer as ordered; they start quickly, and there are few steps.

@@ -1,9 +1,11 @@
 """When all begin again at once a few read, whatever becomes of them."""
 
+import logging
 import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -37,10 +39,23 @@ class Group(threading.Thread):
         return self.mine
 
 
-def test_two_of_four_read_and_the_others_do_not(tmp_path: Path) -> None:
+@pytest.fixture
+def waiting(caplog: pytest.LogCaptureFixture) -> Callable[[int], None]:
+    """Wait until so many groups have found no slot, and know the marks that are there."""
+    caplog.set_level(logging.INFO, "jaxft")
+    text = "Waiting for other groups that are reading a checkpoint"
+
+    def until_they_wait(count: int) -> None:
+        patience.until(lambda: caplog.text.count(text) == count, f"{count} groups to wait")
+
+    return until_they_wait
+
+
+def test_two_of_four_read_and_the_others_do_not(tmp_path: Path, waiting: Callable[[int], None]) -> None:
     readers = [Group(tmp_path), Group(tmp_path)]
     assert all(reader.reads() for reader in readers)
     others = [Group(tmp_path), Group(tmp_path)]
+    waiting(2)
     assert not any(other.knows.wait(0.3) for other in others), "they wait while others read"
     readers[0].done.set()
     assert not any(other.reads() for other in others)
@@ -54,17 +69,18 @@ def read_for_ever(folder: str, pipe: Connection) -> None:
 
 
 @pytest.mark.processes
-def test_one_that_waits_reads_if_the_reader_dies(tmp_path: Path) -> None:
+def test_one_that_waits_reads_if_the_reader_dies(tmp_path: Path, waiting: Callable[[int], None]) -> None:
     ours, theirs = SPAWN.Pipe()
     reader = SPAWN.Process(target=read_for_ever, args=(str(tmp_path), theirs), daemon=True)
     reader.start()
     assert ours.poll(PATIENCE_S)
     assert ours.recv()
-    waiting = Group(tmp_path, readers=1)
-    assert not waiting.knows.wait(0.3)
+    other = Group(tmp_path, readers=1)
+    waiting(1)
+    assert not other.knows.wait(0.3)
     os.kill(reader.pid or 0, signal.SIGKILL)
-    assert waiting.reads()
-    waiting.done.set()
+    assert other.reads()
+    other.done.set()
     reader.join(PATIENCE_S)
 
 

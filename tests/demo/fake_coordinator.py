@@ -2,8 +2,9 @@
 
 `fake_coordinator.py PACE_S LAUNCHES` listens on a free port, and prints it. A job begins when three groups are
 connected, and advances a step every PACE_S, once every group has recorded the last one (it answers each line with a
-byte): as in a real job, no group is behind. While a group is missing, it advances by only one step; and it reserves
-two steps for each launch that is still missing, so that every kill fits in on a machine of any speed.
+byte): as in a real job, no group is behind. While a group is missing, it advances by only one step. So that every
+kill fits in on a machine of any speed, it reserves two steps for each launch that is still missing; or, if victims
+die in phases of steps, it makes the ten steps for each of these launches slow.
 A job named "undisturbed" waits for only three launches.
 """
 
@@ -13,17 +14,22 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 SHARDS = 6
 GROUPS = 3
+SLOW_STEP_S = 0.3
 
 
 class FakeJob:
     """The state of one job."""
 
-    def __init__(self, steps: int, launches: int) -> None:
-        self.steps, self.launches = steps, launches
+    def __init__(self, name: str, steps: int, launches: int, folder: str) -> None:
+        self.name, self.steps, self.launches = name, steps, launches
+        # Where each launch leaves a pipe of orders; "": it leaves none.
+        self.folder = folder
+        self.advanced_s = 0.0
         self.lock = threading.Lock()
         self.step = 0
         self.launched = 0
@@ -61,12 +67,22 @@ class FakeJob:
         if self.step == self.steps or any(self.unwritten[group] for group in self.connected):
             return False
         complete = len(self.connected) == GROUPS
-        kept_steps = 2 * max(0, self.launches - self.launched)
-        free = complete and self.steps - self.step > kept_steps
+        free = complete and (self.steps - self.step > self.kept_steps() or self.is_slow())
         return free or (self.step == self.changed_at_step and (complete or self.step > 0))
+
+    def kept_steps(self) -> int:
+        if not self.folder:
+            return 2 * max(0, self.launches - self.launched)
+        # One that is killed at once never connects.
+        pipes = Path(self.folder).glob(f"{self.name}.*.orders")
+        return 10 * max(0, self.launches - len(list(pipes)))
+
+    def is_slow(self) -> bool:
+        return bool(self.folder) and time.monotonic() - self.advanced_s >= SLOW_STEP_S
 
     def advance(self) -> None:
         self.step += 1
+        self.advanced_s = time.monotonic()
         members = sorted(self.connected)
         for index, group in enumerate(members):
             shards = list(range(index, SHARDS, len(members)))
@@ -121,7 +137,8 @@ def main() -> None:
             hello = json.loads(connection.makefile().readline())
             name = hello["job"]
             if name not in jobs:
-                jobs[name] = FakeJob(hello["steps"], GROUPS if name == "undisturbed" else launches)
+                wanted = GROUPS if name == "undisturbed" else launches
+                jobs[name] = FakeJob(name, hello["steps"], wanted, hello.get("folder", ""))
                 threading.Thread(target=jobs[name].run, args=[pace_s], daemon=True).start()
             jobs[name].join(hello["group"], connection)
 

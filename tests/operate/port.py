@@ -28,6 +28,10 @@ class Port:
     def job(self, name: str = "toy") -> Any:
         return self.json(f"/api/v1/jobs/{name}")
 
+    def group(self, name: str, job: str = "toy") -> Any:
+        """What the coordinator knows of a group. With its "step" all that the group sent before has arrived."""
+        return next(group for group in self.job(job)["group_list"] if group["group"] == name)
+
     def post(self, path: str, body: bytes, token: str = "") -> tuple[int, Any]:
         request = urllib.request.Request(self.url + path, data=body, method="POST")
         if token:

@@ -1,10 +1,13 @@
 """A group of several processes."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxft._launch._ranks import free_ports
 from tests.clusters import Cluster, Worker
+
+AGAIN = 75
 
 
 @dataclass
@@ -17,6 +20,15 @@ class Group:
     @property
     def leader(self) -> Worker:
         return self.ranks[0]
+
+
+def assert_ends_with_its_group(worker: Worker, rank: int) -> None:
+    """Check the status of a rank whose group has lost another rank.
+
+    Where rank 0 and the service of `jax.distributed` in it are gone, JAX aborts the process if it is quicker than we.
+    """
+    allowed = (AGAIN, -signal.SIGABRT) if rank else (AGAIN,)
+    assert worker.process.returncode in allowed, worker.log()
 
 
 def start_ranks(

@@ -15,6 +15,8 @@ STEPS = 40
 EVERY = 10
 DIE_AT = 25
 GROUPS = ("group-0", "group-1")
+# The job resumes after as long a time without its groups. A group that gets no CPU for this long heals instead.
+TIMEOUT = ("--heartbeat-timeout-ms", "4000")
 
 
 @pytest.fixture
@@ -34,19 +36,20 @@ def saved_steps(here: Cluster) -> set[str]:
 
 def train_and_kill_all(here: Cluster) -> None:
     """Let both groups come to step DIE_AT, with the checkpoint of step 20 written, and kill them."""
-    here.start_coordinator("--heartbeat-timeout-ms", "2000")
+    here.start_coordinator(*TIMEOUT)
     first, gate = here.folder / "first-saved", here.folder / "never"
     gates = ("--gate", f"15:{first}", "--gate", f"{DIE_AT}:{gate}")
     workers = here.start_together(GROUPS, lambda group: (*flags(here), *gates))
     here.until(lambda: "10" in saved_steps(here), "the checkpoint of step 10")
     first.touch()
-    at_gate = lambda: all(len(worker.steps()) == DIE_AT for worker in workers.values())  # noqa: E731
+    at_gate = lambda: all(worker.step == DIE_AT for worker in workers.values())  # noqa: E731
     here.until(at_gate, f"both groups to come to step {DIE_AT}")
     here.until(lambda: "20" in saved_steps(here), "the checkpoint of step 20")
     for worker in workers.values():
         worker.process.send_signal(signal.SIGKILL)
     for worker in workers.values():
         here.until_dead(worker)
+    here.until_lost(*GROUPS)
 
 
 def resume(here: Cluster) -> list[Worker]:
@@ -103,7 +106,7 @@ def test_a_fresh_group_alone_never_becomes_the_truth(undisturbed: str, tmp_path:
     with cluster(tmp_path) as here:
         train_and_kill_all(here)
         shutil.move(tmp_path / "checkpoints", tmp_path / "elsewhere")
-        fresh = here.start("group-0", *flags(here), "--failure-timeout-s", "5")
+        fresh = here.start("group-0", *flags(here), "--failure-timeout-s", "8")
         here.until(lambda: fresh.process.poll() is not None, "the fresh group to give up")
         assert fresh.process.returncode == 1
         assert fresh.says("CannotHeal")
@@ -125,9 +128,10 @@ def test_a_checkpoint_of_another_run_of_the_same_name_is_refused(tmp_path: Path)
         here.start_coordinator()
         gate = here.folder / "never"
         again = here.start("group-0", "--steps", str(STEPS), "--gate", f"30:{gate}")
-        here.until(lambda: len(again.steps()) == 30, "the run that was started again")
+        here.until(lambda: again.step == 30, "the run that was started again")
         again.process.send_signal(signal.SIGKILL)
         here.until_dead(again)
+        here.until_lost("group-0")
         old = here.start("group-1", *flags(here))
         here.until(lambda: old.process.poll() is not None, "the old state to be refused")
         assert old.process.returncode == 1
@@ -142,11 +146,15 @@ def test_those_who_wait_for_a_reader_heal_from_it(tmp_path: Path, undisturbed: s
         with turn(folder, timeout_s=0) as one, turn(folder, timeout_s=0) as other:
             assert one
             assert other
-            # This one loses its patience, and reads itself.
-            first = here.start("group-0", *flags(here), "--failure-timeout-s", "10")
+            # This one loses its patience, and reads itself. It may not end before the other can heal from it.
+            gate = here.folder / "second-heals"
+            gates = ("--gate", f"30:{gate}")
+            first = here.start("group-0", *flags(here), *gates, "--failure-timeout-s", "10")
             second = here.start("group-1", *flags(here))
             here.until(lambda: first.says("restored step 20"), "the first to read")
             here.until(lambda: second.says("Waiting for other groups that are reading"), "the second to wait")
+        here.until(lambda: second.says("heals to step"), "the second to heal")
+        gate.touch()
         here.until_finished(first, second)
         assert "reads no checkpoint: others have, and it heals from them" in second.log()
         assert first.digest == second.digest == undisturbed

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import Worker, cluster, digest_alone
+from tests.clusters import Cluster, Worker, cluster, digest_alone
+from tests.operate import port
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -23,8 +24,9 @@ def report_of(worker: Worker, step: int) -> dict[str, object]:
     return next(event for event in worker.steps() if event["step"] == step)
 
 
-def stands_at(worker: Worker, step: int) -> bool:
-    return [event["step"] for event in worker.steps()][-1:] == [step]
+def until_known(here: Cluster, web: port.Port, group: str, step: int) -> None:
+    """Wait until the coordinator knows that a spare has followed to this step. Before, it takes no place there."""
+    here.until(lambda: web.group(group).get("step") == step, f"{group} to be known at step {step}")
 
 
 def test_a_spare_takes_a_dead_members_shards_in_the_very_same_step(undisturbed: str, tmp_path: Path) -> None:
@@ -36,9 +38,9 @@ def test_a_spare_takes_a_dead_members_shards_in_the_very_same_step(undisturbed: 
         return ("--steps", str(STEPS), *own.get(group, gate))
 
     with cluster(tmp_path) as here:
-        here.start_coordinator()
+        web = port.start(here)
         workers = here.start_together(("group-0", "group-1", "spare"), flags)
-        here.until(lambda: stands_at(workers["spare"], KILLED_AT), "the spare to follow to the gate")
+        until_known(here, web, "spare", KILLED_AT)
         following.touch()
         here.until_dead(workers["group-1"])
         survivor, spare = workers["group-0"], workers["spare"]
@@ -68,20 +70,20 @@ def test_a_spare_follows_those_who_came_later(undisturbed: str, tmp_path: Path) 
         "spare": ("--spare",),
     }
     with cluster(tmp_path) as here:
-        here.start_coordinator()
+        web = port.start(here)
         workers = here.start_together(tuple(own), lambda group: (*gates, *own[group]))
         here.until_dead(workers["group-1"])
-        tells_all = ("--die", "compute step 99")  # it never comes so far
-        second = here.start("group-1", *gates, "--gate", f"{dies_at}:{followed}", *tells_all)
+        here.until_lost("group-1")
+        second = here.start("group-1", *gates, "--gate", f"{dies_at}:{followed}")
         here.until(lambda: second.says("heals to step"), "group-1 to heal")
         back.touch()
         first, spare = workers["group-0"], workers["spare"]
-        near = (f"replay step {KILLED_AT - 1}", "compute step")  # it has caught up with the gate, or is in
-        here.until(lambda: any(map(second.says, near)), "group-1 to enter")
+        near = ("ready", "member")  # it enters at the boundary that the gate holds, or is in
+        here.until(lambda: web.group("group-1")["state"] in near, "group-1 to enter")
         entered.touch()
         both = "follows group-0, group-1"  # as in the beginning, and now again
-        here.until(lambda: here.coordinator_log.read_text().count(both) == 2, "the spare to follow both")
-        here.until(lambda: stands_at(spare, dies_at), "the spare to follow to the gate")
+        here.until(lambda: here.coordinator_log.read_text().count(both) >= 2, "the spare to follow both")
+        until_known(here, web, "spare", dies_at)
         followed.touch()
         here.until_dead(first)
         here.until_finished(second, spare)
@@ -116,11 +118,18 @@ def test_one_shard_for_each_member_the_batch_shrinks_with_the_members(tmp_path: 
     groups = ("group-0", "group-1", "group-2")
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        die = ("--die", f"compute step {KILLED_AT}")
+        computed = tmp_path / "others-computed"
+        own = {"group-0": ("--gate", f"{KILLED_AT}:{computed}", "--die", f"exchange step {KILLED_AT}")}
+        tells_all = ("--die", f"exchange step {STEPS}")  # it never comes so far
         workers = here.start_together(
-            groups,
-            lambda group: ("--steps", str(STEPS), "--shards", "0", *(die if group == "group-0" else ())),
+            groups, lambda group: ("--steps", str(STEPS), "--shards", "0", *own.get(group, tells_all))
         )
+        exchanges = f"exchange step {KILLED_AT}"
+        for group in groups[1:]:
+            here.until(
+                lambda group=group: workers[group].says(exchanges), f"{group} to have computed its shard"
+            )
+        computed.touch()
         here.until_dead(workers["group-0"])
         survivors = [workers["group-1"], workers["group-2"]]
         here.until_finished(*survivors)
@@ -179,14 +188,14 @@ def test_a_group_back_from_a_long_sleep_heals_whatever_it_believed(undisturbed: 
     last = tmp_path / "sleeper-back"
     flags = ("--steps", str(STEPS), "--gate", f"25:{last}", "--gate", f"{KILLED_AT}:{tmp_path}/asleep")
     with cluster(tmp_path) as here:
-        here.start_coordinator("--heartbeat-timeout-ms", "2000")
+        here.start_coordinator()
         workers = here.start_together(("group-0", "group-1", "group-2"), lambda group: flags)
         sleeper = workers["group-1"]
-        here.until(lambda: len(sleeper.steps()) == KILLED_AT, "the step in which it falls asleep")
+        here.until(lambda: sleeper.step == KILLED_AT, "the step in which it falls asleep")
         sleeper.process.send_signal(signal.SIGSTOP)
         (tmp_path / "asleep").touch()
         others = [workers["group-0"], workers["group-2"]]
-        here.until(lambda: all(len(worker.steps()) == 25 for worker in others), "the others to go on")
+        here.until(lambda: all(worker.step == 25 for worker in others), "the others to go on")
         sleeper.process.send_signal(signal.SIGCONT)
         here.until(lambda: sleeper.says("heals to step 25"), "the sleeper to heal")
         last.touch()

@@ -17,7 +17,7 @@ def test_groups_outlive_their_coordinator(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
         groups = here.start_together(("group-0", "group-1"), lambda group: flags, fresh=True)
-        here.until(lambda: all(len(group.steps()) == 6 for group in groups.values()), "six steps")
+        here.until(lambda: all(group.step == 6 for group in groups.values()), "six steps")
         assert here.coordinator is not None
         here.coordinator.kill()
         here.coordinator.wait()

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jaxft_protocol import credentials
@@ -26,15 +25,10 @@ def first_step_with_shards(worker: Worker, after: int = 0) -> int:
     return next(event["step"] - 1 for event in worker.steps() if event["shards"] and event["step"] > after)
 
 
-def group_of(web: port.Port, name: str) -> dict[str, Any]:
-    return next(group for group in web.job()["group_list"] if group["group"] == name)
-
-
-def until_at(here: Cluster, workers: dict[str, Worker], step: int, *groups: str) -> None:
-    """Wait until these groups hold state `step`, and so are in that step, at its gate."""
+def until_at(here: Cluster, web: port.Port, step: int, *groups: str) -> None:
+    """Wait until the coordinator knows that these groups hold state `step`, and so are in that step, at its gate."""
     for name in groups:
-        done = workers[name].steps
-        here.until(lambda done=done: done() and done()[-1]["step"] == step, f"{name} in step {step}")
+        here.until(lambda name=name: web.group(name).get("step") == step, f"{name} in step {step}")
 
 
 def drain_by_command(web: port.Port, token: str, group: str) -> str:
@@ -61,20 +55,20 @@ def test_drains_and_a_pause_cost_no_step_and_no_bit(tmp_path: Path) -> None:
         web = port.start(here, "--token-file", str(secret), "--http-actions")
         workers = here.start_together(GROUPS, lambda name: (*flags, *(("--spare",) * (name == "spare"))))
 
-        until_at(here, workers, TERMINATED_AT, *GROUPS)
+        until_at(here, web, TERMINATED_AT, *GROUPS)
         os.kill(workers["group-1"].process.pid, signal.SIGTERM)
-        here.until(lambda: group_of(web, "group-1")["draining"], "the coordinator to know of the drain")
+        here.until(lambda: web.group("group-1")["draining"], "the coordinator to know of the drain")
         # Under Slurm the launcher passes on what Slurm has sent already.
         os.kill(workers["group-1"].process.pid, signal.SIGTERM)
         gates[TERMINATED_AT].touch()
         here.until_finished(workers["group-1"])  # status 0
 
-        until_at(here, workers, DRAINED_AT, "group-0", "group-2", "spare")
+        until_at(here, web, DRAINED_AT, "group-0", "group-2", "spare")
         assert "group 'group-2' is drained" in drain_by_command(web, token, "group-2")
         gates[DRAINED_AT].touch()
         here.until_finished(workers["group-2"])
 
-        until_at(here, workers, PAUSED_AT, "group-0", "spare")
+        until_at(here, web, PAUSED_AT, "group-0", "spare")
         assert web.post("/api/v1/jobs/toy/pause", b"", token)[0] == 200
         gates[PAUSED_AT].touch()
         here.until(lambda: "an operator has paused the job" in web.job()["waiting"], "the job to stand")

@@ -100,9 +100,10 @@ def test_a_resumed_job_makes_the_edit_of_the_step_at_which_it_resumes(tmp_path: 
         here.start_coordinator()
         expected = finished_alone(here, *EDITS)
         first = here.start("group-0", *flags, "--gate", f"13:{tmp_path / 'never'}", script=LOOPS)
-        here.until(lambda: (tmp_path / "checkpoints" / "10").is_dir() and len(first.steps()) == 13, "step 13")
+        here.until(lambda: (tmp_path / "checkpoints" / "10").is_dir() and first.step == 13, "step 13")
         first.process.send_signal(signal.SIGKILL)
         here.until_dead(first)
+        here.until_lost("group-0")
         again = here.start("group-0", *flags, script=LOOPS)
         here.until_finished(again)
         assert again.events()[0] == {"event": "joined", "step": 10, "count": 10}

@@ -17,12 +17,12 @@ def test_a_joiner_may_come_at_a_step_with_a_batch_of_another_shape(tmp_path: Pat
         gate, later = tmp_path / "gate", tmp_path / "later"
         gated = (*flags, "--gate", f"4:{gate}", "--gate", f"13:{later}")
         first = here.start("group-0", *gated)
-        here.until(lambda: len(first.steps()) == 4, "step 4")
+        here.until(lambda: first.step == 4, "step 4")
         # Its batches are of 12 rows here; the job was founded with 8.
         second = here.start("group-1", *gated)
         here.until(lambda: second.says("heals to step 4"), "the second group to join")
         gate.touch()
-        caught_up_or_held = lambda: second.steps() or len(first.steps()) == 13  # noqa: E731
+        caught_up_or_held = lambda: second.steps() or first.step == 13  # noqa: E731
         here.until(caught_up_or_held, "the second group to catch up, or the first to come to the gate")
         # It begins once more in the middle, at a step that it has not compiled for yet.
         later.touch()
@@ -39,7 +39,7 @@ def test_a_group_with_other_flags_is_refused_and_told_which(
         monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
         monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "float32")
         first = here.start("group-0", "--steps", "8", "--gate", f"3:{gate}", fresh=True)
-        here.until(lambda: len(first.steps()) == 3, "the job to run")
+        here.until(lambda: first.step == 3, "the job to run")
         monkeypatch.setenv("XLA_FLAGS", f"--xla_cpu_enable_fast_math=true --xla_dump_to={tmp_path / 'dump'}")
         monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "bfloat16")
         second = here.start("group-1", "--steps", "8", fresh=True)

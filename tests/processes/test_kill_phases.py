@@ -38,7 +38,7 @@ def open_last_gate(here: Cluster, gate: Path, back: Worker, survivors: list[Work
 
     def in_or_held() -> bool:
         contributes = any(event["shards"] for event in back.steps())
-        return contributes or all(len(worker.steps()) >= LAST_GATE for worker in survivors)
+        return contributes or all(worker.step >= LAST_GATE for worker in survivors)
 
     here.until(in_or_held, "the victim to contribute, or the survivors to reach the last gate")
     gate.touch()

@@ -59,7 +59,8 @@ def uneven(folder: Path, groups: int, shards: int, shard_s: float, steps: int) -
 
 
 def test_an_uneven_deal_of_long_shards_puts_nobody_out(tmp_path: Path) -> None:
-    uneven(tmp_path, groups=2, shards=3, shard_s=3.0, steps=3)
+    # An exchange fails when no byte has moved for a part of the failure timeout: 3 s when its links are made.
+    uneven(tmp_path, groups=2, shards=3, shard_s=12.0, steps=2)
 
 
 @pytest.mark.storm
@@ -85,13 +86,12 @@ def finished_alike(folder: Path, workers: dict[str, Worker], steps: int) -> None
 
 
 def test_a_pause_shorter_than_the_jobs_patience_costs_nothing_but_time(tmp_path: Path) -> None:
-    """A pause of twice the failure timeout, and longer than the patience with one that hangs."""
+    """A pause longer than the failure timeout, and than the patience with one that hangs, which is 10 s."""
     gate, steps, names = tmp_path / "go-on", 12, ("group-0", "group-1", "group-2")
-    flags = ("--steps", str(steps), "--failure-timeout-s", "3")
-    timeout = ("--heartbeat-timeout-ms", "1000")
-    with training(tmp_path, names, *flags, coordinator=timeout, own=paused(gate)) as (here, workers, log):
+    flags = ("--steps", str(steps), "--failure-timeout-s", "12")
+    with training(tmp_path, names, *flags, own=paused(gate)) as (here, workers, log):
         until_paused(here, workers["group-1"])
-        time.sleep(6.0)  # the pause
+        time.sleep(15.0)  # the pause
         gate.touch()
         until_the_end(here, workers)
         assert "evicts" not in log()
@@ -111,8 +111,8 @@ def aside(folder: Path, steps: int, pause: Callable[[dict[str, Worker]], None], 
         pause(workers)
         assert "goes on without group-1: it is away from training" in log()
         others = workers["group-0"]
-        before = len(others.steps())
-        here.until(lambda: len(others.steps()) > before + 3, "steps without group-1")
+        before = others.step
+        here.until(lambda: others.step > before + 3, "steps without group-1")
         gate.touch()
         here.until(
             lambda: any("group-1" in e["members"] and e["step"] > before for e in others.steps()),
@@ -135,8 +135,7 @@ def test_a_group_away_for_long_is_stood_aside_and_comes_back(tmp_path: Path) -> 
             lambda: "goes on without group-1" in log.read_text(), "the job to go on", context=log.read_text
         )
 
-    quick = ("--heartbeat-timeout-ms", "3000", "--join-timeout-ms", "2000")
-    aside(tmp_path, 200, pause, *quick)
+    aside(tmp_path, 200, pause, "--join-timeout-ms", "2000")
 
 
 @pytest.mark.storm
@@ -149,7 +148,7 @@ def test_a_pause_of_three_minutes_loses_nothing(tmp_path: Path) -> None:
 def test_a_group_that_is_needed_is_waited_for_and_named(tmp_path: Path) -> None:
     gate, steps, names = tmp_path / "go-on", 8, ("group-0", "group-1")
     flags = ("--steps", str(steps), "--min-replicas", "2")
-    quick = ("--heartbeat-timeout-ms", "3000", "--join-timeout-ms", "2000")
+    quick = ("--join-timeout-ms", "2000")
     with training(tmp_path, names, *flags, coordinator=quick, own=paused(gate)) as (here, workers, log):
         until_paused(here, workers["group-1"])
         text = "waiting: step 3 waits for group-1, away from training"

@@ -58,7 +58,7 @@ def test_a_range_that_would_train_too_far_is_caught(look: int, tmp_path: Path) -
         # So long that the first is under way however late the second enters.
         gated = ("--loop", "range", "--look", str(look), "--steps", "1000000", "--gate", f"5:{held}")
         first = here.start("group-0", *gated, script=LOOPS)
-        here.until(lambda: len(first.steps()) == 5, "step 5")
+        here.until(lambda: first.step == 5, "step 5")
         second = here.start("group-1", *gated, script=LOOPS)
         here.until(lambda: second.says("heals to step 5"), "the second to heal")
         held.touch()
@@ -75,9 +75,10 @@ def test_a_range_after_a_restore_is_caught(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
         first = here.start("group-0", *flags, "--gate", f"13:{tmp_path / 'never'}", script=LOOPS)
-        here.until(lambda: (tmp_path / "checkpoints" / "10").is_dir() and len(first.steps()) == 13, "step 13")
+        here.until(lambda: (tmp_path / "checkpoints" / "10").is_dir() and first.step == 13, "step 13")
         first.process.send_signal(signal.SIGKILL)
         here.until_dead(first)
+        here.until_lost("group-0")
         again = here.start("group-0", *flags, script=LOOPS)
         until_ended(here, again)
         assert again.process.returncode == 1
@@ -91,9 +92,10 @@ def test_checkpoints_without_restore_are_refused_before_anything_is_written(tmp_
     with cluster(tmp_path) as here:
         here.start_coordinator()
         first = here.start("group-0", *flags, "--gate", f"13:{tmp_path / 'never'}", script=LOOPS)
-        here.until(lambda: (folder / "10").is_dir() and len(first.steps()) == 13, "step 13")
+        here.until(lambda: (folder / "10").is_dir() and first.step == 13, "step 13")
         first.process.send_signal(signal.SIGKILL)
         here.until_dead(first)
+        here.until_lost("group-0")
         before = sorted(path.name for path in folder.iterdir())
         again = here.start("group-0", *flags, "--no-restore", script=LOOPS)
         until_ended(here, again)

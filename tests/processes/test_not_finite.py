@@ -38,7 +38,7 @@ def test_skip_leaves_the_state_as_it_was_also_for_one_that_replays_it(tmp_path: 
             return (*flags, "--gate", f"5:{gate}", "--gate", f"14:{later}")
 
         workers = here.start_together(GROUPS, gated)
-        here.until(lambda: all(len(worker.steps()) == 5 for worker in workers.values()), "step 5")
+        here.until(lambda: all(worker.step == 5 for worker in workers.values()), "step 5")
         workers["group-2"].process.send_signal(signal.SIGKILL)
         # Pinned at step 5, it replays 5, 6 and the skipped 7.
         again = here.start("group-2", *gated("group-2"))
@@ -48,7 +48,7 @@ def test_skip_leaves_the_state_as_it_was_also_for_one_that_replays_it(tmp_path: 
 
         def in_or_held() -> bool:
             healed = any(event["healed"] is not None for event in again.steps())
-            return healed or all(len(worker.steps()) == 14 for worker in survivors)
+            return healed or all(worker.step == 14 for worker in survivors)
 
         here.until(in_or_held, "the heal, or the survivors to come to the gate")
         later.touch()
@@ -67,7 +67,7 @@ def test_groups_must_agree_on_it_and_a_warning_changes_nothing(tmp_path: Path) -
         here.start_coordinator()
         gate = tmp_path / "gate"
         first = here.start("group-0", "--steps", "8", "--nonfinite", "allow", "--gate", f"3:{gate}")
-        here.until(lambda: len(first.steps()) == 3, "the job to run")
+        here.until(lambda: first.step == 3, "the job to run")
         second = here.start("group-1", "--steps", "8", "--nonfinite", "skip")
         here.until(lambda: second.process.poll() is not None, "the refusal")
         assert "nonfinite: the job has 'allow', this group 'skip'" in second.log()

@@ -16,7 +16,7 @@ def refused(here: Cluster, tmp_path: Path, *flags: str) -> tuple[Worker, Worker]
     """A job of one group that waits at its third step, and a second one with other flags."""
     gate = tmp_path / "refused"
     first = here.start("group-0", *STEPS, "--gate", f"3:{gate}")
-    here.until(lambda: len(first.steps()) == 3, "the job to run")
+    here.until(lambda: first.step == 3, "the job to run")
     second = here.start("group-1", *STEPS, *flags)
     here.until(lambda: second.process.poll() is not None, "the second group to end")
     gate.touch()
@@ -50,7 +50,7 @@ def test_two_processes_of_one_name_do_not_share_a_place(tmp_path: Path) -> None:
         gate = tmp_path / "gate"
         groups = here.start_together(("group-0", "group-1"), lambda group: (*STEPS, "--gate", f"3:{gate}"))
         older, other = groups.values()
-        here.until(lambda: len(older.steps()) == len(other.steps()) == 3, "the job to run")
+        here.until(lambda: older.step == other.step == 3, "the job to run")
         newer = here.start("group-0", *STEPS)
         here.until(
             lambda: "evicts group-0" in here.coordinator_log.read_text(), "the older process to be evicted"

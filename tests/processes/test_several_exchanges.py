@@ -34,18 +34,22 @@ def test_a_kill_between_two_exchanges_changes_nothing(model: str, phase: str, tm
         *("--gate", f"{GATE}:{first}", "--gate", f"{LAST_GATE}:{last}"),
     )
     victim, *others = reversed(GROUPS)
+    exchanges, begun = f"exchange step {KILLED_AT}", tmp_path / "others-have-begun"
+    own = {victim: ("--gate", f"{KILLED_AT}:{begun}", "--die", phase)}
+    tells_all = ("--die", f"compute step {STEPS}")  # it never comes so far
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        workers = here.start_together(
-            GROUPS, lambda group: (*flags, *(("--die", phase) if group == victim else ()))
-        )
+        workers = here.start_together(GROUPS, lambda group: (*flags, *own.get(group, tells_all)))
+        for name in others:
+            here.until(lambda name=name: workers[name].says(exchanges), f"{name} to be in the first exchange")
+        begun.touch()
         here.until_dead(workers[victim])
         back = here.start(victim, *flags)
         here.until(lambda: back.says("heals to step"), f"{victim} to heal")
         first.touch()
         survivors = [workers[name] for name in others]
         here.until(
-            lambda: all(len(worker.steps()) >= LAST_GATE for worker in survivors),
+            lambda: all(worker.step >= LAST_GATE for worker in survivors),
             "the survivors to reach the last gate",
         )
         last.touch()

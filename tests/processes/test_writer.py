@@ -11,21 +11,25 @@ from tests.clusters import cluster, digest_alone
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 GROUPS = ("group-0", "group-1", "group-2")
-STEPS, GATE = 100, 20
+STEPS, FIRST_GATE, GATE = 100, 8, 20
 
 
 def test_one_group_writes_and_another_when_it_is_gone(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        hurry, healing = tmp_path / "hurry", tmp_path / "healing"
+        hurry, killed, healing = tmp_path / "hurry", tmp_path / "killed", tmp_path / "healing"
         # Paced, so that what is back is in before the end, and held until it heals, however slowly it starts.
         paced = ("--pace", "0.1", "--hurry", str(hurry))
         exports = tmp_path / "exports"
-        flags = ("--steps", str(STEPS), *paced, "--gate", f"{GATE}:{healing}", "--export", str(exports))
+        # The first writer dies before it saves: else it might have saved a step that it has not recorded.
+        gates = ("--gate", f"{FIRST_GATE}:{killed}", "--gate", f"{GATE}:{healing}")
+        flags = ("--steps", str(STEPS), *paced, *gates, "--export", str(exports))
         workers = here.start_together(GROUPS, lambda group: flags)
         first, second, third = workers.values()
-        here.until(lambda: len(first.steps()) >= 3, "three steps")
+        here.until(lambda: first.step >= 3, "three steps")
         first.process.send_signal(signal.SIGKILL)
+        here.until_dead(first)
+        killed.touch()
         here.until(lambda: second.says("[jaxft group-1] writes for the job, from step"), "another writer")
         back = here.start("group-0", *flags)
         here.until(lambda: back.says("heals to step"), "it to heal")
