@@ -119,7 +119,9 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def serving(*, tick_s: float = 0.05, **options: float) -> AsyncIterator[Server]:
-    server = Server("localhost:0", Options(**{"founding_wait_s": 0.0, **options}), quorum_tick_s=tick_s)  # pyright: ignore[reportArgumentType]
+    """A coordinator; by default it judges no silence, because most clients here send no heartbeats."""
+    options = {"founding_wait_s": 0.0, "heartbeat_timeout_s": NEVER_S, **options}
+    server = Server("localhost:0", Options(**options), quorum_tick_s=tick_s)  # pyright: ignore[reportArgumentType]
     await server.start()
     try:
         yield server

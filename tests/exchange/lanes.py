@@ -1,5 +1,6 @@
 """The compiled lane in tests: built here, and loaded for each instruction set of this machine."""
 
+import fcntl
 import functools
 import os
 import shutil
@@ -12,6 +13,7 @@ import pytest
 
 from jaxft._exchange import _compiled
 from tests import patience
+from tests.shared import shared
 
 ROOT = Path(__file__).parent.parent.parent
 # Names a library that was built with other flags.
@@ -32,7 +34,12 @@ def built() -> Path:
     """The lane as it is in this tree now, not as it was at `make setup`; or the one that the environment names."""
     if given := os.environ.get(GIVEN):
         return Path(given)
-    build(_compiled.PATH)
+    with (shared("lane") / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = shared("lane") / "built"  # by another process of this test run
+        if not done.exists():
+            build(_compiled.PATH)
+            done.touch()
     return _compiled.PATH
 
 

@@ -1,6 +1,7 @@
 """What a peer can do to an exchange: at worst make it fail, soon, by name, with the contributions kept."""
 
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -9,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials, _exchange, _reducer
+from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials, _exchange, _patience, _reducer
 from jaxft._exchange._frames import PARTIAL, Stamp, tag
 from jaxft._exchange._plan import Plan, partials_to, results_from
 from jaxft._transport._seals import Checksums, Connection
@@ -41,7 +43,7 @@ QUORUM, STEP = 4, 11
 
 
 @contextmanager
-def against() -> Iterator[tuple[Links, socket.socket]]:
+def against(abort: Abort | None = None) -> Iterator[tuple[Links, socket.socket]]:
     """Member 0 of two, and the raw socket of the other."""
     ours, theirs = socket.socketpair()
     links = Links(
@@ -50,7 +52,7 @@ def against() -> Iterator[tuple[Links, socket.socket]]:
         me=0,
         members=peers_of([[0], [1]]),
         connections={1: Connection.plain(ours)},
-        abort=Abort(),
+        abort=abort or Abort(),
     )
     with theirs:
         yield links, theirs
@@ -163,14 +165,23 @@ def test_a_peer_that_stands_still(sent: bytes) -> None:
     assert caught.value.peers == ("group-1",)
 
 
-def test_an_exchange_goes_on_while_bytes_move() -> None:
-    """Over a link so slow that the whole takes many times the patience."""
+def test_an_exchange_goes_on_while_bytes_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a link so slow that the whole takes many times the patience: each piece takes a part of it.
+
+    More pieces than wait in the buffers, so that a member which gets no core for a while has lost no time.
+    """
+    now_s = 0.0
+    for module in (_exchange, _patience):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    lock = threading.Lock()
     held = [partials_of(LAYOUT, 2, [0]), partials_of(LAYOUT, 2, [1])]
 
     def slowly(source: socket.socket, target: socket.socket, piece_bytes: int) -> None:
+        nonlocal now_s
         with contextlib.suppress(OSError):
             while data := source.recv(piece_bytes):
-                time.sleep(0.05)  # the link, not a wait for anything
+                with lock:
+                    now_s += 1 / 40
                 target.sendall(data)
 
     ours, one = socket.socketpair()
@@ -193,7 +204,6 @@ def test_an_exchange_goes_on_while_bytes_move() -> None:
         ]
         for lane in lanes:
             lane.start()
-        begun_s = time.monotonic()
         outcomes = together(
             [
                 lambda link=link, mine=mine: run_exchange(link, mine, step=STEP, progress_timeout_s=1.0)
@@ -202,7 +212,7 @@ def test_an_exchange_goes_on_while_bytes_move() -> None:
         )
         for means in outcomes:
             assert_same_bits(means, reference_means(SPECS, 2))
-        assert time.monotonic() - begun_s > 2 * 1.0
+        assert now_s > 2 * 1.0
         for link in links:
             link.close()
         for lane in lanes:
@@ -251,9 +261,18 @@ def test_time_counts_from_when_all_have_computed_on() -> None:
 
 
 def test_one_that_is_silent_is_named_while_another_moves_bytes() -> None:
+    while (outcome := silent_beside_a_trickle(patience_s=1.0)) is None:
+        pass
+    assert isinstance(outcome, ExchangeFailed)
+    assert outcome.peers == ("group-2",)
+
+
+def silent_beside_a_trickle(*, patience_s: float) -> object:
+    """What becomes of the exchange; None if the machine let no byte move for as long as the patience."""
     layout = Layout.of(SPECS)
     with mesh([[0], [1], [2]]) as links:
         stop = threading.Event()
+        sent_s = [time.monotonic()]
 
         def trickle() -> None:
             plan = links[1].plan(layout, 3)
@@ -262,16 +281,20 @@ def test_one_that_is_silent_is_named_while_another_moves_bytes() -> None:
             links[1].connections[0].sock.sendall(frame.header)
             while not stop.wait(0.02):
                 links[1].connections[0].sock.sendall(b"\0")
+                sent_s.append(time.monotonic())
 
         def fail() -> list[np.ndarray]:
             try:
-                return run_exchange(links[0], partials_of(layout, 3, [0]), step=STEP, progress_timeout_s=1.5)
+                return run_exchange(
+                    links[0], partials_of(layout, 3, [0]), step=STEP, progress_timeout_s=patience_s
+                )
             finally:
                 stop.set()
+                sent_s.append(time.monotonic())
 
         outcome, _ = together([fail, trickle])
-    assert isinstance(outcome, ExchangeFailed)
-    assert outcome.peers == ("group-2",)
+    longest_s = max(later - earlier for earlier, later in itertools.pairwise(sent_s))
+    return outcome if longest_s < patience_s / 2 else None
 
 
 def test_only_those_that_owe_partial_sums_are_blamed_for_a_standstill() -> None:
@@ -375,10 +398,21 @@ def test_after_an_abort_another_quorum_gives_the_undisturbed_bits() -> None:
 def test_a_long_wait_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It goes on for ten looks after that."""
     monkeypatch.setattr(_exchange, "SLOW_WAIT_S", 0.05)
-    with against() as (links, _), caplog.at_level(logging.WARNING, logger="jaxft"):
-        with pytest.raises(ExchangeFailed):
-            run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP, progress_timeout_s=1.5)
+    looks = itertools.count()
+
+    class Looking(Abort):
+        @property
+        def is_set(self) -> bool:
+            if caplog.records and next(looks) == 10:
+                self.set("enough")
+            return super().is_set
+
+    monkeypatch.setattr(_patience, "LOOK_S", 0.02)
+    with against(Looking()) as (links, _), caplog.at_level(logging.WARNING, logger="jaxft"):
+        with pytest.raises(ExchangeFailed, match="was aborted: enough"):
+            run_exchange(links, partials_of(LAYOUT, 2, [0]), step=STEP, progress_timeout_s=patience.FAR_S)
     (record,) = caplog.records
     assert (
         "exchange of step 11 in quorum 4 is still waiting for group 'group-1' (memory:1)"

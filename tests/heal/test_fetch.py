@@ -194,7 +194,7 @@ def test_a_donor_that_is_gone_is_dropped_and_the_other_goes_on(caplog: pytest.Lo
 
 def test_all_donors_gone_are_all_named() -> None:
     with donor("a", mixed_state()) as a, donor("b", mixed_state()) as b:
-        nowhere = ("c", f"127.0.0.1:{unused_port()}")
+        nowhere = ("c", "127.0.0.1:1")
         with joiner(a, b, nowhere) as fetcher:
             for one in (a, b):
                 one.store.pin(HEAL, 0)
@@ -208,11 +208,6 @@ def test_all_donors_gone_are_all_named() -> None:
 def test_no_donors() -> None:
     with joiner() as fetcher, pytest.raises(HealFailed, match="the coordinator named none"):
         fetch_state(fetcher, 0, [values((3,))])
-
-
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
 
 
 # ---- means ----
@@ -424,7 +419,7 @@ def test_nothing_is_left_behind() -> None:
     for spoil in (False, True, False, True):
         once(spoil)
     gc.collect()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_no_descriptor_is_too_high_for_the_server(tmp_path: Any) -> None:

@@ -319,7 +319,7 @@ def test_hostile_donors_leave_nothing_behind() -> None:
     before = descriptors()
     all_of_them()
     gc.collect()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 # ---- joiners ----

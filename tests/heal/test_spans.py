@@ -16,7 +16,7 @@ from jaxft._heal._fetch import Fetcher
 from jaxft._heal._spans import SpanFetcher
 from jaxft._heal._store import Gone, StateStore
 from jaxft._transport._listener import Abort
-from tests.heal.donors import Donor, donor
+from tests.heal.donors import LONG_S, Donor, donor
 
 HEAL = 5
 DEADLINE_S = 0.0  # nothing has to be waited for
@@ -43,7 +43,7 @@ def pieces_of(leaves: Sequence[Any]) -> Pieces:
 
 
 def fetcher(one: Donor, spans: Sequence[Span]) -> SpanFetcher:
-    common = {"job": "job", "group": "joiner", "incarnation": 3, "heal_id": HEAL, "timeout_s": 5.0}
+    common = {"job": "job", "group": "joiner", "incarnation": 3, "heal_id": HEAL, "timeout_s": LONG_S}
     return SpanFetcher([(span, Fetcher(**common, donors=[one.at], span=span)) for span in spans])
 
 
@@ -119,7 +119,7 @@ def test_lanes_that_a_process_does_not_hold_are_refused_by_name() -> None:
             incarnation=3,
             heal_id=HEAL,
             donors=[one.at],
-            timeout_s=5.0,
+            timeout_s=LONG_S,
             span=Span(3, 5),
         )
         wanted = "lanes from 3 up to 5 are asked for, and this process holds the lanes from 0 up to 4"

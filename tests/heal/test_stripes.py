@@ -69,7 +69,7 @@ def test_a_donor_is_asked_for_the_next_span_while_it_sends():
                 send_chunk(sock, BLOB, chunk)
             request = following
 
-    with hostile("one", script) as one, joiner(one, timeout_s=5.0) as fetcher:
+    with hostile("one", script) as one, joiner(one) as fetcher:
         assert same_bits(fetch_state(fetcher, 0, [np.zeros_like(leaf) for leaf in STATE]), STATE)
     assert asked == [(0, 8), (8, 8), (16, 5)]
 

@@ -70,8 +70,8 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
                 file.touch()
                 time.sleep(0.05)
         case ["mute"]:
-            while True:
-                signal.pause()
+            while True:  # a signal that came just before `signal.pause` would not end that
+                time.sleep(0.05)
         case ["leave", status]:
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(int(status)))
         case ["drains", step]:

@@ -55,6 +55,17 @@ class Launch:
         assert len(self.events(name)) >= count, self.text()
         return self.events(name)[count - 1]
 
+    def pids(self, group: str = "group-0") -> list[int]:
+        """The processes of the first life of a group, by rank.
+
+        Its event is written after they were started, so what they do may be seen before it.
+        """
+
+        def started() -> list[list[int]]:
+            return [event["pids"] for event in self.events("group_started") if event["group"] == group]
+
+        return patience.until(started, f"the start of {group}", context=self.text)[0]
+
     def status(self) -> int:
         """Wait for the end."""
         patience.until(lambda: self.process.poll() is not None, "the launch to end", context=self.text)

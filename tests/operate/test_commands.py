@@ -29,6 +29,18 @@ def jaxft(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return patience.run(command, capture_output=True, text=True, limit_s=60.0, env=variables)
 
 
+def doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`jaxft doctor`; again, as it advises, as long as the machine is too slow to compare clocks."""
+    asked: list[subprocess.CompletedProcess[str]] = []
+
+    def sure() -> bool:
+        asked.append(jaxft("doctor", *words, **environment))
+        return "clock may differ by more than 1 s" not in asked[-1].stdout
+
+    patience.until(sure, "a doctor that can compare clocks", context=lambda: asked[-1].stdout)
+    return asked[-1]
+
+
 @pytest.mark.processes
 def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
@@ -44,7 +56,7 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
         told = json.loads(jaxft("status", "toy", "--json", "--http", web.url).stdout)
         ratio = patience.until(lambda: slowness(web.url, "", "group-1"), "samples of both groups")
         missing = jaxft("status", "other", "--http", web.url)
-        doctor = jaxft("doctor", "--coordinator", f"localhost:{here.port}", "--http", web.url)
+        found = doctor("--coordinator", f"localhost:{here.port}", "--http", web.url)
         gate.touch()
         here.until_finished(*workers.values())
     assert re.search(r"toy: training  step 4  loss \d\.\d+  .* groups 2/2  quorum 1  goodput", shown)
@@ -57,14 +69,14 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
         1,
         "jaxft: this coordinator knows no job 'other'; 1 jobs are listed at /api/v1/jobs\n",
     )
-    assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+    assert found.returncode == 0, found.stdout + found.stderr
     for text in (
         f"ok    the coordinator localhost:{here.port} answers, and leads",
         "ok    this machine's clock agrees with the coordinator's",
         "ok    group 'group-0' of job 'toy' is reached at 127.0.0.1:",
         "ok    the other groups will reach this one at",
     ):
-        assert text in doctor.stdout
+        assert text in found.stdout
 
 
 def test_without_a_coordinator_both_say_what_to_do() -> None:
@@ -72,13 +84,13 @@ def test_without_a_coordinator_both_say_what_to_do() -> None:
         free.bind(("127.0.0.1", 0))
         nothing = f"localhost:{free.getsockname()[1]}"
         status = jaxft("status", "--http", f"http://{nothing}")
-        doctor = jaxft("doctor", "--no-devices", "--coordinator", nothing)
+        found = jaxft("doctor", "--no-devices", "--coordinator", nothing)
     assert status.returncode == 1
     assert "Connection refused" in status.stderr
     assert "Does the coordinator run, with --http?" in status.stderr
-    assert doctor.returncode == 1
-    assert f"FAIL  the coordinator {nothing} does not answer: UNAVAILABLE" in doctor.stdout
-    assert "FAIL  no coordinator leads" in doctor.stdout
+    assert found.returncode == 1
+    assert f"FAIL  the coordinator {nothing} does not answer: UNAVAILABLE" in found.stdout
+    assert "FAIL  no coordinator leads" in found.stdout
 
 
 @pytest.mark.parametrize(

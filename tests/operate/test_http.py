@@ -24,7 +24,7 @@ from jaxft_protocol.coordinator.job import Options
 from jaxft_protocol.messages import Drained
 
 from tests import patience
-from tests.coordinator.test_server import Client, run
+from tests.coordinator.test_server import NEVER_S, Client, run
 from tests.operate.port import Port
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -56,7 +56,9 @@ async def serving(
     key: Path | None = None,
 ) -> AsyncIterator[tuple[Server, HttpPort, Observer, Port]]:
     observer = Observer()
-    server = Server("localhost:0", Options(founding_wait_s=0.0), store=store, observer=observer)  # pyright: ignore
+    # It judges no silence: the clients of these tests send no heartbeats.
+    options = Options(founding_wait_s=0.0, heartbeat_timeout_s=NEVER_S)
+    server = Server("localhost:0", options, store=store, observer=observer)  # pyright: ignore
     http = HttpPort("localhost:0", server, observer, secret=secret, cert=cert, key=key)
     await server.start()
     await http.start()

@@ -14,7 +14,7 @@ from jaxft._operate._port import PortError, act, ask
 from tests.clusters import cluster
 from tests.coordinator.test_server import Client, run
 from tests.operate import port
-from tests.operate.test_commands import jaxft
+from tests.operate.test_commands import doctor, jaxft
 from tests.operate.test_http import SECRET, serving
 
 TOKEN = credentials.job_key(SECRET, "job").hex()
@@ -121,13 +121,14 @@ def test_status_and_doctor_of_a_coordinator_with_a_certificate(files: Certificat
         shown = asked("status", "--tls-ca", str(files.ca))
         named = asked("status", "--json", JAXFT_HTTP_CA=str(files.ca))
         unknown = asked("status")
-        doctor = asked(
-            *("doctor", "--no-devices", "--coordinator", f"localhost:{here.port}", "--tls-ca", str(files.ca))
+        found = doctor(
+            *("--no-devices", "--coordinator", f"localhost:{here.port}"),
+            *("--tls-ca", str(files.ca), "--http", web.url),
         )
     assert web.url.startswith("https://")
     assert "The coordinator has no job yet." in shown.stdout
     assert named.stdout == '{\n  "jobs": []\n}\n'
     assert (unknown.returncode, "--tls-ca" in unknown.stderr) == (1, True)
     assert "Traceback" not in unknown.stderr
-    assert f"ok    the coordinator localhost:{here.port} answers, and leads" in doctor.stdout
-    assert "ok    this machine's clock agrees with the coordinator's: it is " in doctor.stdout
+    assert f"ok    the coordinator localhost:{here.port} answers, and leads" in found.stdout
+    assert "ok    this machine's clock agrees with the coordinator's: it is " in found.stdout

@@ -18,7 +18,8 @@ GROUPS = ("group-0", "group-1", "group-2")
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Those whose lines are complete."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
 def group(web: Port, name: str) -> Any:
@@ -66,9 +67,10 @@ def test_a_kill_is_seen_in_metrics_api_events_and_few_lines(
         logs = [lines(text) for text in (here.coordinator_log.read_text(), *(w.log() for w in survivors))]
     check_events_of_groups(tmp_path)
     coordinator, *groups = (log[count:] for log, count in zip(logs, quiet, strict=True))
-    # For one death, heal and return, and the job's end: a storm costs no more lines for each fault.
-    assert len(coordinator) <= 10, coordinator
-    assert max(map(len, groups)) <= 3, groups
+    # For one death, heal and return: a storm costs no more lines for each fault. At the end each group leaves, and
+    # those that are slower go on without it: two lines of the coordinator, and one of each of them.
+    assert len(coordinator) <= 5 + 2 * len(GROUPS), coordinator
+    assert max(map(len, groups)) <= 2 + len(GROUPS), groups
     assert told["step"] == 60
     assert told["steps_committed"] == 60
     assert told["steps_retried"] == {"lost a member": 1}

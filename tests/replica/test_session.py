@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
@@ -220,9 +221,11 @@ def test_a_loop_that_is_stuck_is_found(coordinator: Coordinator, monkeypatch: py
     let_go = threading.Event()
 
     def never_returns() -> None:
+        # Not before: it is also the time that the session has to connect.
+        session._replica = dataclasses.replace(session._replica, failure_timeout_s=1.0)
         let_go.wait()
 
-    with session_with(coordinator, never_returns, failure_timeout_s=1.0) as session:
+    with session_with(coordinator, never_returns) as session:
         coordinator.say(RELEASE)
         try:
             with pytest.raises(

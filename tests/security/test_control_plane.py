@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import re
@@ -299,11 +300,12 @@ def test_the_largest_crowd_makes_room() -> None:
 
 def test_what_strangers_keep_open_is_ended_and_groups_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "_SWEEP_S", 0.02)
-    monkeypatch.setattr(_connections, "UNAUTHENTICATED_TIMEOUT_S", 0.5)
     stuck = streams(8, path=f"/{SERVICE}/Session", window_bytes=0)
 
     async def scenario() -> None:
         async with serving(secret=SECRET) as server, pair(server.port, KEY) as (a, b, quorum):
+            # Not before the groups are let in: they too have only that long for it.
+            monkeypatch.setattr(_connections, "UNAUTHENTICATED_TIMEOUT_S", 0.5)
             with crowd(server.port, 10, stuck) as greedy, crowd(server.port, 10) as silent:
                 for sock in (*greedy, *silent):
                     await asyncio.to_thread(read_all, sock)  # to its end
@@ -314,11 +316,11 @@ def test_what_strangers_keep_open_is_ended_and_groups_are_left_alone(monkeypatch
 
 def test_a_group_whose_session_is_over_cannot_keep_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "_SWEEP_S", 0.02)
-    monkeypatch.setattr(_connections, "UNAUTHENTICATED_TIMEOUT_S", 0.5)
 
     async def scenario() -> None:
         async with serving() as server, Group(server.port) as group:
             assert isinstance(await group.greet(), Welcome)
+            monkeypatch.setattr(_connections, "UNAUTHENTICATED_TIMEOUT_S", 0.5)
             await group.send(b"\xff\xff")
             with contextlib.suppress(grpc.aio.AioRpcError):
                 while await group.read() is not None:
@@ -361,11 +363,16 @@ def test_of_too_many_connections_the_largest_crowd_loses_its_oldest(monkeypatch:
 
         lonely, group = come("127.0.0.2"), come("127.0.0.3")
         crowd_of_one = [come("127.0.0.4", group) for _ in range(6)]
-        assert [is_ended(sock) for sock in crowd_of_one] == [True, True, False, False, False, False]
-        assert not is_ended(lonely)
+        until_ended(*crowd_of_one[:2])
+        assert not any(map(is_ended, (*crowd_of_one[2:], lonely, group)))
         connections.sweep({group.getsockname()}, _connections.UNAUTHENTICATED_TIMEOUT_S + 1.0)
-        assert is_ended(lonely)
+        until_ended(*crowd_of_one[2:], lonely)
         assert not is_ended(group)
+
+
+def until_ended(*socks: socket.socket) -> None:
+    """The kernel of a busy machine may deliver the end of a connection later than it was made."""
+    patience.until(lambda: all(map(is_ended, socks)), "the ends of connections")
 
 
 def is_ended(sock: socket.socket) -> bool:
@@ -395,10 +402,11 @@ def test_sweeping_leaves_no_descriptor_behind() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)), listening.accept()[0]:
+            gc.collect()  # what earlier tests have left could be closed in between
             before = len(os.listdir("/proc/self/fd"))
             for now_s in (0.0, 1.0, 100.0, 101.0):
                 Connections(port).sweep(set(), now_s)
-            assert len(os.listdir("/proc/self/fd")) == before
+            assert len(os.listdir("/proc/self/fd")) <= before
 
 
 # ---- names, and the log ----

@@ -220,9 +220,7 @@ def test_a_response_serves_for_one_connection_and_one_request_only() -> None:
         assert_nothing_is_pending(listener)
 
 
-def test_the_response_may_come_in_pieces_and_has_no_more_time_than_a_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_response_may_come_in_pieces_and_has_no_more_time_than_a_request() -> None:
     said = raw_request()
     with listening() as listener:
         sock, nonce = challenged(listener, said)
@@ -230,11 +228,16 @@ def test_the_response_may_come_in_pieces_and_has_no_more_time_than_a_request(
             sock.sendall(bytes([byte]))
         take(listener).close()
         sock.close()
-    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", 0.2)
-    with listening() as listener:
-        silent, _ = challenged(listener, said)
+    with listening() as listener, connect(listener) as silent:
+        patience.until(lambda: listener._half_open, "the connection")
+        (half,) = listener._half_open.values()
+        until_s = half.deadline_s
+        silent.sendall(said)
+        silent.recv(len(challenge(bytes(32))), socket.MSG_WAITALL)
+        assert half.deadline_s == until_s
+        half.deadline_s = soon(0.0)
+        connect(listener).close()  # so that the listener looks
         assert_ended(silent)
-        silent.close()
 
 
 def test_a_key_tells_a_stranger_nothing_about_the_job() -> None:

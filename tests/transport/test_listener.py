@@ -203,16 +203,10 @@ def test_garbage_is_dropped_without_an_answer(said: bytes, caplog: pytest.LogCap
 
 
 def test_a_cut_request_is_dropped() -> None:
-    whole = bytearray()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(TimeoutError):
-            dial(address, request(), deadline_s=soon(0.05))
-        with server.accept()[0] as sock:
-            whole += sock.recv(1000)
+    whole = encode(request())
     with listening() as listener:
         for cut in (1, 8, 42, 43, len(whole) - 1):
-            with unknown(listener, bytes(whole[:cut])) as sock:
+            with unknown(listener, whole[:cut]) as sock:
                 sock.shutdown(socket.SHUT_WR)
                 assert_ended(sock)
         with unknown(listener) as sock:
@@ -226,9 +220,7 @@ def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.Monke
     monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", 3600.0)
     with listening() as listener, ExitStack() as stack:
         socks = [stack.enter_context(unknown(listener, b"jaxft-hi")) for _ in range(20)]
-        begun_s = patience.machine_s()
-        assert_open(listener)
-        assert patience.machine_s() - begun_s < 1.0
+        assert_open(listener)  # none of them has lost its patience
         for sock in socks[:12]:
             assert_ended(sock)
     monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", 0.05)
@@ -362,10 +354,20 @@ def test_healing_is_bounded_and_a_stopped_joiner_blocks_no_other(monkeypatch: py
     with listening(lambda one, _: assert_ended(one.sock)) as listener, ExitStack() as stack:
         socks = [stack.enter_context(call(listener, request("heal", group=f"g{k}"))) for k in range(2)]
         with pytest.raises(ConnectionError, match="already healing 2 groups, its limit: ask another donor"):
-            call(listener, request("heal"), wait_s=0.1)
+            call_until_answered(listener, request("heal"))
         assert_open(listener)
         threading.Timer(0.05, socks[0].close).start()
         stack.enter_context(call(listener, request("heal")))  # it dials again while the donor is busy
+
+
+def call_until_answered(listener: Listener, said: ConnectionRequest) -> None:
+    """Dial with little time; with more of it if the machine was too slow for an answer."""
+    wait_s = 0.1
+    while True:
+        with contextlib.suppress(TimeoutError):
+            call(listener, said, wait_s=wait_s)
+            return
+        wait_s *= 4
 
 
 def test_a_hundred_joiners_are_healed_at_once() -> None:
@@ -504,6 +506,10 @@ def test_too_few_descriptors_for_a_quorum_are_mentioned_once(caplog: pytest.LogC
     )
 
 
+def healing() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("jaxft-heal")]
+
+
 def test_no_descriptor_is_left_behind() -> None:
     def once() -> None:
         with listening(lambda sock, _: None) as listener, ExitStack() as stack:
@@ -519,8 +525,10 @@ def test_no_descriptor_is_left_behind() -> None:
             call(listener, request(number=8)).close()
 
     once()
+    patience.until(lambda: not healing(), "the first ones to end")
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         once()
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    # Threads that heal close their connections after the listener is closed.
+    patience.until(lambda: len(os.listdir("/proc/self/fd")) <= before, "all descriptors to be closed")
