@@ -24,7 +24,7 @@ class Saving:
 
     def __init__(self, config: GroupConfig, session: Directing, ranks: Ranks, held: HeldState) -> None:
         self.history = 0  # the step of the checkpoint that the first state came from
-        # The first state is fresh although the job has a checkpoint, because other groups have read that.
+        # The first state is fresh although the job may have a checkpoint: other groups have read that, or hold more.
         self.left_to_others = False
         self._config = config
         self._session = session
@@ -45,6 +45,7 @@ class Saving:
         self._frontier_step, held = self._session.frontier  # rank 0 alone knows them
         if self._ranks.decide("heal instead of reading a checkpoint", held):
             _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._config.group)
+            self.left_to_others = True  # they may be dead without being known to be
             return state
         # Leave it to others only if the coordinator knows the job. Otherwise fresh states could found it before a
         # restored one arrives.

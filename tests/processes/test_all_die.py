@@ -139,6 +139,25 @@ def test_a_checkpoint_of_another_run_of_the_same_name_is_refused(tmp_path: Path)
         assert old.says("brings step 20 of another history of job 'toy'")
 
 
+def test_a_group_that_counted_on_a_holder_reads_after_all(undisturbed: str, tmp_path: Path) -> None:
+    """The only holder stands still like a host without power: its death is known after the heartbeat timeout."""
+    first, never = tmp_path / "first-saved", tmp_path / "never"
+    with cluster(tmp_path) as here:
+        here.start_coordinator(*TIMEOUT)
+        gates = ("--gate", f"15:{first}", "--gate", f"{DIE_AT}:{never}")
+        holder = here.start("group-0", *flags(here), *gates)
+        here.until(lambda: "10" in saved_steps(here), "the checkpoint of step 10")
+        first.touch()
+        here.until(lambda: holder.step == DIE_AT and "20" in saved_steps(here), "the checkpoint of step 20")
+        holder.process.send_signal(signal.SIGSTOP)
+        heir = here.start("group-1", *flags(here), "--failure-timeout-s", "8")
+        here.until(lambda: heir.says("reads no checkpoint: it heals from"), "the heir to count on the holder")
+        here.until_finished(heir)
+        assert "reads the checkpoint, which it had left to other groups: no group that holds" in heir.log()
+        assert heir.says("restored step 20 from")
+        assert heir.digest == undisturbed
+
+
 def test_those_who_wait_for_a_reader_heal_from_it(tmp_path: Path, undisturbed: str) -> None:
     with cluster(tmp_path) as here:
         train_and_kill_all(here)
