@@ -198,14 +198,14 @@ class Supervisor:
                 f"{self.member.name} did not leave within {self._rules.drain_timeout_s:g} s: it is killed"
             )
             life.kill()
+        over = life.over  # asked first: `watch` then sees how each of its processes has ended
         life.watch(fate=not (self._drains or self._retires))
         if time.monotonic() >= self._supervise_at_s:
             self._supervise_at_s = time.monotonic() + SUPERVISE_EVERY_S
             life.supervise(self._rules.deadlines)
         if life.failed is not None and failed_before is None:
             self._tell_failure(life)
-        if life.over:
-            life.watch(fate=False)
+        if over:
             self._conclude(life)
 
     def _tell_failure(self, life: Life) -> None:
