@@ -27,6 +27,8 @@ from jaxft._launch._warm import Warm, python_words
 
 # How often the phases of the processes are compared with their deadlines.
 SUPERVISE_EVERY_S = 0.5
+# Waits longer than this are logged.
+FIRST_MENTION_S = 5.0
 
 
 class State(StrEnum):
@@ -93,6 +95,7 @@ class Supervisor:
         self._uses_warm = rules.warm and python_words(first) is not None
         self._warm: Warm | None = None
         self._told_cold = False
+        self._told_imports: Warm | None = None
 
     @property
     def over(self) -> bool:
@@ -176,7 +179,13 @@ class Supervisor:
         if self._warm.problem and not self._told_cold:
             self._told_cold = True
             self._say(f"{self.member.name} starts without a warm process from now on: {self._warm.problem}")
-        return self._warm.ready or bool(self._warm.problem)
+        if self._warm.ready or self._warm.problem:
+            return True
+        if self._warm.age_s > FIRST_MENTION_S and self._told_imports is not self._warm:
+            self._told_imports = self._warm
+            imports = ", ".join(("jax", "jaxft", *self._rules.preload))
+            self._say(f"{self.member.name} waits until its warm process has imported {imports}")
+        return False
 
     def _start(self) -> None:
         self.life = life = Life(

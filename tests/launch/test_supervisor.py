@@ -1,5 +1,6 @@
 """A supervisor in the process of the test, over real processes: what it tells."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,3 +63,16 @@ def test_how_a_process_ended_is_told_even_if_it_ends_between_two_looks(
     assert [entry.status for entry in told.entries if isinstance(entry, RankEnded)] == [3]
     assert [entry.status for entry in told.entries if isinstance(entry, GroupEnded)] == [3]
     assert any("ended with exit status 3 (error)" in text for text in told.said)
+
+
+def test_a_start_that_waits_for_imports_says_so_once(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_supervisor, "FIRST_MENTION_S", 0.0)
+    told = Told()
+    script = processes.folder / "train.py"
+    script.write_text("")
+    one = supervisor(processes, told, sys.executable, str(script), warm=True)
+    patience.until(lambda: one.poll() or told.said, "a line")
+    one.poll()
+    assert told.said == ["group-0 waits until its warm process has imported jax, jaxft"]
