@@ -1,13 +1,15 @@
 """The command `jaxft`."""
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import tyro
 
 from jaxft._chaos.chaos import ChaosOptions, run_chaos
 from jaxft._errors import JaxftError
+from jaxft._launch._checks import missing_program
 from jaxft._launch.launch import LaunchOptions, run_launch
 from jaxft._operate._doctor import DoctorOptions, run_doctor
 from jaxft._operate._drain import DrainOptions, run_drain
@@ -52,8 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         case ["doctor", *rest]:
             doctor = tyro.cli(DoctorOptions, prog="jaxft doctor", args=rest)
             exit_with_status_of(lambda: run_doctor(doctor))
-        case _:
+        case other:
             print(HELP, end="", file=sys.stderr)
+            if other:
+                print(f"\njaxft: there is no command {other[0]!r}", file=sys.stderr)
             sys.exit(2)
 
 
@@ -71,14 +75,27 @@ def exit_with_status_of(command: Callable[[], int]) -> NoReturn:
 
 def _launch(arguments: list[str]) -> NoReturn:
     own, program = _split(arguments)
-    options = tyro.cli(LaunchOptions, prog="jaxft launch", args=own)
+    with _reminding_of_dashes("jaxft launch", arguments):
+        options = tyro.cli(LaunchOptions, prog="jaxft launch", args=own)
     exit_with_status_of(lambda: run_launch(options, program))
 
 
 def _chaos(arguments: list[str]) -> NoReturn:
     own, program = _split(arguments)
-    options = tyro.cli(ChaosOptions, prog="jaxft chaos", args=own)
+    with _reminding_of_dashes("jaxft chaos", arguments):
+        options = tyro.cli(ChaosOptions, prog="jaxft chaos", args=own)
     exit_with_status_of(lambda: run_chaos(options, program))
+
+
+@contextlib.contextmanager
+def _reminding_of_dashes(command: str, arguments: list[str]) -> Iterator[None]:
+    """Without two dashes, the words of the program look like wrong options."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code and "--" not in arguments:
+            print(f"jaxft: {missing_program(command)}", file=sys.stderr)
+        raise
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

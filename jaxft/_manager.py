@@ -384,6 +384,7 @@ def _given(name: str, value: str | None) -> str:
     found = value if value is not None else os.environ.get(f"JAXFT_{name.upper()}")
     if found is None:
         raise ConfigurationError(
-            f"jaxft.Manager needs a {name}: pass it, or set the environment variable JAXFT_{name.upper()}."
+            f"jaxft.Manager needs a {name}: pass it, or set the environment variable JAXFT_{name.upper()}. "
+            "`jaxft launch -- python my_train.py` sets both, and starts a coordinator."
         )
     return found

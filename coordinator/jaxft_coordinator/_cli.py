@@ -78,7 +78,8 @@ class Arguments:
     http: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
     """Address of the HTTP port, with page, API, health and metrics, such as [::]:29511. Empty: none."""
     http_actions: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Let those who hold a job's token, or the operator's, evict groups over HTTP. Needs --token-file."""
+    """Let those who hold a job's token, or the operator's, drain and evict groups and pause jobs over HTTP. Needs
+    --token-file."""
     events: _File = None
     """File to which events are appended, one JSON object a line."""
     insecure: tyro.conf.FlagCreatePairsOff[bool] = False

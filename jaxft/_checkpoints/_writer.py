@@ -131,6 +131,7 @@ def _publish(work: Path, folder: Path, step: int, keep: int, damaged: Set[int]) 
     if step in damaged:
         _folder.retire(folder, step, work)
     _folder.publish(work / str(step), folder, step)
+    _log.info("saved step %d in %s", step, folder)
     for old in _superseded(_folder.steps(folder), step, keep, damaged):
         _folder.retire(folder, old, work)
 

@@ -24,9 +24,14 @@ def check_installed(names: Sequence[str], *, remedy: str) -> None:
 def check_command(words: Sequence[str], *, command: str) -> None:
     """Raise a LaunchError if there is no such program. `command`: ours, such as "jaxft chaos"."""
     if not words:
-        raise LaunchError(f"Name the program to train, after two dashes: {command} -- python my_train.py")
+        raise LaunchError(missing_program(command))
     if shutil.which(words[0]) is None:
         raise LaunchError(f"There is no program {words[0]!r} to run. Check its path.")
+
+
+def missing_program(command: str) -> str:
+    """Return where a command expects its program."""
+    return f"Name the program to train, after two dashes: {command} -- python my_train.py"
 
 
 def check_new_folder(folder: Path) -> None:

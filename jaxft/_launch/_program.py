@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxft._errors import JaxftError
+from jaxft._errors import JaxftError, JobFinished
 from jaxft._launch._statuses import status_of
 
 
@@ -30,6 +30,11 @@ def run(words: Sequence[str]) -> None:
             sys.argv = list(words)
             sys.path[0] = str(Path(words[0]).resolve().parent)
             runpy.run_path(words[0], run_name="__main__")
+    except JobFinished as error:
+        sys.stderr.write(
+            f"jaxft: {error}\n"
+        )  # it is no failure: no traceback, as in a program without a launcher
+        raise SystemExit(status_of(error)) from error
     except JaxftError as error:
         traceback.print_exc()
         raise SystemExit(status_of(error)) from error

@@ -31,6 +31,8 @@ from jaxft._launch._warm import Warm, python_words
 
 # How often the phases of the processes are compared with their deadlines.
 SUPERVISE_EVERY_S = 0.5
+# Waits longer than this are logged.
+FIRST_MENTION_S = 5.0
 
 
 class State(StrEnum):
@@ -102,6 +104,7 @@ class Supervisor:
         self._uses_warm = rules.warm and python_words(first) is not None
         self._warm: Warm | None = None
         self._told_cold = False
+        self._told_imports: Warm | None = None
         self._ladder = ladder
         self._probe = probe
         self._ended_s = time.monotonic()
@@ -208,7 +211,13 @@ class Supervisor:
         if self._warm.problem and not self._told_cold:
             self._told_cold = True
             self._say(f"{self.member.name} starts without a warm process from now on: {self._warm.problem}")
-        return self._warm.ready or bool(self._warm.problem)
+        if self._warm.ready or self._warm.problem:
+            return True
+        if self._warm.age_s > FIRST_MENTION_S and self._told_imports is not self._warm:
+            self._told_imports = self._warm
+            imports = ", ".join(("jax", "jaxft", *self._rules.preload))
+            self._say(f"{self.member.name} waits until its warm process has imported {imports}")
+        return False
 
     def _member_now(self) -> Member | None:
         """The group on the devices that it starts with; None while it waits for some that do not work."""
@@ -255,14 +264,14 @@ class Supervisor:
                 f"{self.member.name} did not leave within {self._rules.drain_timeout_s:g} s: it is killed"
             )
             life.kill()
+        over = life.over  # asked first: `watch` then sees how each of its processes has ended
         life.watch(fate=not (self._drains or self._retires or self._climbs))
         if time.monotonic() >= self._supervise_at_s:
             self._supervise_at_s = time.monotonic() + SUPERVISE_EVERY_S
             life.supervise(self._rules.deadlines)
         if life.failed is not None and failed_before is None:
             self._tell_failure(life)
-        if life.over:
-            life.watch(fate=False)
+        if over:
             self._conclude(life)
 
     def _tell_failure(self, life: Life) -> None:

@@ -98,10 +98,15 @@ class Warm:
         return self._ready
 
     @property
+    def age_s(self) -> float:
+        """How long ago it was started."""
+        return time.monotonic() - self._began_s
+
+    @property
     def ready(self) -> bool:
         """Whether it can fork now."""
         self.listen()
-        if not self._ready and not self.problem and time.monotonic() - self._began_s > IMPORT_TIMEOUT_S:
+        if not self._ready and not self.problem and self.age_s > IMPORT_TIMEOUT_S:
             self._end(f"its imports take longer than {IMPORT_TIMEOUT_S:.0f} s")
         return self._ready and not self.problem
 

@@ -114,7 +114,8 @@ def run_launch(
     address = options.coordinator or os.environ.get("JAXFT_COORDINATOR", "")
     if not address and options.group is not None:
         raise LaunchError(
-            "--group starts one group of a job, so it needs the job's coordinator: --coordinator HOST:PORT."
+            "--group starts one group of a job, so it needs the job's coordinator: --coordinator HOST:PORT. "
+            "To start N groups on this machine, say --groups N."
         )
     if address and options.http:
         raise LaunchError(

@@ -227,6 +227,7 @@ class Runner:
                     if self._replayed(directive, call, record):
                         return
                 case Over(step) if (record.caught_up or joins) and self._held.step == step:
+                    self._taken = (number - 1, None)  # a next call finds the job over, too
                     return
                 case Over(step):
                     text = self._finished_text(step)
@@ -281,6 +282,12 @@ class Runner:
         self._catch_up.close()
 
     def _finished_text(self, step: int) -> str:
+        if self._held.step == step:
+            return (
+                f"job {self._config.job!r} finished at step {step}, the state of group {self._config.group!r}: it "
+                "takes no further steps. To train on from its checkpoint, choose another job name and restore with "
+                "changed={'job'}."
+            )
         return (
             f"job {self._config.job!r} finished at step {step}, and all groups that held its state have left; group "
             f"{self._config.group!r} is at step {self._held.step}. For another run, choose another job name."

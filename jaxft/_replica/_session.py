@@ -342,7 +342,11 @@ class Session:
                 )
             elif waited_s >= mention_s:
                 reason = directive.reason if isinstance(directive, Wait) else "the session's next directive"
-                _log.info("[jaxft %s] waiting %.0f s for %s", self._replica.identity.group, waited_s, reason)
+                # Shown also by a program that configures no logging: the address may be wrong.
+                offline = self._replica.phase in (Phase.OFFLINE, Phase.GREETING)
+                level = logging.WARNING if offline else logging.INFO
+                group = self._replica.identity.group
+                _log.log(level, "[jaxft %s] waiting %.0f s for %s", group, waited_s, reason)
                 mention_s = 2 * waited_s
 
     def _check(self) -> None:

@@ -1,6 +1,7 @@
 """Saving goes on beside the training, whatever becomes of it."""
 
 import fcntl
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -72,10 +73,12 @@ def test_a_save_is_left_out_while_one_runs(
     checkpoints.finish(0.01)
     assert "step 5 is not complete after 0 s" in caplog.text
     assert checkpoints.steps() == []
+    caplog.set_level(logging.INFO, "jaxft")
     gate.set()
     checkpoints.finish(PATIENCE_S)
     checkpoints.finish(PATIENCE_S)
     assert checkpoints.steps() == [5]
+    assert f"saved step 5 in {tmp_path}" in caplog.text
     checkpoints.save(15, of_optax(15), job="docs", history=7)
     checkpoints.finish(PATIENCE_S)
     assert checkpoints.steps() == [5, 15]

@@ -91,7 +91,9 @@ def test_a_fork_ends_with_the_status_of_its_program(
     assert child.warm
     assert ended(child) == status, child.log.read_text()
     if words[0] == "raise":
-        assert "as ordered" in child.log.read_text()
+        log = child.log.read_text()
+        assert "as ordered" in log
+        assert ("Traceback" in log) == (status != 0)
 
 
 def test_a_program_without_a_warm_process_ends_with_the_same_status(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from jaxft._cli import main
 from jaxft._exchange import _compiled
 from jaxft._exchange._compiled import Library
 from jaxft._health._sources import slowness
@@ -77,6 +78,34 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
         "ok    the other groups will reach this one at",
     ):
         assert text in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lunch", "--groups", "3"], "jaxft: there is no command 'lunch'"),
+        (
+            ["launch", "--groups", "3", "python", "train.py"],
+            "jaxft: Name the program to train, after two dashes: jaxft launch -- python my_train.py",
+        ),
+        (
+            ["chaos", "python", "train.py"],
+            "jaxft: Name the program to train, after two dashes: jaxft chaos -- python my_train.py",
+        ),
+    ],
+)
+def test_what_a_newcomer_mistypes_is_named(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert capsys.readouterr().err.splitlines()[-1] == said
+
+
+def test_a_wrong_flag_before_the_dashes_is_no_missing_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["launch", "--grups", "3", "--", "python", "train.py"])
+    assert "two dashes" not in capsys.readouterr().err
 
 
 def test_without_a_coordinator_both_say_what_to_do() -> None:

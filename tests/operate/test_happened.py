@@ -90,6 +90,7 @@ def test_a_loss_says_who_why_and_that_the_step_is_retried():
         ("quorum_changed", ""),
     ]
     assert desk.seen[0].reason
+    assert desk.seen[0].step == desk.seen[1].step == 1
     assert desk.seen[1].reason.startswith("b: ")
     assert desk.seen[2].more["members"] == 2
     watched = desk.observer.jobs["job"]
@@ -156,6 +157,7 @@ def test_one_that_leaves_is_not_lost():
     desk = watching("a", "b")
     desk.commit()
     desk.leave("b")
+    assert {each.step for each in desk.seen if each.group == "b"} == {1}
     assert "group_left b" in desk.news()
     desk.close("b")
     assert desk.observer.jobs["job"].departures.get("lost", 0) == 0

@@ -148,8 +148,8 @@ def test_actions_are_off_by_default_and_need_a_token() -> None:
         async with serving(secret=SECRET) as (server, _, _, web), Client(server.port, "a") as client:
             await client.hello()
             cases = [
-                (body, "", 401, "neither this job's nor"),
-                (body, other, 401, "neither this job's nor"),
+                (body, "", 401, "neither that of job 'job' nor"),
+                (body, other, 401, "neither that of job 'job' nor"),
                 (b"{", operator, 400, "must be JSON"),
                 (b"[]", operator, 400, "must be one of evict, drain, pause, resume"),
                 (json.dumps({"action": 1}).encode(), operator, 400, "must be texts"),
@@ -172,8 +172,8 @@ def test_a_path_names_the_action_too() -> None:
         async with serving(secret=SECRET) as (server, _, _, web), Client(server.port, "a") as client:
             await client.hello()
             cases = [
-                ("/api/v1/jobs/job/groups/a/drain", "", 401, "neither this job's nor"),
-                ("/api/v1/jobs/job/pause", "", 401, "neither this job's nor"),
+                ("/api/v1/jobs/job/groups/a/drain", "", 401, "neither that of job 'job' nor"),
+                ("/api/v1/jobs/job/pause", "", 401, "neither that of job 'job' nor"),
                 ("/api/v1/jobs/job/groups/b/drain", token, 404, "group 'b' of job 'job' is not connected"),
                 ("/api/v1/jobs/x/groups/a/drain", token, 404, "serves no job 'x'"),
                 ("/api/v1/jobs/x/pause", token, 404, "serves no job 'x'"),

@@ -113,7 +113,7 @@ def test_an_operator_evicts_a_group_with_the_token_only(tmp_path: Path) -> None:
             page.get_by_label("Token").fill("wrong")
             page.get_by_label("Reason").fill("bad memory")
             page.locator("#do").click()
-            expect(page.locator("#outcome")).to_contain_text("neither this job's nor the operator's")
+            expect(page.locator("#outcome")).to_contain_text("neither that of job 'toy' nor the operator's")
             page.get_by_label("Token").fill(token)
             page.locator("#do").click()
             expect(page.get_by_role("dialog")).to_be_hidden()

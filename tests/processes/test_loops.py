@@ -50,6 +50,18 @@ def test_a_group_that_comes_after_the_end_has_the_last_checkpoint(loop: str, tmp
         assert not late.steps()
 
 
+def test_a_group_that_would_train_on_after_the_end_is_told_that_the_job_is_over(tmp_path: Path) -> None:
+    flags = ("--checkpoints", str(tmp_path / "checkpoints"))
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        here.until_finished(here.start("group-0", *flags, script=LOOPS))
+        late = here.start("group-0", *flags, "--steps", "30", script=LOOPS)
+        here.until_finished(late)
+        assert not late.steps()
+        assert late.says("finished at step 20, the state of group 'group-0': it takes no further steps")
+        assert late.says("restore with changed={'job'}")
+
+
 @pytest.mark.parametrize("look", [0, 2])
 def test_a_range_that_would_train_too_far_is_caught(look: int, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:

@@ -262,6 +262,8 @@ def test_a_long_wait_says_for_whom(
         text = f"s for the coordinator localhost:{coordinator.port} (connecting)"
         waiting = until_it_says(text, session.start, caplog)
     patience.join(waiting)
+    # Python shows a warning even if the program configures no logging.
+    assert {record.levelname for record in caplog.records if text in record.getMessage()} == {"WARNING"}
     coordinator.silent = False
     for wait in WAITS.values():
         with session_with(coordinator) as session:

@@ -69,8 +69,8 @@ class Actions:
         if not holder:
             outcome = Outcome(
                 401,
-                "the bearer token is neither this job's nor the operator's: `jaxft-coordinator token --help` prints "
-                "both",
+                f"the bearer token is neither that of job {job[:200]!r} nor the operator's: `jaxft-coordinator "
+                "token --help` tells how to print both",
             )
         elif action not in ACTIONS:
             outcome = Outcome(400, f"the action must be one of {', '.join(ACTIONS)}, not {action[:40]!r}")

@@ -1,6 +1,6 @@
 """What has happened in a job, found by comparing two of its states: the events that people see.
 
-docs/events.md documents them. The comparison is pure. It runs once for each change of a job that the coordinator
+docs/operate-api.md documents them. The comparison is pure. It runs once for each change of a job that the coordinator
 announces, and not for votes and heartbeats, which change nothing that people see.
 """
 
@@ -106,7 +106,13 @@ def _departures(
         now = after.groups.get(name)
         if now is None or now.session != group.session:
             what, reason = _why(group, event, effects)
-            yield Happened(what, name, step=int(group.step), reason=reason)
+            yield Happened(what, name, step=_step_of(group, after), reason=reason)
+
+
+def _step_of(group: Group, job: Job) -> int:
+    """Return the job's step for a group that heals, takes part or leaves; for others, that of their state."""
+    follows = group.phase in (GroupPhase.HEALING, GroupPhase.MEMBER, GroupPhase.LEAVING)
+    return int(job.frontier.step if follows and job.frontier is not None else group.step)
 
 
 def _why(group: Group, event: Event | None, effects: Sequence[Effect]) -> tuple[str, str]:
@@ -152,7 +158,7 @@ def _movements(groups: Mapping[GroupName, Group], after: Job) -> Iterator[Happen
             more: dict[str, object] = {"incarnation": f"{group.incarnation:016x}", "address": group.address}
             yield Happened("group_present", name, more=more)
         if group.draining and not (before is not None and before.draining):
-            yield Happened("group_drains", name, step=int(group.step))
+            yield Happened("group_drains", name, step=_step_of(group, after))
         if before is not None and before.phase is group.phase:
             continue
         if (what := _MOVES.get(group.phase)) is None:
@@ -160,6 +166,5 @@ def _movements(groups: Mapping[GroupName, Group], after: Job) -> Iterator[Happen
         if group.phase is GroupPhase.STALE and before is not None and before.phase is not GroupPhase.PRESENT:
             what = "group_stale"  # its heal has failed, or its state is not the job's
         heals = group.phase is GroupPhase.HEALING
-        step = after.frontier.step if heals and after.frontier is not None else group.step
         donors = {"donors": [donor for donor, _ in group.donors[:MAX_LISTED]]} if heals else {}
-        yield Happened(what, name, step=int(step), more=donors)
+        yield Happened(what, name, step=_step_of(group, after), more=donors)

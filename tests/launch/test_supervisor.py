@@ -1,0 +1,78 @@
+"""A supervisor in the process of the test, over real processes: what it tells."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from jaxft._launch import _supervisor
+from jaxft._launch._fate import Fate
+from jaxft._launch._journal import Entry, GroupEnded, RankEnded
+from jaxft._launch._processes import Processes
+from jaxft._launch._ranks import Member
+from jaxft._launch._supervisor import Rules, Supervisor
+from tests import patience
+from tests.launch.launches import FAKE
+
+pytestmark = pytest.mark.processes
+
+
+@dataclass
+class Told:
+    """What a supervisor has written and said."""
+
+    entries: list[Entry] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    with Processes(tmp_path, cwd=tmp_path) as made:
+        yield made
+
+
+def supervisor(processes: Processes, told: Told, *command: str, warm: bool) -> Supervisor:
+    return Supervisor(
+        Member(name="group-0", coordinator="localhost:1"),
+        command,
+        processes,
+        Rules(warm=warm),
+        phases=processes.folder,
+        write=told.entries.append,
+        say=told.said.append,
+    )
+
+
+def test_how_a_process_ended_is_told_even_if_it_ends_between_two_looks(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told()
+    one = supervisor(processes, told, *FAKE, "gate:go exit:3", warm=False)
+    look = Fate.watch
+
+    def look_and_let_it_end(self: Fate, *, shared: bool = True) -> None:
+        look(self, shared=shared)
+        (processes.folder / "go").touch()
+        assert one.life is not None
+        assert one.life.ranks[0].child.wait(patience.FAR_S)
+
+    monkeypatch.setattr(Fate, "watch", look_and_let_it_end)
+    patience.until(lambda: one.poll() or (one.state is _supervisor.State.WAITING and one.lives), "its end")
+    assert [entry.status for entry in told.entries if isinstance(entry, RankEnded)] == [3]
+    assert [entry.status for entry in told.entries if isinstance(entry, GroupEnded)] == [3]
+    assert any("ended with exit status 3 (error)" in text for text in told.said)
+
+
+def test_a_start_that_waits_for_imports_says_so_once(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_supervisor, "FIRST_MENTION_S", 0.0)
+    told = Told()
+    script = processes.folder / "train.py"
+    script.write_text("")
+    one = supervisor(processes, told, sys.executable, str(script), warm=True)
+    patience.until(lambda: one.poll() or told.said, "a line")
+    one.poll()
+    assert told.said == ["group-0 waits until its warm process has imported jax, jaxft"]
