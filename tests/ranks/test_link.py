@@ -63,6 +63,11 @@ class Pair:
     kept: Kept
 
 
+def follower_on(connection: Connection, pins: Kept) -> Follower:
+    patient = {"silence_s": patience.FAR_S}
+    return Follower(connection, rank=1, size=2, address="h:2", pins=pins, name="a", **patient)
+
+
 @pytest.fixture(params=[False, True], ids=["plain", "sealed"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     one, two = socket.socketpair()
@@ -76,7 +81,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     leader = Leader([ends[0]], silence_s=patience.FAR_S, stuck_s=patience.FAR_S, name="a")
     leader.start()
     kept = Kept()
-    follower = Follower(ends[1], rank=1, size=2, address="h:2", pins=kept, silence_s=patience.FAR_S, name="a")
+    follower = follower_on(ends[1], kept)
     made = Pair(leader, follower, kept)
     yield made
     closing = threading.Thread(target=leader.close)
@@ -273,6 +278,22 @@ def test_the_leader_stops_the_others(pair: Pair) -> None:
         assert leading.result() == verdict
 
 
+def test_the_leader_stops_the_others_also_when_it_has_its_own_part(pair: Pair) -> None:
+    abort, directed = Abort(), Abort()
+
+    def lead():
+        with pair.leader.operation("exchange", directed) as led:
+            return led.settle()
+
+    with ThreadPoolExecutor(1) as pool, pair.follower.operation("exchange", abort) as operation:
+        leading = pool.submit(lead)
+        directed.set("a newer directive")
+        patience.until(lambda: abort.is_set, "the follower to be stopped")
+        verdict = operation.settle("aborted")
+        assert (verdict.ok, verdict.stopped) == (False, True)
+        assert leading.result() == verdict
+
+
 def test_pins_overtake_what_the_training_thread_does(pair: Pair) -> None:
     pair.leader.pin(4, 7, log_only=True)
     pair.leader.release(4)
@@ -424,9 +445,7 @@ def test_a_rank_that_is_stuck_ends_the_group_and_one_that_gets_on_does_not(
     one, two = socket.socketpair()
     leader = Leader([Connection.plain(one)], silence_s=patience.FAR_S, stuck_s=3.0, name="a")
     leader.start()
-    follower = Follower(
-        Connection.plain(two), rank=1, size=2, address="h:2", pins=Kept(), silence_s=patience.FAR_S, name="a"
-    )
+    follower = follower_on(Connection.plain(two), Kept())
     with follower.operation("exchange", Abort()), leader.operation("exchange", Abort()) as operation:
         waits = threading.Thread(target=_settled, args=(operation,))
         waits.start()
