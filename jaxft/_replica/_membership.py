@@ -144,6 +144,7 @@ def _follow(
         address=address,
         pins=store,
         silence_s=silence_s(config.failure_timeout_s),
+        first_s=config.failure_timeout_s,
         name=group,
     )
     identity = Identity(config.job, GroupName(group), incarnation, address, config.coordinator)

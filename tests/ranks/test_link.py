@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from jaxft_protocol.messages import GroupName, Heal, HealId, Incarnation, Member, NewQuorum, QuorumId, Step
+from jaxft_protocol.proto import ranks_pb2 as pb
 from jaxft_protocol.replica.state import (
     Apply,
     Attempt,
@@ -64,7 +66,7 @@ class Pair:
 
 
 def follower_on(connection: Connection, pins: Kept) -> Follower:
-    patient = {"silence_s": patience.FAR_S}
+    patient = {"silence_s": patience.FAR_S, "first_s": patience.FAR_S}
     return Follower(connection, rank=1, size=2, address="h:2", pins=pins, name="a", **patient)
 
 
@@ -350,7 +352,7 @@ class Exits:
         self.happened.set()
 
 
-def lonely(silence_s: float) -> tuple[Link, Connection]:
+def lonely(silence_s: float, first_s: float = 0.0) -> tuple[Link, Connection]:
     one, two = socket.socketpair()
     link = Link(
         Connection.plain(one),
@@ -359,6 +361,7 @@ def lonely(silence_s: float) -> tuple[Link, Connection]:
         handle=lambda message: None,
         beat=bytes,
         silence_s=silence_s,
+        first_s=first_s,
         name="a",
     )
     link.start()
@@ -381,6 +384,25 @@ def test_a_silent_rank_ends_this_process(
 ) -> None:
     exits = Exits(monkeypatch)
     _, other = lonely(0.2)
+    assert exits.happened.wait(patience.FAR_S)
+    assert "rank 0, silent for 0.2 s" in caplog.text
+    other.close()
+
+
+def test_a_rank_may_take_longer_to_its_first_message(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 0 sends none before all ranks have come: the slowest of them holds up the others."""
+    exits = Exits(monkeypatch)
+    _, other = lonely(silence_s=0.1, first_s=0.3)
+    assert exits.happened.wait(patience.FAR_S)
+    assert "rank 0, silent for 0.3 s" in caplog.text
+    other.close()
+    exits.happened.clear()
+    _, other = lonely(silence_s=0.2, first_s=patience.FAR_S)
+    message = pb.LeaderMessage(beat=pb.Beat()).SerializeToString()
+    header = struct.pack("<I", len(message))
+    other.sock.sendall(header + message + other.outgoing.tag(header, message))
     assert exits.happened.wait(patience.FAR_S)
     assert "rank 0, silent for 0.2 s" in caplog.text
     other.close()
