@@ -175,13 +175,18 @@ class Link:
                 self._end(str(error) or repr(error))
 
     def _end(self, why: str) -> None:
-        _log.critical(
-            "[jaxft %s] This rank ends with status %d, because a group shares fate: rank %d is lost (%s).",
-            *(self._name, EXIT_AGAIN, self.other, why),
-        )
-        logging.shutdown()
-        sys.stderr.flush()
-        os._exit(EXIT_AGAIN)
+        end_with(self._name, self.other, why)
+
+
+def end_with(name: str, other: int, why: str) -> NoReturn:
+    """End this process of group `name` at once, because it has lost rank `other`."""
+    _log.critical(
+        "[jaxft %s] This rank ends with status %d, because a group shares fate: rank %d is lost (%s).",
+        *(name, EXIT_AGAIN, other, why),
+    )
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(EXIT_AGAIN)
 
 
 def leader_message(data: bytes) -> pb.LeaderMessage:

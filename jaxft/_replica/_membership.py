@@ -1,9 +1,11 @@
 """How the processes of a group come together and join their job: rank 0 dials the coordinator, the others rank 0."""
 
+import contextlib
 import functools
 import logging
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
@@ -17,12 +19,13 @@ from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._ranks._follower import Follower
 from jaxft._ranks._leader import Leader
+from jaxft._ranks._link import end_with
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import Credentials
 from jaxft._replica._raised import report_by
 from jaxft._replica._session import Session
-from jaxft._transport._listener import ConnectionRequest, Listener, dial
+from jaxft._transport._listener import Connection, ConnectionRequest, Listener, dial
 
 _log = logging.getLogger("jaxft")
 
@@ -116,7 +119,10 @@ def _listener(
 
 def _lead(config: GroupConfig, listener: Listener, size: int) -> Leader:
     deadline_s = time.monotonic() + config.failure_timeout_s
-    connections = [listener.take_rank(rank, deadline_s=deadline_s) for rank in range(1, size)]
+    connections: list[Connection] = []
+    for rank in range(1, size):
+        with _ends_without(rank, config):
+            connections.append(listener.take_rank(rank, deadline_s=deadline_s))
     leader = Leader(
         connections,
         silence_s=silence_s(config.failure_timeout_s),
@@ -136,7 +142,8 @@ def _follow(
     group = config.group
     request = ConnectionRequest("rank", config.job, group, incarnation, group, incarnation, rank)
     deadline_s = time.monotonic() + config.failure_timeout_s
-    connection = dial(leader_address, request, deadline_s=deadline_s, abort=None, key=credentials.data_key)
+    with _ends_without(0, config):
+        connection = dial(leader_address, request, deadline_s=deadline_s, key=credentials.data_key)
     follower = Follower(
         connection,
         rank=rank,
@@ -149,6 +156,23 @@ def _follow(
     )
     identity = Identity(config.job, GroupName(group), incarnation, address, config.coordinator)
     return Membership(identity, listener, follower, follower)
+
+
+@contextlib.contextmanager
+def _ends_without(rank: int, config: GroupConfig) -> Iterator[None]:
+    """Within the context, end this process if it does not come together with another rank.
+
+    That is no error of the program: the group has to be started again, as when a rank is lost later. An exception
+    would have JAX wait for that rank when the interpreter ends.
+    """
+    try:
+        yield
+    except TimeoutError:
+        end_with(
+            config.group, rank, f"it has not connected with this rank for {config.failure_timeout_s:g} s"
+        )
+    except ConnectionError as error:
+        end_with(config.group, rank, str(error))
 
 
 def _announce(incarnation: Incarnation, address: str) -> None:
