@@ -1,11 +1,12 @@
 """How the processes of a group come together and join their job: rank 0 dials the coordinator, the others rank 0."""
 
+import collections
 import contextlib
 import functools
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -61,10 +62,13 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
     """Connect this process with the others of its group, if `jax.distributed` has made them one.
 
     Raises:
-        ConfigurationError: the token, TLS or the address cannot be used.
+        ConfigurationError: the token, TLS or the address cannot be used, or the ranks have different numbers of
+            devices.
     """
     credentials = Credentials.read(config.token, config.tls)
     rank, size = _rank_and_size()
+    if size > 1:
+        check_devices([device.process_index for device in jax.devices()])
     if rank:
         return _follow(config, store, credentials, rank, size)
     incarnation = Incarnation(secrets.randbits(63))
@@ -97,6 +101,22 @@ def _rank_and_size() -> tuple[int, int]:
     if not jax.distributed.is_initialized():
         return 0, 1
     return jax.process_index(), jax.process_count()
+
+
+def check_devices(ranks: Sequence[int]) -> None:
+    """Check that each rank has as many devices as any other. `ranks` says to which rank each device belongs.
+
+    Raises:
+        ConfigurationError: rank 0 has another number of devices than another rank.
+    """
+    counts = collections.Counter(ranks)
+    for rank, count in sorted(counts.items()):
+        if count != counts[0]:
+            raise ConfigurationError(
+                f"Rank {rank} of this group has {count} devices, and its rank 0 has {counts[0]}: every rank must "
+                "have as many as any other. Check which devices each process can see, such as with "
+                "`--devices` of `jaxft launch` or JAX_LOCAL_DEVICE_IDS."
+            )
 
 
 def _listener(

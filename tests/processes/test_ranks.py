@@ -254,6 +254,22 @@ def test_a_rank_with_another_program_than_its_rank_0_ends_with_what_differs(tmp_
         assert first.steps() == []
 
 
+def test_a_rank_with_another_number_of_devices_ends_with_both(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        port = free_ports(1)[0]
+        first, second = [
+            here.start("group-0", "--world", f"{rank}:{RANKS}:{port}:{1 + 2 * rank}") for rank in range(RANKS)
+        ]
+        for worker in (first, second):
+            here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
+        assert first.process.returncode == 1, first.log()
+        assert first.says("Rank 1 of this group has 3 devices, and its rank 0 has 1")
+        # The same, unless JAX ends it before it gets there, because rank 0 has ended.
+        assert second.process.returncode in (1, -signal.SIGABRT), second.log()
+        assert "group-0 is present" not in here.coordinator_log.read_text()
+
+
 def test_ranks_wait_for_a_coordinator_that_is_killed_and_go_on(undisturbed: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         state = ("--state", str(tmp_path / "state"))
