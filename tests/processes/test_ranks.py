@@ -281,32 +281,6 @@ def test_a_rank_with_another_number_of_devices_ends_with_both(tmp_path: Path) ->
         assert "group-0 is present" not in here.coordinator_log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("early", "said"),
-    [
-        (0, "Rank 0 has left the job, but this rank calls the step once more."),
-        pytest.param(
-            1, "This rank's loop has ended, but rank 0 goes on with Attempt", marks=pytest.mark.storm
-        ),
-    ],
-)
-def test_a_rank_whose_loop_ends_before_the_others_is_an_error_in_the_other_rank(
-    early: int, said: str, tmp_path: Path
-) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        # The later flag counts, and `last` are those of rank 1.
-        steps = [str(KILLED_AT), str(GATE)]
-        group = start(here, "group-0", "--steps", steps[early], last=("--steps", steps[1 - early]))
-        first, second = group.ranks
-        for worker in group.ranks:
-            here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
-        assert second.says(f"SessionFailed: {said}"), second.log()
-        assert second.process.returncode == 1
-        # Rank 0 may be inside the next step, whose collectives never end without the other.
-        assert (first.process.returncode == 0) == (early == 0), first.log()
-
-
 def test_a_rank_that_hangs_costs_its_group_the_place_and_no_process(undisturbed: str, tmp_path: Path) -> None:
     """The other rank waits in a collective, and both go on saying that they live: progress alone shows it."""
     moves, back_in = tmp_path / "moves", tmp_path / "back"
