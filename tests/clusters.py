@@ -67,9 +67,9 @@ class Cluster:
     workers: list[Worker] = field(default_factory=list)
     coordinator: subprocess.Popen[bytes] | None = None
     coordinator_log: Path = Path()
-    # The coordinator's host, and the words that run a command on a host, for tests in separate networks.
+    # The coordinator's host, and the network namespace of a host by its name, for tests in separate networks.
     host: str = "localhost"
-    within: Callable[[str], tuple[str, ...]] = lambda name: ()
+    namespace: Callable[[str], str] = lambda name: ""
     # Of groups in fresh interpreters.
     environment: dict[str, str] = field(default_factory=lambda: {"JAX_PLATFORMS": "cpu"})
 
@@ -80,7 +80,9 @@ class Cluster:
         log_path = self.folder / f"coordinator-{len(self.started)}.log"
         # A port that the kernel gave out could be taken while a test starts its coordinator again.
         port = port or free_ports(1)[0]
-        command = [*self.within("coordinator"), sys.executable, "-m", "jaxft_coordinator"]
+        namespace = self.namespace("coordinator")
+        within = ("ip", "netns", "exec", namespace) if namespace else ()
+        command = [*within, sys.executable, "-m", "jaxft_coordinator"]
         command += ["--bind", f"{self.host}:{port}", *flags]
         with log_path.open("wb") as log:
             self.coordinator = subprocess.Popen(command, stderr=log, stdout=log)
@@ -99,23 +101,28 @@ class Cluster:
         coordinated: bool = True,
         script: Path = WORKER,
         fresh: bool = False,
+        host: str = "",
     ) -> Worker:
-        """Start a group.
+        """Start a group, or a process of it.
 
         Args:
-            fresh: in a new interpreter, with another hash seed, where everything is compiled again: slower.
+            fresh: in a new interpreter, with another hash seed, where everything is compiled again: slower. Not on a
+                host of its own.
+            host: where, if hosts have separate networks; by default on the one with the group's name.
         """
         stem = self.folder / f"{group}-life-{len(self.workers)}"
         events_path, log_path = stem.with_suffix(".jsonl"), stem.with_suffix(".log")
         arguments = ["--group", group, "--events", str(events_path), *flags]
         if coordinated:
             arguments += ["--coordinator", f"{self.host}:{self.port}"]
-        within = self.within(group)
-        if fresh or within:
-            command = (*within, sys.executable, str(script), *arguments)
+        if fresh:
+            command = (sys.executable, str(script), *arguments)
             process = started_fresh(command, log_path, **self.environment)
         else:
-            process = Script(script, arguments, log_path, jax_platforms="cpu", **compiled())
+            namespace = self.namespace(host or group)
+            process = Script(
+                script, arguments, log_path, namespace=namespace, jax_platforms="cpu", **compiled()
+            )
         worker = Worker(process, events_path, log_path)
         self.started.append(process)
         self.workers.append(worker)

@@ -5,6 +5,7 @@ from has imported modules, and started no thread and no backend. `Script` is a p
 it; `Actor` holds an object whose methods the test calls over a pipe.
 """
 
+import ctypes
 import multiprocessing
 import os
 import runpy
@@ -17,6 +18,9 @@ from typing import Any, cast
 
 from tests import patience
 
+# Of <sched.h>.
+_CLONE_NEWNET = 0x40000000
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     ["jaxft", "jaxft._exchange", "jaxft._heal._server", "tests.exchange.processes", "tests.heal.processes"]
@@ -24,13 +28,19 @@ _context.set_forkserver_preload(
 
 
 class Script:
-    """`python PATH ARGUMENTS...`, with its output in a file."""
+    """`python PATH ARGUMENTS...`, with its output in a file.
 
-    def __init__(self, path: Path, arguments: Sequence[str], log: Path, **jax_config: Any) -> None:
+    Args:
+        namespace: the network namespace that it runs in, by the name that `ip netns` knows; "": that of the tests.
+    """
+
+    def __init__(
+        self, path: Path, arguments: Sequence[str], log: Path, *, namespace: str = "", **jax_config: Any
+    ) -> None:
         log.touch()
         command = [str(path), *arguments]
         process = _context.Process(
-            target=_become, args=(command, log, dict(os.environ), jax_config), daemon=True
+            target=_become, args=(command, log, dict(os.environ), namespace, jax_config), daemon=True
         )
         process.start()
         self._process = process
@@ -59,7 +69,19 @@ class Script:
         self.send_signal(signal.SIGKILL)
 
 
-def _become(command: list[str], log: Path, environment: dict[str, str], jax_config: dict[str, Any]) -> None:
+def _enter(namespace: str) -> None:
+    """Have this thread, and those that it starts, see only the network of a namespace. Needs Linux, and root."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/run/netns", namespace).open() as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
+
+
+def _become(
+    command: list[str], log: Path, environment: dict[str, str], namespace: str, jax_config: dict[str, Any]
+) -> None:
+    if namespace:
+        _enter(namespace)
     with log.open("wb") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)

@@ -9,7 +9,7 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -73,6 +73,7 @@ class Fetcher:
         timeout_s: how long a donor may take for an answer or for a chunk.
         key: the key of the job's data plane, if it has one.
         span: fetch what belongs to these lanes, which each of the donors holds; None: leaves are whole.
+        moved: called when a chunk has arrived, by the donors' threads, one at a time. Must not block.
     """
 
     def __init__(
@@ -86,8 +87,10 @@ class Fetcher:
         timeout_s: float,
         key: DataKey | None = None,
         span: Span | None = None,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
         self.transferred_bytes = 0
+        self._moved = moved
         self._span = span
         self._heal_id = heal_id
         self._timeout_s = timeout_s
@@ -160,7 +163,9 @@ class Fetcher:
         types: list[LeafType] | None = None,
     ) -> None:
         usable = [donor for donor in self._donors if not donor.failed]
-        stripes = Stripes(request, layout, arena, timeout_s=self._timeout_s, donors=len(usable))
+        stripes = Stripes(
+            request, layout, arena, timeout_s=self._timeout_s, donors=len(usable), moved=self._moved
+        )
         threads = [
             threading.Thread(
                 target=self._serve,

@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -57,10 +58,21 @@ class _Taken:
 
 
 class Stripes:
-    """The state that the donors' threads share. `over` is set at the end, and ends all their waits."""
+    """The state that the donors' threads share. `over` is set at the end, and ends all their waits.
+
+    Args:
+        moved: called when a chunk has arrived. Must not block.
+    """
 
     def __init__(
-        self, request: Request, layout: BlobLayout, arena: np.ndarray, *, timeout_s: float, donors: int
+        self,
+        request: Request,
+        layout: BlobLayout,
+        arena: np.ndarray,
+        *,
+        timeout_s: float,
+        donors: int,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
         self.over = Abort()
         self.complete = False
@@ -70,6 +82,7 @@ class Stripes:
         self._timeout_s = timeout_s
         self._stall_s = min(_STALL_S, timeout_s)
         self._donors = donors
+        self._moved = moved
         self._changed = threading.Condition()
         self._missing = layout.chunks
         self._free = deque([_Span(0, layout.chunks)])
@@ -226,6 +239,7 @@ class Stripes:
                 taken.spans.popleft()
             taken.moved_s = time.monotonic()
             self._missing -= 1
+            self._moved()
 
     def _fetch_chunk(self, connection: Connection, chunk: int) -> str:
         deadline_s = time.monotonic() + self._timeout_s

@@ -46,6 +46,7 @@ class Follower:
         address: where the same rank of other groups reaches this one.
         pins: keeps states for joiners, as rank 0 says.
         silence_s: how long rank 0 may be silent.
+        first_s: how long it may be until its first message: it waits for the slowest of the other ranks.
         name: this group's name, for logs.
     """
 
@@ -58,6 +59,7 @@ class Follower:
         address: str,
         pins: Pins,
         silence_s: float,
+        first_s: float,
         name: str,
     ) -> None:
         self.rank = rank
@@ -88,6 +90,7 @@ class Follower:
             handle=self._hear,
             beat=lambda: pb.RankMessage(beat=pb.Beat(progress=self._progress)).SerializeToString(),
             silence_s=silence_s,
+            first_s=first_s,
             name=name,
         )
         self._link.send(pb.RankMessage(hello=pb.RankHello(rank=rank, address=address)))

@@ -22,8 +22,8 @@ _log = logging.getLogger("jaxft")
 
 # Log waits longer than this, and again each time the wait has doubled.
 _FIRST_MENTION_S = 5.0
-# How often a wait for another rank checks whether that one has ended.
-_LOOK_S = 0.5
+# How often a wait for another rank checks whether that one has ended, or has to be stopped.
+_LOOK_S = 0.1
 
 
 class Leader:
@@ -51,6 +51,7 @@ class Leader:
         self._saved: list[queue.SimpleQueue[pb.Saved]] = [queue.SimpleQueue() for _ in connections]
         self._abort: Abort | None = None  # of the current operation
         self._operation = 0
+        self._stopped = ""  # the operation in which the others were told last to stop
         self._failed_rank = False  # another rank has failed in the current operation
         self._failed_early = ""  # an operation in which another rank has failed before this one began it
         self._ended: dict[int, str] = {}
@@ -138,8 +139,8 @@ class Leader:
     def settle(self, what: str, own: Verdict, abort: Abort) -> Verdict:
         """Collect all outcomes, and tell all ranks the verdict."""
         if own.failure:
-            self._send(pb.LeaderMessage(stop_work=pb.StopWork(reason=what)))
-        outcomes = [self._outcome(rank, what) for rank in range(1, self.size)]
+            self._stop_others(what)
+        outcomes = [self._outcome(rank, what, abort) for rank in range(1, self.size)]
         with self._lock:
             stopped = abort.is_set and not self._failed_rank
         # Rank 0's own failure is often only that another rank had failed and stopped it.
@@ -180,7 +181,12 @@ class Leader:
         for link in self._links:
             link.send(message)
 
-    def _outcome(self, rank: int, what: str) -> pb.Outcome:
+    def _stop_others(self, what: str) -> None:
+        if self._stopped != what:
+            self._stopped = what
+            self._send(pb.LeaderMessage(stop_work=pb.StopWork(reason=what)))
+
+    def _outcome(self, rank: int, what: str, abort: Abort) -> pb.Outcome:
         began_s = moved_s = time.monotonic()
         mention_s, progress = _FIRST_MENTION_S, self._progress[rank]
         while True:
@@ -192,6 +198,9 @@ class Leader:
                     f"The ranks of this group have come apart: rank {rank} reports {found.what!r}, and rank 0 is at "
                     f"{what!r}. Every rank must run the same program, with the same calls of the step."
                 )
+            if abort.is_set:
+                # Rank 0 has its part, and the group is directed elsewhere, or one of the others has failed.
+                self._stop_others(what)
             now_s = time.monotonic()
             if progress != self._progress[rank]:
                 progress, moved_s = self._progress[rank], now_s

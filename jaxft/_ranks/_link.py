@@ -43,6 +43,7 @@ class Link:
         handle: called with each message, in the receiving thread. Must not block.
         beat: encodes the message that this side sends all the time.
         silence_s: how long the other rank may be silent.
+        first_s: how long it may take to its first message, if that is longer.
         name: this group's name, for logs.
     """
 
@@ -55,6 +56,7 @@ class Link:
         handle: Callable[[Any], None],
         beat: Callable[[], bytes],
         silence_s: float,
+        first_s: float = 0.0,
         name: str,
     ) -> None:
         self.other = other
@@ -63,6 +65,7 @@ class Link:
         self._handle = handle
         self._beat = beat
         self._silence_s = silence_s
+        self._first_s = max(first_s, silence_s)
         self._name = name
         self._sending = threading.Lock()
         self._closing = Abort()
@@ -124,25 +127,27 @@ class Link:
             )
 
     def _receive(self) -> None:
+        patience_s = self._first_s
         while not self._other_ends.is_set():
-            self._handle(self._receive_message(self._read()))
+            self._handle(self._receive_message(self._read(patience_s)))
+            patience_s = self._silence_s
 
-    def _read(self) -> bytes:
-        deadline_s = time.monotonic() + self._silence_s
-        header = self._exactly(_HEADER.size, deadline_s)
+    def _read(self, patience_s: float) -> bytes:
+        deadline_s = time.monotonic() + patience_s
+        what = f"rank {self.other}, silent for {patience_s:g} s"
+        header = self._exactly(_HEADER.size, deadline_s, what)
         (length,) = _HEADER.unpack(header)
         if length > _MAX_BYTES:
             raise ConnectionError(f"it announced a message of {length} bytes, more than {_MAX_BYTES}")
-        data = self._exactly(length, deadline_s)
+        data = self._exactly(length, deadline_s, what)
         incoming = self._connection.incoming
-        tag = self._exactly(incoming.size_bytes, deadline_s)
+        tag = self._exactly(incoming.size_bytes, deadline_s, what)
         if not is_tag(tag, incoming.tag(header, data)):
             raise ConnectionError("it sent a message with a wrong tag")
         return bytes(data)
 
-    def _exactly(self, size: int, deadline_s: float) -> bytearray:
+    def _exactly(self, size: int, deadline_s: float, what: str) -> bytearray:
         data = bytearray(size)
-        what = f"rank {self.other}, silent for {self._silence_s:g} s"
         recv_exactly(
             self._connection.sock,
             memoryview(data),
@@ -170,13 +175,18 @@ class Link:
                 self._end(str(error) or repr(error))
 
     def _end(self, why: str) -> None:
-        _log.critical(
-            "[jaxft %s] This rank ends with status %d, because a group shares fate: rank %d is lost (%s).",
-            *(self._name, EXIT_AGAIN, self.other, why),
-        )
-        logging.shutdown()
-        sys.stderr.flush()
-        os._exit(EXIT_AGAIN)
+        end_with(self._name, self.other, why)
+
+
+def end_with(name: str, other: int, why: str) -> NoReturn:
+    """End this process of group `name` at once, because it has lost rank `other`."""
+    _log.critical(
+        "[jaxft %s] This rank ends with status %d, because a group shares fate: rank %d is lost (%s).",
+        *(name, EXIT_AGAIN, other, why),
+    )
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(EXIT_AGAIN)
 
 
 def leader_message(data: bytes) -> pb.LeaderMessage:

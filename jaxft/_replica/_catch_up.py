@@ -163,6 +163,8 @@ class CatchUp:
             span=span,
             timeout_s=self._config.failure_timeout_s / 2,
             key=self._key,
+            # Rank 0 waits for the slowest rank as long as its bytes move.
+            moved=self._session.got_on,
         )
 
     def _report(

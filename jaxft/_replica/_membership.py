@@ -1,9 +1,12 @@
 """How the processes of a group come together and join their job: rank 0 dials the coordinator, the others rank 0."""
 
+import collections
+import contextlib
 import functools
 import logging
 import secrets
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -17,12 +20,13 @@ from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._ranks._follower import Follower
 from jaxft._ranks._leader import Leader
+from jaxft._ranks._link import end_with
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import Credentials
 from jaxft._replica._raised import report_by
 from jaxft._replica._session import Session
-from jaxft._transport._listener import ConnectionRequest, Listener, dial
+from jaxft._transport._listener import Connection, ConnectionRequest, Listener, dial
 
 _log = logging.getLogger("jaxft")
 
@@ -58,10 +62,13 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
     """Connect this process with the others of its group, if `jax.distributed` has made them one.
 
     Raises:
-        ConfigurationError: the token, TLS or the address cannot be used.
+        ConfigurationError: the token, TLS or the address cannot be used, or the ranks have different numbers of
+            devices.
     """
     credentials = Credentials.read(config.token, config.tls)
     rank, size = _rank_and_size()
+    if size > 1:
+        check_devices([device.process_index for device in jax.devices()])
     if rank:
         return _follow(config, store, credentials, rank, size)
     incarnation = Incarnation(secrets.randbits(63))
@@ -96,6 +103,22 @@ def _rank_and_size() -> tuple[int, int]:
     return jax.process_index(), jax.process_count()
 
 
+def check_devices(ranks: Sequence[int]) -> None:
+    """Check that each rank has as many devices as any other. `ranks` says to which rank each device belongs.
+
+    Raises:
+        ConfigurationError: rank 0 has another number of devices than another rank.
+    """
+    counts = collections.Counter(ranks)
+    for rank, count in sorted(counts.items()):
+        if count != counts[0]:
+            raise ConfigurationError(
+                f"Rank {rank} of this group has {count} devices, and its rank 0 has {counts[0]}: every rank must "
+                "have as many as any other. Check which devices each process can see, such as with "
+                "`--devices` of `jaxft launch` or JAX_LOCAL_DEVICE_IDS."
+            )
+
+
 def _listener(
     config: GroupConfig, store: StateStore, credentials: Credentials, incarnation: Incarnation, rank: int
 ) -> Listener:
@@ -116,7 +139,10 @@ def _listener(
 
 def _lead(config: GroupConfig, listener: Listener, size: int) -> Leader:
     deadline_s = time.monotonic() + config.failure_timeout_s
-    connections = [listener.take_rank(rank, deadline_s=deadline_s) for rank in range(1, size)]
+    connections: list[Connection] = []
+    for rank in range(1, size):
+        with _ends_without(rank, config):
+            connections.append(listener.take_rank(rank, deadline_s=deadline_s))
     leader = Leader(
         connections,
         silence_s=silence_s(config.failure_timeout_s),
@@ -136,7 +162,8 @@ def _follow(
     group = config.group
     request = ConnectionRequest("rank", config.job, group, incarnation, group, incarnation, rank)
     deadline_s = time.monotonic() + config.failure_timeout_s
-    connection = dial(leader_address, request, deadline_s=deadline_s, abort=None, key=credentials.data_key)
+    with _ends_without(0, config):
+        connection = dial(leader_address, request, deadline_s=deadline_s, key=credentials.data_key)
     follower = Follower(
         connection,
         rank=rank,
@@ -144,10 +171,28 @@ def _follow(
         address=address,
         pins=store,
         silence_s=silence_s(config.failure_timeout_s),
+        first_s=config.failure_timeout_s,
         name=group,
     )
     identity = Identity(config.job, GroupName(group), incarnation, address, config.coordinator)
     return Membership(identity, listener, follower, follower)
+
+
+@contextlib.contextmanager
+def _ends_without(rank: int, config: GroupConfig) -> Iterator[None]:
+    """Within the context, end this process if it does not come together with another rank.
+
+    That is no error of the program: the group has to be started again, as when a rank is lost later. An exception
+    would have JAX wait for that rank when the interpreter ends.
+    """
+    try:
+        yield
+    except TimeoutError:
+        end_with(
+            config.group, rank, f"it has not connected with this rank for {config.failure_timeout_s:g} s"
+        )
+    except ConnectionError as error:
+        end_with(config.group, rank, str(error))
 
 
 def _announce(incarnation: Incarnation, address: str) -> None:

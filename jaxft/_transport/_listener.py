@@ -135,7 +135,7 @@ class Listener:
         self._poller = select.poll()
         self._paused_until_s: float | None = None  # set while it does not accept
         self._pending = PendingConnections(self._descriptors // _PENDING_PART)
-        self._ranks = PendingConnections(_MAX_RANKS)
+        self._ranks = PendingConnections(_MAX_RANKS, of="rank")
         self._healing: set[socket.socket] = set()
         self._healing_lock = threading.Lock()
         self._closed = Abort()

@@ -18,9 +18,11 @@ class PendingConnections:
 
     Args:
         room: how many may wait at once, if that is less than `MAX_PENDING`.
+        of: what the first number of a key is, for messages.
     """
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, of: str = "quorum") -> None:
+        self._of = of
         self._room = min(room, MAX_PENDING)
         self._lock = threading.Lock()
         self._over = -1  # this quorum and older ones are over
@@ -56,17 +58,15 @@ class PendingConnections:
                 arrived.set("nothing to wait for")
             self._takers[key] = arrived
         try:
-            what = f"group {group!r} to connect for quorum {quorum_id}"
+            what = f"group {group!r} to connect for {self._of} {quorum_id}"
             wait(arrived.fileno(), select.POLLIN, deadline_s=deadline_s, what=what, abort=abort)
         finally:
             with self._lock:
                 del self._takers[key]
                 connection = self._waiting.pop(key, None)
         if connection is None:
-            raise ConnectionError(
-                self.refusal(quorum_id)
-                or f"The connection of group {group!r} for quorum {quorum_id} was dropped to make room for others."
-            )
+            dropped = f"The connection of group {group!r} for {self._of} {quorum_id} was dropped"
+            raise ConnectionError(self.refusal(quorum_id) or f"{dropped} to make room for others.")
         return connection
 
     def forget(self, quorum_id: int) -> None:

@@ -30,9 +30,13 @@ class Switch:
     def address(self, host: str) -> str:
         return f"{NETWORK}.{1 + self.hosts.index(host)}"
 
+    def namespace(self, host: str) -> str:
+        """The name by which `ip netns` knows a host."""
+        return self._prefix + host
+
     def within(self, host: str) -> tuple[str, ...]:
         """The words that run a command on a host."""
-        return ("ip", "netns", "exec", self._prefix + host)
+        return ("ip", "netns", "exec", self.namespace(host))
 
     def make(self) -> None:
         self._new("switch")
@@ -70,10 +74,20 @@ class Switch:
         tbf = f"tc qdisc add dev {port} root tbf rate {bits_per_s}bit burst 32kb latency 100ms"
         self._run(*self.within("switch"), *tbf.split())
 
+    def uncap(self, host: str) -> None:
+        """Let a host receive as much as before."""
+        self._run(*self.within("switch"), *f"tc qdisc del dev port{self.hosts.index(host)} root".split())
+
     def cap_sending(self, host: str, bits_per_s: int) -> None:
         """Let a host send only so much."""
         tbf = f"tc qdisc add dev eth0 root tbf rate {bits_per_s}bit burst 256kb latency 50ms"
         self._run(*self.within(host), *tbf.split())
+
+    def cut_off(self, host: str, *others: str) -> None:
+        """Drop everything between a host and others; without any named, between it and all others."""
+        for other in others or set(self.hosts) - {host}:
+            self.cut(host, other)
+            self.cut(other, host)
 
     def restore(self) -> None:
         """Lift every rule but the caps."""

@@ -202,7 +202,7 @@ def trial(
 def trial_over(net: Switch, folder: Path, *flags: str) -> Iterator[Trial]:
     """A job of all groups, which has taken its first steps with all of them, on the hosts of a network."""
     with cluster(folder) as here:
-        here.within, here.host = net.within, net.address("coordinator")
+        here.namespace, here.host = net.namespace, net.address("coordinator")
         start_coordinator(here, HEARTBEAT_S, folder / "state", "--insecure")
         made = Trial(here, common_flags(folder, STEPS, FAILURE_S, flags), folder / "hurry")
         begin(made, GROUPS, lambda group: ())

@@ -182,10 +182,22 @@ def hostile(name: str, script: Script) -> Iterator[Donor]:
 
 
 def fetcher(
-    *donors: Donor | tuple[str, str], heal_id: int = 5, timeout_s: float = LONG_S, group: str = "joiner"
+    *donors: Donor | tuple[str, str],
+    heal_id: int = 5,
+    timeout_s: float = LONG_S,
+    group: str = "joiner",
+    **options: Any,
 ) -> Fetcher:
     named = [one.at if isinstance(one, Donor) else DonorAt(one[0], 1, one[1]) for one in donors]
-    return Fetcher(job="job", group=group, incarnation=3, heal_id=heal_id, donors=named, timeout_s=timeout_s)
+    return Fetcher(
+        job="job",
+        group=group,
+        incarnation=3,
+        heal_id=heal_id,
+        donors=named,
+        timeout_s=timeout_s,
+        **options,
+    )
 
 
 @contextmanager

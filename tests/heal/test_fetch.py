@@ -79,6 +79,16 @@ def test_stripes_from_two_donors(big: list[np.ndarray]) -> None:
         assert fetcher.transferred_bytes == 40 * MB
 
 
+def test_each_chunk_that_arrives_is_progress(big: list[np.ndarray]) -> None:
+    moved: list[int] = []
+    with donor("a", big) as a, donor("b", big) as b:
+        with joiner(a, b, moved=lambda: moved.append(1)) as fetcher:
+            for one in (a, b):
+                one.store.pin(HEAL, 0)
+            fetch_state(fetcher, 0, like(big))
+    assert len(moved) == 40
+
+
 @pytest.mark.parametrize("leaves", [[], [np.zeros((0, 4), np.float32)], [np.float32(3)]], ids=str)
 def test_states_of_hardly_any_bytes(leaves: list[Any]) -> None:
     with donor(leaves=leaves) as one, joiner(one) as fetcher:

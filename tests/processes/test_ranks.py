@@ -239,18 +239,64 @@ def test_a_shard_that_a_rank_of_every_group_cannot_read_halts_the_job_once(tmp_p
         assert here.coordinator_log.read_text().count("halts: shard 2 of step 5") == 1
 
 
-def test_a_rank_with_another_program_than_its_rank_0_ends_with_what_differs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (("--rate", "0.5"), "program"),
+        pytest.param(
+            ("--precision", "highest"), "jax_default_matmul_precision", id="flags", marks=pytest.mark.storm
+        ),
+    ],
+)
+def test_a_rank_with_another_program_than_its_rank_0_ends_with_what_differs(
+    flags: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        group = start(here, "group-0", last=("--rate", "0.5"))
+        group = start(here, "group-0", last=flags)
         first, second = group.ranks
         for worker in group.ranks:
             here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
         assert second.process.returncode == 1, second.log()
         assert second.says("Rank 1 of group 'group-0' differs from its rank 0 in code, settings or hardware.")
-        assert re.search("the decision is about 'program .*', but rank 1 is at 'program .*'", second.log())
+        assert re.search(f"the decision is about '{name} .*', but rank 1 is at '{name} .*'", second.log())
         assert first.process.returncode == AGAIN, first.log()
         assert first.steps() == []
+
+
+def test_a_rank_with_another_number_of_devices_ends_with_both(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        port = free_ports(1)[0]
+        first, second = [
+            here.start("group-0", "--world", f"{rank}:{RANKS}:{port}:{1 + 2 * rank}") for rank in range(RANKS)
+        ]
+        for worker in (first, second):
+            here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
+        assert first.process.returncode == 1, first.log()
+        assert first.says("Rank 1 of this group has 3 devices, and its rank 0 has 1")
+        # The same, unless JAX ends it before it gets there, because rank 0 has ended.
+        assert second.process.returncode in (1, -signal.SIGABRT), second.log()
+        assert "group-0 is present" not in here.coordinator_log.read_text()
+
+
+def test_a_rank_that_hangs_costs_its_group_the_place_and_no_process(undisturbed: str, tmp_path: Path) -> None:
+    """The other rank waits in a collective, and both go on saying that they live: progress alone shows it."""
+    moves, back_in = tmp_path / "moves", tmp_path / "back"
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        hangs = {"group-1": ("--gate", f"{KILLED_AT}:{moves}")}
+        groups = start_together(here, ("", 0, ""), "--gate", f"{LAST_GATE}:{back_in}", last=hangs)
+        survivor, victim = groups["group-0"], groups["group-1"]
+        here.until(
+            lambda: "evicts group-1: it hangs" in here.coordinator_log.read_text(), "group-1 to be evicted"
+        )
+        here.until(lambda: len(survivor.leader.steps()) >= LAST_GATE, "the other group to go on")
+        moves.touch()
+        here.until(lambda: victim.leader.says("heals to step"), "the group to heal")
+        back_in.touch()
+        here.until_finished(*survivor.ranks, *victim.ranks)
+        assert {worker.digest for worker in (*survivor.ranks, *victim.ranks)} == {undisturbed}
 
 
 def test_ranks_wait_for_a_coordinator_that_is_killed_and_go_on(undisturbed: str, tmp_path: Path) -> None:

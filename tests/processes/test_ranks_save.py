@@ -107,3 +107,18 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before(
         assert all(worker.says("restored step 4") for worker in back.ranks)
         assert saved_steps(here) == {"4", "8", "12"}
         assert not list((tmp_path / "saved").glob(".unfinished-*"))
+
+
+def test_a_rank_that_does_not_see_the_folder_fails_the_save_and_training_goes_on(
+    undisturbed: str, tmp_path: Path
+) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator("--heartbeat-timeout-ms", "2000")
+        saved = ("--checkpoints", str(tmp_path / "saved"), "--checkpoint-every", str(EVERY))
+        elsewhere = {1: ("--checkpoints", str(tmp_path / "elsewhere"))}
+        group = start_ranks(here, "group-0", 2, ("--steps", str(STEPS), *saved), own=elsewhere)
+        here.until_finished(*group.ranks)
+        assert {worker.digest for worker in group.ranks} == {undisturbed}
+        assert group.leader.says("The checkpoint of step 4 was not written to")
+        assert group.leader.says("rank 1 does not see the folder")
+        assert saved_steps(here) == set()

@@ -7,6 +7,7 @@ falls exactly there.
 
 import argparse
 import ctypes
+import functools
 import itertools
 import json
 import logging
@@ -14,6 +15,7 @@ import os
 import runpy
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import compiler, distributed
+from jax._src.lib import _jax
 
 import jaxft
 
@@ -75,11 +78,22 @@ def flip(state: dict[str, Any], path: str) -> None:
     ctypes.c_uint8.from_address(address).value ^= 0x40
 
 
-def join_world(rank: int, ranks: int, port: int, devices: int = 1) -> None:
-    """Become one process, with so many devices, of a group whose devices are one mesh."""
+def join_world(
+    rank: int, ranks: int, port: int, devices: int = 1, *, meet: str = "localhost", host: str | None = None
+) -> None:
+    """Become one process, with so many devices, of a group whose devices are one mesh.
+
+    Args:
+        meet: the host of its rank 0.
+        host: this process's own address, if it is on a host of its own.
+    """
     jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"localhost:{port}", ranks, rank)
+    if host is not None:
+        # By default gloo uses what the name of this machine leads to.
+        make = _jax.make_gloo_tcp_collectives
+        _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
+    jax.distributed.initialize(f"{meet}:{port}", ranks, rank, initialization_timeout=round(GATE_TIMEOUT_S))
     keep_what_is_compiled()
 
 
@@ -129,6 +143,23 @@ class KillAt(logging.Handler):
             os.kill(self.pid, self.number)
 
 
+def hold_at(text: str, gate: Path) -> Callable[[logging.LogRecord], bool]:
+    """Have the thread in which the library says `text` for the first time wait there for a file.
+
+    It is a filter: a handler would hold up what other threads say. The file `gate`.held shows that it waits.
+    """
+    done: list[bool] = []
+
+    def hold(record: logging.LogRecord) -> bool:
+        if not done and text in record.getMessage():
+            done.append(True)
+            gate.with_suffix(".held").touch()
+            wait_for(gate)
+        return True
+
+    return hold
+
+
 def export(folder: Path, state: Any) -> None:
     """Save as users do who save themselves. Orbax refuses a folder that is there."""
     from orbax.checkpoint.experimental import v1 as ocp
@@ -157,10 +188,12 @@ def main() -> None:
     parser.add_argument(
         "--murder", default="", help="PID:TEXT: kill -9 that process when the library says so"
     )
+    parser.add_argument("--hold", default="", help="TEXT:FILE: wait for FILE when the library says so")
     parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or start:FILE: wait for FILE")
     parser.add_argument(
         "--pause", default="", help="STEP:FILE: after that step, wait for FILE between two calls"
     )
+    parser.add_argument("--precision", help="of products of matrices, a setting of JAX")
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--failure-timeout-s", type=float, default=600.0)
@@ -197,6 +230,9 @@ def main() -> None:
         default="",
         help="RANK:RANKS:PORT[:DEVICES]: one process of a group of several; env: as `jaxft launch` says",
     )
+    parser.add_argument(
+        "--meet", default="localhost", help="the host of rank 0, if each rank is on --host, a host of its own"
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logger = logging.getLogger("jaxft")
@@ -210,11 +246,17 @@ def main() -> None:
     if arguments.murder:
         pid, text = arguments.murder.split(":", 1)
         logger.addHandler(KillAt(text, int(pid)))
+    if arguments.hold:
+        text, _, gate = arguments.hold.rpartition(":")
+        logger.setLevel(logging.DEBUG)
+        logger.addFilter(hold_at(text, Path(gate)))
+    if arguments.precision:
+        jax.config.update("jax_default_matmul_precision", arguments.precision)
     if arguments.world == "env":
         port = os.environ["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2]
         join_world(int(os.environ["JAXFT_RANK"]), int(os.environ["JAXFT_NPROC"]), int(port))
     elif arguments.world:
-        join_world(*map(int, arguments.world.split(":")))
+        join_world(*map(int, arguments.world.split(":")), meet=arguments.meet, host=arguments.host)
     gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
 
     drawn = itertools.count()

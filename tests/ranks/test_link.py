@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from jaxft_protocol.messages import GroupName, Heal, HealId, Incarnation, Member, NewQuorum, QuorumId, Step
+from jaxft_protocol.proto import ranks_pb2 as pb
 from jaxft_protocol.replica.state import (
     Apply,
     Attempt,
@@ -63,6 +65,11 @@ class Pair:
     kept: Kept
 
 
+def follower_on(connection: Connection, pins: Kept) -> Follower:
+    patient = {"silence_s": patience.FAR_S, "first_s": patience.FAR_S}
+    return Follower(connection, rank=1, size=2, address="h:2", pins=pins, name="a", **patient)
+
+
 @pytest.fixture(params=[False, True], ids=["plain", "sealed"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     one, two = socket.socketpair()
@@ -76,7 +83,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     leader = Leader([ends[0]], silence_s=patience.FAR_S, stuck_s=patience.FAR_S, name="a")
     leader.start()
     kept = Kept()
-    follower = Follower(ends[1], rank=1, size=2, address="h:2", pins=kept, silence_s=patience.FAR_S, name="a")
+    follower = follower_on(ends[1], kept)
     made = Pair(leader, follower, kept)
     yield made
     closing = threading.Thread(target=leader.close)
@@ -273,6 +280,22 @@ def test_the_leader_stops_the_others(pair: Pair) -> None:
         assert leading.result() == verdict
 
 
+def test_the_leader_stops_the_others_also_when_it_has_its_own_part(pair: Pair) -> None:
+    abort, directed = Abort(), Abort()
+
+    def lead():
+        with pair.leader.operation("exchange", directed) as led:
+            return led.settle()
+
+    with ThreadPoolExecutor(1) as pool, pair.follower.operation("exchange", abort) as operation:
+        leading = pool.submit(lead)
+        directed.set("a newer directive")
+        patience.until(lambda: abort.is_set, "the follower to be stopped")
+        verdict = operation.settle("aborted")
+        assert (verdict.ok, verdict.stopped) == (False, True)
+        assert leading.result() == verdict
+
+
 def test_pins_overtake_what_the_training_thread_does(pair: Pair) -> None:
     pair.leader.pin(4, 7, log_only=True)
     pair.leader.release(4)
@@ -329,7 +352,7 @@ class Exits:
         self.happened.set()
 
 
-def lonely(silence_s: float) -> tuple[Link, Connection]:
+def lonely(silence_s: float, first_s: float = 0.0) -> tuple[Link, Connection]:
     one, two = socket.socketpair()
     link = Link(
         Connection.plain(one),
@@ -338,6 +361,7 @@ def lonely(silence_s: float) -> tuple[Link, Connection]:
         handle=lambda message: None,
         beat=bytes,
         silence_s=silence_s,
+        first_s=first_s,
         name="a",
     )
     link.start()
@@ -360,6 +384,25 @@ def test_a_silent_rank_ends_this_process(
 ) -> None:
     exits = Exits(monkeypatch)
     _, other = lonely(0.2)
+    assert exits.happened.wait(patience.FAR_S)
+    assert "rank 0, silent for 0.2 s" in caplog.text
+    other.close()
+
+
+def test_a_rank_may_take_longer_to_its_first_message(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 0 sends none before all ranks have come: the slowest of them holds up the others."""
+    exits = Exits(monkeypatch)
+    _, other = lonely(silence_s=0.1, first_s=0.3)
+    assert exits.happened.wait(patience.FAR_S)
+    assert "rank 0, silent for 0.3 s" in caplog.text
+    other.close()
+    exits.happened.clear()
+    _, other = lonely(silence_s=0.2, first_s=patience.FAR_S)
+    message = pb.LeaderMessage(beat=pb.Beat()).SerializeToString()
+    header = struct.pack("<I", len(message))
+    other.sock.sendall(header + message + other.outgoing.tag(header, message))
     assert exits.happened.wait(patience.FAR_S)
     assert "rank 0, silent for 0.2 s" in caplog.text
     other.close()
@@ -424,9 +467,7 @@ def test_a_rank_that_is_stuck_ends_the_group_and_one_that_gets_on_does_not(
     one, two = socket.socketpair()
     leader = Leader([Connection.plain(one)], silence_s=patience.FAR_S, stuck_s=3.0, name="a")
     leader.start()
-    follower = Follower(
-        Connection.plain(two), rank=1, size=2, address="h:2", pins=Kept(), silence_s=patience.FAR_S, name="a"
-    )
+    follower = follower_on(Connection.plain(two), Kept())
     with follower.operation("exchange", Abort()), leader.operation("exchange", Abort()) as operation:
         waits = threading.Thread(target=_settled, args=(operation,))
         waits.start()
