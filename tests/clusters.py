@@ -107,7 +107,7 @@ class Cluster:
 
         Args:
             fresh: in a new interpreter, with another hash seed, where everything is compiled again: slower. Not on a
-                host of its own.
+                separate host.
             host: where, if hosts have separate networks; by default on the one with the group's name.
         """
         stem = self.folder / f"{group}-life-{len(self.workers)}"

@@ -51,7 +51,7 @@ class Leader:
         self._saved: list[queue.SimpleQueue[pb.Saved]] = [queue.SimpleQueue() for _ in connections]
         self._abort: Abort | None = None  # of the current operation
         self._operation = 0
-        self._stopped = ""  # the operation in which the others were told last to stop
+        self._stopped = ""  # the operation in which the others got the last order to stop
         self._failed_rank = False  # another rank has failed in the current operation
         self._failed_early = ""  # an operation in which another rank has failed before this one began it
         self._ended: dict[int, str] = {}

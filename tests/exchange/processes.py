@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,22 +70,15 @@ class _Process:
             # So that an exchange takes many moves, however fast the others are.
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
 
-    def exchange(self, trap: int | None, progress_timeout_s: float, counts: Path | None = None) -> Any:
-        """Returns a digest of the means, or of a failure: whose it is, its text, and when it was.
-
-        Time counts once there is the file `counts`.
-        """
+    def exchange(self, trap: int | None, progress_timeout_s: float) -> Any:
+        """Returns a digest of the means, or of a failure: whose it is, its text, and when it was."""
         assert self.links is not None
         if trap is not None:
             _patience.LOOK_S = 0.0  # so that each move is reported at once
         moved = _Trap(self.pipe, trap or 0).moved
         try:
             means = run_exchange(
-                self.links,
-                self.partials,
-                progress_timeout_s=progress_timeout_s,
-                counts=lambda: counts is None or counts.exists(),
-                moved=moved,
+                self.links, self.partials, progress_timeout_s=progress_timeout_s, moved=moved
             )
         except ExchangeFailed as error:
             return error.peers, str(error), time.monotonic()

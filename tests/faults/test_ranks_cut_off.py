@@ -1,4 +1,4 @@
-"""Groups of several processes, each process on a host of its own, in a network that can be broken.
+"""Groups of several processes, each process on a separate host, in a network that can be broken.
 
 What is cut carries nothing and tells neither end, so only silence shows it. Every deadline of a job follows from its
 `failure_timeout_s`: a rank may be silent for a sixth of it, an exchange or a heal for a half.
@@ -28,7 +28,7 @@ GATE = 7
 LAST_GATE = 13
 # On a quiet machine. Longer where a process that only waits for a core would look silent.
 FAILURE_S, MOST_FAILURE_S = 18.0, 90.0
-# JAX ends processes that do not hear of each other for some 70 s.
+# JAX ends processes that do not reach each other for some 70 s.
 BEFORE_JAX_S = 45.0
 NEVER_S = 600.0
 AGAIN = 75
@@ -38,7 +38,7 @@ Own = Mapping[int, Sequence[str]]
 
 @dataclass
 class Job:
-    """A coordinator and groups, each of whose ranks is on a host of its own."""
+    """A coordinator and groups, each of whose ranks is on a separate host."""
 
     here: Cluster
     net: Switch

@@ -152,7 +152,7 @@ def test_an_answer_that_cannot_be_read_is_reported_once(command: str, why: str):
 
 def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path):
     file = tmp_path / "pid"
-    asked = Asked("sh", "-c", f"sleep 1000 & echo $! > {file}; wait", timeout_s=0.5)
+    asked = Asked("sh", "-c", 'sleep 1000 & echo $! > "$1"; wait', "sh", str(file), timeout_s=0.5)
     assert "did not end within 0.5 s, and was killed" in asked.until_said(1)
     pid = int(file.read_text()) if file.exists() else None
     patience.until(lambda: pid is None or not alive(pid), "the child to end")

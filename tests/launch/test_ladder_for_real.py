@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -38,7 +39,7 @@ def test_four_devices_then_two_then_four(tmp_path: Path) -> None:
     working = tmp_path / "working"
     working.write_text("0 1 2 3 4 5 6 7")
     words = ("--groups", "2", "--devices", "0,1,2,3,4,5,6,7", "--rungs", "4,2,1")
-    words += ("--probe", f"cat '{working}'", "--rung-after-s", "1")
+    words += ("--probe", shlex.join(("cat", str(working))), "--rung-after-s", "1")
     environment = {"JAX_PLATFORMS": "cpu", **compiled_environment()}
     with launch(tmp_path / "run", *words, program=PROGRAM, **environment) as running:
         until_trains_on(running, "group-0", 4)

@@ -1,5 +1,6 @@
 """`jaxft launch --rungs` with real processes that do not train: groups come back with fewer devices, and climb."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ def working(tmp_path: Path) -> Path:
 
 
 def probed(working: Path, after_s: str) -> tuple[str, ...]:
-    return ("--probe", f"""sh -c "echo >> '{working}.asked'; cat '{working}'" """, "--rung-after-s", after_s)
+    words = ("sh", "-c", 'echo >> "$1.asked"; cat "$1"', "sh", str(working))
+    return ("--probe", shlex.join(words), "--rung-after-s", after_s)
 
 
 def probes(working: Path) -> int:

@@ -85,7 +85,7 @@ def join_world(
 
     Args:
         meet: the host of its rank 0.
-        host: this process's own address, if it is on a host of its own.
+        host: this process's own address, if it is on a separate host.
     """
     jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -231,7 +231,7 @@ def main() -> None:
         help="RANK:RANKS:PORT[:DEVICES]: one process of a group of several; env: as `jaxft launch` says",
     )
     parser.add_argument(
-        "--meet", default="localhost", help="the host of rank 0, if each rank is on --host, a host of its own"
+        "--meet", default="localhost", help="the host of rank 0, if each rank is on --host, a separate host"
     )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
