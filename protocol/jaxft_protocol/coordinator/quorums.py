@@ -422,7 +422,11 @@ def _relieve(draft: Draft, quorum: NewQuorum) -> None:
         group = draft.release_heal(group)
         if group.holder in frontier.holders:
             # It holds the job's state, even if it joined with a fresh one: if all others die, the job can resume.
-            draft.put(group, phase=GroupPhase.READY, step=frontier.step, history=draft.job.history)
+            # The digest that it joined with is that of an older state.
+            digest = group.digest if group.step == frontier.step else None
+            draft.put(
+                group, phase=GroupPhase.READY, step=frontier.step, history=draft.job.history, digest=digest
+            )
         else:
             draft.put(group, phase=GroupPhase.STALE)
 

@@ -421,3 +421,17 @@ def test_a_relieved_spare_that_holds_the_last_state_resumes_the_job_from_it():
     desk.heal_failed("s", step=1)  # it was to reach step 2, but no group can send that sum any more
     desk.wait(5.5)
     assert (members(desk), desk.step) == (["s"], 1)
+
+
+def test_a_spare_that_stands_by_again_is_not_known_by_the_digest_of_its_first_state():
+    """It founded the job. That digest beside the newer step would halt the job when all others have died."""
+    desk = Desk.open()
+    desk.come("s", digest="fresh", spare=True)
+    desk.tick()
+    desk.commit()
+    desk.come("a", digest="fresh")
+    desk.ready("a")
+    desk.commit()
+    assert [member.group for member in desk.quorum.members] == ["a"]
+    spare = desk.group("s")
+    assert (spare.phase, spare.step, spare.digest) == (GroupPhase.READY, desk.step, None)
