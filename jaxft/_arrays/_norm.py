@@ -60,7 +60,7 @@ def _real_parts(leaf: object) -> Sequence[jax.Array]:
 
 
 def _on_any_axes(array: jax.Array) -> jax.Array:
-    """Return `_block_sums`, which cuts axes as it likes: on explicit axes that needs a leave."""
+    """Return `_block_sums`. It cuts sharded axes, which explicit axes forbid, so they are automatic inside."""
     mesh = jax.typeof(array).sharding.mesh
     if AxisType.Explicit not in mesh.axis_types:
         return _block_sums(array)

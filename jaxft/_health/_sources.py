@@ -1,13 +1,10 @@
 """What the rules measure: a command's exit status, host memory, disk, step time, the clock, and devices."""
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ from typing import Any, Protocol
 from jaxft._health._devices import DeviceError, worst_of
 from jaxft._health._readings import Level, Limits, Reading
 from jaxft._health._rules import Rule
-from jaxft._launch._processes import DIE_WITH_PARENT
+from jaxft._launch._processes import kill_beside, start_beside
 from jaxft._operate._clock import clock_difference
 from jaxft._operate._port import PortError, ask, job_path
 
@@ -176,23 +173,15 @@ class Command:
         }
         self._words = [filled(word, values) for word in rule.command]
         self._timeout_s = rule.timeout_s
-        # A check needs no right to take part in the job.
         self._environment = {**os.environ, **place.environment}
-        self._environment.pop("JAXFT_TOKEN", None)
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self) -> Reading:
         if shutil.which(self._words[0]) is None:
             return Reading(Level.UNKNOWN, f"there is no program {self._words[0]!r} to run")
-        # A file, because a pipe that a child of the command keeps open would never end.
         with tempfile.TemporaryFile() as output:
-            self._process = process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(DIE_WITH_PARENT), str(os.getpid()), *self._words],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                process_group=0,
+            self._process = process = start_beside(
+                self._words, output, stderr=subprocess.STDOUT, environment=self._environment
             )
             try:
                 status = process.wait(self._timeout_s)
@@ -210,9 +199,8 @@ class Command:
         return Reading(LEVELS.get(status, Level.UNKNOWN), first_line(said) or f"exit status {status}")
 
     def end(self) -> None:
-        if (process := self._process) is not None and process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        if (process := self._process) is not None:
+            kill_beside(process)
 
 
 def first_line(said: str) -> str:

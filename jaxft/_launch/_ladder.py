@@ -1,4 +1,4 @@
-"""The mesh ladder of a group: on how many of its devices it starts. Pure.
+"""The mesh ladder of a group: on how many of its devices it starts. Reads no clock.
 
 A group whose devices do not all come back within some time starts again on the next rung, with fewer of them, and
 climbs when they are back. Its program makes its mesh of the devices that JAX shows it, so it is recompiled.

@@ -1,19 +1,16 @@
 """Asks a command of the user, again and again, which of this machine's devices work."""
 
-import contextlib
 import math
 import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from jaxft._launch._processes import DIE_WITH_PARENT
+from jaxft._launch._processes import kill_beside, start_beside
 
 MOST_EVERY_S, LEAST_EVERY_S = 10.0, 0.2
 # While a group waits for devices.
@@ -86,8 +83,7 @@ class Probe:
         """End the command if it runs."""
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_beside(process)
             process.wait()
         if self._output is not None:
             self._output.close()
@@ -98,17 +94,9 @@ class Probe:
             self._report("is no program that can be run")
             return
         self._began_s = now_s
-        # A file, because a pipe that a child of the command keeps open would never end.
         self._output = tempfile.TemporaryFile()
-        # The command needs no right to take part in the job.
-        environment = {name: value for name, value in os.environ.items() if name != "JAXFT_TOKEN"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(DIE_WITH_PARENT), str(os.getpid()), *self._command],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            process_group=0,
+        self._process = start_beside(
+            self._command, self._output, stderr=subprocess.DEVNULL, environment=os.environ
         )
 
     def _take(self, status: int) -> None:

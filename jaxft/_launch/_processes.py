@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import IO, Self
 
 from jaxft._launch._warm import Fork, Warm, python_words, warm_command
 
@@ -96,6 +96,34 @@ class Child:
         """Return the last lines of its log, under a heading, for messages."""
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return "\n".join([f"--- end of the log of {self.name} ({self.log.name}) ---", *lines, "---"])
+
+
+def start_beside(
+    words: Sequence[str], output: IO[bytes], *, stderr: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a short command beside the groups, such as a check. It ends with this process.
+
+    Args:
+        words: the command.
+        output: a file. A pipe that a child of the command keeps open would never end.
+        stderr: as for `subprocess.Popen`.
+        environment: its environment; the token is left out, since it needs no right to take part in the job.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(DIE_WITH_PARENT), str(os.getpid()), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=stderr,
+        env={name: value for name, value in environment.items() if name != "JAXFT_TOKEN"},
+        process_group=0,
+    )
+
+
+def kill_beside(process: subprocess.Popen[bytes]) -> None:
+    """End such a command, and its children. Does not wait."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 class Processes:

@@ -102,3 +102,10 @@ def fakes(folder: Path, *words: str, lives: tuple[str, ...]) -> Iterator[Launch]
     """Launch groups of `fake_rank.py`."""
     with launch(folder, *NOWHERE, "--no-warm", *words, program=(*FAKE, *lives)) as running:
         yield running
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import patience
-from tests.launch.launches import FAKE, Launch, fakes, launch
+from tests.launch.launches import FAKE, Launch, fakes, is_alive, launch
 
 pytestmark = pytest.mark.processes
 
@@ -32,13 +32,6 @@ def rules(folder: Path, action: str, shell: str = SICK) -> tuple[str, ...]:
 
 def changes(running: Launch) -> list[tuple[str, str, str]]:
     return [(one["group"], one["before"], one["level"]) for one in running.events("health_changed")]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_sick_group_is_drained_and_the_others_go_on(folder: Path) -> None:

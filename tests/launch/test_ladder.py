@@ -11,6 +11,7 @@ from jaxft._launch._ladder import Ladder
 from jaxft._launch._probe import Probe
 from jaxft._launch._ranks import Member
 from tests import patience
+from tests.launch.launches import is_alive
 
 ALL = frozenset(range(8))
 
@@ -95,14 +96,14 @@ class Asked:
 
     def until_answer(self) -> frozenset[int]:
         asked_s = time.monotonic()
-        self._until(lambda: self.probe.asked_s >= asked_s)
+        self.until(lambda: self.probe.asked_s >= asked_s)
         return self.probe.working
 
     def until_said(self, count: int) -> str:
-        self._until(lambda: len(self.said) >= count)
+        self.until(lambda: len(self.said) >= count)
         return self.said[-1]
 
-    def _until(self, done) -> None:
+    def until(self, done) -> None:
         def polled() -> bool:
             self.probe.poll()
             return done()
@@ -153,17 +154,10 @@ def test_an_answer_that_cannot_be_read_is_reported_once(command: str, why: str):
 def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path):
     file = tmp_path / "pid"
     asked = Asked("sh", "-c", 'sleep 1000 & echo $! > "$1"; wait', "sh", str(file), timeout_s=0.5)
-    assert "did not end within 0.5 s, and was killed" in asked.until_said(1)
-    pid = int(file.read_text()) if file.exists() else None
-    patience.until(lambda: pid is None or not alive(pid), "the child to end")
-
-
-def alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    asked.until(lambda: bool(asked.said) and file.exists() and bool(file.read_text()))
+    assert "did not end within 0.5 s, and was killed" in asked.said[0]
+    pid = int(file.read_text())
+    patience.until(lambda: not is_alive(pid), "the child to end")
 
 
 def test_a_probe_does_not_get_the_token(monkeypatch: pytest.MonkeyPatch):

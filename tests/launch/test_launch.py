@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import patience
-from tests.launch.launches import FAKE, fakes, launch
+from tests.launch.launches import FAKE, fakes, is_alive, launch
 
 pytestmark = pytest.mark.processes
 
@@ -16,13 +16,6 @@ pytestmark = pytest.mark.processes
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_job_that_is_done(folder: Path) -> None:
