@@ -788,6 +788,19 @@ def _a_step_that_fails_in_every_group_is_tried_for_ever(may_compute: Any) -> Any
     return lambda draft, group: True
 
 
+@mutant(quorums, "_relieve")
+def _a_relieved_spare_keeps_its_first_digest(relieve: Any) -> Any:
+    """A spare that stands by again is known by its newest step and by the digest that it joined with."""
+
+    def mutated(draft: Any, quorum: Any) -> None:
+        known = {name: group.digest for name, group in draft.job.groups.items()}
+        relieve(draft, quorum)
+        for group in draft.select(lambda group: group.digest != known[group.name]):
+            draft.put(group, digest=known[group.name])
+
+    return mutated
+
+
 # ---- terms and ids of several lives ----
 
 

@@ -64,6 +64,7 @@ class Trainer:
         self.computed: defaultdict[int, set[int]] = defaultdict(set)
         self.first: dict[int, int] = {}  # of each step, the shard that it computed first
         self.sums: set[tuple[QuorumId, Step]] = set()
+        self.digests: set[tuple[Step, int]] = set()  # that it has told, each with its state
         self.pins: dict[int, Step] = {}
         self.log: dict[int, QuorumId] = {}
         # What it does.
@@ -93,6 +94,11 @@ class Trainer:
         """Of the state that it holds. The same shards summed in the same order are the same bits."""
         line = len(self.history) if self.world.truth.same_bits else self.history
         return zlib.crc32(repr((self.root, line, sorted(self.skipped), self.flipped)).encode())
+
+    def told_digest(self) -> int:
+        """Return the digest of the state that it holds, and note that it was told."""
+        self.digests.add((Step(len(self.history)), self.digest))
+        return self.digest
 
     @property
     def heals_only(self) -> bool:
@@ -255,7 +261,7 @@ class Trainer:
 
     def _tell_digest(self, step: Step) -> None:
         if step == len(self.history):
-            self.post(r.Digested(step, self.digest))
+            self.post(r.Digested(step, self.told_digest()))
 
     def _has_done(self, directive: r.Directive) -> bool:
         """Whether the core has not heard yet that this is done: then it still says so."""
@@ -295,7 +301,7 @@ class Trainer:
             newest = checkpoints[-1]
             self.root, self.history, saved = newest.root, list(newest.state), newest.history
             self.skipped = newest.skipped
-        step, digest = Step(len(self.history)), self.digest
+        step, digest = Step(len(self.history)), self.told_digest()
         shards = self.world.setting.shards
         least, history = self.world.setting.min_replicas, HistoryId(saved)
         self.post(r.Prepared(step, digest, {}, least, history, self.spare, heals_only, shards))
@@ -373,7 +379,7 @@ class Trainer:
 
     def fingerprint(self, step: Step) -> int | None:
         """What its vote says of the state that the step was computed from."""
-        return self.digest if self.world.setting.compares else None
+        return self.told_digest() if self.world.setting.compares else None
 
     def _finds_nonfinite(self, step: int, *, replayed: bool) -> bool:
         """Whether the means of a step are not finite: all who hold them see the same."""

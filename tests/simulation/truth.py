@@ -166,6 +166,8 @@ class Truth:
             voted = isinstance(event, Received) and isinstance(event.message, Vote)
             if not voted:  # a vote may be the last that was waited for
                 self._check_gathered(before, after, quorum)
+        if after.groups is not before.groups:
+            self._check_digests(before, after)
         old, new = before.frontier, after.frontier
         if new is old or new is None:
             return
@@ -194,6 +196,15 @@ class Truth:
                 raise Violation(
                     "the frontier never goes back", f"{held} hold step {old.step}, not {new.step}"
                 )
+
+    def _check_digests(self, before: Job, after: Job) -> None:
+        """What is known of a group's state belongs together: its digest is that of the step beside it."""
+        for name, group in after.groups.items():
+            if group is before.groups.get(name) or group.digest is None:
+                continue
+            told = self._world.incarnations[group.incarnation].digests
+            if (group.step, group.digest) not in told:
+                raise Violation("a digest is of the step beside it", f"{name} at step {group.step}: {told}")
 
     def _check_majority(self, before: Job, after: Job, new: Frontier) -> None:
         """The state from which a job begins is not the odd one of those that were brought."""
