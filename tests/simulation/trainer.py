@@ -96,7 +96,7 @@ class Trainer:
         return zlib.crc32(repr((self.root, line, sorted(self.skipped), self.flipped)).encode())
 
     def told_digest(self) -> int:
-        """Return the digest of the state that it holds, and note that it was told."""
+        """Return the digest of the state that it holds, and remember it."""
         self.digests.add((Step(len(self.history)), self.digest))
         return self.digest
 
