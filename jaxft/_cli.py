@@ -10,7 +10,8 @@ import tyro
 from jaxft._chaos.chaos import ChaosOptions, run_chaos
 from jaxft._errors import JaxftError
 from jaxft._launch._checks import missing_program
-from jaxft._launch.launch import LaunchOptions, run_launch
+from jaxft._launch._options import LaunchOptions
+from jaxft._launch.launch import run_launch
 from jaxft._operate._doctor import DoctorOptions, run_doctor
 from jaxft._operate._drain import DrainOptions, run_drain
 from jaxft._operate._status import StatusOptions, run_status

@@ -18,9 +18,9 @@ class Fate:
     """
 
     def __init__(self, children: Sequence[Child]) -> None:
-        """`children`: the processes, by rank."""
-        self.statuses: dict[int, int] = {}  # of processes that ended before we ended the group, by rank
-        self.failed: int | None = None  # the first rank that failed
+        """`children`: the processes on this machine, in the order of their ranks."""
+        self.statuses: dict[int, int] = {}  # of processes that ended before we ended the group, by index
+        self.failed: int | None = None  # the index of the first that failed
         self.first_end_t_s: float | None = None
         self.killed = False
         self._children = tuple(children)
@@ -37,22 +37,22 @@ class Fate:
 
     def watch(self, *, shared: bool = True) -> None:
         """See which processes have ended. With `shared`, one that failed ends the others."""
-        for rank, child in enumerate(self._children):
+        for index, child in enumerate(self._children):
             status = child.exit_code()
-            if status is None or rank in self.statuses or self.killed:
+            if status is None or index in self.statuses or self.killed:
                 continue
-            self.statuses[rank] = status
+            self.statuses[index] = status
             if self.first_end_t_s is None:
                 self.first_end_t_s = time.time()
             if status != DONE and self.failed is None:
                 last_words_s = LAST_WORDS_S if ending_of(status) is Ending.ERROR else 0.0
-                self.fail(rank, within_s=last_words_s if shared else None)
+                self.fail(index, within_s=last_words_s if shared else None)
         if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
             self.kill()
 
-    def fail(self, rank: int, *, within_s: float | None) -> None:
-        """A rank has failed: the group ends after `within_s`, or (None) by itself."""
-        self.failed = rank
+    def fail(self, index: int, *, within_s: float | None) -> None:
+        """A process has failed: the group ends after `within_s`, or (None) by itself."""
+        self.failed = index
         self._kill_at_s = None if within_s is None else time.monotonic() + within_s
 
     def kill(self) -> None:

@@ -104,6 +104,7 @@ class Launcher:
             if self._coordinator is not None:
                 self._coordinator.poll()
             self._end_together()
+            self._give_up_together()
             if self._kill_at_s is None:  # otherwise all groups end anyway
                 for watch in self._watches:
                     watch.poll()
@@ -152,6 +153,16 @@ class Launcher:
                 self._output.say(f"{one.member.name} did not end in time: it is killed")
                 one.kill()
             self._kill_at_s = math.inf
+
+    def _give_up_together(self) -> None:
+        """End the other parts of a group of which one part was given up: they would wait for it."""
+        lost = {one.member.group for one in self.supervisors if one.state is State.GIVEN_UP} - {""}
+        for one in self.supervisors:
+            if one.member.group in lost and one.restarts:
+                self._output.say(
+                    f"{one.member.name} ends, since {one.member.group} cannot go on without its other hosts"
+                )
+                one.kill()
 
     def _watch(self, one: Supervisor, health: Health) -> Watch:
         return Watch(
@@ -254,4 +265,4 @@ def _signs(ranks: Sequence[RankProcess]) -> Iterator[Sign]:
 
 
 def _name_of(one: Supervisor, rank: RankProcess) -> str:
-    return one.member.name if one.member.nproc == 1 else f"{one.member.name}/{rank.rank}"
+    return one.member.name if one.member.world == 1 else f"{one.member.name}/{rank.rank}"

@@ -55,8 +55,11 @@ class Life:
         self.step = 0
         self._drained = False
         name = f"{member.name}.{number}"
-        files = [phases / f"{name}.{rank}.phase" for rank in range(member.nproc)]
-        commands = [fill(command, member, rank=rank, folder=processes.folder) for rank in range(member.nproc)]
+        files = [phases / f"{name}.{rank}.phase" for rank in member.ranks_here]
+        commands = [
+            list(member.command) or fill(command, member, rank=rank, folder=processes.folder)
+            for rank in member.ranks_here
+        ]
         if warm is None or not warm.ready:
             commands = [with_statuses(one) for one in commands]
         children = start_ranks(
@@ -67,7 +70,7 @@ class Life:
             warm=warm,
             own=[{PHASE_FILE: str(file)} for file in files],
         )
-        ranks = zip(range(member.nproc), children, files, strict=True)
+        ranks = zip(member.ranks_here, children, files, strict=True)
         self.ranks = [RankProcess(rank, child, file) for rank, child, file in ranks]
         self._fate = Fate(children)
 
@@ -121,7 +124,7 @@ class Life:
             if late is not None:
                 self.overdue = late
                 one.child.say_where()
-                self._fate.fail(one.rank, within_s=LAST_WORDS_S)
+                self._fate.fail(self.ranks.index(one), within_s=LAST_WORDS_S)
                 return
 
     def terminate(self) -> None:

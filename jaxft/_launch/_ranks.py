@@ -26,21 +26,41 @@ class Member:
 
     Attributes:
         name: its name in the job.
-        nproc: its number of processes.
+        nproc: its number of processes on this machine.
+        nodes: the number of machines that it has, with as many processes on each.
+        node: which of them this is, from 0.
+        meet: with several machines, where `jax.distributed` meets: HOST:PORT of the first one.
         coordinator: the address of the job's coordinator; None for a group without one.
         spare: whether it stands by.
         devices: the machine's devices that belong to it, dealt out to its ranks; empty: not limited.
         compilation_cache: the folder for its compiled programs.
         extra: further environment variables of all of its processes.
+        command: what to run as it stands, in place of the launch's program.
+        group: the group that it is only a part of, if so: given up as a whole.
     """
 
     name: str
     nproc: int = 1
+    nodes: int = 1
+    node: int = 0
+    meet: str = ""
     coordinator: str | None
     spare: bool = False
     devices: tuple[int, ...] = ()
     compilation_cache: Path | None = None
     extra: dict[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    group: str = ""
+
+    @property
+    def world(self) -> int:
+        """The number of its processes on all machines."""
+        return self.nproc * self.nodes
+
+    @property
+    def ranks_here(self) -> range:
+        """The numbers of its processes on this machine, among all of them."""
+        return range(self.node * self.nproc, (self.node + 1) * self.nproc)
 
     def on(self, devices: tuple[int, ...]) -> "Member":
         """Return this group on some of its devices: as many to a process as before, or all to one."""
@@ -55,7 +75,7 @@ class Member:
     def environment(self) -> dict[str, str]:
         """Return what all of its processes have in common."""
         found = {
-            "JAXFT_NPROC": str(self.nproc),
+            "JAXFT_NPROC": str(self.world),
             **({"JAXFT_SPARE": "1"} if self.spare else {}),
             **self.extra,
         }
@@ -72,18 +92,21 @@ class Member:
 
     def process_name(self, life: str, rank: int) -> str:
         """Return the name of one of its processes in a life of that name."""
-        return life if self.nproc == 1 else f"{life}.{rank}"
+        return life if self.world == 1 else f"{life}.{rank}"
 
     def ranks(self) -> list[dict[str, str]]:
-        """Return what each of its processes has for itself in one life, with a port that is free now."""
-        meeting = f"{HOST}:{free_ports(1)[0]}" if self.nproc > 1 else ""
+        """Return what each of its processes here has for itself in one life.
+
+        On a single machine they meet at a port that is free now.
+        """
+        meeting = self.meet or (f"{HOST}:{free_ports(1)[0]}" if self.nproc > 1 else "")
         share = len(self.devices) // self.nproc
         environments: list[dict[str, str]] = []
-        for rank in range(self.nproc):
+        for number, rank in enumerate(self.ranks_here):
             own = {"JAXFT_RANK": str(rank)}
             if meeting:
                 own["JAX_COORDINATOR_ADDRESS"] = meeting
-            if devices := self.devices[rank * share : (rank + 1) * share]:
+            if devices := self.devices[number * share : (number + 1) * share]:
                 text = ",".join(map(str, devices))
                 own["JAX_LOCAL_DEVICE_IDS"] = text
                 own |= dict.fromkeys(VISIBLE_DEVICES, text)
@@ -105,7 +128,7 @@ def start_ranks(
 
     Args:
         member: the group.
-        commands: one for each rank.
+        commands: one for each rank on this machine.
         processes: what starts them.
         name: the name of this life, for processes and logs.
         warm: fork them from this warm process, if that is possible.
@@ -115,12 +138,12 @@ def start_ranks(
     return [
         processes.start(
             member.process_name(name, rank),
-            commands[rank],
-            orders=orders[rank] if orders else None,
-            environment={**member.environment(), **ranks, **own[rank]},
+            commands[number],
+            orders=orders[number] if orders else None,
+            environment={**member.environment(), **ranks, **own[number]},
             warm=warm,
         )
-        for rank, ranks in enumerate(member.ranks())
+        for number, (rank, ranks) in enumerate(zip(member.ranks_here, member.ranks(), strict=True))
     ]
 
 
@@ -143,7 +166,7 @@ def free_ports(count: int) -> list[int]:
 
 def _listener() -> socket.socket:
     """A listener on a port of `PORTS` that the kernel does not give out, or on any port if they are all taken."""
-    low, high = _given_out()
+    low, high = given_out()
     ours = [port for port in PORTS if not low <= port <= high]
     for port in random.sample(ours, min(TRIES, len(ours))):
         with contextlib.suppress(OSError):
@@ -151,8 +174,8 @@ def _listener() -> socket.socket:
     return socket.create_server((HOST, 0))
 
 
-def _given_out() -> tuple[int, int]:
-    """The first and the last port that the kernel gives out."""
+def given_out() -> tuple[int, int]:
+    """Return the first and the last port that the kernel gives out."""
     try:
         low, high = GIVEN_OUT.read_text().split()
         return int(low), int(high)

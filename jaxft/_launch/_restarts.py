@@ -14,6 +14,8 @@ LONGEST_WAIT_S = 60.0
 # Waits differ by up to this share, so that groups which ended together do not all come back at once.
 JITTER = 0.25
 ERRORS_IN_A_ROW = 2
+# What tells no steps, a launcher on another host, has made progress if it lived for so long.
+STEADY_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,14 @@ class GiveUp:
 
 
 def after(
-    past: Past, *, ending: Ending, status: int, step: int, max_restarts: int, jitter: float
+    past: Past,
+    *,
+    ending: Ending,
+    status: int,
+    step: int | None,
+    lived_s: float,
+    max_restarts: int,
+    jitter: float,
 ) -> Restart | GiveUp:
     """Return what to do after a life that did not end with status 0.
 
@@ -53,13 +62,16 @@ def after(
         past: of the lives before.
         ending: how it ended.
         status: its exit status, for the message.
-        step: the highest step that it reached; 0 if it reached none.
+        step: the highest step that it reached; 0 if it reached none; None if it tells no steps.
+        lived_s: how long it lived.
         max_restarts: the most restarts in a row without progress.
         jitter: a random number in [0, 1).
     """
     if ending is Ending.REFUSED:
         return GiveUp(f"The job refused it (exit status {status}); its log says what differs.")
-    if step > past.step:
+    if step is None and lived_s >= STEADY_S:
+        return Restart(0.0, Past())
+    if step is not None and step > past.step:
         return Restart(0.0, Past(step, 0))
     fruitless = past.fruitless + 1
     if ending is Ending.ERROR and fruitless >= ERRORS_IN_A_ROW:

@@ -120,6 +120,11 @@ class Supervisor:
         return self.member.name
 
     @property
+    def restarts(self) -> bool:
+        """Whether the group is to run, now or later."""
+        return self._restarts and not self.over
+
+    @property
     def running_life(self) -> int | None:
         """The number of the current life; None if the group does not run, or has been told to end."""
         life = self.life
@@ -344,7 +349,8 @@ class Supervisor:
             self._past,
             ending=ending,
             status=status,
-            step=life.step,
+            step=None if life.member.command else life.step,
+            lived_s=lived_s,
             max_restarts=self._rules.max_restarts,
             jitter=random.random(),
         )

@@ -1,27 +1,35 @@
 """The command `jaxft launch`: starts a job's groups on this machine, and keeps them alive until the job is done."""
 
 import contextlib
-import operator
 import os
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from jaxft._health._health import Health
 from jaxft._health._rules import read_rules
+from jaxft._launch._attached import attach
 from jaxft._launch._checks import LaunchError, check_command, check_installed
 from jaxft._launch._coordinator import COORDINATOR, Coordinator
-from jaxft._launch._deadlines import parse_deadlines
+from jaxft._launch._deadlines import parse_deadlines, without_phases
+from jaxft._launch._hosts import check_reachable, check_shell, meeting_of, parts_of, remote_member
 from jaxft._launch._journal import Journal, LaunchBegan, LaunchEnded
 from jaxft._launch._ladder import Ladder
 from jaxft._launch._launcher import Launcher
+from jaxft._launch._options import (
+    LaunchOptions,
+    check_options,
+    devices_of,
+    hosts_of,
+    rungs_of,
+    words_of,
+)
 from jaxft._launch._output import make_output
 from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Processes
@@ -32,68 +40,6 @@ EVENTS = "events.jsonl"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """Start the replica groups of a job on this machine, and restart each group that ends before its job does.
-
-    Everything after two dashes is the program: jaxft launch --groups 3 -- python my_train.py. It takes its group and
-    the coordinator from the environment: leave both out of jaxft.Manager(...), or pass it {coordinator}, {group},
-    {rank} and {folder} in its command. docs/clusters.md documents the environment, the exit statuses and the events.
-
-    Exit status 0 if the job is done; 75 if it should be started again; 78 if the job refused the program; otherwise
-    that of the program.
-    """
-
-    groups: int = 1
-    """Replica groups to start."""
-    group: int | None = None
-    """Start only this one group of the job, group-GROUP: for an element of a Slurm array or a Kubernetes Job."""
-    nproc: int = 1
-    """Processes of each group. If one of them ends, its group is restarted."""
-    coordinator: str = ""
-    """HOST:PORT of the job's coordinator; by default that of the environment variable JAXFT_COORDINATOR. If neither
-    is given, one is started (jaxft-coordinator), and it is restarted if it ends."""
-    http: str = ""
-    """HOST:PORT for the page, the API and the metrics of the coordinator that is started, such as localhost:29511."""
-    spares: int = 0
-    """Further groups that stand by, and replace a group that is lost."""
-    devices: str = ""
-    """Numbers of this machine's accelerators, separated by commas, to be dealt out evenly to all processes. Empty:
-    each process sees all devices."""
-    rungs: str = ""
-    """Numbers of devices that a group may have, falling, such as 8,4,2: a group whose devices do not all come back
-    starts again with fewer, and with more once they work. The first is a group's share of --devices. See --probe."""
-    probe: str = ""
-    """Command that prints the numbers of this machine's devices that work, separated by commas or spaces. It is run
-    every 10 s at least, and before each start of a group. For --rungs."""
-    rung_after_s: float = 60.0
-    """How long a group waits for devices that do not work before it starts with fewer, and how long devices must have
-    worked before a group makes use of them."""
-    max_restarts: int = 10
-    """Restarts of a group in a row without a new step, before it is given up."""
-    deadlines: str = ""
-    """The longest times that a process may stay in a phase, as PHASE=SECONDS,...; 0 means any time."""
-    drain_timeout_s: float = 60.0
-    """On SIGTERM or Ctrl-C, or if a rule of --health drains a group, how long groups may take to finish their step
-    and leave."""
-    health: Path | None = None
-    """TOML file with rules that are checked beside each group, and warn, drain or kill. docs/health.md has them."""
-    warm: bool = True
-    """Fork processes from one that has imported JAX, so that a restart takes less time."""
-    preload: str = ""
-    """Further modules that the warm processes import, separated by commas, such as flax,optax."""
-    folder: Path | None = None
-    """Folder for logs, events and compiled programs. None: a new one, named after the time, in the current one."""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the groups, spares last."""
-        if self.group is not None:
-            return [f"group-{self.group}"]
-        spares = [f"spare-{number}" for number in range(self.spares)]
-        return [*(f"group-{number}" for number in range(self.groups)), *spares]
-
-
 def run_launch(
     options: LaunchOptions, words: Sequence[str], *, coordinator: tuple[str, ...] = COORDINATOR
 ) -> int:
@@ -102,13 +48,16 @@ def run_launch(
     Raises:
         LaunchError: an option is not valid, the program does not exist, or the coordinator does not start.
     """
+    if options.attached:
+        # Unbuffered: a thread that waits in a buffered read ends the interpreter with an error.
+        attach(open(0, "rb", buffering=0, closefd=False))
     check_command(words, command="jaxft launch")
     check_options(options)
     rules = Rules(
         deadlines=parse_deadlines(options.deadlines),
         max_restarts=options.max_restarts,
         warm=options.warm,
-        preload=tuple(_words(options.preload)),
+        preload=tuple(words_of(options.preload)),
         drain_timeout_s=options.drain_timeout_s,
     )
     address = options.coordinator or os.environ.get("JAXFT_COORDINATOR", "")
@@ -117,6 +66,8 @@ def run_launch(
             "--group starts one group of a job, so it needs the job's coordinator: --coordinator HOST:PORT. "
             "To start N groups on this machine, say --groups N."
         )
+    if options.hosts:
+        check_reachable(address, hosts_of(options))
     if address and options.http:
         raise LaunchError(
             f"--http is for a coordinator that the launcher starts, but the job's coordinator is {address}. Give "
@@ -126,6 +77,8 @@ def run_launch(
         check_installed(("jaxft_coordinator",), remedy="pip install jaxft-coordinator")
     http_url = f"http://{options.http}" if options.http else os.environ.get("JAXFT_HTTP", "")
     health = () if options.health is None else read_rules(options.health, http=http_url)
+    if options.hosts:  # the launchers there see to all of this
+        health, rules = (), replace(rules, warm=False, deadlines=without_phases(rules.deadlines))
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_signals())
         folder = _folder(options.folder)
@@ -141,7 +94,8 @@ def run_launch(
             address = own.address
             if options.http:
                 output.say(f"the page is at http://{options.http}/")
-        output.say(f"{len(options.names)} groups x {options.nproc}; logs and {EVENTS} in {folder}")
+        hosts = f" on {options.hosts}" if options.hosts else ""
+        output.say(f"{len(options.names)} groups x {options.nproc}{hosts}; logs and {EVENTS} in {folder}")
         journal.write(
             LaunchBegan(
                 groups=options.names,
@@ -152,7 +106,9 @@ def run_launch(
             )
         )
         launcher = Launcher(
-            members_of(options, address, folder),
+            remote_members(options, address, folder, words)
+            if options.hosts
+            else members_of(options, address, folder),
             words,
             processes,
             rules,
@@ -170,76 +126,6 @@ def run_launch(
         return status
 
 
-def check_options(options: LaunchOptions) -> None:
-    """Raise a LaunchError if the options do not fit together."""
-    for name in ("groups", "nproc", "max_restarts", "spares"):
-        least = 1 if name in ("groups", "nproc") else 0
-        if getattr(options, name) < least:
-            flag = name.replace("_", "-")
-            raise LaunchError(f"--{flag} must be at least {least}, not {getattr(options, name)}.")
-    if options.drain_timeout_s < 0:
-        raise LaunchError(f"--drain-timeout-s must be at least 0 s, not {options.drain_timeout_s:g}.")
-    if options.group is not None and (options.spares or options.groups != 1):
-        raise LaunchError("--group starts one group, so --groups and --spares do not go with it.")
-    if options.group is not None and options.group < 0:
-        raise LaunchError(f"--group must be a number from 0, not {options.group}.")
-    devices, processes = devices_of(options), len(options.names) * options.nproc
-    if devices and len(devices) % processes:
-        raise LaunchError(
-            f"--devices names {len(devices)} devices, which {processes} processes ({len(options.names)} groups x "
-            f"{options.nproc}) cannot share evenly."
-        )
-
-    check_rungs(options, devices)
-
-
-def check_rungs(options: LaunchOptions, devices: Sequence[int]) -> None:
-    """Raise a LaunchError if the mesh ladder cannot be right."""
-    rungs = rungs_of(options)
-    if not rungs and not options.probe:
-        return
-    if not rungs or not options.probe:
-        given, lacking = ("--rungs", "--probe") if rungs else ("--probe", "--rungs")
-        raise LaunchError(f"{given} needs {lacking}: docs/clusters.md has both.")
-    share = len(devices) // len(options.names)
-    if rungs[0] != share:
-        raise LaunchError(
-            f"--rungs begins with {rungs[0]} devices, but each of {len(options.names)} groups has {share} of the "
-            f"{len(devices)} in --devices. The first rung is a group with all of its devices."
-        )
-    per_process = share // options.nproc
-    for rung in rungs:
-        if rung > per_process and rung % per_process:
-            raise LaunchError(
-                f"--rungs has {rung} devices, which processes with {per_process} devices each cannot have. Take "
-                f"multiples of {per_process}, or fewer than {per_process} for a single process."
-            )
-    if options.rung_after_s < 0:
-        raise LaunchError(f"--rung-after-s must be at least 0 s, not {options.rung_after_s:g}.")
-    try:
-        words = shlex.split(options.probe)
-    except ValueError as error:
-        raise LaunchError(f"--probe {options.probe!r} is no command: {error}.") from error
-    if shutil.which(words[0]) is None:
-        raise LaunchError(f"--probe {options.probe!r}: there is no program {words[0]!r} to run.")
-
-
-def rungs_of(options: LaunchOptions) -> tuple[int, ...]:
-    """Return the rungs of each group's mesh ladder; empty without one.
-
-    Raises:
-        LaunchError: they are not falling numbers.
-    """
-    words = _words(options.rungs)
-    if not all(word.isdigit() for word in words) or any(
-        map(operator.le, map(int, words), map(int, words[1:]))
-    ):
-        raise LaunchError(f"--rungs must be falling numbers of devices such as 8,4,2, not {options.rungs!r}.")
-    if "0" in words:
-        raise LaunchError(f"--rungs must be at least 1 each, not {options.rungs!r}.")
-    return tuple(map(int, words))
-
-
 def ladder_of(options: LaunchOptions, member: Member) -> Ladder | None:
     """Return a group's ladder."""
     rungs = rungs_of(options)
@@ -252,18 +138,6 @@ def _probe(options: LaunchOptions, say: Callable[[str], None]) -> Probe | None:
     return Probe(shlex.split(options.probe), say=say, patience_s=options.rung_after_s)
 
 
-def devices_of(options: LaunchOptions) -> list[int]:
-    """Return the numbers of the devices.
-
-    Raises:
-        LaunchError: they are not different numbers.
-    """
-    words = _words(options.devices)
-    if not all(word.isdigit() for word in words) or len(set(words)) != len(words):
-        raise LaunchError(f"--devices must be different numbers such as 0,1,2,3, not {options.devices!r}.")
-    return [int(word) for word in words]
-
-
 def members_of(options: LaunchOptions, coordinator: str, folder: Path) -> list[Member]:
     """Return the groups of the launch."""
     caches = os.environ.get("JAX_COMPILATION_CACHE_DIR")  # the user's own choice
@@ -272,6 +146,9 @@ def members_of(options: LaunchOptions, coordinator: str, folder: Path) -> list[M
         Member(
             name=name,
             nproc=options.nproc,
+            nodes=options.nodes,
+            node=options.node,
+            meet=options.meet,
             coordinator=coordinator,
             spare=name.startswith("spare-"),
             devices=devices,
@@ -280,6 +157,41 @@ def members_of(options: LaunchOptions, coordinator: str, folder: Path) -> list[M
         )
         for name, devices in zip(options.names, shares, strict=True)
     ]
+
+
+def remote_members(
+    options: LaunchOptions, coordinator: str, folder: Path, words: Sequence[str]
+) -> list[Member]:
+    """Return the parts of the groups on other hosts."""
+    parts, shell = parts_of(options.names, hosts_of(options)), check_shell(options.remote_shell)
+    caches = os.environ.get("JAX_COMPILATION_CACHE_DIR")  # the user's own choice
+    members: list[Member] = []
+    for part in parts:
+        number = options.names.index(part.group)
+        own = {"PYTHONUNBUFFERED": "1"}
+        if not caches:  # of all hosts of a group: only its first process writes there
+            own["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled" / part.group)
+        if number >= options.groups:
+            own["JAXFT_SPARE"] = "1"
+        said = {
+            "--group": number,
+            "--nproc": options.nproc,
+            "--nodes": part.nodes,
+            "--node": part.node,
+            "--meet": meeting_of(part, parts) if part.nodes > 1 else "",
+            "--coordinator": coordinator,
+            "--devices": ",".join(map(str, dealt(devices_of(options), part.shares)[part.share])),
+            "--max-restarts": options.max_restarts,
+            "--deadlines": options.deadlines,
+            "--drain-timeout-s": options.drain_timeout_s,
+            "--preload": options.preload,
+            "--health": "" if options.health is None else options.health.absolute(),
+            "--folder": folder / part.name,
+        }
+        flags = [word for flag, value in said.items() if value != "" for word in (flag, str(value))]
+        flags += [] if options.warm else ["--no-warm"]
+        members.append(remote_member(part, shell, flags, words, own))
+    return members
 
 
 @contextlib.contextmanager
@@ -304,7 +216,3 @@ def _folder(given: Path | None) -> Path:
         raise LaunchError(f"--folder {folder} exists and is not a folder. Name another one.")
     folder.mkdir(parents=True, exist_ok=True)
     return folder.absolute()
-
-
-def _words(comma_list: str) -> list[str]:
-    return [word.strip() for word in comma_list.split(",") if word.strip()]

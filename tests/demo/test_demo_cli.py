@@ -8,7 +8,7 @@ import jaxft
 from jaxft import _cli
 from jaxft._chaos.chaos import ChaosOptions
 from jaxft._launch._checks import LaunchError, check_command, check_installed, check_new_folder
-from jaxft._launch.launch import LaunchOptions
+from jaxft._launch._options import LaunchOptions
 from jaxft._version import __version__
 from lab import __main__ as lab
 from lab._examples import check_example

@@ -10,7 +10,7 @@ from jaxft_coordinator._cli import Arguments, _exposure, _problem
 from deploy.render import FILES
 from examples.llama3._flags import Flags
 from jaxft._launch._deadlines import parse_deadlines
-from jaxft._launch.launch import LaunchOptions, check_options
+from jaxft._launch._options import LaunchOptions, check_options
 from tests.deployment.manifests import needs_helm, pods
 
 pytestmark = needs_helm

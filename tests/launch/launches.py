@@ -5,9 +5,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jaxft
@@ -21,7 +22,8 @@ _LAUNCH = (
     "sys.modules['jaxft'] = types.ModuleType('jaxft')\n"
     f"sys.modules['jaxft'].__path__ = [{str(Path(jaxft.__file__).parent)!r}]\n"
     "import tyro\n"
-    "from jaxft._launch.launch import LaunchOptions, run_launch\n"
+    "from jaxft._launch._options import LaunchOptions\n"
+    "from jaxft._launch.launch import run_launch\n"
     "words = sys.argv[1:]\n"
     "at = words.index('--')\n"
     "sys.exit(run_launch(tyro.cli(LaunchOptions, args=words[:at]), words[at + 1:]))\n"
@@ -98,9 +100,11 @@ def launch(folder: Path, *words: str, program: tuple[str, ...], **environment: s
 
 
 @contextlib.contextmanager
-def fakes(folder: Path, *words: str, lives: tuple[str, ...]) -> Iterator[Launch]:
+def fakes(
+    folder: Path, *words: str, lives: tuple[str, ...], environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Launch]:
     """Launch groups of `fake_rank.py`."""
-    with launch(folder, *NOWHERE, "--no-warm", *words, program=(*FAKE, *lives)) as running:
+    with launch(folder, *NOWHERE, "--no-warm", *words, program=(*FAKE, *lives), **environment) as running:
         yield running
 
 

@@ -5,8 +5,9 @@ import pytest
 from jaxft._launch import _ranks
 from jaxft._launch._checks import LaunchError
 from jaxft._launch._life import fill
+from jaxft._launch._options import LaunchOptions, check_options
 from jaxft._launch._ranks import Member, dealt, free_ports
-from jaxft._launch.launch import LaunchOptions, check_options, members_of
+from jaxft._launch.launch import members_of
 
 
 def test_one_process_needs_no_addresses() -> None:
@@ -44,7 +45,7 @@ def test_devices_are_dealt_out_in_order() -> None:
 def test_free_ports_differ_and_the_kernel_gives_them_to_no_other_program() -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
-    low, high = _ranks._given_out()
+    low, high = _ranks.given_out()
     assert not any(low <= port <= high for port in ports)
 
 

@@ -72,10 +72,14 @@ class Training:
                 context=self.running.text,
             )
 
-    def begin(self, groups: tuple[str, ...]) -> None:
-        """Let the groups join once all are present, so that all take part from the first step on."""
-        self.running.until("coordinator_started")
-        log = self.running.file("coordinator.log")
+    def begin(self, groups: tuple[str, ...], log: Path | None = None) -> None:
+        """Let the groups join once all are present, so that all take part from the first step on.
+
+        `log`: that of a coordinator that the launch has not started.
+        """
+        if log is None:
+            self.running.until("coordinator_started")
+            log = self.running.file("coordinator.log")
         for group in groups:
             text = f"{group} is present"
             patience.until(lambda text=text: text in log.read_text(), text, context=self.running.text)
@@ -239,17 +243,20 @@ def ranks_of(groups: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def training_ranks(folder: Path, groups: tuple[str, ...]) -> Iterator[Training]:
+def training_ranks(
+    folder: Path, groups: tuple[str, ...], *words: str, nproc: int = 2, coordinator_log: Path | None = None
+) -> Iterator[Training]:
     """Groups of two ranks; each rank has an event file."""
     program = (
         *(sys.executable, str(WORKER), "--group", "{group}", "--coordinator", "{coordinator}"),
-        *("--events", "{folder}/{group}.{rank}.jsonl", "--steps", str(STEPS), "--world", "env"),
-        *("--gate", "start:{folder}/begin", "--pace", "0.3", "--hurry", "{folder}/hurry"),
+        *("--events", f"{folder}/{{group}}.{{rank}}.jsonl", "--steps", str(STEPS), "--world", "env"),
+        *("--gate", f"start:{folder}/begin", "--pace", "0.3", "--hurry", f"{folder}/hurry"),
     )
     environment = {"JAX_PLATFORMS": "cpu", **compiled_environment()}
-    with launch(folder, "--nproc", "2", *flags_of(groups), program=program, **environment) as running:
+    words = ("--nproc", str(nproc), *flags_of(groups), *words)
+    with launch(folder, *words, program=program, **environment) as running:
         job = Training(running)
-        job.begin(groups)
+        job.begin(groups, coordinator_log)
         yield job
 
 

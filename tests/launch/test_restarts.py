@@ -10,7 +10,7 @@ ERROR = {"ending": Ending.ERROR, "status": 1}
 
 
 def decide(past: Past, *, step: int = 0, jitter: float = 0.0, **how: Any) -> Restart | GiveUp:
-    return after(past, step=step, max_restarts=3, jitter=jitter, **how)
+    return after(past, step=step, lived_s=1.0, max_restarts=3, jitter=jitter, **how)
 
 
 @pytest.mark.parametrize("how", [KILLED, ERROR, {"ending": Ending.AGAIN, "status": 75}])
@@ -34,7 +34,7 @@ def test_a_new_step_ends_the_row() -> None:
 
 
 def test_a_wait_has_a_limit_and_a_jitter() -> None:
-    how = {"ending": Ending.KILLED, "status": -9, "step": 0, "max_restarts": 100}
+    how = {"ending": Ending.KILLED, "status": -9, "step": 0, "lived_s": 1.0, "max_restarts": 100}
     decision = after(Past(0, 20), jitter=0.0, **how)
     assert isinstance(decision, Restart)
     assert decision.wait_s == LONGEST_WAIT_S

@@ -26,7 +26,7 @@ from examples.mlp.train import Flags as MlpFlags
 from jaxft._chaos.chaos import ChaosOptions
 from jaxft._health._rules import rule_of
 from jaxft._launch._checks import LaunchError
-from jaxft._launch.launch import LaunchOptions
+from jaxft._launch._options import LaunchOptions
 from jaxft._operate._doctor import DoctorOptions
 from jaxft._operate._drain import DrainOptions
 from jaxft._operate._status import StatusOptions

@@ -1,0 +1,152 @@
+"""Groups on other hosts: which group runs where, and the command that starts its part there."""
+
+import os
+import random
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxft._launch._checks import LaunchError
+from jaxft._launch._ranks import PORTS, Member, given_out
+
+REMOTE_SHELL = Path(__file__).with_name("_remote_shell.py")
+# Of the environment, what a program on another host should have too. The token goes another way.
+PASSED_ON = ("JAX", "XLA_", "NCCL_", "RCCL_", "PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "VIRTUAL_ENV")
+NOT_PASSED_ON = ("JAXFT_TOKEN", "JAXFT_GROUP", "JAXFT_RANK", "JAXFT_NPROC", "JAXFT_PHASE_FILE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The part of a group that runs on one host.
+
+    Attributes:
+        group: the name of the group.
+        host: as the remote shell knows it.
+        nodes: the number of hosts of the group.
+        node: which of them this is, from 0.
+        share: which of the groups on this host it is, from 0.
+        shares: how many groups this host has.
+    """
+
+    group: str
+    host: str
+    nodes: int = 1
+    node: int = 0
+    share: int = 0
+    shares: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.group}@{self.host}"
+
+
+def parts_of(groups: Sequence[str], hosts: Sequence[str]) -> list[Part]:
+    """Return where each group runs: on separate hosts, or beside others on one.
+
+    Raises:
+        LaunchError: the hosts cannot be shared evenly, or one of them is named twice.
+    """
+    if repeated := sorted({host for host in hosts if hosts.count(host) > 1}):
+        raise LaunchError(f"--hosts names {', '.join(repeated)} twice. Name each host once.")
+    if len(hosts) % len(groups) == 0:
+        nodes = len(hosts) // len(groups)
+        return [
+            Part(group=group, host=hosts[number * nodes + node], nodes=nodes, node=node)
+            for number, group in enumerate(groups)
+            for node in range(nodes)
+        ]
+    if len(groups) % len(hosts) == 0:
+        shares = len(groups) // len(hosts)
+        return [
+            Part(group=group, host=hosts[number // shares], share=number % shares, shares=shares)
+            for number, group in enumerate(groups)
+        ]
+    raise LaunchError(
+        f"--hosts names {len(hosts)} hosts, which {len(groups)} groups (spares among them) cannot share evenly: name "
+        "as many hosts as groups, or a multiple, or a divisor."
+    )
+
+
+def check_reachable(coordinator: str, hosts: Sequence[str]) -> None:
+    """Raise a LaunchError if the hosts cannot know the coordinator by this address."""
+    if not coordinator:
+        raise LaunchError(
+            "--hosts needs the job's coordinator, at an address that the hosts can reach: --coordinator HOST:PORT. "
+            "docs/security.md says how to start one with a token."
+        )
+    if _is_loopback(coordinator.rpartition(":")[0]) and not all(map(_is_loopback, hosts)):
+        raise LaunchError(
+            f"--coordinator {coordinator} is this machine for each host by itself: name an address that the hosts "
+            "can reach."
+        )
+
+
+def check_shell(text: str) -> list[str]:
+    """Return the words of `--remote-shell`.
+
+    Raises:
+        LaunchError: it is no command, or there is no such program.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise LaunchError(f"--remote-shell {text!r} is no command: {error}.") from error
+    if not words or shutil.which(words[0]) is None:
+        raise LaunchError(
+            f"--remote-shell {text!r}: there is no program {words[0] if words else ''!r} to run."
+        )
+    return words
+
+
+def meeting_of(part: Part, parts: Sequence[Part]) -> str:
+    """Return where the processes of a group with several hosts meet: a port of the first one."""
+    first = next(one for one in parts if one.group == part.group)
+    low, high = given_out()
+    ports = [port for port in PORTS if not low <= port <= high] or list(PORTS)
+    # The same for all parts of the group, and another one in every launch.
+    chosen = random.Random(f"{os.getpid()} {part.group}").choice(ports)
+    return f"{first.host.rpartition('@')[2]}:{chosen}"
+
+
+def remote_member(
+    part: Part,
+    shell: Sequence[str],
+    options: Sequence[str],
+    program: Sequence[str],
+    environment: Mapping[str, str],
+) -> Member:
+    """Return the part of a group as a process of this launch: a remote shell around another launcher.
+
+    Args:
+        part: which one.
+        shell: the words before the host.
+        options: of the other launcher.
+        program: the user's.
+        environment: what it gets besides our own `PASSED_ON`.
+    """
+    whole = passed_on(os.environ) | dict(environment)
+    launch = [sys.executable, "-m", "jaxft._cli", "launch", "--attached", *options, "--", *program]
+    assignments = [f"{name}={value}" for name, value in sorted(whole.items())]
+    command = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*assignments, *launch])}"
+    return Member(
+        name=part.name,
+        group=part.group,
+        coordinator=None,
+        command=(sys.executable, "-I", "-S", str(REMOTE_SHELL), *shell, part.host, command),
+    )
+
+
+def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what another host should have of this environment."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(PASSED_ON) and name not in NOT_PASSED_ON
+    }
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "[::1]") or host.startswith("127.")

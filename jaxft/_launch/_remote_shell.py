@@ -1,0 +1,54 @@
+"""A script: `_remote_shell.py SHELL... HOST COMMAND` runs a launcher on another host, through a shell such as ssh.
+
+The other launcher reads its standard input (`_attached.py`): first the token, which is never in a command line, then
+orders. When this process ends in any way, that input ends, and with it the other launcher and all of its processes.
+
+Only the standard library: there is one such process for each host, and it delays every start.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+DIE_WITH_PARENT = Path(__file__).with_name("_die_with_parent.py")
+DRAIN = b"drain\n"
+# ssh ends with it if there is no connection, or if the command was killed.
+NO_CONNECTION = 255
+
+
+def main() -> int:
+    """Return the exit status of the other launcher; that of a group to start again if its connection ended."""
+    token = os.environ.pop("JAXFT_TOKEN", "")
+    words = [sys.executable, "-I", "-S", str(DIE_WITH_PARENT), str(os.getpid()), *sys.argv[1:]]
+    # A separate process group: signals for this one are not for the shell, which they would end.
+    with subprocess.Popen(words, stdin=subprocess.PIPE, process_group=0) as shell:
+        assert shell.stdin is not None
+        orders = shell.stdin.fileno()
+
+        def drain(number: int, frame: FrameType | None) -> None:
+            send(orders, DRAIN)
+
+        signal.signal(signal.SIGTERM, drain)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        send(orders, token.encode() + b"\n")
+        status = shell.wait()
+    if status in (0, NO_CONNECTION) or status < 0:
+        host = sys.argv[-2]
+        if status:
+            sys.stderr.write(f"the connection to {host} ended, or could not be made (exit status {status})\n")
+        return os.EX_TEMPFAIL if status else 0
+    return status
+
+
+def send(descriptor: int, line: bytes) -> None:
+    """Write a line, unless the shell has ended: its exit status then says more."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(descriptor, line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

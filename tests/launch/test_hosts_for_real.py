@@ -1,0 +1,74 @@
+"""Groups whose ranks are on several hosts, under `jaxft launch --hosts`, with a Manager: kill -9, and the same bits.
+
+The hosts are loopback addresses of this machine, each with a launcher; the remote shell is one that stays here.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxft._launch._coordinator import Coordinator
+from jaxft._launch._processes import Processes
+from tests import patience
+from tests.launch.test_hosts import HERE, children_of
+from tests.launch.test_real import Training, ranks_of, training_ranks
+
+GROUPS = ("group-0", "group-1")
+HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
+    folder = tmp_path / "coordinator"
+    folder.mkdir()
+    with Processes(folder, cwd=Path.cwd()) as processes:
+        yield Coordinator(processes)
+
+
+def pids_of(job: Training, part: str) -> list[int]:
+    """The processes of the first life of a group on one host."""
+    lines = (job.running.folder / part / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    return next(event["pids"] for event in events if event["event"] == "group_started")
+
+
+def test_a_rank_and_a_host_are_lost_and_the_bits_stay(tmp_path: Path, coordinator: Coordinator) -> None:
+    with training_ranks(tmp_path / "undisturbed", GROUPS[:1]) as job:
+        job.until_step(1, *ranks_of(GROUPS[:1]))
+        job.hurry()
+        assert job.running.status() == 0, job.running.text()
+        (undisturbed,) = job.digests(*ranks_of(GROUPS[:1]))
+    words = ("--hosts", ",".join(HOSTS), "--remote-shell", HERE, "--coordinator", coordinator.address)
+    log = coordinator.child.log
+    with training_ranks(tmp_path / "run", GROUPS, *words, nproc=1, coordinator_log=log) as job:
+        job.until_step(3, *ranks_of(GROUPS))
+        # A rank on the second host of group-0: the launchers of both hosts start their ranks again.
+        (pid,) = pids_of(job, "group-0@127.0.0.2")
+        before = len(job.events("group-0.0"))
+        os.kill(pid, signal.SIGKILL)
+        for rank in range(2):
+            until_back(job, f"group-0.{rank}", before)
+        # All that runs on the first host of group-1, with the connection to it.
+        before = len(job.events("group-1.1"))
+        (shell,) = children_of(job.running.pids("group-1@127.0.0.3")[0])
+        os.kill(shell, signal.SIGKILL)
+        for rank in range(2):
+            until_back(job, f"group-1.{rank}", before)
+        job.hurry()
+        assert job.running.status() == 0, job.running.text()
+    assert job.digests(*ranks_of(GROUPS)) == {undisturbed}
+    assert {event["group"] for event in job.running.events("group_restarts")} == {"group-1@127.0.0.3"}
+
+
+def until_back(job: Training, rank: str, before: int) -> None:
+    """Wait until a rank that had told so many events has healed and taken part in a step."""
+    patience.until(
+        lambda: any(event.get("healed") is not None for event in job.events(rank)[before:]),
+        f"{rank} to come back",
+        context=job.running.text,
+    )
