@@ -39,7 +39,7 @@ class LaunchOptions:
     node: int = 0
     """With --nodes: which of them this host is, from 0."""
     meet: str = ""
-    """With --nodes: HOST:PORT where all processes of the group meet, with a free port of node 0."""
+    """With --nodes above 1: HOST:PORT where all processes of the group meet, with a free port of node 0."""
     attached: bool = False
     """What --hosts starts: take the token and orders from the standard input, and end when that ends."""
     coordinator: str = ""
@@ -141,8 +141,6 @@ def check_nodes(options: LaunchOptions) -> None:
         raise LaunchError(
             f"--node must be a number from 0 to {options.nodes - 1} with --nodes {options.nodes}, not {options.node}."
         )
-    if options.nodes == 1 and options.meet:
-        raise LaunchError("--meet is for a group of several hosts: say --nodes.")
     if options.nodes == 1:
         return
     if options.group is None or not options.meet:

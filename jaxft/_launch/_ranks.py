@@ -99,7 +99,9 @@ class Member:
 
         On a single machine they meet at a port that is free now.
         """
-        meeting = self.meet or (f"{HOST}:{free_ports(1)[0]}" if self.nproc > 1 else "")
+        meeting = f"{HOST}:{free_ports(1)[0]}" if self.nproc > 1 else ""
+        if self.nodes > 1:
+            meeting = self.meet
         share = len(self.devices) // self.nproc
         environments: list[dict[str, str]] = []
         for number, rank in enumerate(self.ranks_here):

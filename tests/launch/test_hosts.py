@@ -95,7 +95,6 @@ def test_a_coordinator_that_the_hosts_cannot_reach_is_an_error() -> None:
         ({"nodes": 2, "group": 0, "meet": "a"}, "--meet must be HOST:PORT"),
         ({"nodes": 2, "group": 0, "meet": "a:70000"}, "--meet must be HOST:PORT"),
         ({"nodes": 2, "group": 0, "meet": "a:1", "rungs": "1"}, "does not go with --nodes"),
-        ({"meet": "a:1"}, "say --nodes"),
     ],
 )
 def test_options_that_do_not_fit_together(options: dict[str, object], says: str) -> None:

@@ -17,8 +17,7 @@ from jaxft._launch._ranks import free_ports
 from tests import patience
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel")
-# The processors of each node, as far as Slurm knows. The least loaded node is taken first.
-NODES = {"n1": 5, "n2": 1}
+NODES = ("n1", "n2")
 # Without accounting, authentication and cgroups, none of which matters here. A requeued job waits for `cred_expire`
 # seconds, which is at least 5; the default is 120. Schedulers look every second, and not every minute.
 CONF = """
@@ -72,6 +71,8 @@ class Slurm:
     """A cluster of two nodes."""
 
     folder: Path
+    # The processors of each node, as far as Slurm knows. The least loaded node is taken first.
+    processors: tuple[int, int]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -86,9 +87,9 @@ class Slurm:
         port, *ports = free_ports(1 + len(NODES))
         host = socket.gethostname().partition(".")[0]
         nodes = "\n".join(
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={NODES[node]} RealMemory=4000 "
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={processors} RealMemory=4000 "
             "State=UNKNOWN"
-            for node, port in zip(NODES, ports, strict=True)
+            for node, port, processors in zip(NODES, ports, self.processors, strict=True)
         )
         (self.folder / "state").mkdir(parents=True)
         text = CONF.format(folder=self.folder, host=host, port=port, nodes=nodes)
@@ -185,11 +186,11 @@ def _is_step(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path) -> Iterator[Slurm]:
+def slurm(folder: Path, processors: tuple[int, int] = (5, 1)) -> Iterator[Slurm]:
     """Start Slurm; end it, and all that it runs, at the end of the block."""
     if why := why_not():
         pytest.skip(why)
-    made = Slurm(folder)
+    made = Slurm(folder, processors)
     try:
         made.start()
         yield made

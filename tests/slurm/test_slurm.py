@@ -1,9 +1,11 @@
 """The scripts of deploy/slurm under a real Slurm: a node dies, an element is drained, and the bits stay."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from jaxft._launch._ranks import free_ports
 from tests import patience
 from tests.clusters import WORKER, digest_alone
+from tests.launch.test_real import ranks_of, training_ranks
 from tests.shared import shared
 from tests.slurm.machine import Slurm, slurm
 
@@ -35,6 +38,13 @@ class Run:
     array: str = ""
 
     def submit(self) -> None:
+        """Submit the coordinator, and three elements of one process each."""
+        gates = (word for step in GATES for word in ("--gate", f"{step}:{self.gate(step)}"))
+        events = ("--events", f"{self.folder}/{{group}}.jsonl")
+        self.submit_groups(len(ELEMENTS), (*events, *gates))
+
+    def submit_groups(self, elements: int, flags: Sequence[str], *words: str) -> None:
+        """Submit the coordinator, and groups; `words` are further words of sbatch for these."""
         environment = {
             "JAXFT_RUN": str(self.folder),
             "JAXFT_GROUPS": str(GROUPS),
@@ -43,13 +53,12 @@ class Run:
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(shared("launch-compiled")),
         }
-        gates = (word for step in GATES for word in ("--gate", f"{step}:{self.gate(step)}"))
         program = (
             *(sys.executable, str(WORKER), "--group", "{group}", "--coordinator", "{coordinator}"),
-            *("--events", f"{self.folder}/{{group}}.jsonl", "--steps", str(STEPS), *gates),
+            *("--steps", str(STEPS), *flags),
         )
         coordinator = self.sbatch("coordinator.sbatch", "%x", "--nodelist=n1", **environment)
-        words = (f"--array=0-{len(ELEMENTS) - 1}", f"--dependency=after:{coordinator}")
+        words = (f"--array=0-{elements - 1}", f"--dependency=after:{coordinator}", *words)
         self.array = self.sbatch("groups.sbatch", "%x-%a", *words, program=program, **environment)
 
     def sbatch(
@@ -122,14 +131,14 @@ def test_a_node_dies_and_a_group_is_drained_and_the_bits_stay(run: Run) -> None:
     # What Slurm does before the time limit, and before it takes the node for another job.
     before = run.readied(kept)
     run.slurm.ask("scancel", "--signal=TERM", run.element(kept))
-    told = run.folder / kept / "events.jsonl"
+    told = run.folder / kept / "node-0" / "events.jsonl"
     run.until(lambda: any(event["event"] == "drain_began" for event in read(told)), "the order to leave")
     run.gate(second).touch()
     run.until(lambda: run.readied(kept) > before, f"{kept} to be requeued and to heal")
     assert run.show(kept, "Restarts") == "1"
     [ended] = [event for event in read(told) if event["event"] == "group_ended"]
     # It has finished its step before it left.
-    assert (ended["ending"], ended["step"]) == ("again", second + 1)
+    assert (ended["ending"], ended["step"]) == ("drained", second + 1)
     run.gate(third).touch()
 
     for group in ELEMENTS:
@@ -138,6 +147,35 @@ def test_a_node_dies_and_a_group_is_drained_and_the_bits_stay(run: Run) -> None:
     finished = [event for event in finished if event["event"] == "finished"]
     assert {event["digest"] for event in finished} == {digest_alone(STEPS)}
     assert {event["step"] for event in finished} == {STEPS}
+
+
+def test_groups_of_two_nodes_lose_a_process_and_the_bits_stay(tmp_path: Path) -> None:
+    """Each group has a process on each node. The launchers of both nodes start theirs again, and they meet."""
+    groups = ELEMENTS[:GROUPS]
+    with training_ranks(tmp_path / "undisturbed", groups[:1]) as job:
+        job.until_step(1, *ranks_of(groups[:1]))
+        job.hurry()
+        assert job.running.status() == 0, job.running.text()
+        (undisturbed,) = job.digests(*ranks_of(groups[:1]))
+    with slurm(tmp_path / "slurm", (3, 2)) as machine:
+        run = Run(machine, tmp_path / "run")
+        run.folder.mkdir()
+        gate = run.gate(GATES[0])
+        events = ("--events", f"{run.folder}/{{group}}.{{rank}}.jsonl", "--world", "env")
+        run.submit_groups(len(groups), (*events, "--gate", f"{GATES[0]}:{gate}"), "--nodes=2")
+        run.until_at(GATES[0], *ranks_of(groups))
+        before = run.readied("group-1")
+        started = read(run.folder / "group-1" / "node-1" / "events.jsonl")
+        [[pid]] = [event["pids"] for event in started if event["event"] == "group_started"]
+        os.kill(pid, signal.SIGKILL)
+        run.until(lambda: run.readied("group-1") > before, "group-1 to heal")
+        gate.touch()
+        for group in groups:
+            run.until(lambda group=group: run.show(group, "JobState") == "COMPLETED", f"the end of {group}")
+            assert run.show(group, "Restarts") == "0"
+        finished = [event for rank in ranks_of(groups) for event in read(run.folder / f"{rank}.jsonl")]
+        finished = [event for event in finished if event["event"] == "finished"]
+        assert [event["digest"] for event in finished] == [undisturbed] * 4
 
 
 @pytest.mark.parametrize("script", ["coordinator.sbatch", "groups.sbatch"])
