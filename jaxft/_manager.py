@@ -367,7 +367,9 @@ class Manager:
                 "manager:`"
             )
         engine = self._runner if self._agent is None else self._agent.watching(self._runner)
-        return engine if self._beacon is None else self._beacon.watching(engine)
+        if self._beacon is None:
+            return engine
+        return self._beacon.watching(engine, lambda: len(self.report.members))
 
     def _close(self, error: str = "") -> None:
         if self._sigterm is not None:

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +42,26 @@ class Beacon:
     def __init__(self, file: Path) -> None:
         self._words = WordFile(file)
         self._first_t_s = time.time()
+        self._members = 0
         follow(self._tell)
         if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
             faulthandler.register(signal.SIGUSR2, all_threads=True)
         threading.Thread(target=self._touch, name="beacon", daemon=True).start()
 
-    def watching(self, engine: Engine) -> "Watched":
-        """Return an engine that tells when a call of the step begins and ends."""
-        return Watched(self, engine)
+    def watching(self, engine: Engine, members: Callable[[], int]) -> "Watched":
+        """Return an engine that tells when a call of the step begins and ends.
+
+        `members` returns how many groups took part in the last step.
+        """
+        return Watched(self, engine, members)
 
     def begins(self, step: int) -> None:
         """Tell that a call of the step begins."""
         self._tell(WAIT, step)
 
-    def ends(self, step: int) -> None:
+    def ends(self, step: int, members: int) -> None:
         """Tell that a call of the step has ended."""
+        self._members = members
         self._tell(OUTSIDE, step)
 
     def drained(self, step: int) -> None:
@@ -64,7 +69,8 @@ class Beacon:
         self._tell(DRAINED, step)
 
     def _tell(self, phase: str, step: int) -> None:
-        self._words.write(Word(phase=phase, step=step, t_s=time.time(), first_t_s=self._first_t_s))
+        word = Word(phase=phase, step=step, t_s=time.time(), first_t_s=self._first_t_s, members=self._members)
+        self._words.write(word)
 
     def _touch(self) -> None:
         while True:
@@ -75,9 +81,10 @@ class Beacon:
 class Watched:
     """An `Engine` whose calls a beacon tells."""
 
-    def __init__(self, beacon: Beacon, engine: Engine) -> None:
+    def __init__(self, beacon: Beacon, engine: Engine, members: Callable[[], int]) -> None:
         self._beacon = beacon
         self._engine = engine
+        self._members = members
 
     @property
     def step(self) -> int:
@@ -101,7 +108,7 @@ class Watched:
     def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
         self._beacon.begins(self._engine.step)
         result = self._engine.join(call, state)
-        self._beacon.ends(self._engine.step)
+        self._beacon.ends(self._engine.step, self._members())
         return result
 
     def edit(self, changes: Mapping[int, jax.Array]) -> None:
@@ -110,5 +117,5 @@ class Watched:
     def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
         self._beacon.begins(self._engine.step)
         result = self._engine.run(call, state)
-        self._beacon.ends(self._engine.step)
+        self._beacon.ends(self._engine.step, self._members())
         return result

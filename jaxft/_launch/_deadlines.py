@@ -50,12 +50,16 @@ class Overdue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """The last sign of life of a process: its phase, since when, and when it was last alive; seconds since 1970."""
+    """The last sign of life of a process: its phase, since when, and when it was last alive; seconds since 1970.
+
+    `members`: the groups of the last step that it took part in.
+    """
 
     phase: str
     step: int
     since_t_s: float
     alive_t_s: float
+    members: int = 0
 
 
 def overdue(

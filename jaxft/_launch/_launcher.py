@@ -175,10 +175,9 @@ class Launcher:
         )
 
     def _others_hold_the_state(self, one: Supervisor) -> bool:
-        """Whether another group stays that has done or followed a step in its life.
-
-        With a coordinator of this launch, its groups are all that the job has.
-        """
+        """Whether another group took part in its last step, or one of this launch has done or followed a step."""
+        if one.running_life is not None and one.life is not None and one.life.members > 1:
+            return True
         others = [other for other in self.supervisors if other is not one and other.running_life is not None]
         return any(other.life is not None and other.life.step > 0 for other in others)
 

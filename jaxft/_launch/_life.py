@@ -31,7 +31,13 @@ class RankProcess:
         if word is None:
             return None
         alive_t_s = self.phase_file.stat().st_mtime
-        return Sign(phase=word.phase, step=word.step, since_t_s=word.t_s, alive_t_s=alive_t_s)
+        return Sign(
+            phase=word.phase,
+            step=word.step,
+            since_t_s=word.t_s,
+            alive_t_s=alive_t_s,
+            members=word.members,
+        )
 
 
 class Life:
@@ -53,6 +59,7 @@ class Life:
         self.started_t_s = time.time()
         self.overdue: Overdue | None = None
         self.step = 0
+        self.members = 0  # of the job, in the last step that it took part in
         self._drained = False
         name = f"{member.name}.{number}"
         files = [phases / f"{name}.{rank}.phase" for rank in member.ranks_here]
@@ -105,6 +112,7 @@ class Life:
         signs = [one.sign() for one in self.ranks]
         told = [sign for sign in signs if sign is not None]
         self.step = max([self.step, *(sign.step for sign in told)])
+        self.members = max((sign.members for sign in told), default=0)
         self._drained = any(sign.phase == DRAINED for sign in told)
         return signs
 

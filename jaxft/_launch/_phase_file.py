@@ -22,6 +22,7 @@ class Word:
         first_t_s: when the first phase of this process was announced.
         dies_t_s: when it killed itself as ordered; None unless it is about to.
         hung_t_s: when it last began to hang as ordered; None if it never did.
+        members: how many groups took part in the last step; 0 before the first one.
     """
 
     phase: str
@@ -30,6 +31,7 @@ class Word:
     first_t_s: float
     dies_t_s: float | None = None
     hung_t_s: float | None = None
+    members: int = 0
 
 
 def words_beside(events: Path) -> Path:

@@ -115,7 +115,9 @@ def test_the_last_word_is_whole_whatever_its_length(tmp_path: Path) -> None:
     path = tmp_path / "events.phase"
     assert read_word(path) is None
     words = WordFile(path)
-    long = Word(phase="exchange", step=10**9, t_s=1.5e9 + 0.123456, first_t_s=1.5e9, dies_t_s=1.6e9)
+    long = Word(
+        phase="exchange", step=10**9, t_s=1.5e9 + 0.123456, first_t_s=1.5e9, dies_t_s=1.6e9, members=9999
+    )
     short = Word(phase="heal", step=1, t_s=2.0, first_t_s=2.0)
     for word in (long, short):
         words.write(word)

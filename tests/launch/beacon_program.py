@@ -39,7 +39,7 @@ def main(what: str) -> None:
     assert beacon_of_process() is beacon
     if what == "broken":
         os.close(beacon._words._file)
-    engine = beacon.watching(Engine(forever if what == "hang" else lambda: time.sleep(0.2)))
+    engine = beacon.watching(Engine(forever if what == "hang" else lambda: time.sleep(0.2)), lambda: 2)
     while what != "idle":
         engine.run(None, [])  # pyright: ignore
     forever()

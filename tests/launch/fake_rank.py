@@ -4,6 +4,7 @@
 
 A LIFE is a list of words: `steps:N` tells the phases of steps up to N; `phase:NAME:STEP` tells one; `say:TEXT`;
 `env:NAME` says what that variable is; `gate:NAME` waits for a file in FOLDER; `made:NAME` makes it; `exit:STATUS`;
+`members:N` is how many groups took part from now on;
 `kill`; `stop` (SIGSTOP); `alive` touches the phase file forever; `mute` waits forever; `leave:STATUS` ends with that
 on SIGTERM; `drains:STEP` is drained on SIGTERM; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and
 `group-1=WORD` for that group.
@@ -40,8 +41,9 @@ def main() -> None:
 
 def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) -> None:
     def tell(phase: str, step: int) -> None:
-        file.write(Word(phase=phase, step=step, t_s=time.time(), first_t_s=began_s))
+        file.write(Word(phase=phase, step=step, t_s=time.time(), first_t_s=began_s, members=members))
 
+    members = int(os.environ.get("FAKE_MEMBERS", "0"))
     match what, *values:
         case ["steps", count]:
             for step in range(int(count)):
@@ -61,6 +63,8 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
             (folder / name).touch()
         case ["exit", status]:
             sys.exit(int(status))
+        case ["members", number]:
+            os.environ["FAKE_MEMBERS"] = number
         case ["kill"]:
             os.kill(os.getpid(), signal.SIGKILL)
         case ["stop"]:

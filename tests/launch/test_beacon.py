@@ -56,6 +56,16 @@ def test_it_tells_phases_and_keeps_its_file_young(tmp_path: Path) -> None:
     assert log(tmp_path) == ""  # announcements are below the program's level
 
 
+def test_it_tells_how_many_groups_took_part_in_the_last_step(tmp_path: Path) -> None:
+    with program(tmp_path, "train"):
+        # Between two steps it is outside for a moment only, so look at what it tells of the next one.
+        word = patience.until(
+            lambda: found if (found := read_word(tmp_path / "phase")) and found.step else None, "a step"
+        )
+        assert word is not None
+        assert word.members == 2
+
+
 def test_on_sigusr2_it_says_where_it_stands(tmp_path: Path) -> None:
     with program(tmp_path, "hang") as process:
         until_phase(tmp_path, "compute")

@@ -128,3 +128,21 @@ def test_without_an_answer_no_group_starts_and_a_signal_ends_the_launch(folder: 
         assert not running.events("group_started")
         running.process.terminate()
         assert running.status() == 75, running.text()
+
+
+def test_a_group_alone_in_its_launcher_climbs_once_others_take_part(folder: Path, working: Path) -> None:
+    """It is one of a larger job, as under Slurm: only it knows whether others hold the job's state."""
+    working.write_text("0")
+    lone = ("--group", "3", "--devices", "0,1", "--rungs", "2,1", *probed(working, "0.5"))
+    lives = ("drains:9 members:1 steps:2 gate:joined members:2 steps:3 mute", "gate:end exit:0")
+    with fakes(folder, *lone, lives=lives) as running:
+        assert running.until("group_started")["devices"] == [0]
+        working.write_text("0 1")
+        most = probes(working) + 5
+        patience.until(lambda: probes(working) >= most, "five answers", context=running.text)
+        assert not running.events("group_climbs")
+        (folder / "joined").touch()
+        running.until("group_climbs")
+        assert running.until("group_started", 2)["devices"] == [0, 1]
+        (folder / "end").touch()
+        assert running.status() == 0, running.text()
