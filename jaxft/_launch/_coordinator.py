@@ -11,9 +11,10 @@ from jaxft._launch._processes import Processes
 # How long the first quorum waits for groups that have joined but still compile, so that all start in one quorum.
 JOIN_TIMEOUT_MS = 120_000
 COORDINATOR = (
-    *(sys.executable, "-m", "jaxft_coordinator", "--bind", "localhost:0"),
+    *(sys.executable, "-m", "jaxft_coordinator"),
     *("--min-replicas", "1", "--join-timeout-ms", str(JOIN_TIMEOUT_MS)),
 )
+LOCAL = "localhost"
 LISTENS = re.compile(r"\(port (\d+)\)")
 START_TIMEOUT_S = 60.0
 POLL_S = 0.02
@@ -23,9 +24,14 @@ class Coordinator:
     """A coordinator's process, and the port on which it listens during the whole job."""
 
     def __init__(
-        self, processes: Processes, command: Sequence[str] = COORDINATOR, *, name: str = "coordinator"
+        self,
+        processes: Processes,
+        command: Sequence[str] = COORDINATOR,
+        *,
+        name: str = "coordinator",
+        host: str = LOCAL,
     ) -> None:
-        """Start it, and return once it listens.
+        """Start it, and return once it listens: for other machines too, if `host` is a name that they know.
 
         Raises:
             LaunchError: it ended, or did not listen in time; the message shows its log.
@@ -34,16 +40,20 @@ class Coordinator:
         self._command = tuple(command)
         self._name = name
         self._lives = 1
-        self.child = processes.start(name, command)
+        self._host = host
+        self.child = processes.start(name, [*command, "--bind", self._bind(0)])
         self.port = self._until_it_listens()
 
     @property
     def address(self) -> str:
-        return f"localhost:{self.port}"
+        return f"{self._host}:{self.port}"
+
+    def _bind(self, port: int) -> str:
+        return f"{LOCAL if self._host == LOCAL else '[::]'}:{port}"
 
     def start_again(self) -> None:
         """Restart it on its port after it has ended. Does not wait: see `listens`."""
-        command = [f"localhost:{self.port}" if word == "localhost:0" else word for word in self._command]
+        command = [*self._command, "--bind", self._bind(self.port)]
         self.child = self._processes.start(f"{self._name}.{self._lives}", command)
         self._lives += 1
 

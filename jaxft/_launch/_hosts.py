@@ -1,9 +1,12 @@
 """Groups on other hosts: which group runs where, and the command that starts its part there."""
 
+import contextlib
 import os
 import random
+import secrets
 import shlex
 import shutil
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from jaxft._launch._ranks import PORTS, Member, given_out
 REMOTE_SHELL = Path(__file__).with_name("_remote_shell.py")
 # Of the environment, what a program on another host should have too. The token goes another way.
 PASSED_ON = ("JAX", "XLA_", "NCCL_", "RCCL_", "PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "VIRTUAL_ENV")
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 NOT_PASSED_ON = ("JAXFT_TOKEN", "JAXFT_GROUP", "JAXFT_RANK", "JAXFT_NPROC", "JAXFT_PHASE_FILE")
 
 
@@ -72,16 +76,31 @@ def parts_of(groups: Sequence[str], hosts: Sequence[str]) -> list[Part]:
 
 def check_reachable(coordinator: str, hosts: Sequence[str]) -> None:
     """Raise a LaunchError if the hosts cannot know the coordinator by this address."""
-    if not coordinator:
-        raise LaunchError(
-            "--hosts needs the job's coordinator, at an address that the hosts can reach: --coordinator HOST:PORT. "
-            "docs/security.md says how to start one with a token."
-        )
     if _is_loopback(coordinator.rpartition(":")[0]) and not all(map(_is_loopback, hosts)):
         raise LaunchError(
             f"--coordinator {coordinator} is this machine for each host by itself: name an address that the hosts "
             "can reach."
         )
+
+
+def own_name(hosts: Sequence[str]) -> str:
+    """Return the address by which these hosts reach this machine: that of the route to the first one."""
+    for host in hosts:
+        with contextlib.suppress(OSError):
+            family, _, _, _, target = socket.getaddrinfo(_bare(host), 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(target)  # sends nothing
+                found = probe.getsockname()[0]
+                return f"[{found}]" if ":" in found else found
+    return socket.gethostname()  # the remote shell alone knows the hosts, by other names
+
+
+def own_secret(folder: Path) -> Path:
+    """Return the file with the secret of the coordinator that this launch starts; make it if there is none."""
+    file = folder / "secret"
+    with contextlib.suppress(FileExistsError), os.fdopen(os.open(file, _NEW_FILE, 0o600), "w") as new:
+        new.write(secrets.token_hex(32))
+    return file
 
 
 def check_shell(text: str) -> list[str]:
@@ -108,7 +127,12 @@ def meeting_of(part: Part, parts: Sequence[Part]) -> str:
     ports = [port for port in PORTS if not low <= port <= high] or list(PORTS)
     # The same for all parts of the group, and another one in every launch.
     chosen = random.Random(f"{os.getpid()} {part.group}").choice(ports)
-    return f"{first.host.rpartition('@')[2]}:{chosen}"
+    return f"{_bare(first.host)}:{chosen}"
+
+
+def _bare(host: str) -> str:
+    """A host without the user's name there."""
+    return host.rpartition("@")[2]
 
 
 def remote_member(
@@ -117,6 +141,7 @@ def remote_member(
     options: Sequence[str],
     program: Sequence[str],
     environment: Mapping[str, str],
+    token: str,
 ) -> Member:
     """Return the part of a group as a process of this launch: a remote shell around another launcher.
 
@@ -126,6 +151,7 @@ def remote_member(
         options: of the other launcher.
         program: the user's.
         environment: what it gets besides our own `PASSED_ON`.
+        token: the job's; empty: that of our environment, if there is one.
     """
     whole = passed_on(os.environ) | dict(environment)
     launch = [sys.executable, "-m", "jaxft._cli", "launch", "--attached", *options, "--", *program]
@@ -135,6 +161,7 @@ def remote_member(
         name=part.name,
         group=part.group,
         coordinator=None,
+        extra={"JAXFT_TOKEN": token} if token else {},
         command=(sys.executable, "-I", "-S", str(REMOTE_SHELL), *shell, part.host, command),
     )
 

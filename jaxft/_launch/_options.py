@@ -31,7 +31,9 @@ class LaunchOptions:
     """Processes of each group. If one of them ends, its group is restarted."""
     hosts: str = ""
     """Other hosts to start the groups on, separated by commas, as --remote-shell knows them: as many as groups, or a
-    multiple (groups of several hosts, each with --nproc processes), or a divisor. Needs --coordinator."""
+    multiple (groups of several hosts, each with --nproc processes), or a divisor."""
+    job: str = "default"
+    """With --hosts: the job's name, as in jaxft.Manager(job=...). The token that the launcher makes belongs to it."""
     remote_shell: str = "ssh -o BatchMode=yes"
     """The command that runs a command on another host. It is given the host and the command as its last two words."""
     nodes: int = 1

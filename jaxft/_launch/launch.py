@@ -12,13 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from jaxft_protocol.credentials import job_key, read_secret
+
 from jaxft._health._health import Health
 from jaxft._health._rules import read_rules
 from jaxft._launch._attached import attach
 from jaxft._launch._checks import LaunchError, check_command, check_installed
 from jaxft._launch._coordinator import COORDINATOR, Coordinator
 from jaxft._launch._deadlines import parse_deadlines, without_phases
-from jaxft._launch._hosts import check_reachable, check_shell, meeting_of, parts_of, remote_member
+from jaxft._launch._hosts import (
+    check_reachable,
+    check_shell,
+    meeting_of,
+    own_name,
+    own_secret,
+    parts_of,
+    remote_member,
+)
 from jaxft._launch._journal import Journal, LaunchBegan, LaunchEnded
 from jaxft._launch._ladder import Ladder
 from jaxft._launch._launcher import Launcher
@@ -66,7 +76,7 @@ def run_launch(
             "--group starts one group of a job, so it needs the job's coordinator: --coordinator HOST:PORT. "
             "To start N groups on this machine, say --groups N."
         )
-    if options.hosts:
+    if options.hosts and address:
         check_reachable(address, hosts_of(options))
     if address and options.http:
         raise LaunchError(
@@ -87,10 +97,9 @@ def run_launch(
         phases = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxft-launch-")))
         output = stack.enter_context(make_output(sys.stdout))
         processes = stack.enter_context(Processes(folder, cwd=Path.cwd(), keeps_token=bool(address)))
-        own = None
+        own, token = None, ""
         if not address:
-            http = ("--http", options.http) if options.http else ()
-            own = Coordinator(processes, (*coordinator, "--state", str(folder / "coordinator"), *http))
+            own, token = _own_coordinator(options, processes, coordinator)
             address = own.address
             if options.http:
                 output.say(f"the page is at http://{options.http}/")
@@ -106,7 +115,7 @@ def run_launch(
             )
         )
         launcher = Launcher(
-            remote_members(options, address, folder, words)
+            remote_members(options, address, folder, words, token)
             if options.hosts
             else members_of(options, address, folder),
             words,
@@ -124,6 +133,22 @@ def run_launch(
         journal.write(LaunchEnded(status=status))
         output.say(f"ends with exit status {status}")
         return status
+
+
+def _own_coordinator(
+    options: LaunchOptions, processes: Processes, command: Sequence[str]
+) -> tuple[Coordinator, str]:
+    """Start a coordinator; return it and, if other hosts are to reach it, the job's token."""
+    folder = processes.folder
+    flags = ["--state", str(folder / "coordinator")]
+    if options.http:
+        flags += ["--http", options.http]
+    if not options.hosts:
+        return Coordinator(processes, (*command, *flags)), ""
+    secret = own_secret(folder)
+    flags += ["--token-file", str(secret)]
+    coordinator = Coordinator(processes, (*command, *flags), host=own_name(hosts_of(options)))
+    return coordinator, job_key(read_secret(secret), options.job).hex()
 
 
 def ladder_of(options: LaunchOptions, member: Member) -> Ladder | None:
@@ -160,7 +185,7 @@ def members_of(options: LaunchOptions, coordinator: str, folder: Path) -> list[M
 
 
 def remote_members(
-    options: LaunchOptions, coordinator: str, folder: Path, words: Sequence[str]
+    options: LaunchOptions, coordinator: str, folder: Path, words: Sequence[str], token: str
 ) -> list[Member]:
     """Return the parts of the groups on other hosts."""
     parts, shell = parts_of(options.names, hosts_of(options)), check_shell(options.remote_shell)
@@ -190,7 +215,7 @@ def remote_members(
         }
         flags = [word for flag, value in said.items() if value != "" for word in (flag, str(value))]
         flags += [] if options.warm else ["--no-warm"]
-        members.append(remote_member(part, shell, flags, words, own))
+        members.append(remote_member(part, shell, flags, words, own, token))
     return members
 
 

@@ -4,11 +4,13 @@ import os
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jaxft_protocol.credentials import job_key, read_secret
 
 from jaxft._launch._checks import LaunchError
 from jaxft._launch._hosts import Part, check_reachable, meeting_of, parts_of, passed_on
@@ -16,7 +18,7 @@ from jaxft._launch._options import LaunchOptions, check_options
 from jaxft._launch._ranks import free_ports
 from jaxft._launch.launch import remote_members
 from tests import patience
-from tests.launch.launches import Launch, fakes, is_alive
+from tests.launch.launches import FAKE, Launch, fakes, is_alive, launch
 
 # A shell is given its host as $0 and the command as $1.
 HERE = "sh -c 'exec sh -c \"$1\"'"
@@ -73,8 +75,6 @@ def test_the_processes_of_a_group_meet_at_one_port_of_its_first_host() -> None:
 def test_a_coordinator_that_the_hosts_cannot_reach_is_an_error() -> None:
     check_reachable("head:29510", ["a", "b"])
     check_reachable("localhost:29510", ["localhost", "127.0.0.2"])
-    with pytest.raises(LaunchError, match="needs the job's coordinator"):
-        check_reachable("", ["a"])
     with pytest.raises(LaunchError, match="is this machine for each host"):
         check_reachable("127.0.0.1:29510", ["a", "localhost"])
 
@@ -115,7 +115,7 @@ def test_each_launcher_is_told_its_part_and_no_command_line_has_the_token(
     options = LaunchOptions(
         groups=1, spares=1, nproc=2, hosts="a,b,c,d", devices="0,1", remote_shell="sh -c", warm=False
     )
-    members = remote_members(options, "head:1", tmp_path, ["python", "my train.py", "--to", "{group}"])
+    members = remote_members(options, "head:1", tmp_path, ["python", "my train.py", "--to", "{group}"], "")
     assert [one.name for one in members] == ["group-0@a", "group-0@b", "spare-0@c", "spare-0@d"]
     text = members[1].command[-1]
     words = shlex.split(text)
@@ -239,6 +239,20 @@ def test_the_token_goes_through_the_shell_unseen(folder: Path) -> None:
         assert running.status() == 0, running.text()
     assert "JAXFT_TOKEN=s3cret" in (folder / "group-0@a" / "group-0.0.log").read_text()
     assert not any(b"s3cret" in one for one in shown)
+
+
+def test_a_coordinator_of_our_own_admits_only_who_has_the_token_of_the_job(folder: Path) -> None:
+    words = ("--hosts", "127.0.0.1,127.0.0.2", "--remote-shell", HERE, "--groups", "2", "--job", "toy")
+    lives = ("env:JAXFT_COORDINATOR env:JAXFT_TOKEN exit:0",)
+    with launch(folder, *words, "--no-warm", program=(*FAKE, *lives)) as running:
+        assert running.status() == 0, running.text()
+    secret = folder / "secret"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    said = (folder / "group-0@127.0.0.1" / "group-0.0.log").read_text().split()
+    port = running.events("coordinator_started")[0]["address"].rpartition(":")[2]
+    token = job_key(read_secret(secret), "toy").hex()
+    assert said == [f"JAXFT_COORDINATOR=127.0.0.1:{port}", f"JAXFT_TOKEN={token}"]
+    assert "admits every client" not in (folder / "coordinator.log").read_text()
 
 
 def test_a_launcher_that_nobody_has_attached_says_so(folder: Path) -> None:

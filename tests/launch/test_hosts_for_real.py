@@ -1,18 +1,16 @@
 """Groups whose ranks are on several hosts, under `jaxft launch --hosts`, with a Manager: kill -9, and the same bits.
 
-The hosts are loopback addresses of this machine, each with a launcher; the remote shell is one that stays here.
+The hosts are loopback addresses of this machine, each with a launcher; the remote shell is one that stays here. The
+coordinator is the launch's own, with a token.
 """
 
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from jaxft._launch._coordinator import Coordinator
-from jaxft._launch._processes import Processes
 from tests import patience
 from tests.launch.test_hosts import HERE, children_of
 from tests.launch.test_real import Training, ranks_of, training_ranks
@@ -22,14 +20,6 @@ HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
-    folder = tmp_path / "coordinator"
-    folder.mkdir()
-    with Processes(folder, cwd=Path.cwd()) as processes:
-        yield Coordinator(processes)
-
-
 def pids_of(job: Training, part: str) -> list[int]:
     """The processes of the first life of a group on one host."""
     lines = (job.running.folder / part / "events.jsonl").read_text().splitlines()
@@ -37,15 +27,14 @@ def pids_of(job: Training, part: str) -> list[int]:
     return next(event["pids"] for event in events if event["event"] == "group_started")
 
 
-def test_a_rank_and_a_host_are_lost_and_the_bits_stay(tmp_path: Path, coordinator: Coordinator) -> None:
+def test_a_rank_and_a_host_are_lost_and_the_bits_stay(tmp_path: Path) -> None:
     with training_ranks(tmp_path / "undisturbed", GROUPS[:1]) as job:
         job.until_step(1, *ranks_of(GROUPS[:1]))
         job.hurry()
         assert job.running.status() == 0, job.running.text()
         (undisturbed,) = job.digests(*ranks_of(GROUPS[:1]))
-    words = ("--hosts", ",".join(HOSTS), "--remote-shell", HERE, "--coordinator", coordinator.address)
-    log = coordinator.child.log
-    with training_ranks(tmp_path / "run", GROUPS, *words, nproc=1, coordinator_log=log) as job:
+    words = ("--hosts", ",".join(HOSTS), "--remote-shell", HERE, "--job", "toy")
+    with training_ranks(tmp_path / "run", GROUPS, *words, nproc=1) as job:
         job.until_step(3, *ranks_of(GROUPS))
         # A rank on the second host of group-0: the launchers of both hosts start their ranks again.
         (pid,) = pids_of(job, "group-0@127.0.0.2")

@@ -72,14 +72,10 @@ class Training:
                 context=self.running.text,
             )
 
-    def begin(self, groups: tuple[str, ...], log: Path | None = None) -> None:
-        """Let the groups join once all are present, so that all take part from the first step on.
-
-        `log`: that of a coordinator that the launch has not started.
-        """
-        if log is None:
-            self.running.until("coordinator_started")
-            log = self.running.file("coordinator.log")
+    def begin(self, groups: tuple[str, ...]) -> None:
+        """Let the groups join once all are present, so that all take part from the first step on."""
+        self.running.until("coordinator_started")
+        log = self.running.file("coordinator.log")
         for group in groups:
             text = f"{group} is present"
             patience.until(lambda text=text: text in log.read_text(), text, context=self.running.text)
@@ -243,9 +239,7 @@ def ranks_of(groups: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def training_ranks(
-    folder: Path, groups: tuple[str, ...], *words: str, nproc: int = 2, coordinator_log: Path | None = None
-) -> Iterator[Training]:
+def training_ranks(folder: Path, groups: tuple[str, ...], *words: str, nproc: int = 2) -> Iterator[Training]:
     """Groups of two ranks; each rank has an event file."""
     program = (
         *(sys.executable, str(WORKER), "--group", "{group}", "--coordinator", "{coordinator}"),
@@ -256,7 +250,7 @@ def training_ranks(
     words = ("--nproc", str(nproc), *flags_of(groups), *words)
     with launch(folder, *words, program=program, **environment) as running:
         job = Training(running)
-        job.begin(groups, coordinator_log)
+        job.begin(groups)
         yield job
 
 
