@@ -39,6 +39,7 @@ KNOWN = {
     ("jaxft/_ranks/_leader.py", "Leader._hear"): "tests/ranks/test_link.py",
     ("jaxft/_health/_check.py", "Check.poll"): "tests/health/test_check.py",
     ("jaxft/_launch/_beacon.py", "Beacon.__init__"): "tests/launch/test_beacon.py",
+    ("jaxft/_launch/_attached.py", "attach"): "tests/launch/test_hosts.py",
     ("jaxft/_chaos/_victim.py", "Doom._die_soon"): "tests/chaos/test_chaos_victim.py",
     ("jaxft/_chaos/_victim.py", "take_orders"): "tests/chaos/test_chaos_victim.py",
     ("jaxft/_chaos/_network.py", "Network.__init__"): "tests/chaos/test_chaos_network.py",

@@ -33,9 +33,11 @@ def attach(orders: FileIO) -> None:
 
 
 def _obey(orders: FileIO) -> None:
-    while line := orders.readline(MAX_LINE_BYTES):
-        if line == DRAIN:
-            os.kill(os.getpid(), signal.SIGTERM)
-    # Two signals end a launch at once. They differ, for Python may take two of one kind for a single one.
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGHUP)
+    try:
+        while line := orders.readline(MAX_LINE_BYTES):
+            if line == DRAIN:
+                os.kill(os.getpid(), signal.SIGTERM)
+    finally:  # an input that cannot be read has ended, too
+        # Two signals end a launch at once. They differ, for Python may take two of one kind for a single one.
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)

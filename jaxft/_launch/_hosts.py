@@ -19,7 +19,24 @@ REMOTE_SHELL = Path(__file__).with_name("_remote_shell.py")
 # Of the environment, what a program on another host should have too. The token goes another way.
 PASSED_ON = ("JAX", "XLA_", "NCCL_", "RCCL_", "PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "VIRTUAL_ENV")
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-NOT_PASSED_ON = ("JAXFT_TOKEN", "JAXFT_GROUP", "JAXFT_RANK", "JAXFT_NPROC", "JAXFT_PHASE_FILE")
+# What is said of this machine alone, or of one process.
+NOT_PASSED_ON = (
+    *(
+        "JAXFT_TOKEN",
+        "JAXFT_HOST",
+        "JAXFT_SPARE",
+        "JAXFT_GROUP",
+        "JAXFT_RANK",
+        "JAXFT_NPROC",
+        "JAXFT_PHASE_FILE",
+    ),
+    *(
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_LOCAL_DEVICE_IDS",
+        "JAX_CUDA_VISIBLE_DEVICES",
+        "JAX_ROCM_VISIBLE_DEVICES",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +173,9 @@ def remote_member(
     whole = passed_on(os.environ) | dict(environment)
     launch = [sys.executable, "-m", "jaxft._cli", "launch", "--attached", *options, "--", *program]
     assignments = [f"{name}={value}" for name, value in sorted(whole.items())]
-    command = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*assignments, *launch])}"
+    # Each word is quoted, for this one text is read by a shell there.
+    texts = (shlex.join(words) for words in (["cd", os.getcwd()], ["exec", "env", *assignments, *launch]))
+    command = " && ".join(texts)
     return Member(
         name=part.name,
         group=part.group,

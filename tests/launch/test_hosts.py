@@ -6,6 +6,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +112,7 @@ def test_each_launcher_is_told_its_part_and_no_command_line_has_the_token(
     monkeypatch.setenv("JAXFT_TOKEN", "s3cret")
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_x='two words'")
     monkeypatch.setenv("HOME_OF_MINE", "stays")
+    monkeypatch.setenv("JAXFT_HOST", "this-machine")
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     options = LaunchOptions(
         groups=1, spares=1, nproc=2, hosts="a,b,c,d", devices="0,1", remote_shell="sh -c", warm=False
@@ -143,6 +145,7 @@ def test_each_launcher_is_told_its_part_and_no_command_line_has_the_token(
     assert "JAXFT_SPARE=1" in shlex.split(members[2].command[-1])
     assert "JAXFT_SPARE=1" not in words
     assert "HOME_OF_MINE" not in text
+    assert "this-machine" not in text
     assert not any("s3cret" in word for one in members for word in one.command)
     assert "JAXFT_TOKEN" not in passed_on(os.environ)
 
@@ -259,6 +262,22 @@ def test_a_launcher_that_nobody_has_attached_says_so(folder: Path) -> None:
     with fakes(folder, "--attached", "--group", "0", lives=("exit:0",)) as running:
         assert running.status() not in (0, 75), running.text()
     assert "--attached is for a launcher that `jaxft launch --hosts` starts" in running.text()
+
+
+def test_orders_that_cannot_be_read_end_the_launcher_too(folder: Path) -> None:
+    program = (
+        "import io, threading\n"
+        "from jaxft._launch import _attached\n"
+        "class Orders(io.BytesIO):\n"
+        "    def readline(self, size=-1):\n"
+        "        if line := super().readline(size): return line\n"
+        "        raise OSError('the other end is gone')\n"
+        "_attached.attach(Orders(b'a token\\n'))\n"
+        "threading.Event().wait(600)\n"
+    )
+    command = [sys.executable, "-c", program]
+    ended = patience.run(command, capture_output=True, text=True)
+    assert ended.returncode in (-signal.SIGTERM, -signal.SIGHUP), ended.stderr
 
 
 def children_of(pid: int) -> list[int]:
