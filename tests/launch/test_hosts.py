@@ -266,14 +266,14 @@ def test_a_launcher_that_nobody_has_attached_says_so(folder: Path) -> None:
 
 def test_orders_that_cannot_be_read_end_the_launcher_too(folder: Path) -> None:
     program = (
-        "import io, threading\n"
+        "import io, signal\n"
         "from jaxft._launch import _attached\n"
         "class Orders(io.BytesIO):\n"
         "    def readline(self, size=-1):\n"
         "        if line := super().readline(size): return line\n"
         "        raise OSError('the other end is gone')\n"
         "_attached.attach(Orders(b'a token\\n'))\n"
-        "threading.Event().wait(600)\n"
+        "signal.pause()\n"
     )
     command = [sys.executable, "-c", program]
     ended = patience.run(command, capture_output=True, text=True)
