@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the process that starts the workers, or the only one
         shared.make()
         config.add_cleanup(shared.remove)
+    for name, value in shared.compiled().items():
+        jax.config.update(name, value)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
