@@ -1,9 +1,11 @@
 """What a launcher does that another one has started on this host: it obeys its standard input.
 
-The first line is the job's token, or empty. A line `drain` is SIGTERM; the end of the input ends everything.
+The first line is the job's token, or empty. A line `drain` is SIGTERM. The end of the input ends everything, and so
+does silence: a host that has lost its network would go on beside its successor.
 """
 
 import os
+import select
 import signal
 import threading
 from io import FileIO
@@ -13,6 +15,8 @@ from jaxft._launch._remote_shell import DRAIN
 
 # No token is longer.
 MAX_LINE_BYTES = 4096
+# A line comes every 10 s. By default ssh takes a connection for lost after 75 s: nothing runs here any more by then.
+SILENCE_S = 60.0
 
 
 def attach(orders: FileIO) -> None:
@@ -34,7 +38,9 @@ def attach(orders: FileIO) -> None:
 
 def _obey(orders: FileIO) -> None:
     try:
-        while line := orders.readline(MAX_LINE_BYTES):
+        poller = select.poll()
+        poller.register(orders, select.POLLIN)
+        while poller.poll(1000 * SILENCE_S) and (line := orders.readline(MAX_LINE_BYTES)):
             if line == DRAIN:
                 os.kill(os.getpid(), signal.SIGTERM)
     finally:  # an input that cannot be read has ended, too

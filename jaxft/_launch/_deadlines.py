@@ -15,6 +15,8 @@ from jaxft._launch._checks import LaunchError
 
 # From the start of the process to its first announced phase: imports, restore, compilation.
 BOOT = "boot"
+# Phases in which a process may be waiting for other groups.
+WAITS = ("wait", "exchange", "vote")
 # Since the last sign of life, in any phase.
 SILENCE = "silence"
 # After another process of its group has ended with status 0.

@@ -64,6 +64,17 @@ class Part:
         return f"{self.group}@{self.host}"
 
 
+def check_names(hosts: Sequence[str]) -> None:
+    """Raise a LaunchError if a host has no possible name."""
+    if not hosts:
+        raise LaunchError(
+            "--hosts names no host. Give them as A,B,..., or leave it out to start the groups here."
+        )
+    for host in hosts:
+        if host.startswith("-") or "/" in host or len(host.split()) != 1:
+            raise LaunchError(f"--hosts has {host!r}, which is no host. Give names as in HOST or USER@HOST.")
+
+
 def parts_of(groups: Sequence[str], hosts: Sequence[str]) -> list[Part]:
     """Return where each group runs: on separate hosts, or beside others on one.
 
@@ -93,23 +104,54 @@ def parts_of(groups: Sequence[str], hosts: Sequence[str]) -> list[Part]:
 
 def check_reachable(coordinator: str, hosts: Sequence[str]) -> None:
     """Raise a LaunchError if the hosts cannot know the coordinator by this address."""
-    if _is_loopback(coordinator.rpartition(":")[0]) and not all(map(_is_loopback, hosts)):
+    if _is_loopback(coordinator.rpartition(":")[0]) and not all(_is_loopback(_bare(host)) for host in hosts):
         raise LaunchError(
             f"--coordinator {coordinator} is this machine for each host by itself: name an address that the hosts "
             "can reach."
         )
 
 
+def http_for(hosts: Sequence[str], http: str, *, needed: bool) -> str:
+    """Return the URL by which hosts reach the port `http` of this machine; "" if they cannot.
+
+    Raises:
+        LaunchError: they cannot, and it is needed.
+    """
+    host, _, port = http.rpartition(":")
+    if host in ("", "0.0.0.0", "[::]"):
+        host = own_name(hosts)
+    if not _is_loopback(host) or all(_is_loopback(_bare(one)) for one in hosts):
+        return f"http://{host}:{port}"
+    if needed:
+        raise LaunchError(
+            f"--http {http} is for this machine alone, but the rules of --health are checked on each host: give an "
+            f"address that they can reach, such as --http '[::]:{port}'."
+        )
+    return ""
+
+
 def own_name(hosts: Sequence[str]) -> str:
-    """Return the address by which these hosts reach this machine: that of the route to the first one."""
-    for host in hosts:
-        with contextlib.suppress(OSError):
-            family, _, _, _, target = socket.getaddrinfo(_bare(host), 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(target)  # sends nothing
-                found = probe.getsockname()[0]
-                return f"[{found}]" if ":" in found else found
+    """Return the address by which these hosts reach this machine: that of the route to another machine, if any."""
+    found = [route for host in hosts if (route := _route_to(_bare(host)))]
+    outside = [route for route in found if not _is_loopback(route)]
+    if outside or len(found) == len(hosts):
+        return (outside or found)[0]
     return socket.gethostname()  # the remote shell alone knows the hosts, by other names
+
+
+def _route_to(host: str) -> str:
+    """Our address on the route to a host; "" if its name is unknown."""
+    with contextlib.suppress(OSError):
+        family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # sends nothing
+            return in_url(probe.getsockname()[0])
+    return ""
+
+
+def in_url(host: str) -> str:
+    """A host as it stands before a colon and a port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def own_secret(folder: Path) -> Path:
@@ -144,7 +186,7 @@ def meeting_of(part: Part, parts: Sequence[Part]) -> str:
     ports = [port for port in PORTS if not low <= port <= high] or list(PORTS)
     # The same for all parts of the group, and another one in every launch.
     chosen = random.Random(f"{os.getpid()} {part.group}").choice(ports)
-    return f"{_bare(first.host)}:{chosen}"
+    return f"{in_url(_bare(first.host))}:{chosen}"
 
 
 def _bare(host: str) -> str:
@@ -195,4 +237,4 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "[::1]") or host.startswith("127.")
+    return host in ("localhost", "::1", "[::1]") or host.startswith("127.")

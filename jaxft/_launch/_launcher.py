@@ -83,6 +83,11 @@ class Launcher:
         self._probe = probe
         self._watches = [self._watch(one, health) for one in self.supervisors if health.rules]
 
+    @property
+    def all_drained(self) -> bool:
+        """Whether each group was drained by itself, and the job goes on without them."""
+        return all(one.drained for one in self.supervisors)
+
     def run(self, signals: Sequence[int]) -> int:
         """Return the exit status of the launch. A number in `signals`, which may grow, drains or ends it."""
         try:
@@ -194,7 +199,7 @@ class Launcher:
             return DONE
         if self._interrupted:
             return 128 + signal.SIGINT
-        if all(one.drained for one in self.supervisors):
+        if self.all_drained:
             return DONE
         given_up = [one.status for one in self.supervisors if one.state is State.GIVEN_UP]
         return next((status for status in given_up if status != AGAIN), AGAIN)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxft._launch._deadlines import END, Overdue, Sign, overdue
+from jaxft._launch._deadlines import END, WAITS, Overdue, Sign, overdue
 from jaxft._launch._fate import LAST_WORDS_S, Fate
 from jaxft._launch._phase_file import DRAINED, read_word
 from jaxft._launch._processes import Child, Processes
@@ -59,7 +59,7 @@ class Life:
         self.started_t_s = time.time()
         self.overdue: Overdue | None = None
         self.step = 0
-        self.members = 0  # of the job, in the last step that it took part in
+        self.members = 0  # of the job, in the last step that it took part in; 0 while it waits for others
         self._drained = False
         name = f"{member.name}.{number}"
         files = [phases / f"{name}.{rank}.phase" for rank in member.ranks_here]
@@ -112,7 +112,8 @@ class Life:
         signs = [one.sign() for one in self.ranks]
         told = [sign for sign in signs if sign is not None]
         self.step = max([self.step, *(sign.step for sign in told)])
-        self.members = max((sign.members for sign in told), default=0)
+        # One that waits for others may wait for those that were there in the last step.
+        self.members = max((sign.members for sign in told if sign.phase not in WAITS), default=0)
         self._drained = any(sign.phase == DRAINED for sign in told)
         return signs
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxft._launch._checks import LaunchError
-from jaxft._launch._hosts import check_shell, parts_of
+from jaxft._launch._hosts import check_names, check_shell, parts_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,14 @@ class LaunchOptions:
     """Start only this one group of the job, group-GROUP: for an element of a Slurm array or a Kubernetes Job."""
     nproc: int = 1
     """Processes of each group. If one of them ends, its group is restarted."""
-    hosts: str = ""
+    hosts: str | None = None
     """Other hosts to start the groups on, separated by commas, as --remote-shell knows them: as many as groups, or a
     multiple (groups of several hosts, each with --nproc processes), or a divisor."""
     job: str = "default"
     """With --hosts: the job's name, as in jaxft.Manager(job=...). The token that the launcher makes belongs to it."""
-    remote_shell: str = "ssh -o BatchMode=yes"
+    remote_shell: str = (
+        "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 -o ServerAliveCountMax=5"
+    )
     """The command that runs a command on another host. It is given the host and the command as its last two words."""
     nodes: int = 1
     """With --group: the number of hosts of the group. On each of them, start a launcher with the same --meet."""
@@ -101,7 +103,7 @@ def check_options(options: LaunchOptions) -> None:
         raise LaunchError("--group starts one group, so --groups and --spares do not go with it.")
     if options.group is not None and options.group < 0:
         raise LaunchError(f"--group must be a number from 0, not {options.group}.")
-    if options.hosts:
+    if options.hosts is not None:
         check_hosts(options)
         return
     check_nodes(options)
@@ -126,6 +128,7 @@ def check_hosts(options: LaunchOptions) -> None:
         if given:
             raise LaunchError(f"{flag} does not go with --hosts, which starts a launcher on each host.")
     check_shell(options.remote_shell)
+    check_names(hosts_of(options))
     parts = parts_of(options.names, hosts_of(options))
     devices, processes = devices_of(options), parts[0].shares * options.nproc
     if len(devices) % processes:
@@ -217,7 +220,7 @@ def devices_of(options: LaunchOptions) -> list[int]:
 
 def hosts_of(options: LaunchOptions) -> list[str]:
     """Return the hosts of `--hosts`."""
-    return words_of(options.hosts)
+    return words_of(options.hosts or "")
 
 
 def words_of(comma_list: str) -> list[str]:

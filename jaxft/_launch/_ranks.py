@@ -82,12 +82,7 @@ class Member:
         if self.coordinator is not None:
             found |= {"JAXFT_COORDINATOR": self.coordinator, "JAXFT_GROUP": self.name}
         if self.compilation_cache is not None:
-            found |= {
-                "JAX_COMPILATION_CACHE_DIR": str(self.compilation_cache),
-                # By default JAX caches only slow compilations; a restarted group needs every program at once.
-                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-            }
+            found |= cache_in(self.compilation_cache)
         return found
 
     def process_name(self, life: str, rank: int) -> str:
@@ -114,6 +109,16 @@ class Member:
                 own |= dict.fromkeys(VISIBLE_DEVICES, text)
             environments.append(own)
         return environments
+
+
+def cache_in(folder: Path) -> dict[str, str]:
+    """Return the environment of a group that keeps its compiled programs in a folder."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        # By default JAX caches only slow compilations; a restarted group needs every program at once.
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 def start_ranks(

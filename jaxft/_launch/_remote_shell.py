@@ -1,21 +1,28 @@
 """A script: `_remote_shell.py SHELL... HOST COMMAND` runs a launcher on another host, through a shell such as ssh.
 
 The other launcher reads its standard input (`_attached.py`): first the token, which is never in a command line, then
-orders. When this process ends in any way, that input ends, and with it the other launcher and all of its processes.
+orders. An empty line every 10 s says that this process and the network are still there. When this process ends in any
+way, that input ends, and with it the other launcher and all of its processes.
 
 Only the standard library: there is one such process for each host, and it delays every start.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 
 DIE_WITH_PARENT = Path(__file__).with_name("_die_with_parent.py")
 DRAIN = b"drain\n"
+STILL_HERE = b"\n"
+STILL_HERE_EVERY_S = 10.0
+# With this status, the other launcher says that its groups were drained, and that the job goes on without them.
+ALL_DRAINED = 79
 # ssh ends with it if there is no connection, or if the command was killed.
 NO_CONNECTION = 255
 
@@ -32,16 +39,34 @@ def main() -> int:
         def drain(number: int, frame: FrameType | None) -> None:
             send(orders, DRAIN)
 
-        signal.signal(signal.SIGTERM, drain)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         send(orders, token.encode() + b"\n")
-        status = shell.wait()
+        signal.signal(signal.SIGTERM, drain)
+        status = until_ended(shell, orders)
+    if status == ALL_DRAINED:
+        tell_drained(Path(os.environ["JAXFT_PHASE_FILE"]))
+        return 0
     if status in (0, NO_CONNECTION) or status < 0:
         host = sys.argv[-2]
         if status:
             sys.stderr.write(f"the connection to {host} ended, or could not be made (exit status {status})\n")
         return os.EX_TEMPFAIL if status else 0
     return status
+
+
+def until_ended(shell: "subprocess.Popen[bytes]", orders: int) -> int:
+    """Return the exit status of the shell."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return shell.wait(timeout=STILL_HERE_EVERY_S)
+        send(orders, STILL_HERE)
+
+
+def tell_drained(file: Path) -> None:
+    """Write the last phase of a drained group, as `_phase_file.py` does, which cannot be imported here."""
+    now_t_s = time.time()
+    word = {"phase": "drained", "step": 0, "t_s": now_t_s, "first_t_s": now_t_s}
+    file.write_bytes(json.dumps(word).encode().ljust(250))
 
 
 def send(descriptor: int, line: bytes) -> None:

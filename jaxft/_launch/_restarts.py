@@ -14,7 +14,8 @@ LONGEST_WAIT_S = 60.0
 # Waits differ by up to this share, so that groups which ended together do not all come back at once.
 JITTER = 0.25
 ERRORS_IN_A_ROW = 2
-# What tells no steps, a launcher on another host, has made progress if it lived for so long.
+# What tells no steps, a launcher on another host, has made progress if it lived for so long. But one that gives up
+# after an error of the program has tried that twice.
 STEADY_S = 600.0
 
 
@@ -69,7 +70,7 @@ def after(
     """
     if ending is Ending.REFUSED:
         return GiveUp(f"The job refused it (exit status {status}); its log says what differs.")
-    if step is None and lived_s >= STEADY_S:
+    if step is None and lived_s >= STEADY_S and ending is not Ending.ERROR:
         return Restart(0.0, Past())
     if step is not None and step > past.step:
         return Restart(0.0, Past(step, 0))

@@ -341,9 +341,8 @@ class Supervisor:
         if not self._restarts or ending is Ending.DRAINED:
             self.state = State.LEFT
             self.drained = ending is Ending.DRAINED and not self._drains
-            self._say(
-                f"{name} {'was drained' if ending is Ending.DRAINED else 'has left'}, at step {life.step}"
-            )
+            step = "" if life.member.command else f", at step {life.step}"  # the launcher there has said it
+            self._say(f"{name} {'was drained' if ending is Ending.DRAINED else 'has left'}{step}")
             return
         decision = after(
             self._past,

@@ -23,6 +23,7 @@ from jaxft._launch._deadlines import parse_deadlines, without_phases
 from jaxft._launch._hosts import (
     check_reachable,
     check_shell,
+    http_for,
     meeting_of,
     own_name,
     own_secret,
@@ -43,7 +44,8 @@ from jaxft._launch._options import (
 from jaxft._launch._output import make_output
 from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Processes
-from jaxft._launch._ranks import Member, dealt
+from jaxft._launch._ranks import Member, cache_in, dealt
+from jaxft._launch._remote_shell import ALL_DRAINED
 from jaxft._launch._supervisor import Rules
 
 EVENTS = "events.jsonl"
@@ -85,7 +87,11 @@ def run_launch(
         )
     if not address:
         check_installed(("jaxft_coordinator",), remedy="pip install jaxft-coordinator")
-    http_url = f"http://{options.http}" if options.http else os.environ.get("JAXFT_HTTP", "")
+    http_url = os.environ.get("JAXFT_HTTP", "")
+    if options.http:
+        http_url = f"http://{options.http}"
+        if options.hosts:
+            http_url = http_for(hosts_of(options), options.http, needed=options.health is not None)
     health = () if options.health is None else read_rules(options.health, http=http_url)
     if options.hosts:  # the launchers there see to all of this
         health, rules = (), replace(rules, warm=False, deadlines=without_phases(rules.deadlines))
@@ -115,7 +121,7 @@ def run_launch(
             )
         )
         launcher = Launcher(
-            remote_members(options, address, folder, words, token)
+            remote_members(options, address, folder, words, token, http_url)
             if options.hosts
             else members_of(options, address, folder),
             words,
@@ -130,6 +136,8 @@ def run_launch(
             ladder_of=lambda member: ladder_of(options, member),
         )
         status = launcher.run(signals)
+        if options.attached and launcher.all_drained:
+            status = ALL_DRAINED
         journal.write(LaunchEnded(status=status))
         output.say(f"ends with exit status {status}")
         return status
@@ -185,17 +193,17 @@ def members_of(options: LaunchOptions, coordinator: str, folder: Path) -> list[M
 
 
 def remote_members(
-    options: LaunchOptions, coordinator: str, folder: Path, words: Sequence[str], token: str
+    options: LaunchOptions, coordinator: str, folder: Path, words: Sequence[str], token: str, http: str
 ) -> list[Member]:
-    """Return the parts of the groups on other hosts."""
+    """Return the parts of the groups on other hosts. `http`: the URL of the coordinator's HTTP port there, or ""."""
     parts, shell = parts_of(options.names, hosts_of(options)), check_shell(options.remote_shell)
     caches = os.environ.get("JAX_COMPILATION_CACHE_DIR")  # the user's own choice
     members: list[Member] = []
     for part in parts:
         number = options.names.index(part.group)
-        own = {"PYTHONUNBUFFERED": "1"}
+        own = {"PYTHONUNBUFFERED": "1", **({"JAXFT_HTTP": http} if http else {})}
         if not caches:  # of all hosts of a group: only its first process writes there
-            own["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled" / part.group)
+            own |= cache_in(folder / "compiled" / part.group)
         if number >= options.groups:
             own["JAXFT_SPARE"] = "1"
         said = {

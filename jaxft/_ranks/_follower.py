@@ -78,6 +78,7 @@ class Follower:
         self._saves: queue.SimpleQueue[pb.SaveBegins] = queue.SimpleQueue()
         self._operation = 0
         self._progress = 0
+        self._drains = False
         self._silence_s = silence_s
         self._working: tuple[str, Abort] | None = None
         self._stopped = ""  # the operation that rank 0 stopped last
@@ -88,7 +89,7 @@ class Follower:
             other=0,
             receive=leader_message,
             handle=self._hear,
-            beat=lambda: pb.RankMessage(beat=pb.Beat(progress=self._progress)).SerializeToString(),
+            beat=self._beat,
             silence_s=silence_s,
             first_s=first_s,
             name=name,
@@ -102,7 +103,12 @@ class Follower:
         """Rank 0 posts for the whole group."""
 
     def drain(self) -> None:
-        """Rank 0 is asked as well, and leaves the job for the whole group."""
+        """Have rank 0 leave the job for the whole group. A signal handler may call it: it takes no lock."""
+        self._drains = True
+
+    def _beat(self) -> bytes:
+        beat = pb.Beat(progress=self._progress, drains=self._drains)
+        return pb.RankMessage(beat=beat).SerializeToString()
 
     def wait(self, seen: int) -> tuple[int, Directive]:
         """Return the next directive.

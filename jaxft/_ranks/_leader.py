@@ -56,6 +56,8 @@ class Leader:
         self._failed_early = ""  # an operation in which another rank has failed before this one began it
         self._ended: dict[int, str] = {}
         self._closed = False
+        # Asks the job to let this group leave, for another rank got SIGTERM; set before the first step.
+        self.on_drain: Callable[[], None] | None = None
         # Reports to the job that the user's code has raised in another rank; set before the first step.
         self.on_raised: Callable[[Step, str, int | None], Settled] | None = None
         self._addresses: list[queue.SimpleQueue[str]] = [queue.SimpleQueue() for _ in connections]
@@ -238,6 +240,8 @@ class Leader:
         match message.WhichOneof("kind"):
             case "beat":
                 self._progress[rank] = message.beat.progress
+                if message.beat.drains and self.on_drain is not None:
+                    self.on_drain()
             case "hello":
                 self._addresses[rank - 1].put(message.hello.address)
             case "outcome":

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -13,10 +14,21 @@ from pathlib import Path
 import pytest
 from jaxft_protocol.credentials import job_key, read_secret
 
+from jaxft._launch import _hosts
 from jaxft._launch._checks import LaunchError
-from jaxft._launch._hosts import Part, check_reachable, meeting_of, parts_of, passed_on
+from jaxft._launch._hosts import (
+    Part,
+    check_reachable,
+    http_for,
+    meeting_of,
+    own_name,
+    parts_of,
+    passed_on,
+)
 from jaxft._launch._options import LaunchOptions, check_options
+from jaxft._launch._phase_file import DRAINED, read_word
 from jaxft._launch._ranks import free_ports
+from jaxft._launch._remote_shell import tell_drained
 from jaxft._launch.launch import remote_members
 from tests import patience
 from tests.launch.launches import FAKE, Launch, fakes, is_alive, launch
@@ -71,13 +83,36 @@ def test_the_processes_of_a_group_meet_at_one_port_of_its_first_host() -> None:
     assert meetings[0].startswith("a:")
     assert meetings[2] == meetings[3]
     assert meetings[2].startswith("c:")
+    parts = parts_of(["group-0"], ["me@::1", "::2"])
+    assert meeting_of(parts[0], parts).startswith("[::1]:")
 
 
 def test_a_coordinator_that_the_hosts_cannot_reach_is_an_error() -> None:
     check_reachable("head:29510", ["a", "b"])
     check_reachable("localhost:29510", ["localhost", "127.0.0.2"])
+    check_reachable("[::1]:29510", ["me@localhost", "me@127.0.0.1", "::1"])
     with pytest.raises(LaunchError, match="is this machine for each host"):
         check_reachable("127.0.0.1:29510", ["a", "localhost"])
+
+
+def test_of_several_hosts_one_may_be_this_machine() -> None:
+    """Its own name then leads to an address that only it can use."""
+    assert own_name(["localhost", "127.0.0.2"]) == "127.0.0.1"
+    assert own_name(["no-such-host.invalid"]) == socket.gethostname()
+    assert own_name(["localhost", "no-such-host.invalid"]) == socket.gethostname()
+
+
+def test_the_address_is_that_of_the_route_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = {"here": "127.0.0.1", "there": "10.0.0.7", "me": "127.0.1.1"}
+    monkeypatch.setattr(_hosts, "_route_to", lambda host: routes.get(host, ""))
+    assert own_name(["here", "me@there"]) == "10.0.0.7"
+    assert own_name(["here", "me"]) == "127.0.0.1"
+    assert http_for(["here", "there"], "[::]:29511", needed=True) == "http://10.0.0.7:29511"
+    assert http_for(["there"], "head:29511", needed=True) == "http://head:29511"
+    assert http_for(["localhost"], "localhost:29511", needed=True) == "http://localhost:29511"
+    assert http_for(["there"], "localhost:29511", needed=False) == ""
+    with pytest.raises(LaunchError, match=r"rules of --health are checked on each host.*'\[::\]:29511'"):
+        http_for(["there"], "localhost:29511", needed=True)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +124,11 @@ def test_a_coordinator_that_the_hosts_cannot_reach_is_an_error() -> None:
         ({"hosts": "a", "remote_shell": "no-such-shell -x"}, "there is no program 'no-such-shell'"),
         ({"hosts": "a", "remote_shell": "ssh '"}, "is no command"),
         ({"hosts": "a", "devices": "0,1,2", "groups": 2}, "which its 2 processes cannot share"),
+        ({"hosts": ""}, "--hosts names no host"),
+        ({"hosts": " , "}, "--hosts names no host"),
+        ({"hosts": "-oProxyCommand=x"}, "which is no host"),
+        ({"hosts": "ssh://me@a:22"}, "which is no host"),
+        ({"hosts": "a b"}, "which is no host"),
         ({"nodes": 0}, "--nodes must be at least 1"),
         ({"nodes": 2, "node": 2}, "--node must be a number from 0 to 1"),
         ({"nodes": 2, "meet": "a:1"}, "it needs --group"),
@@ -117,7 +157,9 @@ def test_each_launcher_is_told_its_part_and_no_command_line_has_the_token(
     options = LaunchOptions(
         groups=1, spares=1, nproc=2, hosts="a,b,c,d", devices="0,1", remote_shell="sh -c", warm=False
     )
-    members = remote_members(options, "head:1", tmp_path, ["python", "my train.py", "--to", "{group}"], "")
+    members = remote_members(
+        options, "head:1", tmp_path, ["python", "my train.py", "--to", "{group}"], "", ""
+    )
     assert [one.name for one in members] == ["group-0@a", "group-0@b", "spare-0@c", "spare-0@d"]
     text = members[1].command[-1]
     words = shlex.split(text)
@@ -144,6 +186,7 @@ def test_each_launcher_is_told_its_part_and_no_command_line_has_the_token(
     assert f"JAX_COMPILATION_CACHE_DIR={tmp_path}/compiled/group-0" in words
     assert "JAXFT_SPARE=1" in shlex.split(members[2].command[-1])
     assert "JAXFT_SPARE=1" not in words
+    assert "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0" in words
     assert "HOME_OF_MINE" not in text
     assert "this-machine" not in text
     assert not any("s3cret" in word for one in members for word in one.command)
@@ -209,6 +252,21 @@ def test_a_drain_reaches_the_programs(folder: Path) -> None:
     assert running.text().count("got SIGTERM: each group finishes its step") == 3  # here and on each host
 
 
+def test_a_group_that_is_drained_leaves_the_others_running(folder: Path) -> None:
+    lives = ("steps:1 made:up group-0=gate:end group-0=steps:9 group-0=exit:0 drains:5 mute",)
+    with fakes(folder, *hosts("a", "b"), "--deadlines", "end=1", lives=lives) as running:
+        for part in ("group-0@a", "group-1@b"):
+            until_file(running, f"{part}/up")
+        (program,) = map(int, (folder / "group-1@b" / "group-1.0.starts").read_text().split())
+        os.kill(program, signal.SIGTERM)
+        running.until("group_ended")
+        (folder / "group-0@a" / "end").touch()
+        assert running.status() == 0, running.text()
+    ends = [(event["group"], event["ending"]) for event in running.events("group_ended")]
+    assert ends == [("group-1@b", "drained"), ("group-0@a", "done")]
+    assert "group-1@b was drained\n" in running.text()
+
+
 def test_a_lost_connection_ends_what_runs_there_and_it_is_started_again(folder: Path) -> None:
     with fakes(folder, *hosts("a"), lives=("steps:1 made:up mute", "exit:0")) as running:
         until_file(running, "group-0@a/up")
@@ -272,12 +330,58 @@ def test_orders_that_cannot_be_read_end_the_launcher_too(folder: Path) -> None:
         "    def readline(self, size=-1):\n"
         "        if line := super().readline(size): return line\n"
         "        raise OSError('the other end is gone')\n"
+        "    def fileno(self): return 0\n"
         "_attached.attach(Orders(b'a token\\n'))\n"
         "signal.pause()\n"
     )
     command = [sys.executable, "-c", program]
     ended = patience.run(command, capture_output=True, text=True)
     assert ended.returncode in (-signal.SIGTERM, -signal.SIGHUP), ended.stderr
+
+
+def test_silence_ends_the_launcher_and_lines_that_say_nothing_do_not() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from jaxft._launch import _attached\n"
+        "_attached.SILENCE_S = float(sys.argv[1])\n"
+        "_attached.attach(open(0, 'rb', buffering=0, closefd=False))\n"
+        "os.write(1, b'attached')\n"
+        "signal.pause()\n"
+    )
+    for silence_s, lines in ((0.01, 0), (1e6, 3)):
+        command = [sys.executable, "-c", program, str(silence_s)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(b"a token\n")
+            process.stdin.flush()
+            if lines:
+                assert process.stdout.read(8) == b"attached"
+                process.stdin.write(b"\n" * lines)
+                process.stdin.write(b"drain\n")  # it has obeyed nothing else before
+                process.stdin.flush()
+            assert patience.wait(process) == -signal.SIGTERM
+
+
+def test_the_remote_shell_says_that_it_is_still_there(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from jaxft._launch import _remote_shell\n"
+        "_remote_shell.STILL_HERE_EVERY_S = 0.01\n"
+        "sys.exit(_remote_shell.main())\n"
+    )
+    # A line `drain` never comes: the shell ends after the token and three empty lines.
+    there = 'read token; for i in 1 2 3; do read line; test -z "$line" || exit 3; done; exit 0'
+    command = [sys.executable, "-c", program, "sh", "-c", there, "host", "command"]
+    ended = patience.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_what_the_remote_shell_writes_of_a_drain_is_a_phase(tmp_path: Path) -> None:
+    tell_drained(tmp_path / "phase")
+    word = read_word(tmp_path / "phase")
+    assert word is not None
+    assert word.phase == DRAINED
 
 
 def children_of(pid: int) -> list[int]:

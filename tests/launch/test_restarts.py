@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from jaxft._launch._restarts import LONGEST_WAIT_S, GiveUp, Past, Restart, after
+from jaxft._launch._restarts import LONGEST_WAIT_S, STEADY_S, GiveUp, Past, Restart, after
 from jaxft._launch._statuses import Ending
 
 KILLED = {"ending": Ending.KILLED, "status": -9}
@@ -31,6 +31,15 @@ def test_a_new_step_ends_the_row() -> None:
     decision = decide(Past(4, 3), step=6, **KILLED)
     assert isinstance(decision, Restart)
     assert decide(decision.past, step=6, **KILLED) == Restart(1.0, Past(6, 1))
+
+
+def test_what_tells_no_steps_has_made_progress_if_it_has_lived_for_long() -> None:
+    def lived(seconds: float, **how: Any) -> Restart | GiveUp:
+        return after(Past(0, 1), step=None, lived_s=seconds, max_restarts=3, jitter=0.0, **how)
+
+    assert lived(STEADY_S, **KILLED) == Restart(0.0, Past())
+    assert lived(STEADY_S - 1, **KILLED) == Restart(2.0, Past(0, 2))
+    assert isinstance(lived(STEADY_S, **ERROR), GiveUp)  # the launcher there has tried twice
 
 
 def test_a_wait_has_a_limit_and_a_jitter() -> None:

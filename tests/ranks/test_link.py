@@ -492,3 +492,23 @@ def test_a_rank_that_is_stuck_ends_the_group_and_one_that_gets_on_does_not(
 def _settled(operation: Operation) -> None:
     with contextlib.suppress(AssertionError):  # here the process does not end
         operation.settle()
+
+
+def test_a_rank_that_is_told_to_leave_has_rank_0_leave_for_the_group(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_link, "BEAT_S", 0.01)
+    asked, beaten = threading.Event(), threading.Semaphore(0)
+    hear = pair.leader._hear
+
+    def counted(rank: int, message: pb.RankMessage) -> None:
+        hear(rank, message)
+        beaten.release()
+
+    monkeypatch.setattr(pair.leader._links[0], "_handle", lambda message: counted(1, message))
+    pair.leader.on_drain = asked.set
+    for _ in range(3):
+        assert beaten.acquire(timeout=patience.FAR_S)
+    assert not asked.is_set()
+    pair.follower.drain()
+    assert asked.wait(patience.FAR_S)

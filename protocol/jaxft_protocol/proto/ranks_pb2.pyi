@@ -196,10 +196,12 @@ class PinState(_message.Message):
     def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ..., log_only: bool = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("progress",)
+    __slots__ = ("progress", "drains")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DRAINS_FIELD_NUMBER: _ClassVar[int]
     progress: int
-    def __init__(self, progress: _Optional[int] = ...) -> None: ...
+    drains: bool
+    def __init__(self, progress: _Optional[int] = ..., drains: bool = ...) -> None: ...
 
 class GroupEnds(_message.Message):
     __slots__ = ("error",)
