@@ -20,7 +20,8 @@ Invariants:
 - Contributions are only read.
 - A frame is accepted only if its header is the expected one (`_frames.py`).
 - On any error all connections of the quorum are closed, so every member's exchange ends too. A finished exchange
-  says nothing about the other members: the vote decides whether the step counts.
+  says nothing about the other members: the vote decides whether the step counts. Nor does it say that they have read
+  all of it, so connections are only used in the next quorum where as many have ended at both ends.
 
 Who is blamed. An end of file does not show who died, since the others close in a cascade; all peers that are seen
 failing at that moment are named. When no bytes move, the peers that owe partial sums are named, since they could send
@@ -91,10 +92,12 @@ def exchange(
             f"The connections of quorum {links.quorum_id} are closed. The step needs a new quorum."
         )
     try:
-        return leaves_of(layout, _carry_out(links, layout, step, partials, patience))
+        means = leaves_of(layout, _carry_out(links, layout, step, partials, patience))
     except BaseException:
         links.close()
         raise
+    links.exchange_ended()
+    return means
 
 
 def _carry_out(

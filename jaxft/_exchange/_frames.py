@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, fields
 from functools import lru_cache
 
 VERSION = 3
-PARTIAL, RESULT = 1, 2
+PARTIAL, RESULT, CONTINUE = 1, 2, 3
 _MAGIC = b"JXFT"
 
 # magic, version, kind, sender, job, quorum, step, layout, node (start, stop), region, length, offset
@@ -27,7 +27,7 @@ class Header:
 
     magic: bytes
     version: int
-    kind: int  # PARTIAL: part of a contribution or partial sum; RESULT: part of the result
+    kind: int  # PARTIAL: of a contribution or partial sum; RESULT: of the result; CONTINUE: `_continuing.py`
     sender: int  # the member's number in the quorum
     job: int  # a tag of the job's name
     quorum_id: int
@@ -37,7 +37,7 @@ class Header:
     node_stop: int
     region: int
     length_bytes: int
-    offset: int  # in elements of the region
+    offset: int  # in elements of the region; CONTINUE: how many exchanges have ended over the connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,9 @@ class Stamp:
             length_bytes,
             offset,
         )
+
+    def header_to_continue(self, exchanges: int) -> bytes:
+        return self.header(CONTINUE, node=(0, 0), region=0, offset=exchanges, length_bytes=0)
 
 
 @lru_cache(maxsize=64)

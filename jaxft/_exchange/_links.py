@@ -1,14 +1,16 @@
 """The connections of one quorum: a full mesh among its members.
 
-Each quorum gets its own connections, and after a failure they are not reused: bytes still in flight belong to an
-exchange that will not finish.
+Connections of the quorum before are used again where no exchange is under way at either end (`_continuing.py`). After
+a failed exchange they are not: bytes still in flight belong to an exchange that will not finish.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxft._arrays._layout import Layout
+from jaxft._exchange._continuing import Kept
 from jaxft._exchange._frames import Stamp, tag
 from jaxft._exchange._mesh import Peer, connect_mesh
 from jaxft._exchange._patience import Patience
@@ -16,6 +18,8 @@ from jaxft._exchange._plan import Plan
 from jaxft._exchange._sheet import Sheet
 from jaxft._exchange._tree import Node
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener
+
+_log = logging.getLogger("jaxft")
 
 
 class Links:
@@ -31,6 +35,7 @@ class Links:
         connections: Mapping[int, Connection],
         abort: Abort,
         listener: Listener | None = None,
+        ended: Mapping[int, int] | None = None,
     ) -> None:
         """Take ownership of connections, keyed by the member's number. See `open`."""
         assert set(connections) == set(range(len(members))) - {me}
@@ -41,6 +46,8 @@ class Links:
         self.connections = dict(connections)
         self.abort = abort
         self.closed = False
+        # How many exchanges have ended over each connection, in this quorum and those before.
+        self._ended = dict.fromkeys(connections, 0) | dict(ended or {})
         # Receive buffers for peers' chunks, by slot and node.
         self.scratch: dict[tuple[int, Node], np.ndarray] = {}
         self._plans: dict[tuple[str, int], Plan] = {}
@@ -60,6 +67,7 @@ class Links:
         abort: Abort,
         patience: Patience,
         lane: int = 0,
+        before: "Links | None" = None,
     ) -> "Links":
         """Connect to every other member. Ends all older quorums at this listener.
 
@@ -72,11 +80,13 @@ class Links:
             abort: a flag that ends the wait; the exchanges over these links watch it too.
             patience: the limit on a time without progress.
             lane: the first of the lanes that are exchanged over these links.
+            before: the links of an older quorum for the same lanes. Their connections are used again or closed.
 
         Raises:
             ExchangeFailed: names the members that could not be reached; none, if the abort flag was set.
             JaxftError: the listener failed.
         """
+        kept = {} if before is None else before.give_up(members)
         listener.check(len(members))
         number = [peer.group for peer in members].index(me)
         # `_mesh.py` fills in the group and incarnation to dial.
@@ -84,13 +94,25 @@ class Links:
             "exchange", job, me, members[number].incarnation, "", 0, quorum_id, lane=lane
         )
         listener.forget(quorum_id - 1)
+        stamps = [Stamp(n, tag(job), quorum_id, 0, 0) for n in range(len(members))]
         try:
             connections = connect_mesh(
-                listener, request, me=number, members=members, abort=abort, patience=patience
+                listener,
+                request,
+                me=number,
+                members=members,
+                kept=kept,
+                stamps=stamps,
+                abort=abort,
+                patience=patience,
             )
         except BaseException:
             listener.forget(quorum_id)  # wake members that still wait for us
             raise
+        ended = {n: one.exchanges for n, one in kept.items() if one.connection is connections[n]}
+        _log.debug(
+            "quorum %d: %d connections kept, %d made", quorum_id, len(ended), len(connections) - len(ended)
+        )
         return Links(
             job=job,
             quorum_id=quorum_id,
@@ -99,6 +121,7 @@ class Links:
             connections=connections,
             abort=abort,
             listener=listener,
+            ended=ended,
         )
 
     def plan(self, layout: Layout, total_shards: int) -> Plan:
@@ -121,6 +144,28 @@ class Links:
         job, layout_tag = tag(self.job), tag(layout.digest)
         return [Stamp(n, job, self.quorum_id, step, layout_tag) for n in range(len(self.members))]
 
+    def exchange_ended(self) -> None:
+        """Note that an exchange has ended here with all that belongs to it sent and received."""
+        for number in self._ended:
+            self._ended[number] += 1
+
+    def give_up(self, members: Sequence[Peer]) -> dict[int, Kept]:
+        """Return the connections to processes that are members of the next quorum too, by their numbers there.
+
+        All others are closed, and so are these links.
+        """
+        if self.closed:
+            return {}
+        mine = {_process(peer): number for number, peer in enumerate(self.members)}
+        pairs = [(number, mine.get(_process(peer))) for number, peer in enumerate(members)]
+        given = {
+            number: Kept(self.connections.pop(old), self._ended[old])
+            for number, old in pairs
+            if old in self.connections
+        }
+        self.close()
+        return given
+
     def close(self) -> None:
         """Close every connection; peers in an exchange notice at once. Idempotent.
 
@@ -133,3 +178,8 @@ class Links:
         self._sheets.clear()
         if self._listener is not None:
             self._listener.forget(self.quorum_id)
+
+
+def _process(peer: Peer) -> tuple[str, int, int, str]:
+    """One life of one process. Its shards may change from quorum to quorum."""
+    return peer.group, peer.incarnation, peer.rank, peer.address

@@ -1,16 +1,18 @@
 """Connects the members of a quorum, each with each.
 
-Of two members, the one that is first in the quorum's order dials. All dials run at once, and then connections from
-earlier members are taken: one unresponsive member does not hide another, and is the only one blamed.
+Of two members, the first in the quorum's order dials, unless both go on with a connection of the quorum before
+(`_continuing.py`). All that runs at once, and then connections from earlier members are taken: one unresponsive
+member does not hide another, and is the only one blamed.
 """
 
+import contextlib
 import functools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-
-from jaxft_protocol.credentials import DataKey
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from jaxft._errors import ExchangeFailed
+from jaxft._exchange._continuing import Continuing, Kept, NotContinued
+from jaxft._exchange._frames import Stamp
 from jaxft._exchange._patience import Patience
 from jaxft._transport._handshake import Dialling
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener
@@ -42,103 +44,138 @@ def connect_mesh(
     *,
     me: int,
     members: Sequence[Peer],
+    kept: Mapping[int, Kept],
+    stamps: Sequence[Stamp],
     abort: Abort,
     patience: Patience,
 ) -> dict[int, Connection]:
-    """Connect to every other member; return the connections by the members' numbers. Raises ExchangeFailed."""
-    made: dict[int, Connection] = {}
-    dialling: dict[int, Dialling] = {}
+    """Connect to every other member; return the connections by the members' numbers. Raises ExchangeFailed.
+
+    Args:
+        listener: where earlier members dial us.
+        request: what is dialled with.
+        me: our number.
+        members: of the quorum.
+        kept: connections of an older quorum, by the members' numbers; owned.
+        stamps: of the frame by which each member goes on with such a connection.
+        abort: ends the wait.
+        patience: the limit on a time without progress.
+    """
+    mesh = _Mesh(listener, request, me, members, abort, patience)
     try:
-        for number in range(me + 1, len(members)):
-            dialling[number] = _begin(members[number], request, listener.key)
-        while dialling:
-            for number in _advance(dialling, members, request, made, abort=abort, patience=patience):
-                patience.moved()
-                del dialling[number]
-        _take_lower(made, listener, request, members[:me], abort=abort, patience=patience)
+        mesh.begin(kept, stamps)
+        while mesh.waiting:
+            mesh.advance()
+        mesh.take_lower()
     except BaseException:
-        for one in [*made.values(), *(unfinished.sock for unfinished in dialling.values())]:
-            one.close()
+        for connection in [*mesh.made.values(), *(one.connection for one in kept.values())]:
+            connection.close()
+        for unfinished in mesh.waiting.values():
+            unfinished.sock.close()
         raise
-    return made
+    return mesh.made
 
 
-def _begin(peer: Peer, request: ConnectionRequest, key: DataKey | None) -> Dialling:
-    try:
-        to_peer = replace(request, to_group=peer.group, to_incarnation=peer.incarnation, rank=peer.rank)
-        return Dialling(peer.address, to_peer, key)
-    except ConnectionError as error:
-        raise _failed(request, str(error), [peer]) from error
+@dataclass
+class _Mesh:
+    """The connections of one member, some of which are not made yet."""
 
+    listener: Listener
+    request: ConnectionRequest
+    me: int
+    members: Sequence[Peer]
+    abort: Abort
+    patience: Patience
+    made: dict[int, Connection] = field(default_factory=dict[int, Connection])
+    waiting: dict[int, Dialling | Continuing] = field(default_factory=dict[int, Dialling | Continuing])
 
-def _advance(
-    dialling: dict[int, Dialling],
-    members: Sequence[Peer],
-    request: ConnectionRequest,
-    made: dict[int, Connection],
-    *,
-    abort: Abort,
-    patience: Patience,
-) -> list[int]:
-    """Wait for any dial to progress; add those that were accepted to `made`, and return their numbers."""
-    sources = {one.sock.fileno(): one.events for one in dialling.values()}
-    waited_for = [members[number] for number in dialling]
-    what = f"{_names(waited_for)} to accept a connection for quorum {request.number}"
-    try:
-        ready = patience.until(
-            lambda deadline_s: wait_any(sources, deadline_s=deadline_s, what=what, abort=abort)
-        )
-    except TimeoutError as error:
-        why = f"Timed out after {patience.still_s:.1f} s waiting for {what}."
-        raise _failed(request, why, waited_for) from error
-    except Aborted as error:
-        raise _failed(request, str(error), []) from error
-    accepted: list[int] = []
-    failures: dict[int, ConnectionError] = {}
-    for number, one in dialling.items():
-        if one.sock.fileno() not in ready:
-            continue
+    def begin(self, kept: Mapping[int, Kept], stamps: Sequence[Stamp]) -> None:
+        """Dial later members, and offer all with whom there is a connection to go on with it."""
+        for number, (connection, exchanges) in kept.items():
+            mine, theirs = (stamps[end].header_to_continue(exchanges) for end in (self.me, number))
+            with contextlib.suppress(NotContinued):
+                self.waiting[number] = Continuing(connection, mine, theirs)
+        for number in range(self.me + 1, len(self.members)):
+            if number not in self.waiting:
+                self._dial(number)
+
+    def advance(self) -> None:
+        """Wait for any of them to progress."""
+        sources = {one.sock.fileno(): one.events for one in self.waiting.values()}
+        waited_for = [self.members[number] for number in self.waiting]
+        what = f"{_names(waited_for)} to accept a connection for quorum {self.request.number}"
         try:
-            if (connection := one.advance()) is not None:
-                made[number] = connection
-                accepted.append(number)
-        except ConnectionError as error:
-            failures[number] = error
-    if failures:
-        text = " ".join(map(str, failures.values()))
-        raise _failed(request, text, [members[number] for number in failures])
-    return accepted
+            ready = self.patience.until(
+                lambda deadline_s: wait_any(sources, deadline_s=deadline_s, what=what, abort=self.abort)
+            )
+        except TimeoutError as error:
+            why = f"Timed out after {self.patience.still_s:.1f} s waiting for {what}."
+            raise _failed(self.request, why, waited_for) from error
+        except Aborted as error:
+            raise _failed(self.request, str(error), []) from error
+        failures: dict[int, ConnectionError] = {}
+        for number, one in list(self.waiting.items()):
+            if one.sock.fileno() not in ready:
+                continue
+            try:
+                connection = one.advance()
+            except NotContinued:
+                del self.waiting[number]
+                if number > self.me:
+                    self._dial(number)
+            except ConnectionError as error:
+                failures[number] = error
+            else:
+                self._moved(number, connection)
+        if failures:
+            text = " ".join(map(str, failures.values()))
+            raise _failed(self.request, text, [self.members[number] for number in failures])
 
+    def take_lower(self) -> None:
+        """Wait for earlier members to dial us."""
+        late: list[Peer] = []
+        for number, peer in enumerate(self.members[: self.me]):
+            if number in self.made:
+                continue
+            take = functools.partial(
+                self.listener.take,
+                quorum_id=self.request.number,
+                group=peer.group,
+                incarnation=peer.incarnation,
+                lane=self.request.lane,
+                abort=self.abort,
+            )
+            try:
+                self.made[number] = self.patience.until(
+                    lambda deadline_s, take=take: take(deadline_s=deadline_s)
+                )
+                if not late:
+                    self.patience.moved()
+            except TimeoutError:
+                late.append(peer)  # later members may have connected already
+            except ConnectionError as error:
+                raise _failed(
+                    self.request, str(error), []
+                ) from error  # this group is leaving: no peer to blame
+        if late:
+            raise _failed(self.request, f"{_names(late)} did not connect to this group in time.", late)
 
-def _take_lower(
-    made: dict[int, Connection],
-    listener: Listener,
-    request: ConnectionRequest,
-    lower: Sequence[Peer],
-    *,
-    abort: Abort,
-    patience: Patience,
-) -> None:
-    late: list[Peer] = []
-    for number, peer in enumerate(lower):
-        take = functools.partial(
-            listener.take,
-            quorum_id=request.number,
-            group=peer.group,
-            incarnation=peer.incarnation,
-            lane=request.lane,
-            abort=abort,
-        )
+    def _dial(self, number: int) -> None:
+        peer = self.members[number]
         try:
-            made[number] = patience.until(lambda deadline_s, take=take: take(deadline_s=deadline_s))
-            if not late:
-                patience.moved()
-        except TimeoutError:
-            late.append(peer)  # later members may have connected already
+            to_peer = replace(
+                self.request, to_group=peer.group, to_incarnation=peer.incarnation, rank=peer.rank
+            )
+            self.waiting[number] = Dialling(peer.address, to_peer, self.listener.key)
         except ConnectionError as error:
-            raise _failed(request, str(error), []) from error  # this group is leaving: no peer to blame
-    if late:
-        raise _failed(request, f"{_names(late)} did not connect to this group in time.", late)
+            raise _failed(self.request, str(error), [peer]) from error
+
+    def _moved(self, number: int, connection: Connection | None) -> None:
+        if connection is None:
+            return
+        self.made[number] = connection
+        del self.waiting[number]
+        self.patience.moved()
 
 
 def _failed(request: ConnectionRequest, why: str, peers: Sequence[Peer]) -> ExchangeFailed:

@@ -45,7 +45,8 @@ class SpanLinks:
         quorum_id: the quorum.
         spans: this process's spans; None: there is one, and leaves travel whole.
         abort: a flag that ends all exchanges.
-        open_links: makes the connections for the lanes of a span: `open_links(span, abort)`.
+        open_links: makes the connections for the lanes of a span: `open_links(span, abort, before)`.
+        before: those of an older quorum, of which some may be used again; owned.
     """
 
     def __init__(
@@ -53,7 +54,8 @@ class SpanLinks:
         quorum_id: int,
         spans: Sequence[Span | None],
         abort: Abort,
-        open_links: Callable[[Span | None, Abort], Links],
+        open_links: Callable[[Span | None, Abort, Links | None], Links],
+        before: "SpanLinks | None" = None,
     ) -> None:
         self.quorum_id = quorum_id
         self._spans = tuple(spans)
@@ -62,6 +64,9 @@ class SpanLinks:
         # Several exchanges end together, but a failure of one must not look like an abort from outside.
         self._stop = abort if len(self._spans) == 1 else Abort()
         self._links: dict[Span | None, Links] = {}
+        self._before = {} if before is None else {**before._before, **before._links}
+        for span in self._before.keys() - set(self._spans):
+            self._before.pop(span).close()
 
     def exchange(
         self, given: Contribution, *, step: int, total_shards: int, patience: Callable[[], Patience]
@@ -73,7 +78,7 @@ class SpanLinks:
             if not layout.specs:
                 return []  # nothing belongs to these lanes, which all members know
             if span not in self._links:
-                self._links[span] = self._open(span, self._stop)
+                self._links[span] = self._open(span, self._stop, self._before.pop(span, None))
             if layout.digest != partials.layout.digest:
                 partials = partials.select(layout, given.pieces.picks(span or given.pieces.own))
             return exchange(
@@ -93,7 +98,7 @@ class SpanLinks:
 
     def close(self) -> None:
         """Close every connection. Idempotent."""
-        for links in self._links.values():
+        for links in [*self._links.values(), *self._before.values()]:
             links.close()
 
     def _at_once(self, one: Callable[[Span | None], list[np.ndarray]]) -> list[list[np.ndarray]]:

@@ -98,7 +98,7 @@ class Attempts:
         self._held = held
         self._finite = finite
         self._work = _Work(held.step)
-        self._links: SpanLinks | None = None
+        self._links: SpanLinks | None = None  # of an older quorum until the first exchange in a new one
         self._abort = Abort()
         self._voted_s = 0.0
         self._shard: int | None = None  # which is being computed
@@ -114,7 +114,6 @@ class Attempts:
         record.entered(quorum)
         record.attempts += 1
         if self._links is None or self._links.quorum_id != quorum.quorum_id:
-            self._drop_links()
             self._abort = Abort()  # one for each quorum; its links watch it
         with self._session.activity(Attempt(quorum, Step(step)), self._abort) as abort:
             held.start_digest(quorum.step)
@@ -258,7 +257,7 @@ class Attempts:
     ) -> list[np.ndarray]:
         step, timeout_s = self._held.step, self._config.failure_timeout_s
         _log.debug("exchange step %d%s", step, _stage_text(number))
-        if self._links is None:
+        if self._links is None or self._links.quorum_id != quorum.quorum_id:
             pieces = call.programs.stage_pieces[number]
             self._links = self._span_links(quorum, step, pieces, abort)
         partials = self._work.stages[number].partials
@@ -278,7 +277,7 @@ class Attempts:
         # Shorter than the exchange's timeout, so that members that wait for a link fail first.
         timeout_s = self._config.failure_timeout_s / 4
 
-        def open_links(span: Span | None, abort: Abort) -> Links:
+        def open_links(span: Span | None, abort: Abort, before: Links | None) -> Links:
             lane = 0 if span is None else span.start
             return Links.open(
                 self._listener,
@@ -289,11 +288,12 @@ class Attempts:
                 abort=abort,
                 patience=self._patience(quorum, step, timeout_s),
                 lane=lane,
+                before=before,
             )
 
         sizes = {len(ranks_at(member.address)) for member in quorum.members}
         mine: tuple[Span | None, ...] = (None,) if sizes == {1} else pieces.spans(sizes)
-        return SpanLinks(quorum.quorum_id, mine, abort, open_links)
+        return SpanLinks(quorum.quorum_id, mine, abort, open_links, self._links)
 
     def _patience(self, quorum: NewQuorum, step: int, timeout_s: float) -> Patience:
         attempt, session = (quorum.quorum_id, step), self._session

@@ -1,17 +1,23 @@
 """How a quorum's members connect."""
 
+import contextlib
 import gc
 import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from jaxft_protocol.credentials import DataKey
 
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import Layout, Links, Patience, Peer
+from jaxft._exchange import Layout, LeafSpec, Links, Patience, Peer
+from jaxft._exchange._continuing import Continuing, NotContinued
 from jaxft._transport._listener import Abort, ConnectionRequest, Listener, dial
+from jaxft._transport._seals import Connection, Macs
 from tests import patience
 
 from .members import (
@@ -26,9 +32,9 @@ from .members import (
 
 
 @contextmanager
-def listeners(count: int) -> Iterator[list[Listener]]:
+def listeners(count: int, key: DataKey | None = None) -> Iterator[list[Listener]]:
     made = [
-        Listener(host="127.0.0.1", job="job", group=f"group-{i}", incarnation=7 + i, on_heal=None)
+        Listener(host="127.0.0.1", job="job", group=f"group-{i}", incarnation=7 + i, on_heal=None, key=key)
         for i in range(count)
     ]
     try:
@@ -51,6 +57,7 @@ def open_links(
     abort: Abort | None = None,
     quorum_id: int = 1,
     patience: Patience | None = None,
+    before: Links | None = None,
 ) -> Links:
     return Links.open(
         listener,
@@ -60,6 +67,7 @@ def open_links(
         members=members,
         abort=abort or Abort(),
         patience=patience or Patience(wait_s),
+        before=before,
     )
 
 
@@ -240,4 +248,266 @@ def test_no_descriptor_is_left_behind() -> None:
         with listeners(3) as made:
             connect_and_fail_to_connect(made)
         del made
+    assert descriptors() <= before
+
+
+# ---- when the quorum changes ----
+
+SHARDS = [[0], [1], [2]]
+ALL = (0, 1, 2)
+
+
+class Members:
+    """Three processes, and the links that each of them has."""
+
+    def __init__(self, made: Sequence[Listener]) -> None:
+        self.made = made
+        self.links: dict[int, Links] = {}
+
+    def quorum(self, quorum_id: int, numbers: Sequence[int] = ALL, *, wait_s: float = 20.0) -> list[Any]:
+        """Let some of them open a quorum, in this order, and return what came of it."""
+        everyone = members_of(self.made, SHARDS)
+        members = [everyone[number] for number in numbers]
+
+        def open_one(me: int, number: int) -> Links:
+            before = self.links.pop(number, None)
+            given = {"quorum_id": quorum_id, "before": before, "wait_s": wait_s}
+            self.links[number] = open_links(self.made[number], members, me, **given)
+            return self.links[number]
+
+        return together(
+            [lambda me=me, number=number: open_one(me, number) for me, number in enumerate(numbers)]
+        )
+
+    def ports(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Both ports of each connection, by the numbers of its ends: other ones if it is another connection."""
+        names = [one.group for one in members_of(self.made, SHARDS)]
+        return {
+            (number, names.index(links.members[peer].group)): (
+                one.sock.getsockname()[1],
+                one.sock.getpeername()[1],
+            )
+            for number, links in self.links.items()
+            for peer, one in links.connections.items()
+        }
+
+    def exchange(self) -> None:
+        """Check that what travels over the links comes to the right bits."""
+        layout, links = Layout.of(MIXED), list(self.links.values())
+        shards = {one.group: one.shards for one in members_of(self.made, SHARDS)}
+        mine = [shards[one.members[one.me].group] for one in links]
+        assert sorted(shard for held in mine for shard in held) == list(range(len(links)))
+        for means in exchange_all(links, [partials_of(layout, len(links), held) for held in mine]):
+            assert_same_bits(means, reference_means(MIXED, len(links)))
+
+
+@pytest.fixture(params=[None, DataKey(bytes(range(32)))], ids=["checksums", "macs"])
+def three(request: pytest.FixtureRequest) -> Iterator[Members]:
+    with listeners(3, request.param) as made:
+        members = Members(made)
+        yield members
+        for one in members.links.values():
+            one.close()
+
+
+def test_connections_stay_when_the_quorum_changes(three: Members) -> None:
+    three.quorum(1)
+    first = three.ports()
+    assert len(first) == 6
+    for quorum_id in (2, 3, 7):
+        three.exchange()
+        three.quorum(quorum_id)
+        assert three.ports() == first
+    three.exchange()
+
+
+def test_only_what_is_new_is_dialled(three: Members) -> None:
+    three.quorum(1, (0, 1))
+    three.exchange()
+    both = three.ports()
+    three.quorum(2)
+    joined = three.ports()
+    assert {pair: joined[pair] for pair in both} == both
+    three.exchange()
+    three.quorum(3, (1, 0))  # other numbers, too; the third has left
+    assert three.ports().items() >= both.items()
+    three.links.pop(2).close()
+    three.exchange()
+    three.quorum(4, (2, 1, 0))
+    assert three.ports().items() >= both.items()
+    assert three.ports()[0, 2] != joined[0, 2]
+
+
+@pytest.mark.parametrize("failed", ALL)
+def test_who_has_failed_in_an_exchange_is_dialled_again(three: Members, failed: int) -> None:
+    three.quorum(1)
+    before = three.ports()
+    three.links[failed].close()
+    three.quorum(2)
+    for pair, ports in three.ports().items():
+        assert (ports == before[pair]) == (failed not in pair)
+    three.exchange()
+
+
+def test_who_has_not_read_what_an_exchange_has_sent_is_dialled_again(three: Members) -> None:
+    """An exchange may end without a member that has nothing to add: for it, it has not even begun."""
+    one_number = Layout.of((LeafSpec("loss", (), "float32"),))
+    three.quorum(1)
+    three.exchange()
+    before = three.ports()
+    for links in three.links.values():
+        links.members = tuple(
+            replace(peer, shards=held) for peer, held in zip(links.members, [(0,), (1,), ()], strict=True)
+        )
+    ended = exchange_all(
+        [three.links[0], three.links[1]], [partials_of(one_number, 2, [shard]) for shard in (0, 1)]
+    )
+    assert [means[0].shape for means in ended] == [(), ()]
+    three.quorum(2)
+    for pair, ports in three.ports().items():
+        assert (ports == before[pair]) == (2 not in pair)
+    three.exchange()
+
+
+@pytest.mark.parametrize("ahead", ALL)
+def test_a_quorum_that_only_one_has_opened_makes_no_difference(three: Members, ahead: int) -> None:
+    three.quorum(1)
+    before = three.ports()
+    everyone = members_of(three.made, SHARDS)
+    with pytest.raises(ExchangeFailed):
+        open_links(three.made[ahead], everyone, ahead, quorum_id=2, before=three.links.pop(ahead), wait_s=0.0)
+    three.quorum(3)
+    for pair, ports in three.ports().items():
+        assert (ports == before[pair]) == (ahead not in pair)
+    three.exchange()
+
+
+def test_another_life_of_a_process_is_dialled_again(three: Members) -> None:
+    three.quorum(1)
+    before = three.ports()
+    old = three.made[1]
+    three.links.pop(1).close()
+    again = Listener(host="127.0.0.1", job="job", group="group-1", incarnation=80, on_heal=None, key=old.key)
+    try:
+        everyone = members_of(three.made, SHARDS)
+        everyone[1] = replace(everyone[1], incarnation=80, address=f"127.0.0.1:{again.port}")
+        listening = [three.made[0], again, three.made[2]]
+        three.links = dict(
+            enumerate(
+                together(
+                    [
+                        lambda me=me: open_links(
+                            listening[me], everyone, me, quorum_id=2, before=three.links.get(me)
+                        )
+                        for me in ALL
+                    ]
+                )
+            )
+        )
+        for pair, ports in three.ports().items():
+            assert (ports == before[pair]) == (1 not in pair)
+        three.exchange()
+    finally:
+        again.close()
+
+
+@pytest.mark.parametrize("silent", ALL)
+def test_who_does_not_go_on_is_blamed_alone(three: Members, silent: int) -> None:
+    three.quorum(1)
+    everyone = members_of(three.made, SHARDS)
+    others = [number for number in ALL if number != silent]
+    connected = {number: threading.Event() for number in others}
+
+    def time_counts() -> bool:
+        return all(one.is_set() for one in connected.values())
+
+    outcomes = together(
+        [
+            lambda me=me: open_links(
+                three.made[me],
+                everyone,
+                me,
+                quorum_id=2,
+                before=three.links.pop(me),
+                patience=Patience(0.5, counts=time_counts, moved=connected[me].set),
+            )
+            for me in others
+        ]
+    )
+    assert [outcome.peers for outcome in outcomes] == [(f"group-{silent}",)] * 2
+
+
+def continuing(mine: bytes = b"m" * 64, theirs: bytes = b"t" * 64) -> tuple[Continuing, socket.socket]:
+    end, other = socket.socketpair()
+    connection = Connection.sealed(end, outgoing=bytes(32), incoming=bytes(range(32)))
+    return Continuing(connection, mine, theirs), other
+
+
+def test_the_frame_may_come_in_pieces() -> None:
+    one, other = continuing()
+    frame = b"t" * 64 + Macs(bytes(range(32))).tag(b"t" * 64, b"")
+    assert other.recv(200) == b"m" * 64 + Macs(bytes(32)).tag(b"m" * 64, b"")
+    with one.sock, other:
+        for at in range(len(frame) - 1):
+            other.send(frame[at : at + 1])
+            assert one.advance() is None
+            assert one.advance() is None
+        other.send(frame[-1:] + b"what an exchange sends")
+        assert one.advance() is not None
+        assert one.sock.recv(100) == b"what an exchange sends"
+
+
+def second_frame() -> bytes:
+    macs = Macs(bytes(range(32)))
+    return [b"t" * 64 + macs.tag(b"t" * 64, b"") for _ in range(2)][1]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"u" * 64 + Macs(bytes(range(32))).tag(b"u" * 64, b""),
+        b"t" * 64 + Macs(bytes(32)).tag(b"t" * 64, b""),
+        b"t" * 64 + bytes(16),
+        second_frame(),
+    ],
+    ids=["another quorum", "another key", "forged", "out of its turn"],
+)
+def test_another_frame_is_refused(frame: bytes) -> None:
+    one, other = continuing()
+    with other:
+        other.send(frame)
+        with pytest.raises(NotContinued, match="sent something else"):
+            one.advance()
+        assert one.sock.fileno() == -1
+
+
+def test_a_connection_that_is_lost_or_full_is_not_gone_on_with() -> None:
+    one, other = continuing()
+    other.close()
+    with pytest.raises(NotContinued, match=r"closed the connection|reset"):
+        one.advance()
+    end, other = socket.socketpair()
+    end.setblocking(False)
+    with other:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                end.send(bytes(65536))
+        with pytest.raises(NotContinued):
+            Continuing(Connection.plain(end), b"m" * 64, b"t" * 64)
+    assert end.fileno() == -1
+
+
+def test_nothing_is_left_open_when_quorums_change() -> None:
+    before = descriptors()
+    with listeners(3) as made:
+        three = Members(made)
+        for quorum_id, numbers in enumerate([(0, 1), ALL, (2, 0), ALL, (1, 2, 0)]):
+            three.quorum(quorum_id + 1, numbers)
+            for gone in set(three.links) - set(numbers):
+                three.links.pop(gone).close()
+        outcomes = three.quorum(9, (0, 1), wait_s=0.0) + three.quorum(10, (2, 1), wait_s=0.0)
+        for one in [*three.links.values(), *outcomes]:
+            if isinstance(one, Links):
+                one.close()
+        del three, outcomes, one, made
     assert descriptors() <= before

@@ -1,0 +1,84 @@
+"""A connection that stays when the quorum changes.
+
+Most changes come between two exchanges: a group joins, or one leaves after a step. Then nothing is under way between
+two members of both quorums, and a new handshake would prove what the last one has proved. Each of them sends one
+frame with the new quorum's number, and goes on when the other's has come.
+
+The frame also says how many exchanges have ended over the connection. If one has ended here and not there, its bytes
+may still be in the connection, and both ends see that the numbers differ. After a failed exchange the connection is
+closed. In each of these cases the two connect again (`_mesh.py`).
+
+The frame has the connection's next tag: no one else can send it, or send it twice (`_seals.py`).
+"""
+
+import hmac
+import select
+import socket
+from typing import NamedTuple
+
+from jaxft._transport._seals import Connection
+from jaxft._transport._sockets import SEND_FLAGS
+
+
+class NotContinued(ConnectionError):
+    """A connection of an older quorum cannot be used. It is closed."""
+
+
+class Kept(NamedTuple):
+    """A connection of an older quorum, at one end of which no exchange is under way."""
+
+    connection: Connection
+    exchanges: int  # how many have ended over it
+
+
+class Continuing:
+    """One connection of an older quorum, until the peer's frame has come.
+
+    Args:
+        connection: owned until `advance` returns it.
+        mine: the header of this member's frame.
+        theirs: the header of the peer's.
+
+    Raises:
+        NotContinued: the frame cannot be sent.
+    """
+
+    events = select.POLLIN
+
+    def __init__(self, connection: Connection, mine: bytes, theirs: bytes) -> None:
+        self.sock: socket.socket = connection.sock
+        self._connection = connection
+        self._expected = theirs + connection.incoming.tag(theirs, b"")
+        self._received = bytearray()
+        frame = mine + connection.outgoing.tag(mine, b"")
+        try:
+            sent = self.sock.send(frame, SEND_FLAGS)
+        except OSError as error:
+            raise self._over(str(error)) from error
+        if sent < len(frame):
+            raise self._over("it does not read what an exchange has sent")
+
+    def advance(self) -> Connection | None:
+        """Read what has come; return the connection once the whole frame has, and None before.
+
+        Raises:
+            NotContinued: the peer does not go on with this connection.
+        """
+        try:
+            received = self.sock.recv(len(self._expected) - len(self._received), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise self._over(str(error)) from error
+        if not received:
+            raise self._over("it closed the connection")
+        self._received += received
+        if len(self._received) < len(self._expected):
+            return None
+        if not hmac.compare_digest(self._received, self._expected):
+            raise self._over("it sent something else")
+        return self._connection
+
+    def _over(self, why: str) -> NotContinued:
+        self.sock.close()
+        return NotContinued(f"The peer does not go on with the connection of the last quorum: {why}.")
