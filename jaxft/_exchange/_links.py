@@ -110,9 +110,7 @@ class Links:
             listener.forget(quorum_id)  # wake members that still wait for us
             raise
         ended = {n: one.exchanges for n, one in kept.items() if one.connection is connections[n]}
-        _log.debug(
-            "quorum %d: %d connections kept, %d made", quorum_id, len(ended), len(connections) - len(ended)
-        )
+        _log.debug("quorum %d: %d of %d connections kept", quorum_id, len(ended), len(connections))
         return Links(
             job=job,
             quorum_id=quorum_id,

@@ -100,3 +100,24 @@ def test_a_joiner_killed_while_it_heals_changes_nothing(undisturbed: str, tmp_pa
         here.until_finished(back, *survivors)
         assert_same_run([back, *survivors], undisturbed)
         assert_no_step_lost(survivors)
+
+
+def test_a_kill_as_connections_stay_for_a_joiner_changes_nothing(undisturbed: str, tmp_path: Path) -> None:
+    first, last, gates = gates_in(tmp_path)
+    dies = {"group-1": "1 of 2 connections kept", "group-2": f"compute step {KILLED_AT}"}
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        workers = here.start_together(
+            GROUPS,
+            lambda group: ("--steps", str(STEPS), *gates, *(("--die", dies[group]) if group in dies else ())),
+        )
+        here.until_dead(workers["group-2"])
+        joiner = here.start("group-2", "--steps", str(STEPS), *gates)
+        here.until(lambda: joiner.says("heals to step"), "group-2 to heal")
+        first.touch()
+        here.until_dead(workers["group-1"])
+        back = here.start("group-1", "--steps", str(STEPS), *gates)
+        open_last_gate(here, last, back, [workers["group-0"]])
+        here.until_finished(back, joiner, workers["group-0"])
+        assert_same_run([back, joiner, workers["group-0"]], undisturbed)
+        assert_no_step_lost([workers["group-0"]])
