@@ -73,8 +73,9 @@ def _with_quick_options(*words: Any, **named: Any) -> Any:
     return _compile_options(*words, **named)
 
 
-# JAX has no public setting for it, but one for each program.
-compiler.get_compile_options = _with_quick_options
+# JAX has no public setting for it, but one for each program. Newer XLA has no such option.
+if jax.__version_info__ < (0, 11):
+    compiler.get_compile_options = _with_quick_options
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
