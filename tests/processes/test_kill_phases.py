@@ -117,6 +117,7 @@ def test_a_kill_as_connections_stay_for_a_joiner_changes_nothing(undisturbed: st
         first.touch()
         here.until_dead(workers["group-1"])
         back = here.start("group-1", "--steps", str(STEPS), *gates)
+        here.until(lambda: back.says("heals to step"), "group-1 to heal")
         open_last_gate(here, last, back, [workers["group-0"]])
         here.until_finished(back, joiner, workers["group-0"])
         assert_same_run([back, joiner, workers["group-0"]], undisturbed)
