@@ -38,6 +38,10 @@ def saved_steps(here: Cluster) -> set[str]:
 
 def kill_once_saved(here: Cluster, *groups: Group, step: int) -> None:
     here.until(lambda: str(step) in saved_steps(here), f"the checkpoint of step {step}")
+    # Another group may still start up: one that the coordinator never saw is never lost.
+    for group in groups:
+        present = f"{group.name} is present"
+        here.until(lambda text=present: text in here.coordinator_log.read_text(), f"{group.name}'s Hello")
     workers = [worker for group in groups for worker in group.ranks]
     for worker in workers:
         worker.process.send_signal(signal.SIGKILL)
