@@ -86,7 +86,6 @@ class Links:
             ExchangeFailed: names the members that could not be reached; none, if the abort flag was set.
             JaxftError: the listener failed.
         """
-        kept = {} if before is None else before.give_up(members)
         listener.check(len(members))
         number = [peer.group for peer in members].index(me)
         # `_mesh.py` fills in the group and incarnation to dial.
@@ -95,6 +94,7 @@ class Links:
         )
         listener.forget(quorum_id - 1)
         stamps = [Stamp(n, tag(job), quorum_id, 0, 0) for n in range(len(members))]
+        kept = {} if before is None else before.give_up(members)
         try:
             connections = connect_mesh(
                 listener,

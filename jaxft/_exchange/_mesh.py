@@ -103,7 +103,7 @@ class _Mesh:
         """Wait for any of them to progress."""
         sources = {one.sock.fileno(): one.events for one in self.waiting.values()}
         waited_for = [self.members[number] for number in self.waiting]
-        what = f"{_names(waited_for)} to accept a connection for quorum {self.request.number}"
+        what = f"{_names(waited_for)} to connect for quorum {self.request.number}"
         try:
             ready = self.patience.until(
                 lambda deadline_s: wait_any(sources, deadline_s=deadline_s, what=what, abort=self.abort)
@@ -121,6 +121,7 @@ class _Mesh:
                 connection = one.advance()
             except NotContinued:
                 del self.waiting[number]
+                self.patience.moved()  # the peer has said so, or closed: it lives, and needs time to connect again
                 if number > self.me:
                     self._dial(number)
             except ConnectionError as error:

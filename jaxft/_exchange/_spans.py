@@ -118,7 +118,13 @@ class SpanLinks:
         for thread in threads:
             thread.join()
         if running.errors:
-            raise self._joined(running.errors)
+            error = self._joined(running.errors)
+            # Their tracebacks hold this frame: without this, all that was received stays until the next collection.
+            running.errors.clear()
+            try:
+                raise error
+            finally:
+                del error
         return [running.results[span] for span in self._spans]
 
     def _joined(self, errors: Sequence[BaseException]) -> BaseException:

@@ -100,6 +100,7 @@ class Attempts:
         self._work = _Work(held.step)
         self._links: SpanLinks | None = None  # of an older quorum until the first exchange in a new one
         self._abort = Abort()
+        self._more_s = 0.0  # how much longer than usual peers may compute before the current exchange
         self._voted_s = 0.0
         self._shard: int | None = None  # which is being computed
 
@@ -256,6 +257,7 @@ class Attempts:
         self, call: Call, number: int, quorum: NewQuorum, more_s: float, abort: Abort
     ) -> list[np.ndarray]:
         step, timeout_s = self._held.step, self._config.failure_timeout_s
+        self._more_s = more_s
         _log.debug("exchange step %d%s", step, _stage_text(number))
         if self._links is None or self._links.quorum_id != quorum.quorum_id:
             pieces = call.programs.stage_pieces[number]
@@ -286,7 +288,7 @@ class Attempts:
                 me=self._me,
                 members=[_peer(member, lane, pieces.lanes.count) for member in quorum.members],
                 abort=abort,
-                patience=self._patience(quorum, step, timeout_s),
+                patience=self._patience(quorum, step, timeout_s + self._more_s),
                 lane=lane,
                 before=before,
             )

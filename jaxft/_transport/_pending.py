@@ -63,7 +63,9 @@ class PendingConnections:
         finally:
             with self._lock:
                 del self._takers[key]
-                connection = self._waiting.pop(key, None)
+        # After a wait that failed it stays here: for the next call, or until its quorum is over.
+        with self._lock:
+            connection = self._waiting.pop(key, None)
         if connection is None:
             dropped = f"The connection of group {group!r} for {self._of} {quorum_id} was dropped"
             raise ConnectionError(self.refusal(quorum_id) or f"{dropped} to make room for others.")

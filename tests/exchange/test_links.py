@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from jaxft_protocol.credentials import DataKey
 
-from jaxft._errors import ExchangeFailed
+from jaxft._errors import ExchangeFailed, JaxftError
 from jaxft._exchange import Layout, LeafSpec, Links, Patience, Peer
 from jaxft._exchange._continuing import Continuing, NotContinued
 from jaxft._transport._listener import Abort, ConnectionRequest, Listener, dial
@@ -435,6 +435,70 @@ def test_who_does_not_go_on_is_blamed_alone(three: Members, silent: int) -> None
         ]
     )
     assert [outcome.peers for outcome in outcomes] == [(f"group-{silent}",)] * 2
+
+
+def test_what_an_aborted_wait_would_have_taken_is_closed() -> None:
+    """The other end must not go on, in the next quorum, with a connection that this end never took."""
+    with listeners(2) as made:
+        members = members_of(made, [[0], [1]])
+        first = open_links(made[0], members, 0)  # this end's listener has accepted
+        gone = Abort()
+        gone.set("a newer quorum")
+        with pytest.raises(ExchangeFailed) as caught:  # as a notebook does, keep the frames
+            open_links(made[1], members, 1, abort=gone)
+        both = together(
+            [
+                lambda: open_links(made[0], members, 0, quorum_id=2, before=first, wait_s=5.0),
+                lambda: open_links(made[1], members, 1, quorum_id=2, wait_s=5.0),
+            ]
+        )
+        assert all(isinstance(one, Links) for one in both), both
+        for one in both:
+            one.close()
+        del caught
+
+
+def test_links_that_cannot_open_leave_their_connections_to_the_owner(
+    three: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three.quorum(1)
+    before = three.links.pop(0)
+
+    def ended(members: int) -> None:
+        raise JaxftError("its thread has ended")
+
+    monkeypatch.setattr(three.made[0], "check", ended)
+    with pytest.raises(JaxftError, match="has ended"):
+        open_links(three.made[0], members_of(three.made, SHARDS), 0, quorum_id=2, before=before)
+    assert len(before.connections) == 2
+    before.close()
+    assert {one.sock.fileno() for one in before.connections.values()} == {-1}
+
+
+def test_a_connection_that_is_refused_restarts_the_clock(three: Members) -> None:
+    """Else the one who dials next would have what is left of the time in which the other computed."""
+    three.quorum(1)
+    three.links.pop(1).close()
+    moves = {me: 0 for me in ALL}
+
+    def moved(me: int) -> None:
+        moves[me] += 1
+
+    opened = together(
+        [
+            lambda me=me: open_links(
+                three.made[me],
+                members_of(three.made, SHARDS),
+                me,
+                quorum_id=2,
+                before=three.links.pop(me, None),
+                patience=Patience(20.0, moved=lambda: moved(me)),
+            )
+            for me in ALL
+        ]
+    )
+    assert moves == {0: 3, 1: 2, 2: 3}  # each connection, and that 1 had closed two of the old ones
+    three.links = dict(enumerate(opened))
 
 
 def continuing(mine: bytes = b"m" * 64, theirs: bytes = b"t" * 64) -> tuple[Continuing, socket.socket]:

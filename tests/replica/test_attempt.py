@@ -17,6 +17,7 @@ from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
 import jaxft
 from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._exchange import _spans
+from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._heal._store import StateStore
@@ -271,6 +272,31 @@ def test_a_later_exchange_waits_longer_because_peers_may_still_compute(
     took_s = time.monotonic() - began_s
     assert waits_s[0] == 15.0
     assert 15.0 < waits_s[1] <= 15.0 + _attempt.STAGES_OF_PATIENCE * took_s
+
+
+def test_links_that_are_opened_for_a_later_exchange_wait_longer_too(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes without a leaf in the first exchange have no links before the second, for which peers still compute."""
+    waits_s: list[float] = []
+    opened = Links.open
+    group = staged(listener, shards=1)
+
+    def noted(*args: Any, patience: Patience, **kwargs: Any) -> Links:
+        waits_s.append(patience.timeout_s)
+        return opened(*args, patience=patience, **kwargs)
+
+    def alone(links: Links, *, partials: Partials, **_: object) -> list[np.ndarray]:
+        assert group.attempts._links is not None
+        group.attempts._links._links.clear()
+        links.close()
+        return partials.mean_alone()
+
+    monkeypatch.setattr(_attempt.Links, "open", noted)
+    monkeypatch.setattr(_spans, "exchange", alone)
+    group.attempt(quorum(1, 1, group_1=(0,)))
+    assert waits_s[0] == 7.5
+    assert waits_s[1] > 7.5
 
 
 def test_a_changed_mean_is_noticed_bit_by_bit() -> None:
