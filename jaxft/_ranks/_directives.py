@@ -1,9 +1,10 @@
-"""Directives of the replica's core as messages from rank 0 to the other ranks."""
+"""Orders of rank 0, and what the other ranks report, as messages."""
 
 from jaxft_protocol import wire
 from jaxft_protocol.messages import Heal, NewQuorum, QuorumId, Step
 from jaxft_protocol.proto import coordinator_pb2
 from jaxft_protocol.proto import ranks_pb2 as pb
+from jaxft_protocol.ranks.messages import Decided, Directed, Judged, Order, Outcome, StopWork, Verdict
 from jaxft_protocol.replica.state import (
     Apply,
     Attempt,
@@ -18,6 +19,51 @@ from jaxft_protocol.replica.state import (
     Replay,
     TakeDigest,
 )
+
+
+def encode_order(order: Order | StopWork) -> pb.LeaderMessage:
+    match order:
+        case Directed(directive):
+            message = pb.Directive(left=True) if directive is None else encode(directive)
+            return pb.LeaderMessage(directive=message)
+        case Decided(what, value, number):
+            return pb.LeaderMessage(decision=pb.Decision(what=what, value=value, number=number))
+        case Judged(what, verdict):
+            outcome = encode_outcome(Outcome(what, verdict))
+            return pb.LeaderMessage(verdict=pb.Verdict(outcome=outcome, stopped=verdict.stopped))
+        case StopWork(what):
+            return pb.LeaderMessage(stop_work=pb.StopWork(reason=what))
+
+
+def decode_order(message: pb.LeaderMessage) -> Order | StopWork | None:
+    """Decode an order; return None if the message is none.
+
+    Raises:
+        WireError: it is a directive of an unknown kind.
+    """
+    match message.WhichOneof("kind"):
+        case "directive":
+            left = message.directive.WhichOneof("kind") == "left"
+            return Directed(None if left else decode(message.directive))
+        case "decision":
+            decision = message.decision
+            return Decided(decision.what, decision.value, decision.number)
+        case "verdict":
+            outcome, stopped = message.verdict.outcome, message.verdict.stopped
+            return Judged(outcome.what, _verdict(outcome, stopped=stopped))
+        case "stop_work":
+            return StopWork(message.stop_work.reason)
+        case _:
+            return None
+
+
+def encode_outcome(outcome: Outcome) -> pb.Outcome:
+    found = outcome.verdict
+    return pb.Outcome(what=outcome.what, failure=found.failure, accused=found.accused, note=found.note)
+
+
+def decode_outcome(message: pb.Outcome) -> Outcome:
+    return Outcome(message.what, _verdict(message))
 
 
 def encode(directive: Directive) -> pb.Directive:
@@ -91,6 +137,10 @@ def decode_failure(message: pb.Fail) -> Failure:
     if kind is None:
         raise wire.WireError(f"rank 0 reports a failure of unknown kind {message.kind!r}")
     return Failure(kind, message.text)
+
+
+def _verdict(message: pb.Outcome, *, stopped: bool = False) -> Verdict:
+    return Verdict(message.failure, tuple(message.accused), message.note, stopped)
 
 
 def _quorum(message: coordinator_pb2.CoordinatorMessage) -> NewQuorum:

@@ -7,18 +7,22 @@ runner posts go nowhere, because rank 0 posts the same for the whole group.
 import contextlib
 import logging
 import queue
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step
 from jaxft_protocol.proto import ranks_pb2 as pb
+from jaxft_protocol.ranks import follower as core
+from jaxft_protocol.ranks import messages
+from jaxft_protocol.ranks.messages import Decided, Directed, Judged, Verdict
 from jaxft_protocol.replica.state import Attempt, Directive, Event, TakeDigest
 
 from jaxft._errors import SessionFailed
-from jaxft._ranks._directives import decode, decode_failure
+from jaxft._ranks._directives import decode_failure, decode_order, encode_outcome
 from jaxft._ranks._link import Link, leader_message
-from jaxft._ranks._ranks import CameApart, Operation, Settled, Verdict
+from jaxft._ranks._ranks import CameApart, Operation, Settled
 from jaxft._report import StepReport
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
@@ -29,6 +33,7 @@ _LOOK_S = 0.5
 # Log waits longer than this, and again each time the wait has doubled.
 _FIRST_MENTION_S = 5.0
 _M = TypeVar("_M")
+_O = TypeVar("_O", Directed, Decided, Judged)
 
 
 class Pins(Protocol):
@@ -71,17 +76,15 @@ class Follower:
         self.computed = (QuorumId(0), Step(0))
         self._name = name
         self._pins = pins
-        self._directives: queue.SimpleQueue[pb.Directive] = queue.SimpleQueue()
-        self._decisions: queue.SimpleQueue[pb.Decision] = queue.SimpleQueue()
-        self._verdicts: queue.SimpleQueue[pb.Verdict] = queue.SimpleQueue()
+        # Guards the core, which events of the training thread and of the link change.
+        self._changed = threading.Condition()
+        self._core = core.Follower(rank)
+        self._abort: Abort | None = None  # of the current operation
         self._settled: queue.SimpleQueue[pb.Settled] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[pb.SaveBegins] = queue.SimpleQueue()
-        self._operation = 0
         self._progress = 0
         self._drains = False
         self._silence_s = silence_s
-        self._working: tuple[str, Abort] | None = None
-        self._stopped = ""  # the operation that rank 0 stopped last
         self._ended: str | None = None
         self._closed = False
         self._link = Link(
@@ -116,10 +119,9 @@ class Follower:
         Raises:
             SessionFailed: rank 0 has ended.
         """
-        message = self._next(self._directives, "rank 0's next directive")
-        if message.WhichOneof("kind") == "left":
+        directive = self._take(Directed, "", "rank 0's next directive").directive
+        if directive is None:
             raise SessionFailed("Rank 0 has left the job, but this rank calls the step once more.")
-        directive = decode(message)
         if isinstance(directive, Attempt):
             self.quorum, self.history = directive.quorum, directive.quorum.history
         return seen + 1, directive
@@ -139,10 +141,9 @@ class Follower:
 
     def wait_until_left(self, deadline_s: float, told: Step | None) -> Step | None:
         """Return the next step whose digest is needed; None once the group has left the job."""
-        message = self._next(self._directives, "the group to leave its job")
-        if message.WhichOneof("kind") == "left":
+        directive = self._take(Directed, "", "the group to leave its job").directive
+        if directive is None:
             return None
-        directive = decode(message)
         if not isinstance(directive, TakeDigest):
             raise SessionFailed(
                 f"This rank's loop has ended, but rank 0 goes on with {type(directive).__name__}: every rank must "
@@ -167,18 +168,18 @@ class Follower:
     # ---- as one of the ranks ----
 
     def decide(self, what: str, value: bool) -> bool:
-        decision = self._next(self._decisions, f"rank 0 to decide {what!r}")
-        self._check("decision", decision.what, what)
-        return decision.value
+        return self._take(Decided, what, f"rank 0 to decide {what!r}").value
 
     def choose(self, what: str, number: int) -> int:
-        decision = self._next(self._decisions, f"rank 0 to choose {what!r}")
-        self._check("decision", decision.what, what)
-        return decision.number
+        return self._take(Decided, what, f"rank 0 to choose {what!r}").number
 
     def save_begins(self, number: int, folder: str) -> str:
         message = self._next(self._saves, f"rank 0 to begin save {number}")
-        self._check("folder", f"save {message.number}", f"save {number}")
+        if message.number != number:
+            raise CameApart(
+                f"The ranks of this group have come apart: rank 0 begins save {message.number}, but rank {self.rank} "
+                f"save {number}. Every rank must run the same program, with the same calls of the step."
+            )
         return message.folder
 
     def save_ends(self, number: int, failure: str) -> Sequence[str]:
@@ -205,38 +206,38 @@ class Follower:
 
     @contextlib.contextmanager
     def operation(self, what: str, abort: Abort) -> Iterator[Operation]:
-        self._operation += 1
-        numbered = f"{what}#{self._operation}"
-        self._working = numbered, abort
-        if self._stopped == numbered:
-            abort.set("rank 0 stopped it")
+        with self._changed:
+            self._abort = abort
+        self._happened(core.Begins(what))
         try:
-            yield _Followed(self, numbered)
+            yield _Followed(self)
         finally:
-            self._working = None
+            self._happened(core.Leaves())
+            with self._changed:
+                self._abort = None
 
-    def settle(self, what: str, own: Verdict) -> Verdict:
-        outcome = pb.Outcome(what=what, failure=own.failure, accused=own.accused, note=own.note)
-        self._link.send(pb.RankMessage(outcome=outcome))
-        verdict = self._next(self._verdicts, f"rank 0's verdict about {what}")
-        found = verdict.outcome
-        self._check("verdict", found.what, what)
-        return Verdict(found.failure, tuple(found.accused), found.note, verdict.stopped)
+    def settle(self, own: Verdict) -> Verdict:
+        self._happened(core.Done(own))
+        what = self._core.what
+        return self._take(Judged, what, f"rank 0's verdict about {what}").verdict
+
+    def _happened(self, event: core.Event) -> None:
+        with self._changed:
+            self._core, effects = core.step(self._core, event)
+            if core.Interrupt() in effects and self._abort is not None:
+                self._abort.set("rank 0 stopped it")
+            self._changed.notify_all()
+        for effect in effects:
+            if isinstance(effect, core.Report):
+                self._link.send(pb.RankMessage(outcome=encode_outcome(effect.outcome)))
 
     # ---- the receiving thread ----
 
     def _hear(self, message: pb.LeaderMessage) -> None:
         match message.WhichOneof("kind"):
-            case "directive":
-                self._directives.put(message.directive)
-            case "decision":
-                self._decisions.put(message.decision)
-            case "verdict":
-                self._verdicts.put(message.verdict)
-            case "stop_work":
-                self._stopped = message.stop_work.reason
-                if (working := self._working) is not None and working[0] == self._stopped:
-                    working[1].set("rank 0 stopped it")
+            case "directive" | "decision" | "verdict" | "stop_work":
+                if (order := decode_order(message)) is not None:
+                    self._happened(core.Heard(order))
             case "pin_state":
                 pin = message.pin_state
                 self._pins.pin(pin.heal_id, pin.step, log_only=pin.log_only)
@@ -257,14 +258,39 @@ class Follower:
             case other:
                 raise ConnectionError(f"it sent a message of kind {other!r}, which this rank does not expect")
 
-    def _next(self, messages: "queue.SimpleQueue[_M]", what: str) -> _M:
+    def _take(self, kind: type[_O], about: str, what: str) -> _O:
+        """Wait for rank 0's next order, which is `what`."""
+
+        def look() -> _O | None:
+            with self._changed:
+                try:
+                    self._core, order = core.take(self._core, kind, about)
+                except messages.CameApart as error:
+                    raise CameApart(str(error)) from error
+                if order is None:
+                    self._changed.wait(_LOOK_S)
+                return order
+
+        return self._wait(look, what)
+
+    def _next(self, told: "queue.SimpleQueue[_M]", what: str) -> _M:
+        def look() -> _M | None:
+            with contextlib.suppress(queue.Empty):
+                return told.get(timeout=_LOOK_S)
+            return None
+
+        return self._wait(look, what)
+
+    def _wait(self, look: Callable[[], _M | None], what: str) -> _M:
+        """Wait as long as rank 0 is there. `look` waits for a moment."""
         began_s, mention_s = time.monotonic(), _FIRST_MENTION_S
         while True:
-            with contextlib.suppress(queue.Empty):
-                return messages.get(timeout=_LOOK_S)
-            if self._ended is not None:
+            ended = self._ended
+            if (found := look()) is not None:
+                return found
+            if ended is not None:
                 raise SessionFailed(
-                    f"Rank 0 of group {self._name!r} has ended{f' with {self._ended}' if self._ended else ''}, while "
+                    f"Rank 0 of group {self._name!r} has ended{f' with {ended}' if ended else ''}, while "
                     f"rank {self.rank} waits for {what}. Every rank must run the same number of steps."
                 )
             waited_s = time.monotonic() - began_s
@@ -274,18 +300,10 @@ class Follower:
                     "[jaxft %s] rank %d has waited %.0f s for %s", self._name, self.rank, waited_s, what
                 )
 
-    def _check(self, kind: str, theirs: str, ours: str) -> None:
-        if theirs != ours:
-            raise CameApart(
-                f"The ranks of this group have come apart: the {kind} is about {theirs!r}, but rank {self.rank} is "
-                f"at {ours!r}. Every rank must run the same program, with the same calls of the step."
-            )
-
 
 class _Followed:
-    def __init__(self, follower: Follower, what: str) -> None:
+    def __init__(self, follower: Follower) -> None:
         self._follower = follower
-        self._what = what
 
     def settle(self, failure: str = "", accused: tuple[str, ...] = (), note: str = "") -> Verdict:
-        return self._follower.settle(self._what, Verdict(failure, accused, note))
+        return self._follower.settle(Verdict(failure, accused, note))

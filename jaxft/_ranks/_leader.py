@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxft_protocol.messages import Step
 from jaxft_protocol.proto import ranks_pb2 as pb
+from jaxft_protocol.ranks import leader as core
+from jaxft_protocol.ranks import messages
+from jaxft_protocol.ranks.messages import Decided, Directed, Order, StopWork, Verdict
 from jaxft_protocol.replica.state import Directive
 
 from jaxft._errors import SessionFailed
-from jaxft._ranks._directives import encode, encode_failure
+from jaxft._ranks._directives import decode_outcome, encode_failure, encode_order
 from jaxft._ranks._link import Link, rank_message
-from jaxft._ranks._ranks import Operation, Settled, Verdict
+from jaxft._ranks._ranks import CameApart, Operation, Settled
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
 
@@ -43,18 +46,13 @@ class Leader:
     ) -> None:
         self.size = 1 + len(connections)
         self._name = name
-        self._stuck_s = stuck_s
         self._silence_s = silence_s
-        self._progress = [0] * (1 + len(connections))
-        self._lock = threading.Lock()
-        self._outcomes: list[queue.SimpleQueue[pb.Outcome]] = [queue.SimpleQueue() for _ in connections]
-        self._saved: list[queue.SimpleQueue[pb.Saved]] = [queue.SimpleQueue() for _ in connections]
+        # Guards the core, which events of the training thread and of all links change.
+        self._changed = threading.Condition()
+        self._core = core.Leader.of(self.size, stuck_s=stuck_s)
+        self._events = 0  # that have happened
         self._abort: Abort | None = None  # of the current operation
-        self._operation = 0
-        self._stopped = ""  # the operation in which the others got the last order to stop
-        self._failed_rank = False  # another rank has failed in the current operation
-        self._failed_early = ""  # an operation in which another rank has failed before this one began it
-        self._ended: dict[int, str] = {}
+        self._saved: list[queue.SimpleQueue[pb.Saved]] = [queue.SimpleQueue() for _ in connections]
         self._closed = False
         # Asks the job to let this group leave, for another rank got SIGTERM; set before the first step.
         self.on_drain: Callable[[], None] | None = None
@@ -94,18 +92,18 @@ class Leader:
 
     def direct(self, directive: Directive) -> None:
         """Tell all ranks what comes next."""
-        self._send(pb.LeaderMessage(directive=encode(directive)))
+        self._order(Directed(directive))
 
     def left(self) -> None:
         """Tell all ranks that the group has left its job."""
-        self._send(pb.LeaderMessage(directive=pb.Directive(left=True)))
+        self._order(Directed(None))
 
     def decide(self, what: str, value: bool) -> bool:
-        self._send(pb.LeaderMessage(decision=pb.Decision(what=what, value=value)))
+        self._order(Decided(what, value))
         return value
 
     def choose(self, what: str, number: int) -> int:
-        self._send(pb.LeaderMessage(decision=pb.Decision(what=what, number=number)))
+        self._order(Decided(what, number=number))
         return number
 
     def save_begins(self, number: int, folder: str) -> str:
@@ -125,35 +123,27 @@ class Leader:
 
     @contextlib.contextmanager
     def operation(self, what: str, abort: Abort) -> Iterator[Operation]:
-        with self._lock:
-            self._operation += 1
-            numbered = f"{what}#{self._operation}"
-            self._abort, self._failed_rank = abort, False
-            early = self._failed_early == numbered
-        if early:
-            self._stop("another rank failed")
+        with self._changed:
+            self._abort = abort
+        self._happened(core.Begins(what, abort.is_set))
         try:
-            yield _Led(self, numbered, abort)
+            yield _Led(self)
         finally:
-            with self._lock:
+            self._happened(core.Leaves())
+            with self._changed:
                 self._abort = None
 
-    def settle(self, what: str, own: Verdict, abort: Abort) -> Verdict:
+    def settle(self, own: Verdict) -> Verdict:
         """Collect all outcomes, and tell all ranks the verdict."""
-        if own.failure:
-            self._stop_others(what)
-        outcomes = [self._outcome(rank, what, abort) for rank in range(1, self.size)]
-        with self._lock:
-            stopped = abort.is_set and not self._failed_rank
-        # Rank 0's own failure is often only that another rank had failed and stopped it.
-        failures = [one.failure for one in outcomes if one.failure]
-        failure = own.failure if own.failure and (stopped or not failures) else next(iter(failures), "")
-        accused = {name for one in outcomes for name in one.accused} | set(own.accused)
-        notes = [own.note, *(one.note for one in outcomes)]
-        verdict = Verdict(failure, tuple(sorted(accused)), next(filter(None, notes), ""), stopped)
-        outcome = pb.Outcome(what=what, failure=failure, accused=verdict.accused, note=verdict.note)
-        self._send(pb.LeaderMessage(verdict=pb.Verdict(outcome=outcome, stopped=stopped)))
-        return verdict
+        event: core.Event = core.Done(own)
+        while True:
+            seen, effects = self._happened(event)
+            for effect in effects:
+                if (verdict := self._do(effect)) is not None:
+                    return verdict
+            with self._changed:
+                self._changed.wait_for(lambda seen=seen: self._events != seen, _LOOK_S)
+            event = core.Looks()
 
     # ---- the session's thread ----
 
@@ -183,42 +173,46 @@ class Leader:
         for link in self._links:
             link.send(message)
 
-    def _stop_others(self, what: str) -> None:
-        if self._stopped != what:
-            self._stopped = what
-            self._send(pb.LeaderMessage(stop_work=pb.StopWork(reason=what)))
+    def _order(self, order: Order | StopWork) -> None:
+        self._send(encode_order(order))
 
-    def _outcome(self, rank: int, what: str, abort: Abort) -> pb.Outcome:
-        began_s = moved_s = time.monotonic()
-        mention_s, progress = _FIRST_MENTION_S, self._progress[rank]
-        while True:
-            with contextlib.suppress(queue.Empty):
-                found = self._outcomes[rank - 1].get(timeout=_LOOK_S)
-                if found.what == what:
-                    return found
-                raise SessionFailed(
-                    f"The ranks of this group have come apart: rank {rank} reports {found.what!r}, and rank 0 is at "
-                    f"{what!r}. Every rank must run the same program, with the same calls of the step."
-                )
-            if abort.is_set:
-                # Rank 0 has its part, and the group is directed elsewhere, or one of the others has failed.
-                self._stop_others(what)
-            now_s = time.monotonic()
-            if progress != self._progress[rank]:
-                progress, moved_s = self._progress[rank], now_s
-            if now_s - moved_s > self._stuck_s:
-                self._links[rank - 1].lost(f"no progress in {what!r} for {now_s - moved_s:.0f} s")
-            if now_s - began_s >= mention_s:
-                mention_s = 2 * (now_s - began_s)
-                _log.info(
-                    "[jaxft %s] waiting %.0f s for rank %d in %r",
-                    *(self._name, now_s - began_s, rank, what),
-                )
-            if (error := self._ended.get(rank)) is not None:
+    def _happened(self, event: core.Event) -> tuple[int, tuple[core.Effect, ...]]:
+        """Tell the core; return how many events it has had, and what the training thread must do."""
+        now_s = time.monotonic()
+        with self._changed:
+            if (abort := self._abort) is not None and abort.is_set:
+                self._core, _ = core.step(self._core, core.Redirected(), now_s)
+            try:
+                self._core, effects = core.step(self._core, event, now_s)
+            except messages.CameApart as error:
+                raise CameApart(str(error)) from error
+            for effect in effects:
+                if isinstance(effect, core.Interrupt) and abort is not None:
+                    abort.set(effect.reason)
+            self._events += 1
+            self._changed.notify_all()
+            return self._events, effects
+
+    def _do(self, effect: core.Effect) -> Verdict | None:
+        """For the training thread. Return the verdict once there is one."""
+        match effect:
+            case core.Tell(message):
+                self._order(message)
+            case core.Conclude(verdict):
+                return verdict
+            case core.GiveUp(rank, error):
                 raise SessionFailed(
                     f"Rank {rank} of this group has ended{f' with {error}' if error else ''}, while rank 0 is at "
-                    f"{what!r}. Every rank must run the same number of steps."
+                    f"{self._core.what!r}. Every rank must run the same number of steps."
                 )
+            case core.Lose(rank, silent_s):
+                self._links[rank - 1].lost(f"no progress in {self._core.what!r} for {silent_s:.0f} s")
+            case core.Mention(rank, waited_s):
+                waits = (self._name, waited_s, rank, self._core.what)
+                _log.info("[jaxft %s] waiting %.0f s for rank %d in %r", *waits)
+            case core.Interrupt():
+                pass  # done at once, by the thread that learned of it
+        return None
 
     def _saved_by(self, rank: int, number: int) -> str:
         """Wait as long as that rank's disk takes; if the rank is gone, this process ends. Return why it failed."""
@@ -231,7 +225,7 @@ class Leader:
             if waited_s >= mention_s:
                 mention_s = 2 * waited_s
                 _log.info("[jaxft %s] waiting %.0f s for rank %d to write", self._name, waited_s, rank)
-            if rank in self._ended and self._saved[rank - 1].empty():
+            if self._core.ranks[rank - 1].ended is not None and self._saved[rank - 1].empty():
                 raise SessionFailed(
                     f"Rank {rank} of this group has ended before its part of a checkpoint was written."
                 )
@@ -239,17 +233,13 @@ class Leader:
     def _hear(self, rank: int, message: pb.RankMessage) -> None:
         match message.WhichOneof("kind"):
             case "beat":
-                self._progress[rank] = message.beat.progress
+                self._happened(core.Moved(rank, message.beat.progress))
                 if message.beat.drains and self.on_drain is not None:
                     self.on_drain()
             case "hello":
                 self._addresses[rank - 1].put(message.hello.address)
             case "outcome":
-                if message.outcome.failure:
-                    with self._lock:
-                        self._failed_early = message.outcome.what
-                    self._stop(f"rank {rank} failed: {message.outcome.failure}")
-                self._outcomes[rank - 1].put(message.outcome)
+                self._happened(core.Reported(rank, decode_outcome(message.outcome)))
             case "saved":
                 self._saved[rank - 1].put(message.saved)
             case "raised":
@@ -259,7 +249,7 @@ class Leader:
                     target=self._settle_raised, args=(rank, told), name=f"jaxft-raised-{rank}", daemon=True
                 ).start()
             case "group_ends":
-                self._ended[rank] = message.group_ends.error
+                self._happened(core.Ended(rank, message.group_ends.error))
                 self._links[rank - 1].expect_end(message.group_ends.error)
             case other:
                 raise ConnectionError(f"it sent a message of kind {other!r}, which rank 0 does not expect")
@@ -277,18 +267,10 @@ class Leader:
         message = pb.Settled(failure=failure, done=settled.done)
         self._links[rank - 1].send(pb.LeaderMessage(settled=message))
 
-    def _stop(self, reason: str) -> None:
-        with self._lock:
-            if self._abort is not None and not self._abort.is_set:
-                self._failed_rank = True
-                self._abort.set(reason)
-
 
 class _Led:
-    def __init__(self, leader: Leader, what: str, abort: Abort) -> None:
+    def __init__(self, leader: Leader) -> None:
         self._leader = leader
-        self._what = what
-        self._abort = abort
 
     def settle(self, failure: str = "", accused: tuple[str, ...] = (), note: str = "") -> Verdict:
-        return self._leader.settle(self._what, Verdict(failure, accused, note), self._abort)
+        return self._leader.settle(Verdict(failure, accused, note))

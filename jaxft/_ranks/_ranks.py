@@ -8,7 +8,7 @@ operations: compute a shard, exchange, apply, fetch. Two things keep them togeth
   stops the others, and a failure of any rank is a failure of the group.
 
 So no rank starts a collective that another rank does not start: collectives that do not match hang, or give wrong
-numbers without an error.
+numbers without an error. The protocol is in `jaxft_protocol.ranks`.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step
+from jaxft_protocol.ranks.messages import Verdict
 from jaxft_protocol.replica.state import Directive, Event, Failure
 
 from jaxft._errors import SessionFailed
@@ -26,20 +27,6 @@ from jaxft._transport._sockets import Abort
 
 class CameApart(SessionFailed):
     """The ranks of this group are not at the same point of the same program."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How an operation went in all ranks."""
-
-    failure: str = ""  # why it failed; "" if it succeeded
-    accused: tuple[str, ...] = ()  # groups that are to blame
-    note: str = ""  # what a rank has noted about the result
-    stopped: bool = False  # the group was directed to do something else
-
-    @property
-    def ok(self) -> bool:
-        return not self.failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,7 +259,8 @@ def test_a_rank_with_another_program_than_its_rank_0_ends_with_what_differs(
             here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
         assert second.process.returncode == 1, second.log()
         assert second.says("Rank 1 of group 'group-0' differs from its rank 0 in code, settings or hardware.")
-        assert re.search(f"the decision is about '{name} .*', but rank 1 is at '{name} .*'", second.log())
+        told = f"the decision about '{name} .*' comes from rank 0, but rank 1 is at '{name} .*'"
+        assert re.search(told, second.log())
         assert first.process.returncode == AGAIN, first.log()
         assert first.steps() == []
 
