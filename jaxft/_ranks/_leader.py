@@ -54,6 +54,8 @@ class Leader:
         self._abort: Abort | None = None  # of the current operation
         self._saved: list[queue.SimpleQueue[pb.Saved]] = [queue.SimpleQueue() for _ in connections]
         self._closed = False
+        # The group gets on with its step, though rank 0 only waits; set before the first step.
+        self.on_progress: Callable[[], None] | None = None
         # Asks the job to let this group leave, for another rank got SIGTERM; set before the first step.
         self.on_drain: Callable[[], None] | None = None
         # Reports to the job that the user's code has raised in another rank; set before the first step.
@@ -189,6 +191,8 @@ class Leader:
             for effect in effects:
                 if isinstance(effect, core.Interrupt) and abort is not None:
                     abort.set(effect.reason)
+                elif isinstance(effect, core.GetsOn) and self.on_progress is not None:
+                    self.on_progress()
             self._events += 1
             self._changed.notify_all()
             return self._events, effects
@@ -210,7 +214,7 @@ class Leader:
             case core.Mention(rank, waited_s):
                 waits = (self._name, waited_s, rank, self._core.what)
                 _log.info("[jaxft %s] waiting %.0f s for rank %d in %r", *waits)
-            case core.Interrupt():
+            case core.Interrupt() | core.GetsOn():
                 pass  # done at once, by the thread that learned of it
         return None
 

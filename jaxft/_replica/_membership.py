@@ -88,6 +88,7 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
         ranks=ranks,
     )
     if isinstance(ranks, Leader):
+        ranks.on_progress = session.got_on
         ranks.on_drain = session.drain
         ranks.on_raised = functools.partial(report_by(session), timeout_s=config.failure_timeout_s)
     return Membership(identity, listener, session, ranks)

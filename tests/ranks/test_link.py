@@ -466,6 +466,8 @@ def test_a_rank_that_is_stuck_ends_the_group_and_one_that_gets_on_does_not(
     leader = Leader([Connection.plain(one)], silence_s=patience.FAR_S, stuck_s=3.0, name="a")
     leader.start()
     follower = follower_on(Connection.plain(two), Kept())
+    moved: list[int] = []
+    leader.on_progress = lambda: moved.append(1)
     with follower.operation("exchange", Abort()), leader.operation("exchange", Abort()) as operation:
         waits = threading.Thread(target=_settled, args=(operation,))
         waits.start()
@@ -476,6 +478,7 @@ def test_a_rank_that_is_stuck_ends_the_group_and_one_that_gets_on_does_not(
             clock.now_s += 2.9  # in all, much longer than it may be stuck
             clock.until_read()
         assert not exits.statuses
+        assert len(moved) >= 2  # so the job waits for the group
         clock.now_s += 0.2
         assert exits.happened.wait(patience.FAR_S)
     assert exits.statuses == [75]

@@ -279,7 +279,8 @@ class Life:
         # Those whose states differ may have died since they told of it.
         told = any(
             attempt.tainted and attempt.step >= len(self.world.truth.line) - 1
-            for attempt in self.world.hub.attempts.values()
+            for spans in self.world.hub.attempts.values()
+            for attempt in spans.values()
         )
         living = [process for process in self.world.incarnations.values() if not process.dead]
         runs = {process.replica.history for process in living if process.replica.history}

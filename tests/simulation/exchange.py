@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from jaxft_protocol.messages import NewQuorum, QuorumId, Step
 
+from .ranks import Lane, rank_at
 from .setting import QUICK_S
 from .truth import Violation
 
@@ -20,7 +21,8 @@ MOVES_EVERY_S = 0.1
 class Attempt:
     quorum: NewQuorum
     step: Step
-    present: dict[str, "Trainer"] = field(default_factory=dict)
+    span: int  # the first of the lanes that travel together
+    present: dict[str, "Trainer | Lane"] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     broken_by: str = ""
     tainted: frozenset[str] = frozenset()  # who had computed from a state with a flipped bit
@@ -34,17 +36,18 @@ class Attempt:
 class Hub:
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.attempts: dict[tuple[QuorumId, Step], Attempt] = {}
+        self.attempts: dict[tuple[QuorumId, Step], dict[int, Attempt]] = {}
 
-    def arrive(self, process: "Trainer", quorum: NewQuorum, step: Step) -> None:
+    def arrive(self, process: "Trainer | Lane", quorum: NewQuorum, step: Step, span: int = 0) -> None:
         """`process` has computed its shards."""
-        attempt = self.attempts.get((quorum.quorum_id, step))
+        spans = self.attempts.setdefault((quorum.quorum_id, step), {})
+        attempt = spans.get(span)
         if attempt is None or (attempt.quorum is not quorum and attempt.quorum != quorum):
             # A quorum whose id was given out again after all memory of it was lost is another one.
-            attempt = self.attempts[quorum.quorum_id, step] = Attempt(quorum, step)
+            attempt = spans[span] = Attempt(quorum, step, span)
         attempt.present[process.name] = process
         process.attempt = attempt
-        gone = attempt.broken_by or self._gone(quorum)
+        gone = attempt.broken_by or self._gone(attempt)
         if gone:
             self._fail(attempt, process, gone)
         elif attempt.complete:
@@ -52,11 +55,11 @@ class Hub:
         else:
             self.waits(attempt, process)
 
-    def waits(self, attempt: Attempt, process: "Trainer") -> None:
+    def waits(self, attempt: Attempt, process: "Trainer | Lane") -> None:
         """Others still compute: no time counts, and the coordinator finds out if one of them hangs."""
         self._wait(attempt, process, process.token)
 
-    def _wait(self, attempt: Attempt, process: "Trainer", token: int) -> None:
+    def _wait(self, attempt: Attempt, process: "Trainer | Lane", token: int) -> None:
         if process.token != token or attempt.complete or process.name in attempt.finished:
             return
         if process.replica.all_computed == (attempt.quorum.quorum_id, attempt.step):
@@ -66,7 +69,7 @@ class Hub:
             self._check_goes_on(process)
             self.world.after(MOVES_EVERY_S, self._wait, attempt, process, token)
 
-    def _check_goes_on(self, process: "Trainer") -> None:
+    def _check_goes_on(self, process: "Trainer | Lane") -> None:
         """The process learns when the quorum has ended, as it may be needed elsewhere."""
         setting = self.world.setting
         if setting.prompt and process.without_quorum_s() > 1.0 + setting.disk_s * 10:
@@ -74,7 +77,7 @@ class Hub:
                 "no group waits forever", f"{process.name}, in the exchange of a quorum that is no more"
             )
 
-    def leave(self, process: "Trainer") -> None:
+    def leave(self, process: "Trainer | Lane") -> None:
         """`process` closes its links, or the kernel does so for it."""
         attempt, process.attempt = process.attempt, None
         if attempt is not None and process.name not in attempt.finished:
@@ -99,7 +102,7 @@ class Hub:
         if world.setting.flaky and not world.calm and world.random() < world.setting.flaky:
             world.after(world.random() * QUICK_S, self._hiccup, attempt)
 
-    def _move(self, attempt: Attempt, process: "Trainer", token: int, until_s: float) -> None:
+    def _move(self, attempt: Attempt, process: "Trainer | Lane", token: int, until_s: float) -> None:
         """Bytes move, for as long as the link needs."""
         process.progress += 1
         left_s = until_s - self.world.now_s
@@ -108,7 +111,7 @@ class Hub:
         else:
             self.world.after(MOVES_EVERY_S, process.run, token, self._move, attempt, process, token, until_s)
 
-    def _stall(self, attempt: Attempt, process: "Trainer", token: int, deaf_to: str) -> None:
+    def _stall(self, attempt: Attempt, process: "Trainer | Lane", token: int, deaf_to: str) -> None:
         """Nothing comes from one peer. Time counts from when all are known to have computed."""
         if process.token != token or process.name in attempt.finished:
             return
@@ -139,7 +142,7 @@ class Hub:
                 self.world.note(f"{one.name} loses its connection to {two.name}")
             self._fail(attempt, one, two.name)
 
-    def _finish(self, attempt: Attempt, process: "Trainer") -> None:
+    def _finish(self, attempt: Attempt, process: "Trainer | Lane") -> None:
         if process.name in attempt.finished:
             return
         if attempt.wrong is not None:
@@ -147,28 +150,34 @@ class Hub:
         attempt.finished.add(process.name)
         process.exchanged(attempt.quorum.quorum_id, attempt.step)
 
-    def _fail(self, attempt: Attempt, process: "Trainer", accused: str) -> None:
+    def _fail(self, attempt: Attempt, process: "Trainer | Lane", accused: str) -> None:
         delay_s = self.world.random() * 0.004
         self.world.after(delay_s, process.run, process.token, self._failed, attempt, process, accused)
 
-    def _failed(self, attempt: Attempt, process: "Trainer", accused: str) -> None:
+    def _failed(self, attempt: Attempt, process: "Trainer | Lane", accused: str) -> None:
         if process.name not in attempt.finished:
             attempt.finished.add(process.name)
             self._break(attempt, process.name)
             process.exchange_broke(attempt.quorum.quorum_id, attempt.step, accused)
 
-    def time_out(self, attempt: Attempt, process: "Trainer", token: int) -> None:
+    def time_out(self, attempt: Attempt, process: "Trainer | Lane", token: int) -> None:
         """Its patience with those who have not come is over."""
         if process.token != token or attempt.complete or process.name in attempt.finished:
             return
         missing = [member.group for member in attempt.quorum.members if member.group not in attempt.present]
         self._fail(attempt, process, missing[0])
 
-    def _gone(self, quorum: NewQuorum) -> str:
-        for member in quorum.members:
-            if self.world.incarnations[member.incarnation].dead:
+    def _gone(self, attempt: Attempt) -> str:
+        for member in attempt.quorum.members:
+            crew = self.world.incarnations[member.incarnation].crew
+            if crew.is_dead(rank_at(attempt.span, crew.size)):
                 return member.group
         return ""
+
+    def tainted(self, quorum_id: QuorumId, step: Step) -> frozenset[str]:
+        """Who had computed from a state with a flipped bit."""
+        spans = self.attempts.get((quorum_id, step), {})
+        return frozenset[str]().union(*(attempt.tainted for attempt in spans.values()))
 
     def _problem(self, attempt: Attempt) -> Violation | None:
         """What is wrong with a sum, if anything. When one group has it, others may have moved on."""

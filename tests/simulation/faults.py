@@ -41,7 +41,7 @@ def _crash(world: "World", fault: Fault, victim: "Process") -> str:
 
 
 def _leave(world: "World", fault: Fault, victim: "Process") -> str:
-    if _must_live(world, victim):
+    if _must_live(world, victim) or victim.crew.inside or victim.crew.operates:
         return ""
     victim.leave(finished=False)
     world.after(fault.amount, world.launch, victim.name)
@@ -106,6 +106,8 @@ def _pause(world: "World", fault: Fault, victim: "Process") -> str:
 
 def _raise(world: "World", fault: Fault, victim: "Process") -> str:
     """The user's code raises in the next shard; the user calls the step again, or starts the group again."""
+    if victim.crew.size > 1:
+        return ""  # its ranks cannot go on after that
     ends = fault.how < 0.3
     if ends and _must_live(world, victim):
         return ""
@@ -132,6 +134,30 @@ def _stick(world: "World", fault: Fault, victim: "Process") -> str:
         return victim.name
     victim.sticks_next = True
     return f"{victim.name} with its next sum"
+
+
+def _lose_rank(world: "World", fault: Fault, victim: "Process") -> str:
+    """One process of a group of several dies: the others of the group end when they notice."""
+    size = victim.crew.size
+    if size == 1 or _must_live(world, victim):
+        return ""
+    rank = int(fault.other * size)
+    if rank:
+        victim.crew.lose(rank)
+    else:
+        victim.kill(others_later=True)
+    world.after(0.05 + fault.amount, world.launch, victim.name)
+    return f"{victim.name}, rank {rank}"
+
+
+def _numb(world: "World", fault: Fault, victim: "Process") -> str:
+    """The training thread of one rank other than 0 stands still."""
+    size = victim.crew.size
+    if size == 1:
+        return ""
+    rank = 1 + int(fault.other * (size - 1))
+    victim.crew.hang(rank, 0.1 + 4.0 * fault.amount**2)
+    return f"{victim.name}, rank {rank}, for {0.1 + 4.0 * fault.amount**2:.2f} s"
 
 
 def _flip(world: "World", fault: Fault, victim: "Process") -> str:
@@ -315,6 +341,8 @@ _TO_ONE = {
     "link": _link,
     "double": _double,
     "detour": _detour,
+    "rank": _lose_rank,
+    "numb": _numb,
 }
 _TO_ALL = {
     "hold": _hold,

@@ -32,6 +32,8 @@ from jaxft_protocol.coordinator import (
 )
 from jaxft_protocol.coordinator.job import Group, GroupPhase, Job, Persist
 from jaxft_protocol.messages import HealId, HistoryId, QuorumId, Release
+from jaxft_protocol.ranks import follower, leader
+from jaxft_protocol.ranks.messages import Outcome, StopWork, Verdict
 from jaxft_protocol.replica import healing as replica_healing
 from jaxft_protocol.replica import machine as replica
 from jaxft_protocol.replica import quorums as replica_quorums
@@ -69,6 +71,18 @@ _FOUR_THAT_DIFFER: dict[str, Any] = {
     "leaves_early": False,
     "flaky": 0.0,
 }
+_THREE_OF_TWO_RANKS: dict[str, Any] = {
+    "names": tuple(f"group-{number}" for number in range(3)),
+    "ranks": (2, 2, 2),
+    "spares": frozenset[str](),
+    "min_replicas": 1,
+    "shards": 6,
+    "one_differs": False,
+    "leaves_early": False,
+    "unreadable": None,
+    "drift": 0.0,
+    "flaky": 0.0,
+}
 _FOUR_THAT_HEAL_SLOWLY: dict[str, Any] = {
     "names": tuple(f"group-{number}" for number in range(4)),
     "spares": frozenset[str](),
@@ -93,7 +107,7 @@ class Mutant:
     wrap: Callable[[Any], Any]
     kinds: tuple[str, ...] = ()  # of faults, all others left out: for one that is too rare among all of them
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # to the setting of each seed, too
-    seeds: tuple[int, ...] = ()  # of `seeds.txt`, where even that is too rare: these alone
+    seeds: tuple[int, ...] = ()  # where even that is too rare: these alone
 
     def among(self, seeds: int) -> Sequence[int]:
         """Where to look for it, if so many seeds are to be run."""
@@ -662,7 +676,7 @@ def _one_alone_that_has_computed_may_hang(waiting: Any) -> Any:
     return lambda draft: None if draft.job.ballot.computed else waiting(draft)
 
 
-@mutant(sessions, "heal_failed", "kill", "crash", "stall")
+@mutant(sessions, "heal_failed", "kill", "crash", "stall", seeds=(1702,))
 def _what_a_joiner_has_healed_to_counts_as_fresh(heal_failed: Any) -> Any:
     """A joiner whose heal fails does not say of which history its state is by now."""
     return lambda draft, group, message: heal_failed(draft, group, replace(message, history=HistoryId(0)))
@@ -760,7 +774,7 @@ def _fresh_groups_of_one_quorum_wait_for_no_other(newer: Any) -> Any:
     return mutated
 
 
-@mutant(founding, "newer_may_come", seeds=(152330,))
+@mutant(founding, "newer_may_come", seeds=(152330,), ranks=())
 def _one_that_is_busy_holds_nothing(newer: Any) -> Any:
     """Fresh groups begin although one holds a committed state, and is busy or has just lost its connection."""
 
@@ -819,6 +833,75 @@ def _a_clock_that_is_behind_is_believed(turns_away: Any) -> Any:
 def _heal_ids_restart_at_one(restored: Any) -> Any:
     """After a crash heal ids begin again at one."""
     return lambda saved, options, now_s: replace(restored(saved, options, now_s), last_heal_id=HealId(0))
+
+
+# ---- groups of several processes ----
+
+
+@mutant(leader, "_looked", "rank", "numb", **_THREE_OF_TWO_RANKS)
+def _a_verdict_before_all_ranks_have_the_means(looked: Any) -> Any:
+    """Rank 0 goes on as soon as its own part of the exchange is done, and all ranks apply."""
+
+    def mutated(state: Any, now_s: float) -> Any:
+        if state.own is not None:
+            done = Outcome(state.what, Verdict())
+            told = tuple(replace(rank, outcomes=rank.outcomes or (done,)) for rank in state.ranks)
+            state = changed(state, ranks=told)
+        return looked(state, now_s)
+
+    return mutated
+
+
+@mutant(leader, "_verdict", "rank", "link", **_THREE_OF_TWO_RANKS)
+def _a_vote_with_the_failed_exchange_of_one_rank(verdict: Any) -> Any:
+    """Rank 0 votes by its own part of the exchange, whatever the others report."""
+    return lambda state, own: replace(own, stopped=state.redirected)
+
+
+@mutant(follower, "take", **_THREE_OF_TWO_RANKS)
+def _a_follower_is_one_order_behind(take: Any) -> Any:
+    """A rank takes an order only once the next one has come."""
+
+    def mutated(state: Any, kind: Any, about: str) -> Any:
+        return take(state, kind, about) if len(state.orders) > 1 else (state, None)
+
+    return mutated
+
+
+@mutant(follower, "step", **_THREE_OF_TWO_RANKS)
+def _the_newest_order_first(step: Any) -> Any:
+    """A rank that falls behind takes the newest order, and then the older ones."""
+
+    def mutated(state: Any, event: Any) -> Any:
+        match event:
+            case follower.Heard(message) if not isinstance(message, StopWork):
+                return changed(state, orders=(message, *state.orders)), ()
+            case _:
+                return step(state, event)
+
+    return mutated
+
+
+@mutant(leader, "_looked", "rank", "link", "numb", **_THREE_OF_TWO_RANKS)
+def _the_others_are_not_stopped(looked: Any) -> Any:
+    """A rank whose exchange goes on waits though another rank's has failed."""
+
+    def mutated(state: Any, now_s: float) -> Any:
+        after, effects = looked(changed(state, stops=True), now_s)
+        return changed(after, stops=state.stops), effects
+
+    return mutated
+
+
+@mutant(leader, "step", **(_THREE_OF_TWO_RANKS | {"exchange_s": 8.0, "storm_s": 8.0, "faults": ()}))
+def _what_other_ranks_move_does_not_count(step: Any) -> Any:
+    """A group whose rank 0 waits for the slower lanes of another rank seems to hang."""
+
+    def mutated(state: Any, event: Any, now_s: float) -> Any:
+        after, effects = step(state, event, now_s)
+        return after, tuple(effect for effect in effects if not isinstance(effect, leader.GetsOn))
+
+    return mutated
 
 
 # ---- the table ----

@@ -42,6 +42,7 @@ class Process(Trainer):
             self._note("starts")
         self.world.after(self.world.random() * 0.01, self._connect, self.world.leader_host)
         self._tick()
+        self.crew.start()
         self.world.after(self.world.random() * 0.2, self._run, self._prepare)
 
     def would_keep_the_job(self, other: "Process") -> bool:
@@ -77,10 +78,12 @@ class Process(Trainer):
 
     # ---- faults ----
 
-    def kill(self) -> None:
+    def kill(self, *, others_later: bool = False) -> None:
+        """End the group's ranks; with `others_later`, rank 0 alone, and the others once they notice."""
         if self.dead:
             return
         self.dead = True
+        self.crew.die(later=others_later)
         self.token += 1
         if self.world.tracing:
             self._note("dies")
@@ -102,6 +105,7 @@ class Process(Trainer):
 
     def recover(self) -> None:
         """Calm begins."""
+        self.crew.recover()
         self.crash_after = None
         self.sticks_next = self.raises_next = self.ends_next = False
         self.pauses_s = 0.0
@@ -205,6 +209,7 @@ class Process(Trainer):
                 if number < held:  # what it is to keep, or to log, is gone
                     raise Violation("a pin comes before the commit", f"{self.name} at {held}: pin {number}")
                 self.pins[heal_id] = number
+                self.crew.pin(heal_id, number)
             case r.ReleasePin(heal_id):
                 self._release(heal_id)
             case r.Log(text):
@@ -267,6 +272,7 @@ class Process(Trainer):
             heal_id, (self.replica.identity.group, self.replica.identity.incarnation)
         ):
             raise Violation("donors keep what they were asked to", f"{self.name} lets go of heal {heal_id}")
+        self.crew.release(heal_id)
         self.pins.pop(heal_id, None)
         oldest = min(self.pins.values(), default=None)
         self.log = {step: by for step, by in self.log.items() if oldest is not None and step >= oldest}
@@ -280,6 +286,8 @@ class Process(Trainer):
     # ---- the end ----
 
     def ends(self) -> None:
+        self.crew.break_off()
+        self.crew.direct(None)  # until then the other ranks have served their parts to joiners
         self.dead = self.over = True
         if self.world.tracing:
             self._note("exits")

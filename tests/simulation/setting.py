@@ -31,6 +31,8 @@ WEIGHTS: dict[str, float] = {
     "amnesia": 3,
     "double": 0.5,
 }
+# Of groups of several processes.
+RANK_WEIGHTS: dict[str, float] = {"rank": 4, "numb": 2}
 
 # What a healthy group may do at any time: none is evicted for it.
 HARMLESS = "pause"
@@ -96,6 +98,12 @@ class Setting:
     fetch_s: float = 0.15  # which a joiner needs for a state, at most
     slow_from_s: float = 0.0  # when the links become slow, if they do
     unreadable: int | None = None  # a step of which one shard cannot be read, in any group
+    ranks: tuple[int, ...] = ()  # how many processes the groups have, in the order of their names; else one
+
+    def size_of(self, name: str) -> int:
+        """How many processes a group has. One that has several does not survive an exception of the user's code."""
+        number = self.names.index(name)
+        return self.ranks[number] if number < len(self.ranks) and self.unreadable is None else 1
 
     @property
     def prompt(self) -> bool:
@@ -124,6 +132,10 @@ class Setting:
 
 def draw(seed: int) -> Setting:
     """Return what `seed` stands for: a function of the seed alone."""
+    return _with_ranks(seed, _drawn(seed))
+
+
+def _drawn(seed: int) -> Setting:
     rng = random.Random(seed)
     groups = rng.choice((2, 3, 3, 4, 4, 5))
     first = rng.choice((0, 8))
@@ -183,6 +195,21 @@ def draw(seed: int) -> Setting:
     )
     setting = _unhurried(setting, random.Random(seed + (1 << 42)))
     return _widened(seed, setting, regular)
+
+
+def _with_ranks(seed: int, setting: Setting) -> Setting:
+    """Let the groups of some jobs have several processes."""
+    rng = random.Random(seed + (1 << 45))
+    if rng.random() >= 0.2:
+        return setting
+    sizes = tuple(rng.choice((1, 2, 2, 3, 4)) for _ in setting.names)
+    lost = _faults(rng, list(RANK_WEIGHTS), setting.storm_s) if rng.random() < 0.7 else ()
+    before = setting.faults
+    numbered = [replace(fault, index=len(before) + i) for i, fault in enumerate(lost)]
+    setting = replace(setting, ranks=sizes, faults=(*before, *numbered))
+    if rng.random() < 0.3:  # one rank's lanes take much longer than another's
+        setting = replace(setting, exchange_s=3.0, storm_s=setting.storm_s + 3.0)
+    return setting
 
 
 def _widened(seed: int, setting: Setting, regular: int) -> Setting:
@@ -249,9 +276,9 @@ def _unhurried(setting: Setting, rng: random.Random) -> Setting:
 def focused(seed: int, kinds: Sequence[str], changes: Mapping[str, Any]) -> Setting:
     """The job and the timing of `seed`, with other faults, all of these kinds: for what is too rare else.
 
-    Without kinds it keeps its own faults. `changes` are made last.
+    Without kinds it keeps its own faults. `changes` are made last; if they name `ranks`, none are drawn.
     """
-    setting = draw(seed)
+    setting = _drawn(seed) if "ranks" in changes else draw(seed)
     if "amnesia" in kinds:
         setting = replace(setting, founding_wait_s=setting.heartbeat_timeout_s)
     if "flip" in kinds:
@@ -270,7 +297,7 @@ def _faults(rng: random.Random, kinds: list[str], storm_s: float) -> tuple[Fault
     number = min(25, 1 + int(rng.expovariate(1 / 6)))
     # Some seeds are of one kind above all: what is rare must be frequent somewhere.
     focus = rng.choice(kinds) if rng.random() < 0.3 else ""
-    weights = [WEIGHTS.get(kind, 1.0) * (1 if kind != focus else 10) for kind in kinds]
+    weights = [(WEIGHTS | RANK_WEIGHTS).get(kind, 1.0) * (1 if kind != focus else 10) for kind in kinds]
     faults: list[Fault] = []
     at_s = 0.0
     for index, kind in enumerate(rng.choices(kinds, weights, k=number)):

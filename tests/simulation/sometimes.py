@@ -56,6 +56,9 @@ RARE: dict[str, str] = {
     "place handed over": "a spare takes the place of a drained group, without a step tried again",
     "paused": "the job stands between two steps because an operator asked for it",
     "turn raised": "the coordinator has an error on an event of the job, and goes on with its last record",
+    "another rank failed": "an exchange or a fetch ends in rank 0 because it has failed in another rank",
+    "stopped before it began": "a rank learns that an operation has failed elsewhere before it begins that",
+    "healed in spans": "a rank fetches its lanes from several ranks of its donors",
     "lost for good": "no committed state is left, not even a checkpoint",
 }
 

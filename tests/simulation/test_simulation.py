@@ -29,6 +29,9 @@ RARE_WITHIN = 4000
 
 def test_seeds_that_found_something_pass():
     assert_all_pass(KEPT)
+    # What they stood for before groups had several processes.
+    tally = run_seeds(KEPT, changes={"ranks": ()})
+    assert tally.findings == []
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))

@@ -11,6 +11,7 @@ from jaxft_protocol.replica import machine as core
 from jaxft_protocol.replica import state as r
 
 from .clock import Clock
+from .ranks import Crew
 from .truth import Violation
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Trainer:
         self.digests: set[tuple[Step, int]] = set()  # that it has told, each with its state
         self.pins: dict[int, Step] = {}
         self.log: dict[int, QuorumId] = {}
+        self.crew = Crew(self, world.setting.size_of(name))
         # What it does.
         self.token = 0  # counts what it has begun; whatever belongs to something older is void
         self.attempt: Attempt | None = None
@@ -188,6 +190,10 @@ class Trainer:
         else:
             act(*args)
 
+    def act(self, act: Callable[[], Any]) -> None:
+        """As `_run`, for the crew."""
+        self._run(act)
+
     def _later(self, act: Callable[..., None], *args: Any) -> None:
         if self.stuck_at is None:
             # A thread that stands still may be let go earlier than was meant.
@@ -201,9 +207,13 @@ class Trainer:
     def _look(self) -> None:
         """Read what is to be done, and do it if it is something else than before."""
         self._looks = False
-        if self._applying or self.world.now_s < self.away_until_s:
+        if self._applying or self.crew.inside or self.world.now_s < self.away_until_s:
             return
         directive = core.directive(self.replica)
+        if self.crew.operates:
+            if isinstance(directive, r.TakeDigest) or _key(directive) != self._key:
+                self.crew.redirect()
+            return
         if self.replica.phase is r.Phase.LEFT and (self.leaving or self.replica.failure is None):
             told = (r.Over(Step(self.world.target or -1)), r.LeaveJob())
             if not self.leaving and directive not in told:
@@ -226,18 +236,28 @@ class Trainer:
                     raise Violation(
                         "a quorum begins at the frontier", f"{self.name} at {step}, not {quorum.step}"
                     )
+                self.crew.direct(directive)
                 self._compute(quorum, step)
             case r.Apply(quorum_id, step):
                 self._check_may_apply(quorum_id, step)
+                self.crew.direct(directive)
                 self._advance(quorum_id, r.Applied(Step(step + 1)))
             case r.HealFrom(heal):
                 self._waits = False
                 self._fetches = heal
-                self._fetch(heal, self.world.now_s + FETCH_TIMEOUT_S)
+                if self.crew.meets(heal.donors):
+                    self.crew.direct(directive)
+                    self.crew.heal(heal)
+                else:
+                    self._fetch(heal, self.world.now_s + FETCH_TIMEOUT_S)
             case r.Replay(heal, step):
                 self._waits = False
                 self._fetches = heal
-                self._replay(heal, step, self.world.now_s + FETCH_TIMEOUT_S)
+                if self.crew.meets(heal.donors):
+                    self.crew.direct(directive)
+                    self.crew.replay(heal, step)
+                else:
+                    self._replay(heal, step, self.world.now_s + FETCH_TIMEOUT_S)
             case r.ReadCheckpoint():
                 self.world.sometimes.note("checkpoint read after all")
                 self._bring(read=True)
@@ -251,6 +271,7 @@ class Trainer:
 
     def _take_digest(self, step: Step) -> None:
         self._begin(None)
+        self.crew.direct(r.TakeDigest(step))
         self._waits = False
         self.world.after(self.world.random() * DIGEST_S, self.run, self.token, self._digest_taken, step)
 
@@ -268,6 +289,7 @@ class Trainer:
         return isinstance(directive, r.Apply | r.Replay) and directive.step < len(self.history)
 
     def _begin(self, key: object) -> None:
+        self.crew.break_off()
         self.token += 1
         self._key = key
         self._waits = True
@@ -303,6 +325,7 @@ class Trainer:
             self.skipped = newest.skipped
         step, digest = Step(len(self.history)), self.told_digest()
         shards = self.world.setting.shards
+        self.crew.bring()
         least, history = self.world.setting.min_replicas, HistoryId(saved)
         self.post(r.Prepared(step, digest, {}, least, history, self.spare, heals_only, shards))
 
@@ -320,10 +343,16 @@ class Trainer:
         for shard in mine:
             if shard not in computed:
                 delay_s = self.world.random() * self.world.shard_s(self.name)
-                self.world.after(delay_s, self.run, self.token, self._compute_one, quorum, step, shard)
+                if self.crew.size > 1:
+                    self.crew.compute(quorum, step, shard, delay_s)
+                else:
+                    self.world.after(delay_s, self.run, self.token, self._compute_one, quorum, step, shard)
                 return
         self._computed = (quorum.quorum_id, step)
-        self.world.hub.arrive(self, quorum, step)
+        if self.crew.meets(quorum.members):
+            self.crew.exchange(quorum, step)
+        else:
+            self.world.hub.arrive(self, quorum, step)
 
     def _compute_one(self, quorum: NewQuorum, step: Step, shard: int) -> None:
         if self.raises_next or self.world.setting.is_unreadable(step, shard):
@@ -335,6 +364,60 @@ class Trainer:
         self.first.setdefault(step, shard)
         self.progress += 1
         self._compute(quorum, step)
+
+    # ---- what the crew tells ----
+
+    def has_computed(self, step: Step, shard: int) -> None:
+        self.computed[step].add(shard)
+        self.first.setdefault(step, shard)
+        self.progress += 1
+
+    def looks_elsewhere(self) -> bool:
+        """Look what is to be done; return whether that is something else than before."""
+        before = self.token
+        self._look()
+        return self.dead or self.token != before
+
+    def computes(self, quorum: NewQuorum, step: Step) -> None:
+        self._compute(quorum, step)
+
+    def look_again(self) -> None:
+        """An operation is over."""
+        if self.stuck_at is None and not self._applying:
+            self._waits = True
+        self._look_soon()
+
+    def exchange_failed(
+        self, quorum_id: QuorumId, step: Step, accused: tuple[GroupName, ...], why: str
+    ) -> None:
+        self._waits = True
+        self.post(r.ExchangeBroke(quorum_id, step, accused, why))
+
+    def takes(self, heal: Heal, root: int, history: list[QuorumId], flipped: tuple[int, int]) -> None:
+        """All ranks have fetched the state of a heal."""
+        self.root, self.history = root, list(history)
+        self.flipped, self.flipped_at = flipped
+        bad = self.world.setting.bad_shard
+        skips = self.world.setting.nonfinite == "skip"
+        done = [step for step, quorum_id in enumerate(history) if quorum_id > 0]
+        self.skipped = frozenset(step for step in done if skips and bad(step) is not None)
+        self.world.truth.check_state(self, heal.step)
+        self._fetched(r.Healed(heal.heal_id, heal.step))
+
+    def could_not_heal(self, heal: Heal, why: str) -> None:
+        self._fetched(r.HealBroke(heal.heal_id, why))
+
+    def advances(self, quorum_id: QuorumId, then: r.Event) -> None:
+        self._advance(quorum_id, then)
+
+    def donors(self, heal: Heal) -> list["Trainer"]:
+        return self._donors(heal)
+
+    def kill(self) -> None:
+        """The process ends."""
+        raise NotImplementedError
+
+    # ---- what one process does ----
 
     def _raise(self, step: Step, shard: int) -> None:
         """The user's code raises. What was computed of the step is dropped, and the exception waits for a verdict."""

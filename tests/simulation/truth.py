@@ -21,6 +21,7 @@ from jaxft_protocol.messages import Commit, CoordinatorMessage, Heal, NewQuorum,
 from jaxft_protocol.names import DRAINED
 
 if TYPE_CHECKING:
+    from .ranks import Lane
     from .trainer import Trainer
     from .world import World
 
@@ -279,18 +280,17 @@ class Truth:
         ]
         for member in living:
             process = self._world.incarnations[member.incarnation]
-            if (quorum.quorum_id, step) not in process.sums:
+            sum_of = (quorum.quorum_id, step)
+            if sum_of not in process.sums or not process.crew.holds(*sum_of):
                 raise Violation(
                     "commit only what all who live hold",
                     f"{member.group} does not hold the sum of step {step}",
                 )
         if len(living) < len(quorum.members):
             self._world.sometimes.note("commit after a loss")
-        attempt = self._world.hub.attempts.get((quorum.quorum_id, step))
-        if attempt is None:
-            return
+        tainted = self._world.hub.tainted(quorum.quorum_id, step)
         # From which state the lost groups had computed is unknown.
-        flipped = [member.group for member in living if member.group in attempt.tainted]
+        flipped = [member.group for member in living if member.group in tainted]
         if flipped and len(flipped) < len(living):
             raise Violation("equal frontier means equal state", f"{flipped} are flipped, step {step} counts")
 
@@ -336,13 +336,17 @@ class Truth:
     # ---- what a group does ----
 
     def check_applied(self, process: "Trainer", quorum_id: QuorumId) -> None:
-        step = len(process.history)
+        self.check_line(process.name, process.history, quorum_id)
+
+    def check_line(self, name: str, history: list[QuorumId], quorum_id: QuorumId) -> None:
+        """What is applied to a state is what was decided."""
+        step = len(history)
         decided = self.line[step] if step < len(self.line) else None
         if decided == quorum_id or (self.went_back and (step, quorum_id) in self.ever):
             return
         raise Violation(
             "one outcome per step",
-            f"{process.name} applies step {step} of quorum {quorum_id}, decided: {decided}",
+            f"{name} applies step {step} of quorum {quorum_id}, decided: {decided}",
         )
 
     def asks_digest(self, heal_id: int) -> None:
@@ -368,7 +372,15 @@ class Truth:
                 f"{process.name} holds step {len(process.history)} of this run, and heals back to {heal.step}",
             )
 
-    def check_state(self, process: "Trainer", step: int) -> None:
+    def check_fetched(self, joiner: str, donor: "Trainer", found: list[QuorumId], step: int) -> None:
+        """What one rank of a donor serves is its part of the group's state."""
+        if len(found) != step or found != donor.history[:step]:
+            raise Violation(
+                "the ranks of a group hold one state",
+                f"a rank of {donor.name} feeds {joiner} {found}, as state {step} of {donor.history}",
+            )
+
+    def check_state(self, process: "Trainer | Lane", step: int) -> None:
         """What `process` holds, as state `step`, is the job's, or was before the job went back."""
         history = process.history
         self._check_skipped(process)
@@ -383,7 +395,7 @@ class Truth:
             f"{process.name} holds {process.root} {history} as state {step}, not {self.root} {line}",
         )
 
-    def _check_skipped(self, process: "Trainer") -> None:
+    def _check_skipped(self, process: "Trainer | Lane") -> None:
         """A step changes nothing in any group or in all of them."""
         setting = self._world.setting
         if setting.nonfinite != "skip":
@@ -397,7 +409,7 @@ class Truth:
                 f"{process.name} has skipped {sorted(process.skipped)}, and not {sorted(bad)}",
             )
 
-    def check_alike(self, processes: "Collection[Trainer]") -> None:
+    def check_alike(self, processes: "Collection[Trainer | Lane]") -> None:
         """Those who exchange, or end together, hold one state."""
         first, *others = processes
         for other in others:

@@ -131,6 +131,11 @@ class Lose:
 
 
 @dataclass(frozen=True, slots=True)
+class GetsOn:
+    """A rank that rank 0 waits for has made progress, and so has the group."""
+
+
+@dataclass(frozen=True, slots=True)
 class Mention:
     """Log a long wait."""
 
@@ -138,7 +143,7 @@ class Mention:
     waited_s: float
 
 
-Effect: TypeAlias = Interrupt | Tell | Conclude | GiveUp | Lose | Mention
+Effect: TypeAlias = Interrupt | Tell | Conclude | GiveUp | Lose | GetsOn | Mention
 _Next: TypeAlias = tuple[Leader, tuple[Effect, ...]]
 
 
@@ -173,7 +178,9 @@ def step(leader: Leader, event: Event, now_s: float) -> _Next:
             known = leader.ranks[rank - 1]
             if progress == known.progress:
                 return leader, ()
-            return _with(leader, rank, replace(known, progress=progress, moved_s=now_s)), ()
+            moved = _with(leader, rank, replace(known, progress=progress, moved_s=now_s))
+            # Before that, rank 0 must show by its own part that it does not hang.
+            return moved, (() if leader.own is None else (GetsOn(),))
         case Ended(rank, error):
             return _with(leader, rank, replace(leader.ranks[rank - 1], ended=error)), ()
 

@@ -7,6 +7,7 @@ from jaxft_protocol.ranks.leader import (
     Conclude,
     Done,
     Ended,
+    GetsOn,
     GiveUp,
     Interrupt,
     Leader,
@@ -152,6 +153,14 @@ def test_a_rank_without_progress_is_lost_and_one_that_moves_is_not() -> None:
     moving = [(9.0, Moved(2, 1)), (12.0, Moved(2, 1)), (18.9, Looks())]
     assert not any(isinstance(effect, Lose) for effect in after(*begun, *moving)[1])
     assert Lose(2, 11.0) in after(*begun, *moving, (20.0, Looks()))[1]
+
+
+def test_what_another_rank_moves_is_the_groups_progress_once_rank_0_waits_for_it() -> None:
+    """Before that, rank 0 must show by its own part that it does not hang."""
+    assert after(Begins("exchange"), Moved(1, 1), Moved(2, 1))[1] == []
+    _, effects = after(Begins("exchange"), Done(FINE), Moved(1, 1), Moved(1, 1), Moved(1, 2))
+    assert effects == [GetsOn(), GetsOn()]
+    assert after(Begins("exchange"), Done(FINE), said(1), said(2), Looks(), Moved(1, 1))[1][-1] != GetsOn()
 
 
 def test_both_of_two_silent_ranks_are_noticed() -> None:

@@ -1,0 +1,723 @@
+"""Groups of several processes: the real cores of rank 0 and of the others, on links that delay.
+
+`Crew` is what a group's training thread, in rank 0, asks of the other ranks; a `Mate` is one of these, with its own
+training thread and its own part of the state. Lanes are modelled as twelfths of the state: a group of 1, 2, 3 or 4
+ranks holds each of them whole in one rank, and what lies in one rank in every member travels together, as a span.
+
+What is not modelled: exceptions of the user's code, which end a group of several processes in any case.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from jaxft_protocol.messages import GroupName, Heal, Member, NewQuorum, QuorumId, Step
+from jaxft_protocol.ranks import follower, leader
+from jaxft_protocol.ranks.messages import Decided, Directed, Judged, Order, StopWork, Verdict
+from jaxft_protocol.replica import state as r
+
+from .truth import Violation
+
+if TYPE_CHECKING:
+    from .exchange import Attempt
+    from .trainer import Trainer
+    from .world import World
+
+LANES = 12
+STUCK_S = 20.0
+BEAT_S = 0.1
+LINK_S = 0.002
+# Until the kernel, or the end of a link, tells a rank that another one is gone.
+LOSS_S = 0.03
+_ONE_PROGRAM = "the ranks of a group run one program"
+_ONE_STATE = "the ranks of a group hold one state"
+
+
+def spans_of(sizes: set[int]) -> list[int]:
+    """The first lane of each span, among groups of these sizes."""
+    return sorted({LANES * rank // size for size in sizes for rank in range(size)})
+
+
+def rank_at(lane: int, size: int) -> int:
+    return lane * size // LANES
+
+
+class Part:
+    """What one rank does alone in an operation: it ends once, by itself or because it is stopped."""
+
+    def __init__(self, ends: Callable[[Verdict], None]) -> None:
+        self._ends = ends
+        self.lanes: list[Lane] = []
+        self.holds_all: Callable[[], None] = lambda: None  # called once all lanes are done
+        self.over = False
+
+    def end(self, verdict: Verdict) -> None:
+        if self.over:
+            return
+        self.over = True
+        for lane in self.lanes:
+            lane.leave()
+        self._ends(verdict)
+
+    def lane_done(self, lane: "Lane") -> None:
+        lane.done = True
+        if all(each.done for each in self.lanes):
+            self.holds_all()
+            self.end(Verdict())
+
+
+class Lane:
+    """One rank's part in the exchange of one span, as `Hub` sees a member."""
+
+    def __init__(self, crew: "Crew", rank: int, span: int, part: Part) -> None:
+        self.crew = crew
+        self.world = crew.world
+        self.process = crew.process
+        self.rank = rank
+        self.span = span
+        self.token = 0
+        self.attempt: Attempt | None = None
+        self.done = False
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.process, name)  # what is the same for all ranks of the group
+
+    @property
+    def history(self) -> list[QuorumId]:
+        return self.crew.history_of(self.rank)
+
+    @property
+    def dead(self) -> bool:
+        return self.crew.is_dead(self.rank)
+
+    @property
+    def progress(self) -> int:
+        return self.crew.progress_of(self.rank)
+
+    @progress.setter
+    def progress(self, value: int) -> None:
+        self.crew.moved(self.rank)
+
+    def run(self, token: int, act: Callable[..., None], *args: Any) -> None:
+        if self.token == token and not self.dead:
+            self.crew.thread(self.rank, lambda: self.token == token and act(*args))
+
+    def leave(self) -> None:
+        self.token += 1
+        self.world.hub.leave(self)
+
+    def exchanged(self, quorum_id: QuorumId, step: Step) -> None:
+        self._part.lane_done(self)
+
+    def exchange_broke(self, quorum_id: QuorumId, step: Step, accused: str) -> None:
+        self._part.end(Verdict(f"{accused} went away", (accused,)))
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Wait for rank 0's next order."""
+
+    kind: type[Directed] | type[Decided] | type[Judged]
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Enter a collective; go on when all ranks have."""
+
+    what: object
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Do this rank's part of an operation; go on with its verdict."""
+
+    start: Callable[[Part], None]
+
+
+Request: TypeAlias = Take | Sleep | Together | Work
+Program: TypeAlias = Generator[Request, Any, Any]
+
+
+class Mate:
+    """A rank other than 0."""
+
+    def __init__(self, crew: "Crew", rank: int) -> None:
+        self.crew = crew
+        self.world = crew.world
+        self.process = crew.process
+        self.rank = rank
+        self.name = f"{crew.process.name}.{rank}"
+        self.core = follower.Follower(rank)
+        self.dead = False
+        self.root = crew.process.root
+        self.history: list[QuorumId] = []
+        self.computed: defaultdict[int, set[int]] = defaultdict(set)
+        self.sums: set[tuple[QuorumId, Step]] = set()
+        self.pins: dict[int, Step] = {}
+        self.log: dict[int, QuorumId] = {}
+        self.fetched: tuple[int, list[QuorumId]] = (0, [])  # the root, and what was applied to it
+        self.found = QuorumId(0)
+        self.progress = 0
+        self.stands_until_s = 0.0
+        self.part: Part | None = None
+        self._takes: Take | None = None
+        self._program: Program = self._run()
+
+    def start(self) -> None:
+        self._resume(None)
+        self._beat()
+
+    # ---- its links ----
+
+    def hears(self, message: Order | StopWork) -> None:
+        """The thread that receives."""
+        if not self.dead:
+            self._happened(follower.Heard(message))
+            self._look()
+
+    def pin(self, heal_id: int, number: Step) -> None:
+        if self.dead:
+            return
+        if number < len(self.history):
+            raise Violation(
+                "a pin comes before the commit", f"{self.name} at {len(self.history)}: pin {number}"
+            )
+        self.pins[heal_id] = number
+
+    def release(self, heal_id: int) -> None:
+        self.pins.pop(heal_id, None)
+        oldest = min(self.pins.values(), default=None)
+        self.log = {step: by for step, by in self.log.items() if oldest is not None and step >= oldest}
+
+    def die(self) -> None:
+        if not self.dead:
+            self.dead = True
+            if self.part is not None:
+                for lane in self.part.lanes:
+                    lane.leave()
+
+    def _beat(self) -> None:
+        if not self.dead:
+            self.crew.to_leader(leader.Moved(self.rank, self.progress))
+            self.world.after(BEAT_S, self._beat)
+
+    def _happened(self, event: follower.Event) -> None:
+        self.core, effects = follower.step(self.core, event)
+        for effect in effects:
+            match effect:
+                case follower.Report(outcome):
+                    self.crew.to_leader(leader.Reported(self.rank, outcome))
+                case follower.Interrupt() if self.part is not None:
+                    self.part.end(Verdict("rank 0 stopped it"))
+                case follower.Interrupt():
+                    pass
+
+    # ---- its training thread ----
+
+    def _resume(self, value: Any) -> None:
+        try:
+            request = self._program.send(value)
+        except StopIteration:
+            self.dead = True
+            return
+        match request:
+            case Take():
+                self._takes = request
+                self._look()
+            case Sleep(seconds):
+                self.world.after(seconds, self.crew.thread, self.rank, lambda: self._resume(None))
+            case Together(what, seconds):
+                self.world.after(seconds, self.crew.thread, self.rank, lambda: self._meet(what))
+            case Work(start):
+                self.part = Part(self._part_ended)
+                start(self.part)
+
+    def _meet(self, what: object) -> None:
+        self.crew.meet(self.rank, what, lambda: self._resume(None))
+
+    def _part_ended(self, verdict: Verdict) -> None:
+        self.part = None
+        self.world.after(0.0, self.crew.thread, self.rank, lambda: self._resume(verdict))
+
+    def _look(self) -> None:
+        if self._takes is not None:
+            self.crew.thread(self.rank, self._take)
+
+    def _take(self) -> None:
+        takes = self._takes
+        if takes is None:
+            return
+        self.core, order = follower.take(self.core, takes.kind, takes.about)
+        if order is not None:
+            self._takes = None
+            self._resume(order)
+
+    def _run(self) -> Program:
+        while True:
+            order = yield Take(Directed)
+            match order.directive:
+                case None:
+                    self._check_alike()
+                    return
+                case r.Attempt(quorum, step):
+                    yield from self._attempt(quorum, step)
+                case r.Apply(quorum_id, step):
+                    self._check_may_apply(quorum_id, step)
+                    yield Sleep(self.crew.apply_s())
+                    self._apply(quorum_id)
+                case r.HealFrom(heal):
+                    verdict = yield from self._operation(
+                        "heal", lambda part: self.crew.seek_state(self.rank, heal, part)
+                    )
+                    if verdict.ok:
+                        yield Sleep(self.crew.apply_s())
+                        self.root, self.history = self.fetched
+                case r.Replay(heal, step):
+                    verdict = yield from self._operation(
+                        "replay", lambda part, step=step: self.crew.seek_means(self.rank, heal, step, part)
+                    )
+                    if verdict.ok:
+                        yield Sleep(self.crew.apply_s())
+                        self._apply(self.found)
+                case _:
+                    pass  # TakeDigest
+
+    def _attempt(self, quorum: NewQuorum, step: Step) -> Program:
+        self._check_alike(step)
+        for shard in self.crew.shards_in(quorum):
+            if shard not in self.computed[step]:
+                if not (yield Take(Decided, "go on")).value:
+                    return
+                yield Together(("compute", step, shard), self.crew.compute_s())
+                self.computed[step].add(shard)
+        if not (yield Take(Decided, "exchange")).value:
+            return
+        yield from self._operation(
+            "exchange", lambda part: self.crew.exchange_lanes(self.rank, quorum, step, part)
+        )
+
+    def _operation(self, what: str, start: Callable[[Part], None]) -> Program:
+        verdict = yield Work(lambda part: self._begin(what, start, part))
+        self._happened(follower.Done(verdict))
+        judged = yield Take(Judged, self.core.what)
+        self._happened(follower.Leaves())
+        return judged.verdict
+
+    def _begin(self, what: str, start: Callable[[Part], None], part: Part) -> None:
+        self._happened(follower.Begins(what))
+        if part.over:
+            self.world.sometimes.note("stopped before it began")
+        else:
+            start(part)
+
+    def _check_may_apply(self, quorum_id: QuorumId, step: Step) -> None:
+        if step != len(self.history):
+            raise Violation(
+                "nothing is applied twice", f"{self.name} at {len(self.history)} is to apply {step}"
+            )
+        if (quorum_id, step) not in self.sums:
+            raise Violation("commit only what all who live hold", f"{self.name}: step {step} of {quorum_id}")
+
+    def _apply(self, quorum_id: QuorumId) -> None:
+        self.world.truth.check_line(self.name, self.history, quorum_id)
+        if self.pins:
+            self.log[len(self.history)] = quorum_id
+        self.history.append(quorum_id)
+
+    def _check_alike(self, step: int | None = None) -> None:
+        ours = self.crew.process.history[:step]
+        if (self.history, self.root) != (ours, self.crew.process.root):
+            raise Violation(_ONE_STATE, f"{self.name} holds {self.history}, rank 0 {ours}")
+
+
+class Crew:
+    """The other ranks, for the training thread and the session of rank 0."""
+
+    def __init__(self, process: "Trainer", size: int) -> None:
+        self.process = process
+        self.world: World = process.world
+        self.size = size
+        self.inside = False  # rank 0's thread is in a collective, which it cannot leave
+        self.sums: set[tuple[QuorumId, Step]] = set()  # of rank 0
+        self.mates = [Mate(self, rank) for rank in range(1, size)]
+        self.core = leader.Leader.of(size, stuck_s=STUCK_S)
+        self.part: Part | None = None  # rank 0's
+        self._ends: Callable[[Verdict], None] | None = None  # of the current operation
+        self._attempt: tuple[NewQuorum, Step] | None = None  # in which the others await a decision
+        self._met: dict[int, tuple[object, Callable[[], None]]] = {}
+        self._down_s = [0.0] * size  # when the last message arrives
+        self._up_s = 0.0
+        self._fetched: tuple[int, list[QuorumId]] = (0, [])  # the root, and what was applied to it
+        self._flipped = (0, 0)  # the flipped bit that the state has that was fetched, and since when
+        self._found = QuorumId(0)
+
+    # ---- for the hub and the truth ----
+
+    @property
+    def operates(self) -> bool:
+        return self._ends is not None
+
+    def is_dead(self, rank: int) -> bool:
+        return self.process.dead or (rank > 0 and self.mates[rank - 1].dead)
+
+    def history_of(self, rank: int) -> list[QuorumId]:
+        return self.mates[rank - 1].history if rank else self.process.history
+
+    def progress_of(self, rank: int) -> int:
+        return self.mates[rank - 1].progress if rank else self.process.progress
+
+    def moved(self, rank: int) -> None:
+        if rank:
+            self.mates[rank - 1].progress += 1
+        else:
+            self.process.progress += 1
+
+    def holds(self, quorum_id: QuorumId, step: Step) -> bool:
+        """Whether every rank has its part of a sum."""
+        return all((quorum_id, step) in mate.sums for mate in self.mates)
+
+    # ---- life and death ----
+
+    def start(self) -> None:
+        for mate in self.mates:
+            mate.start()
+
+    def bring(self) -> None:
+        for mate in self.mates:
+            mate.root, mate.history = self.process.root, list(self.process.history)
+
+    def die(self, *, later: bool = False) -> None:
+        """All ranks die; with `later`, the others only when they notice that rank 0 is gone."""
+        self._abandon()
+        for mate in self.mates:
+            if later:
+                self.world.after(self.world.random() * LOSS_S, mate.die)
+            else:
+                mate.die()
+
+    def lose(self, rank: int) -> None:
+        """A rank other than 0 is gone, and the others notice soon."""
+        self.mates[rank - 1].die()
+        self.world.after(self.world.random() * LOSS_S, self.process.kill)
+
+    def hang(self, rank: int, seconds: float) -> None:
+        mate = self.mates[rank - 1]
+        mate.stands_until_s = max(mate.stands_until_s, self.world.now_s + seconds)
+
+    def recover(self) -> None:
+        for mate in self.mates:
+            mate.stands_until_s = min(mate.stands_until_s, self.world.now_s)
+
+    def thread(self, rank: int, act: Callable[[], Any]) -> None:
+        """`act` of a rank's training thread, once that does not stand still."""
+        if not rank:
+            self.process.act(act)
+            return
+        mate = self.mates[rank - 1]
+        if mate.dead:
+            return
+        if self.world.now_s < mate.stands_until_s:
+            at_s = min(mate.stands_until_s, self.world.now_s + 0.2)
+            self.world.at(at_s, self.thread, rank, act)
+        else:
+            act()
+
+    # ---- what the session does ----
+
+    def pin(self, heal_id: int, number: Step) -> None:
+        for mate in self.mates:
+            self._to(mate, mate.pin, heal_id, number)
+
+    def release(self, heal_id: int) -> None:
+        for mate in self.mates:
+            self._to(mate, mate.release, heal_id)
+
+    # ---- orders ----
+
+    def meets(self, members: Sequence[Member]) -> bool:
+        """Whether this group, or one of those that it meets, has several processes."""
+        others = (self.world.incarnations[member.incarnation].crew for member in members)
+        return self.size > 1 or any(crew.size > 1 for crew in others)
+
+    def direct(self, directive: r.Directive | None) -> None:
+        self._order(Directed(directive))
+        if isinstance(directive, r.Attempt):
+            self._attempt = (directive.quorum, directive.step)
+
+    def break_off(self) -> None:
+        """Rank 0 is directed to do something else before the exchange."""
+        if self.size == 1 or self._attempt is None:
+            self._abandon()  # of one process: what it exchanges in several spans
+            return
+        (quorum, step), self._attempt = self._attempt, None
+        missing = set(self.shards_in(quorum)) - self.process.computed[step]
+        self._order(Decided("go on" if missing else "exchange", False))
+
+    def compute(self, quorum: NewQuorum, step: Step, shard: int, delay_s: float) -> None:
+        self._order(Decided("go on", True))
+        self.inside = True
+        self.world.after(
+            delay_s,
+            self.thread,
+            0,
+            lambda: self.meet(0, ("compute", step, shard), lambda: self._computed(quorum, step, shard)),
+        )
+
+    def _computed(self, quorum: NewQuorum, step: Step, shard: int) -> None:
+        self.inside = False
+        self.process.has_computed(step, shard)
+        if not self.process.looks_elsewhere():
+            self.process.computes(quorum, step)
+
+    def meet(self, rank: int, what: object, then: Callable[[], None]) -> None:
+        for other, (theirs, _) in self._met.items():
+            if theirs != what:
+                raise Violation(
+                    _ONE_PROGRAM, f"{self.process.name}: rank {rank} at {what}, {other} at {theirs}"
+                )
+        self._met[rank] = what, then
+        if len(self._met) == self.size:
+            met, self._met = self._met, {}
+            for number in sorted(met):
+                self.thread(number, met[number][1])
+
+    # ---- operations ----
+
+    def exchange(self, quorum: NewQuorum, step: Step) -> None:
+        self._attempt = None
+        if self.size > 1:
+            self._order(Decided("exchange", True))
+        process = self.process
+
+        def ends(verdict: Verdict) -> None:
+            if verdict.ok:
+                process.exchanged(quorum.quorum_id, step)
+            elif not verdict.stopped:
+                accused = tuple(map(GroupName, verdict.accused))
+                process.exchange_failed(quorum.quorum_id, step, accused, verdict.failure)
+
+        self._operate("exchange", lambda part: self.exchange_lanes(0, quorum, step, part), ends)
+
+    def heal(self, heal: Heal) -> None:
+        self._flipped = (0, 0)
+
+        def ends(verdict: Verdict) -> None:
+            if verdict.ok:
+                self.process.takes(heal, *self._fetched, self._flipped)
+            else:
+                self.process.could_not_heal(heal, verdict.failure)
+
+        self._operate("heal", lambda part: self.seek_state(0, heal, part), ends)
+
+    def replay(self, heal: Heal, step: Step) -> None:
+        def ends(verdict: Verdict) -> None:
+            if verdict.ok:
+                self.process.advances(self._found, r.Replayed(heal.heal_id, Step(step + 1)))
+            else:
+                self.process.could_not_heal(heal, verdict.failure)
+
+        self._operate("replay", lambda part: self.seek_means(0, heal, step, part), ends)
+
+    def redirect(self) -> None:
+        """The group is directed elsewhere while an operation is under way."""
+        self._lead(leader.Redirected())
+        if self.part is not None:
+            self.part.end(Verdict("aborted"))
+        else:
+            self._lead(leader.Looks())
+
+    def _operate(self, what: str, start: Callable[[Part], None], ends: Callable[[Verdict], None]) -> None:
+        self._ends = ends
+        self.part = part = Part(self._part_ended)
+        self._lead(leader.Begins(what))
+        if not part.over:
+            start(part)
+
+    def _part_ended(self, verdict: Verdict) -> None:
+        self.part = None
+        self.world.after(0.0, self.thread, 0, lambda: self._lead(leader.Done(verdict)))
+
+    def _lead(self, event: leader.Event) -> None:
+        if self.process.dead:
+            return
+        self.core, effects = leader.step(self.core, event, self.process.clock.now_s)
+        for effect in effects:
+            match effect:
+                case leader.Interrupt(reason) if self.part is not None:
+                    self.world.sometimes.note("another rank failed")
+                    self.part.end(Verdict(reason))
+                case leader.Tell(message):
+                    self._order(message)
+                case leader.Conclude(verdict):
+                    self._concluded(verdict)
+                case leader.GiveUp() | leader.Lose():
+                    self.process.kill()
+                case leader.GetsOn():
+                    self.process.progress += 1
+                case leader.Interrupt() | leader.Mention():
+                    pass
+
+    def _concluded(self, verdict: Verdict) -> None:
+        self._lead(leader.Leaves())
+        ends, self._ends = self._ends, None
+        if ends is not None:
+            ends(verdict)
+        self.process.look_again()
+
+    def _abandon(self) -> None:
+        part, self.part, self._ends = self.part, None, None
+        if part is not None:
+            part.over = True
+            for lane in part.lanes:
+                lane.leave()
+            if self.size == 1:
+                self.core, _ = leader.step(self.core, leader.Leaves(), 0.0)
+
+    # ---- parts of operations ----
+
+    def exchange_lanes(self, rank: int, quorum: NewQuorum, step: Step, part: Part) -> None:
+        sizes = {self.world.incarnations[member.incarnation].crew.size for member in quorum.members}
+        mine = [span for span in spans_of(sizes) if rank_at(span, self.size) == rank]
+        part.lanes = [Lane(self, rank, span, part) for span in mine]
+        sums = self.mates[rank - 1].sums if rank else self.sums
+        part.holds_all = lambda: sums.add((quorum.quorum_id, step))
+        for lane in part.lanes:
+            if not part.over:
+                self.world.hub.arrive(lane, quorum, step, lane.span)
+
+    def seek_state(self, rank: int, heal: Heal, part: Part) -> None:
+        until_s = self.world.now_s + 1.0
+
+        def seek() -> None:
+            if part.over or self.is_dead(rank):
+                return
+            donors = self._donors_of(rank, heal)
+            if donors is None:
+                self._again(seek, heal, part, until_s)
+            else:
+                delay_s = self.world.random() * self.world.setting.fetch_s
+                self.world.after(delay_s, self.thread, rank, fetched)
+
+        def fetched() -> None:
+            donors = None if part.over or self.is_dead(rank) else self._donors_of(rank, heal)
+            if donors is None:
+                if not part.over:
+                    self._again(seek, heal, part, until_s)
+                return
+            for donor, donor_rank in donors:
+                found = donor.crew.history_of(donor_rank)[: heal.step]
+                truth = self.world.truth
+                truth.check_fetched(self.process.name, donor, found, heal.step)
+                truth.check_fed(self.process, heal, donor)
+                self._flipped = max(self._flipped, (donor.flipped_in(heal.step), donor.flipped_at))
+                if rank:
+                    self.mates[rank - 1].fetched = donor.root, found
+                else:
+                    self._fetched = donor.root, found
+            self.moved(rank)
+            part.end(Verdict())
+
+        seek()
+
+    def seek_means(self, rank: int, heal: Heal, step: Step, part: Part) -> None:
+        until_s = self.world.now_s + 1.0
+
+        def seek() -> None:
+            if part.over or self.is_dead(rank):
+                return
+            donors = self._donors_of(rank, heal, step)
+            if donors is None:
+                self._again(seek, heal, part, until_s)
+                return
+            found = {donor.crew.log_of(donor_rank)[step] for donor, donor_rank in donors}
+            if len(found) > 1:
+                raise Violation("one outcome per step", f"step {step} was {found} at {heal.donors}")
+            if rank:
+                (self.mates[rank - 1].found,) = found
+            else:
+                (self._found,) = found
+            part.end(Verdict())
+
+        seek()
+
+    def log_of(self, rank: int) -> dict[int, QuorumId]:
+        return self.mates[rank - 1].log if rank else self.process.log
+
+    def pins_of(self, rank: int) -> dict[int, Step]:
+        return self.mates[rank - 1].pins if rank else self.process.pins
+
+    def _donors_of(
+        self, rank: int, heal: Heal, step: Step | None = None
+    ) -> "list[tuple[Trainer, int]] | None":
+        """For each span of a rank, a donor's rank that serves it: the snapshot, or the means of a step."""
+        donors = self.process.donors(heal)
+        sizes = {self.size, *(donor.crew.size for donor in donors)}
+        found: list[tuple[Trainer, int]] = []
+        for span in spans_of(sizes):
+            if rank_at(span, self.size) != rank:
+                continue
+            able = [
+                (donor, at)
+                for donor in donors
+                if donor.crew.serves(at := rank_at(span, donor.crew.size), heal, step)
+            ]
+            if not able:
+                return None
+            found.append(able[int(self.world.random() * len(able))])
+        if len(found) > 1:
+            self.world.sometimes.note("healed in spans")
+        return found
+
+    def serves(self, rank: int, heal: Heal, step: Step | None) -> bool:
+        if self.is_dead(rank):
+            return False
+        pins = self.pins_of(rank)
+        if step is not None:
+            return heal.heal_id in pins and step in self.log_of(rank)
+        return pins.get(heal.heal_id) == heal.step and len(self.history_of(rank)) >= heal.step
+
+    def _again(self, seek: Callable[[], None], heal: Heal, part: Part, until_s: float) -> None:
+        if not self.process.donors(heal) or self.world.now_s > until_s:
+            part.end(Verdict("no donor answers"))
+        else:
+            self.world.after(0.02, seek)
+
+    # ---- what the ranks hold, and their links ----
+
+    def shards_in(self, quorum: NewQuorum) -> Sequence[int]:
+        return next(member.shards for member in quorum.members if member.group == self.process.name)
+
+    def apply_s(self) -> float:
+        return self.world.random() * 0.008
+
+    def compute_s(self) -> float:
+        return self.world.random() * self.world.shard_s(self.process.name)
+
+    def to_leader(self, event: leader.Reported | leader.Moved) -> None:
+        """A message of another rank."""
+        self._up_s = max(self._up_s, self.world.now_s + self.world.random() * LINK_S)
+        self.world.at(self._up_s, self._hears, event)
+
+    def _hears(self, event: leader.Event) -> None:
+        self._lead(event)
+        if self.core.own is not None:
+            self.thread(0, lambda: self._lead(leader.Looks()))
+
+    def _order(self, order: Order | StopWork) -> None:
+        for mate in self.mates:
+            self._to(mate, mate.hears, order)
+
+    def _to(self, mate: Mate, act: Callable[..., None], *args: Any) -> None:
+        self._down_s[mate.rank] = max(
+            self._down_s[mate.rank], self.world.now_s + self.world.random() * LINK_S
+        )
+        self.world.at(self._down_s[mate.rank], act, *args)
