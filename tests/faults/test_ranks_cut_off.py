@@ -364,6 +364,29 @@ def test_a_rank_whose_heal_takes_long_is_waited_for_while_bytes_move(net: Switch
 
 
 @pytest.mark.storm
+def test_a_rank_whose_exchange_takes_long_is_waited_for_while_bytes_move(net: Switch, tmp_path: Path) -> None:
+    """Rank 0 of both groups has its lanes at once, and waits for the other longer than `failure_timeout_s`."""
+    steps, width = 6, ("--width", "60000")
+    undisturbed = digest_of(tmp_path, "--steps", str(steps), *width)
+    # The gradients of a matrix of 16 rows and of one of 4 columns, of which each rank sends a half.
+    least_bytes = 60_000 * (16 + 4) * 4 / RANKS
+    with job_on(net, tmp_path, most_failure_s=45.0) as job:
+        job.steps = steps
+        both = job.start_both(*width, own=job.hold(1, "exchange step 3"))
+        job.until_held()
+        net.cap("group-1.1", round(8 * least_bytes / (2 * job.failure_s)))
+        job.go_on()
+        try:
+            job.here.until(lambda: both[1].leader.says("for rank 1 in 'exchange"), "rank 0 to wait")
+            job.until_steps(both[1], 4)
+        finally:
+            net.uncap("group-1.1")
+        job.finish(undisturbed, *both)
+        assert not job.says("evicts"), job.here.logs()
+        assert not job.says("tried again"), job.here.logs()
+
+
+@pytest.mark.storm
 def test_a_rank_that_is_cut_off_in_a_save_leaves_the_checkpoint_before(
     net: Switch, undisturbed: str, tmp_path: Path
 ) -> None:
