@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LANES = 12
 STUCK_S = 20.0
-BEAT_S = 0.1
+BEAT_S = 0.3
 LINK_S = 0.002
 # Until the kernel, or the end of a link, tells a rank that another one is gone.
 LOSS_S = 0.03

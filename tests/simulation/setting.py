@@ -200,14 +200,14 @@ def _drawn(seed: int) -> Setting:
 def _with_ranks(seed: int, setting: Setting) -> Setting:
     """Let the groups of some jobs have several processes."""
     rng = random.Random(seed + (1 << 45))
-    if rng.random() >= 0.2:
+    if rng.random() >= 0.1:
         return setting
     sizes = tuple(rng.choice((1, 2, 2, 3, 4)) for _ in setting.names)
     lost = _faults(rng, list(RANK_WEIGHTS), setting.storm_s) if rng.random() < 0.7 else ()
     before = setting.faults
     numbered = [replace(fault, index=len(before) + i) for i, fault in enumerate(lost)]
     setting = replace(setting, ranks=sizes, faults=(*before, *numbered))
-    if rng.random() < 0.3:  # one rank's lanes take much longer than another's
+    if rng.random() < 0.15:  # one rank's lanes take much longer than another's
         setting = replace(setting, exchange_s=3.0, storm_s=setting.storm_s + 3.0)
     return setting
 
