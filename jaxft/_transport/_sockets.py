@@ -155,12 +155,21 @@ def recv_exactly(
         TimeoutError: the deadline passed.
         Aborted: the flag was set (a ConnectionError too).
     """
-    rest = _flat(view)
+    rest, begun_s = _flat(view), time.monotonic()
     while rest.nbytes:
         try:
             received = sock.recv_into(rest, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            wait(sock, select.POLLIN, deadline_s=deadline_s, what=what, abort=abort)
+            try:
+                wait(sock, select.POLLIN, deadline_s=deadline_s, what=what, abort=abort)
+            except TimeoutError as error:
+                waited_s, missing = (
+                    time.monotonic() - begun_s,
+                    f"{rest.nbytes} of {view.nbytes} bytes missing",
+                )
+                raise TimeoutError(
+                    f"Timed out after {waited_s:.1f} s waiting for {what}, with {missing}."
+                ) from error
             continue
         if received == 0:
             missing = f"{rest.nbytes} of {view.nbytes} bytes missing"

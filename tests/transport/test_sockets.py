@@ -72,6 +72,15 @@ def test_deadlines() -> None:
             recv_exactly(ours, memoryview(bytearray(1)), deadline_s=begun_s - 5)
 
 
+def test_a_deadline_says_how_long_all_of_it_took_and_what_is_missing() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"abc")
+        with pytest.raises(TimeoutError, match="waiting for a chunk, with 6 of 9 bytes missing") as caught:
+            recv_exactly(ours, memoryview(bytearray(9)), deadline_s=time.monotonic() + 0.25, what="a chunk")
+        assert float(str(caught.value).split()[3]) >= 0.2
+
+
 def test_what_is_here_is_received_even_after_the_deadline() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
