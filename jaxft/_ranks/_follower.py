@@ -18,6 +18,7 @@ from jaxft_protocol.ranks import follower as core
 from jaxft_protocol.ranks import messages
 from jaxft_protocol.ranks.messages import Decided, Directed, Judged, Verdict
 from jaxft_protocol.replica.state import Attempt, Directive, Event, TakeDigest
+from jaxft_protocol.wire import WireError
 
 from jaxft._errors import SessionFailed
 from jaxft._ranks._directives import decode_failure, decode_order, encode_outcome
@@ -80,6 +81,7 @@ class Follower:
         self._changed = threading.Condition()
         self._core = core.Follower(rank)
         self._abort: Abort | None = None  # of the current operation
+        self._undecodable: WireError | None = None  # an order, which the training thread takes as its error
         self._settled: queue.SimpleQueue[pb.Settled] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[pb.SaveBegins] = queue.SimpleQueue()
         self._progress = 0
@@ -173,6 +175,9 @@ class Follower:
     def choose(self, what: str, number: int) -> int:
         return self._take(Decided, what, f"rank 0 to choose {what!r}").number
 
+    def awaits_others(self, now: bool) -> None:
+        """Rank 0 tells for the whole group."""
+
     def save_begins(self, number: int, folder: str) -> str:
         message = self._next(self._saves, f"rank 0 to begin save {number}")
         if message.number != number:
@@ -236,8 +241,7 @@ class Follower:
     def _hear(self, message: pb.LeaderMessage) -> None:
         match message.WhichOneof("kind"):
             case "directive" | "decision" | "verdict" | "stop_work":
-                if (order := decode_order(message)) is not None:
-                    self._happened(core.Heard(order))
+                self._hear_order(message)
             case "pin_state":
                 pin = message.pin_state
                 self._pins.pin(pin.heal_id, pin.step, log_only=pin.log_only)
@@ -258,6 +262,17 @@ class Follower:
             case other:
                 raise ConnectionError(f"it sent a message of kind {other!r}, which this rank does not expect")
 
+    def _hear_order(self, message: pb.LeaderMessage) -> None:
+        try:
+            order = decode_order(message)
+        except WireError as error:
+            with self._changed:
+                self._undecodable = error
+                self._changed.notify_all()
+            return
+        if order is not None:
+            self._happened(core.Heard(order))
+
     def _take(self, kind: type[_O], about: str, what: str) -> _O:
         """Wait for rank 0's next order, which is `what`."""
 
@@ -267,6 +282,8 @@ class Follower:
                     self._core, order = core.take(self._core, kind, about)
                 except messages.CameApart as error:
                     raise CameApart(str(error)) from error
+                if order is None and self._undecodable is not None:
+                    raise self._undecodable
                 if order is None:
                     self._changed.wait(_LOOK_S)
                 return order

@@ -135,6 +135,9 @@ class Leader:
             with self._changed:
                 self._abort = None
 
+    def awaits_others(self, now: bool) -> None:
+        self._happened(core.Awaits(now))
+
     def settle(self, own: Verdict) -> Verdict:
         """Collect all outcomes, and tell all ranks the verdict."""
         event: core.Event = core.Done(own)

@@ -71,6 +71,7 @@ class Link:
         self._closing = Abort()
         self._leaving = False  # this side has sent its last message
         self._other_ends = threading.Event()
+        self._other_error = ""  # with which it ends
         self._threads = [
             threading.Thread(target=self._guarded, args=(run,), name=f"jaxft-rank-{other}", daemon=True)
             for run in (self._receive, self._beats)
@@ -96,8 +97,13 @@ class Link:
         self._connection.close()
 
     def await_loss(self, timeout_s: float) -> None:
-        """Return after `timeout_s`, or as soon as the other rank has ended in an orderly way."""
+        """Return after `timeout_s`, or as soon as the other rank has ended in an orderly way.
+
+        If it has ended with an error, this process ends here: that is why the collective has failed.
+        """
         self._other_ends.wait(timeout_s)
+        if self._other_error and not self._leaving:
+            self._end(f"it ended with {self._other_error}")
 
     def lost(self, why: str) -> NoReturn:
         """End this process: the other rank does not move any more."""
@@ -106,6 +112,7 @@ class Link:
 
     def expect_end(self, error: str) -> None:
         """The other rank ends. With an error, this process ends too, unless it ends by itself soon."""
+        self._other_error = error
         self._other_ends.set()
         if error and not self._leaving:
             text = f"it ended with {error}"

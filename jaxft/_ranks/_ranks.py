@@ -60,6 +60,13 @@ class Ranks(Protocol):
         """As `decide`, of a number that is not negative."""
         ...
 
+    def awaits_others(self, now: bool) -> None:
+        """Tell whether the training thread is in a computation of all ranks, for which another may still read data.
+
+        Until it has left that, what another rank moves is the group's progress.
+        """
+        ...
+
     def save_begins(self, number: int, folder: str) -> str:
         """For the thread that writes a checkpoint: return rank 0's folder, in every rank.
 
@@ -158,6 +165,9 @@ class OneRank:
 
     def choose(self, what: str, number: int) -> int:
         return number
+
+    def awaits_others(self, now: bool) -> None:
+        """There is no other rank."""
 
     def save_begins(self, number: int, folder: str) -> str:
         return folder

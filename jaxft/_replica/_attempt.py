@@ -189,6 +189,7 @@ class Attempts:
                 partials.add(shard, stage.contributions[key])
             self._work.counted = (*self._work.counted, key)
             self._shard = None
+            self._ranks.awaits_others(False)
             self._session.got_on()
         record.compute_s += time.perf_counter() - began_s
         return self._ranks.decide("exchange", not abort.is_set)
@@ -198,6 +199,7 @@ class Attempts:
         if number == 0:
             with told(self._session.got_on):
                 batch = call.batch_for(work.step, shard)
+            self._ranks.awaits_others(True)
             return call.programs.compute(leaves, batch, shard)
         means = call.programs.joined(work.means(number), number)
         return call.programs.compute_next(leaves, means, work.stages[number - 1].locals[key])

@@ -122,6 +122,31 @@ def test_an_unknown_directive_is_refused() -> None:
         decode(message)
 
 
+def test_an_order_that_cannot_be_decoded_is_the_error_of_the_training_thread(pair: Pair) -> None:
+    pair.leader.direct(TakeDigest(Step(1)))
+    message = pb.LeaderMessage(directive=encode(Fail(Failure(FailureKind.DIVERGED, ""))))
+    message.directive.fail.kind = "MOON"
+    pair.leader._send(message)
+    assert pair.follower.wait(0) == (1, TakeDigest(Step(1)))
+    with pytest.raises(WireError, match="unknown kind 'MOON'"):
+        pair.follower.wait(1)
+
+
+def test_what_another_rank_moves_counts_while_rank_0_computes_with_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_link, "BEAT_S", 0.01)
+    moved = threading.Semaphore(0)
+    pair.leader.on_progress = moved.release
+    pair.leader.awaits_others(True)
+    pair.follower.got_on()
+    assert moved.acquire(timeout=patience.FAR_S)
+    pair.leader.awaits_others(False)
+    pair.follower.got_on()
+    patience.until(lambda: pair.leader._core.ranks[0].progress == 2, "its progress")
+    assert not moved.acquire(blocking=False)
+
+
 def test_the_leader_learns_the_addresses_of_the_others(pair: Pair) -> None:
     assert pair.leader.addresses(patience.LIMIT_S) == ["h:2"]
 
@@ -375,6 +400,22 @@ def test_a_lost_rank_ends_this_process(
     assert exits.happened.wait(patience.FAR_S)
     assert exits.statuses[0] == 75
     assert "a group shares fate: rank 0 is lost" in caplog.text
+
+
+def test_a_collective_that_fails_after_another_ranks_error_ends_this_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It must not end with its own error, and status 1, if the other process is gone before the grace is over."""
+    exits = Exits(monkeypatch)
+    # The timer that ends this process in any case does not do it here.
+    monkeypatch.setattr(_link.threading, "Timer", lambda delay_s, run, values: threading.Thread(target=int))
+    link, other = lonely(patience.FAR_S)
+    link.expect_end("ConfigurationError")
+    link.await_loss(patience.FAR_S)
+    assert exits.statuses == [75]
+    assert "it ended with ConfigurationError" in caplog.text
+    link.close()
+    other.close()
 
 
 def test_a_silent_rank_ends_this_process(

@@ -355,7 +355,7 @@ class Crew:
         self._attempt: tuple[NewQuorum, Step] | None = None  # in which the others await a decision
         self._met: dict[int, tuple[object, Callable[[], None]]] = {}
         self._down_s = [0.0] * size  # when the last message arrives
-        self._up_s = 0.0
+        self._up_s = [0.0] * size
         self._fetched: tuple[int, list[QuorumId]] = (0, [])  # the root, and what was applied to it
         self._flipped = (0, 0)  # the flipped bit that the state has that was fetched, and since when
         self._found = QuorumId(0)
@@ -549,6 +549,9 @@ class Crew:
     def _lead(self, event: leader.Event) -> None:
         if self.process.dead:
             return
+        if self.core.interrupted or self.core.redirected:
+            # The flag that stops rank 0's part is set, and tells no more why.
+            self.core, _ = leader.step(self.core, leader.Redirected(), self.process.clock.now_s)
         self.core, effects = leader.step(self.core, event, self.process.clock.now_s)
         for effect in effects:
             match effect:
@@ -704,8 +707,9 @@ class Crew:
 
     def to_leader(self, event: leader.Reported | leader.Moved) -> None:
         """A message of another rank."""
-        self._up_s = max(self._up_s, self.world.now_s + self.world.random() * LINK_S)
-        self.world.at(self._up_s, self._hears, event)
+        at_s = max(self._up_s[event.rank], self.world.now_s + self.world.random() * LINK_S)
+        self._up_s[event.rank] = at_s
+        self.world.at(at_s, self._hears, event)
 
     def _hears(self, event: leader.Event) -> None:
         self._lead(event)

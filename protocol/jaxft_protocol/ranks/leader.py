@@ -31,11 +31,19 @@ class Leader:
     mention_s: float = field(default=_FIRST_MENTION_S)
     redirected: bool = False  # the group is directed elsewhere
     interrupted: bool = False  # another rank has failed
+    awaits: bool = False  # rank 0 waits for the others in a computation of all ranks
     stops: bool = False  # the others have the order to stop this operation
 
     @staticmethod
     def of(size: int, *, stuck_s: float) -> "Leader":
         return Leader(stuck_s, (Rank(),) * (size - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Awaits:
+    """The training thread enters a computation of all ranks, or has left it."""
+
+    now: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,7 @@ class Ended:
     error: str
 
 
-Event: TypeAlias = Begins | Redirected | Done | Looks | Leaves | Reported | Moved | Ended
+Event: TypeAlias = Awaits | Begins | Redirected | Done | Looks | Leaves | Reported | Moved | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +168,7 @@ def step(leader: Leader, event: Event, now_s: float) -> _Next:
         case Begins(what, redirected):
             number = leader.operations + 1
             begun = changed(leader, operations=number, what=f"{what}#{number}", own=None, stops=False)
-            return _interrupted(changed(begun, redirected=redirected, interrupted=False))
+            return _interrupted(changed(begun, redirected=redirected, interrupted=False, awaits=False))
         case Redirected():
             # Another rank's failure came first: that is what has ended the operation.
             return changed(leader, redirected=not leader.interrupted), ()
@@ -179,8 +187,11 @@ def step(leader: Leader, event: Event, now_s: float) -> _Next:
             if progress == known.progress:
                 return leader, ()
             moved = _with(leader, rank, replace(known, progress=progress, moved_s=now_s))
-            # Before that, rank 0 must show by its own part that it does not hang.
-            return moved, (() if leader.own is None else (GetsOn(),))
+            # Otherwise rank 0 must show by its own part that it does not hang.
+            awaited = leader.awaits or (leader.own is not None and not known.outcomes)
+            return moved, ((GetsOn(),) if awaited else ())
+        case Awaits(now):
+            return changed(leader, awaits=now), ()
         case Ended(rank, error):
             return _with(leader, rank, replace(leader.ranks[rank - 1], ended=error)), ()
 

@@ -3,6 +3,7 @@
 import pytest
 from jaxft_protocol.ranks import leader as core
 from jaxft_protocol.ranks.leader import (
+    Awaits,
     Begins,
     Conclude,
     Done,
@@ -161,6 +162,17 @@ def test_what_another_rank_moves_is_the_groups_progress_once_rank_0_waits_for_it
     _, effects = after(Begins("exchange"), Done(FINE), Moved(1, 1), Moved(1, 1), Moved(1, 2))
     assert effects == [GetsOn(), GetsOn()]
     assert after(Begins("exchange"), Done(FINE), said(1), said(2), Looks(), Moved(1, 1))[1][-1] != GetsOn()
+    assert after(Begins("exchange"), Done(FINE), said(1), Moved(1, 1))[1] == []  # it has reported already
+
+
+def test_what_another_rank_moves_is_progress_in_a_computation_of_all_ranks() -> None:
+    """Rank 0 has its batch and cannot go on, while another rank still reads its own."""
+    assert after(Awaits(True), Moved(1, 1), Moved(2, 5), Awaits(False), Moved(1, 2))[1] == [
+        GetsOn(),
+        GetsOn(),
+    ]
+    # The computation has raised an exception.
+    assert after(Awaits(True), Begins("exchange"), Moved(1, 1))[1] == []
 
 
 def test_both_of_two_silent_ranks_are_noticed() -> None:
