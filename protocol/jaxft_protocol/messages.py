@@ -227,6 +227,7 @@ class FrontierMoved:
 class Waiting:
     reason: str
     held: bool = False  # a group that holds the job's state is here
+    fresh: bool = False  # this group's state counts as fresh, whatever its history: the group can only heal
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,8 +182,8 @@ def coordinator_to_proto(
             return pb.CoordinatorMessage(heal=heal)
         case m.FrontierMoved(step):
             return pb.CoordinatorMessage(frontier_moved=pb.FrontierMoved(step=step))
-        case m.Waiting(reason, held):
-            return pb.CoordinatorMessage(waiting=pb.Waiting(reason=reason, held=held))
+        case m.Waiting(reason, held, fresh):
+            return pb.CoordinatorMessage(waiting=pb.Waiting(reason=reason, held=held, fresh=fresh))
         case m.Finished(step):
             return pb.CoordinatorMessage(finished=pb.Finished(step=step))
         case m.Evicted(reason, may_return, aside):
@@ -258,7 +258,7 @@ def _coordinator_from_proto(message: pb.CoordinatorMessage, base: m.NewQuorum | 
         case "frontier_moved":
             return m.FrontierMoved(m.Step(message.frontier_moved.step))
         case "waiting":
-            return m.Waiting(message.waiting.reason, message.waiting.held)
+            return m.Waiting(message.waiting.reason, message.waiting.held, message.waiting.fresh)
         case "finished":
             return m.Finished(m.Step(message.finished.step))
         case "evicted":

@@ -744,6 +744,12 @@ def _a_checkpoint_is_left_to_readers_that_are_dead(read: Any) -> Any:
     return lambda draft, why: None
 
 
+@mutant(replica_sessions, "waiting", seeds=(52217,))
+def _a_state_that_no_group_may_take_is_waited_with_forever(waiting: Any) -> Any:
+    """A group goes on waiting with the first state of a founding undone, though no group is left to heal from."""
+    return lambda draft, reason, held, fresh: waiting(draft, reason, held=held, fresh=False)
+
+
 # ---- late messages ----
 
 

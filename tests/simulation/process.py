@@ -305,7 +305,7 @@ class Process(Trainer):
         second = failure.kind is r.FailureKind.EVICTED and "another process has joined" in failure.text
         second = second and any(p.name == self.name and p is not self for p in world.incarnations.values())
         # It learned that peers hold the state, so it brought none; then they all died.
-        too_fresh = failure.kind is r.FailureKind.CANNOT_HEAL and not self.replica.history
+        too_fresh = failure.kind is r.FailureKind.CANNOT_HEAL and self._has_fresh_state()
         # The job was founded again while its holders were away, and the coordinator's disk did not know of them.
         too_late = world.disk.is_new and self._away_s > 0.85 * world.setting.founding_wait_s
         unknown = world.setting.brings or world.disk.has_lied or too_late
@@ -321,6 +321,14 @@ class Process(Trainer):
         self.kill()
         if world.processes[self.name] is self:
             world.launch(self.name)
+
+    def _has_fresh_state(self) -> bool:
+        """No group may take its state: it is none of this job's, the first of a founding undone, or distrusted."""
+        if not self.replica.history:
+            return True
+        leader = self.world.leader
+        distrusted = leader is not None and (self.name, self.incarnation) in leader.job.distrusted
+        return self.replica.counts_as_fresh and (not self.replica.step or distrusted)
 
     def _is_donor_of(self, other: "Process") -> bool:
         heal = other._fetches

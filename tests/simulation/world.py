@@ -304,13 +304,11 @@ class World:
             self.over = True
 
     def _stuck(self) -> None:
-        # No group takes the state of a process that was evicted, or whose state is corrupt or may be.
-        distrusted = frozenset[Holder]() if self.leader is None else self.leader.job.distrusted
+        # No group takes a corrupt state. (One that counts as fresh ends the wait of the group that holds it.)
         holders = [
             p
             for p in self.incarnations.values()
             if not p.dead and p.replica.history and p.replica.failure is None and not p.flipped
-            if (p.name, p.incarnation) not in distrusted
         ]
         of_another = self.truth.root != OLD_ROOT
         checkpoints = [each for each in self.checkpoints if not (each.old and of_another)]

@@ -163,10 +163,11 @@ class Draft:
         if not reason:
             return
         self.log(f"waiting: {reason}")
-        waiting = Waiting(reason, bool(self.holders()))
+        held = bool(self.holders())
+        messages = {fresh: Waiting(reason, held, fresh) for fresh in (False, True)}
         for group in self.job.groups.values():
             if group.phase is not GroupPhase.LEAVING:
-                self.send(group, waiting)
+                self.send(group, messages[group.has_fresh_state])
 
 
 def listed(items: Sequence[str], separator: str = ", ") -> str:

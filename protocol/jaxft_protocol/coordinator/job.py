@@ -118,6 +118,11 @@ class Group:
     def holder(self) -> Holder:
         return (self.name, self.incarnation)
 
+    @property
+    def has_fresh_state(self) -> bool:
+        """Whether it can only heal: it has joined with a state that is of no history of this job."""
+        return self.phase is GroupPhase.STALE and not self.history
+
 
 @dataclass(frozen=True, slots=True)
 class Frontier:

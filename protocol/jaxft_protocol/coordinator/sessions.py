@@ -155,7 +155,7 @@ def join(draft: Draft, group: Group, message: Join) -> None:
         spare = job.quorum is not None or job.finished is not None
         draft.put(joined, phase=GroupPhase.READY if spare else GroupPhase.MEMBER)
     if job.waiting:
-        draft.send(group, Waiting(job.waiting, bool(draft.holders())))
+        draft.send(group, Waiting(job.waiting, bool(draft.holders()), joined.has_fresh_state))
 
 
 def ready(draft: Draft, group: Group, message: Ready) -> None:

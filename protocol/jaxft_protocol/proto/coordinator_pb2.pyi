@@ -382,12 +382,14 @@ class FrontierMoved(_message.Message):
     def __init__(self, step: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("reason", "held")
+    __slots__ = ("reason", "held", "fresh")
     REASON_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     reason: str
     held: bool
-    def __init__(self, reason: _Optional[str] = ..., held: bool = ...) -> None: ...
+    fresh: bool
+    def __init__(self, reason: _Optional[str] = ..., held: bool = ..., fresh: bool = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("step",)

@@ -52,7 +52,7 @@ def _check(draft: Draft) -> None:
     # says that it waits for a group that holds the frontier.
     behind = replica.frontier_step is not None and (replica.step != replica.frontier_step or replica.waiting)
     # A group with a state of the job's history may be needed to resume the job, and may wait for other groups.
-    alone = not replica.history and not replica.frontier_held
+    alone = (not replica.history or replica.counts_as_fresh) and not replica.frontier_held
     if replica.phase is Phase.JOINING and behind and alone and waited_s > timeout_s:
         if replica.prepared is not None and replica.prepared.heals_only:
             sessions.read_after_all(

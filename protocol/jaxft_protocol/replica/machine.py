@@ -213,8 +213,8 @@ def _heard(draft: Draft, message: CoordinatorMessage) -> None:
             sessions.welcome(draft, message)
         case Refused():
             sessions.refused(draft, message)
-        case Waiting(reason, held):
-            sessions.waiting(draft, reason, held=held)
+        case Waiting(reason, held, fresh):
+            sessions.waiting(draft, reason, held=held, fresh=fresh)
         case Evicted(reason, may_return, aside):
             sessions.evicted(draft, reason, may_return=may_return, aside=aside)
         case Halted(reason, kind):

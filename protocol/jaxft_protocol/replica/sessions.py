@@ -99,7 +99,7 @@ def join_or_wait(draft: Draft) -> None:
         return
     if replica.frontier_step and not replica.frontier_held and not replica.history:
         draft.log(_alone_line(draft, replica.frontier_step), warning=True)
-    draft.enter(Phase.JOINING, joined=True, vote=None)
+    draft.enter(Phase.JOINING, joined=True, vote=None, counts_as_fresh=False)
     draft.send(
         Join(
             replica.step,
@@ -152,10 +152,10 @@ def read_after_all(draft: Draft, why: str) -> None:
         draft.log(f"reads the checkpoint, which it had left to other groups: {why}", warning=True)
 
 
-def waiting(draft: Draft, reason: str, *, held: bool) -> None:
+def waiting(draft: Draft, reason: str, *, held: bool, fresh: bool) -> None:
     if draft.replica.frontier_held and not held:
         draft.update(since_s=draft.now_s)  # from now on there is no donor
-    draft.update(waiting=reason, frontier_held=held)
+    draft.update(waiting=reason, frontier_held=held, counts_as_fresh=fresh)
     draft.log(f"waiting: {reason}")
 
 

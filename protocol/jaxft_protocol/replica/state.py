@@ -365,6 +365,7 @@ class Replica:
     reads: bool = False  # must read the checkpoint, which it had left to other groups
     busy: bool = False  # the training thread was at work when the stream ended, and is not idle yet
     history: HistoryId = HistoryId(0)  # of the state that this group holds
+    counts_as_fresh: bool = False  # so the coordinator takes that state, whatever its history
     job_history: HistoryId = HistoryId(0)
     quorum: NewQuorum | None = None
     vote: Vote | None = None

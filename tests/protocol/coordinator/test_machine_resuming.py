@@ -348,6 +348,32 @@ def test_a_step_beyond_the_jobs_is_refused_without_its_history():
     assert "holds step 3, but job 'job' is only at step 1" in refused.reason
 
 
+def test_groups_whose_states_can_only_be_replaced_are_told_so():
+    """Otherwise one that holds a history would wait for ever for others to resume with."""
+    desk = orphaned("a", "b")
+    desk.come("fresh")
+    desk.wait(1.0)
+    assert desk.come("undone", step=0, history=OTHER).only(Waiting)["undone"].fresh
+    assert not desk.come("c", step=2, history=desk.job.history).only(Waiting)["c"].fresh
+    (told,) = (done.only(Waiting) for done in desk.wait(1.0) if done.only(Waiting))
+    assert {name: waiting.fresh for name, waiting in told.items()} == {
+        "fresh": True,
+        "undone": True,
+        "c": False,
+    }
+
+
+def test_so_is_one_whose_state_is_distrusted():
+    desk = running("a", "b", "c")
+    desk.votes(a=1, b=1, c=2)
+    for name in ("a", "b"):
+        desk.close(name)
+    desk.wait(6.0)
+    desk.come("c", step=1, history=desk.job.history)
+    told = [waiting for done in desk.wait(6.0) for waiting in done.only(Waiting).values()]
+    assert [(waiting.fresh, waiting.held) for waiting in told] == [(True, False)]
+
+
 # ---- a newer state of this run comes later ----
 
 

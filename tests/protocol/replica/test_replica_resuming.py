@@ -19,6 +19,7 @@ from jaxft_protocol.messages import (
     Ready,
     Step,
     Vote,
+    Waiting,
 )
 from jaxft_protocol.replica.state import (
     Applied,
@@ -318,6 +319,27 @@ def test_the_fingerprint_of_its_state_goes_with_the_vote(digest: int | None):
 def test_one_with_a_state_of_the_jobs_history_waits_for_others_to_resume_with():
     group = connected().hear(welcome(9, 4))
     group.on(Prepared(Step(2), 0xD1, SETTINGS, history=HISTORY))
+    group.now_s = 10_000.0
+    assert isinstance(group.on(Tick()).directive, Wait)
+
+
+def test_nor_does_it_wait_for_ever_if_the_job_takes_its_state_for_fresh():
+    """Such as the first state of a founding that was undone, or one that is distrusted."""
+    group = connected().hear(welcome(9, 4))
+    group.on(Prepared(Step(2), 0xD1, SETTINGS, history=HISTORY))
+    group.hear(Waiting("step 9 needs 1 groups that hold it, and 0 do (none)", fresh=True))
+    group.now_s += TIMEOUT_S - 1
+    assert isinstance(group.on(Tick()).directive, Wait)
+    group.now_s += 2
+    directive = group.on(Tick()).directive
+    assert isinstance(directive, Fail)
+    assert directive.failure.kind is FailureKind.CANNOT_HEAL
+
+
+def test_with_its_next_join_its_state_is_judged_again():
+    group = connected().hear(welcome(9, 4))
+    group.on(Prepared(Step(2), 0xD1, SETTINGS, history=HISTORY)).hear(Waiting("others", fresh=True))
+    group.on(Disconnected("reset")).on(Connected()).hear(welcome(9, 4))
     group.now_s = 10_000.0
     assert isinstance(group.on(Tick()).directive, Wait)
 
