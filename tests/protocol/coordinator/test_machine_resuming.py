@@ -349,7 +349,7 @@ def test_a_step_beyond_the_jobs_is_refused_without_its_history():
 
 
 def test_groups_whose_states_can_only_be_replaced_are_told_so():
-    """Otherwise one that holds a history would wait for ever for others to resume with."""
+    """Otherwise one that holds a history would wait forever for others to resume with."""
     desk = orphaned("a", "b")
     desk.come("fresh")
     desk.wait(1.0)

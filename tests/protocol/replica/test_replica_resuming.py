@@ -323,7 +323,7 @@ def test_one_with_a_state_of_the_jobs_history_waits_for_others_to_resume_with():
     assert isinstance(group.on(Tick()).directive, Wait)
 
 
-def test_nor_does_it_wait_for_ever_if_the_job_takes_its_state_for_fresh():
+def test_nor_does_it_wait_forever_if_the_job_takes_its_state_for_fresh():
     """Such as the first state of a founding that was undone, or one that is distrusted."""
     group = connected().hear(welcome(9, 4))
     group.on(Prepared(Step(2), 0xD1, SETTINGS, history=HISTORY))
