@@ -112,6 +112,7 @@ class Joining:
                 self._config.spare,
                 self._saving.left_to_others,
                 self._shards,
+                _devices_of(self._held.leaves),
             )
         )
 
@@ -125,3 +126,8 @@ class Joining:
                 f"Rank {self._ranks.rank} of group {self._config.group!r} differs from its rank 0 in code, settings "
                 f"or hardware. {error}"
             ) from error
+
+
+def _devices_of(state: Sequence[jax.Array]) -> int:
+    """How many devices hold the state, in all ranks of the group."""
+    return max((len(leaf.sharding.device_set) for leaf in state), default=1)

@@ -6,6 +6,7 @@ who is gone, who is new, and which rule assigns the shards. Both ends assign the
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from jaxft_protocol import messages as m
 from jaxft_protocol.coordinator import assign
@@ -14,7 +15,8 @@ from jaxft_protocol.names import natural_key
 from jaxft_protocol.proto import coordinator_pb2 as pb
 
 Shards = Mapping[str, tuple[int, ...]]
-Deal = Callable[[int, list[str], Shards], Shards]
+Weights = Mapping[str, int]
+Deal = Callable[[int, Weights, Shards], Shards]
 
 
 class UnknownBase(ValueError):
@@ -41,7 +43,7 @@ def to_proto(quorum: m.NewQuorum, base: m.NewQuorum | None) -> pb.NewQuorum:
     message.dealt = rule
     message.gone.extend(name for name in before if name not in names)
     message.members.extend(
-        pb.Member(group=member.group, incarnation=member.incarnation, address=member.address)
+        member_to_proto(replace(member, shards=()))
         for member in quorum.members
         if not _is_same(before.get(member.group), member)
     )
@@ -70,22 +72,30 @@ def from_proto(message: pb.NewQuorum, base: m.NewQuorum | None) -> m.NewQuorum:
 
 def member_to_proto(member: m.Member) -> pb.Member:
     return pb.Member(
-        group=member.group, incarnation=member.incarnation, address=member.address, shards=member.shards
+        group=member.group,
+        incarnation=member.incarnation,
+        address=member.address,
+        shards=member.shards,
+        weight=member.weight,
     )
 
 
 def member_from_proto(member: pb.Member) -> m.Member:
     return m.Member(
-        m.GroupName(member.group), m.Incarnation(member.incarnation), member.address, tuple(member.shards)
+        m.GroupName(member.group),
+        m.Incarnation(member.incarnation),
+        member.address,
+        tuple(member.shards),
+        member.weight or 1,
     )
 
 
-def _at_boundary(total_shards: int, names: list[str], held: Shards) -> Shards:
-    return assign.at_boundary(total_shards, names)
+def _at_boundary(total_shards: int, weights: Weights, held: Shards) -> Shards:
+    return assign.at_boundary(total_shards, weights)
 
 
-def _one_each(total_shards: int, names: list[str], held: Shards) -> Shards:
-    return {name: (position,) for position, name in enumerate(names)}
+def _one_each(total_shards: int, weights: Weights, held: Shards) -> Shards:
+    return {name: (position,) for position, name in enumerate(weights)}
 
 
 _RULES: dict[pb.NewQuorum.Dealt, Deal] = {
@@ -100,9 +110,10 @@ def _rule_of(quorum: m.NewQuorum, base: m.NewQuorum) -> pb.NewQuorum.Dealt | Non
     names: list[str] = [member.group for member in quorum.members]
     if names != sorted(names, key=natural_key):
         return None
-    dealt = {member.group: member.shards for member in quorum.members}
+    dealt = _held(quorum)
+    weights = {member.group: member.weight for member in quorum.members}
     for rule, deal in _RULES.items():
-        if deal(quorum.total_shards, names, _held(base)) == dealt:
+        if deal(quorum.total_shards, weights, _held(base)) == dealt:
             return rule
     return None
 
@@ -126,8 +137,8 @@ def _merged(
             f"quorum {message.quorum_id} assigns {message.total_shards} shards to {len(names)} members by rule "
             f"{message.dealt}: this version of jaxft does not support that"
         )
-    dealt = deal(message.total_shards, [*names], _held(base))
-    return tuple(m.Member(name, found[name].incarnation, found[name].address, dealt[name]) for name in names)
+    dealt = deal(message.total_shards, {name: found[name].weight for name in names}, _held(base))
+    return tuple(replace(found[name], shards=dealt[name]) for name in names)
 
 
 def _held(quorum: m.NewQuorum) -> Shards:
@@ -138,4 +149,8 @@ def _is_same(before: m.Member | None, member: m.Member) -> bool:
     """Compare everything except the shards."""
     if before is None:
         return False
-    return (before.incarnation, before.address) == (member.incarnation, member.address)
+    return (before.incarnation, before.address, before.weight) == (
+        member.incarnation,
+        member.address,
+        member.weight,
+    )

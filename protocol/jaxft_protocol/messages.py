@@ -53,6 +53,7 @@ class Join:
     members: int = 0
     # Shards per step; None: one for each member of the quorum.
     total_shards: int | None = None
+    weight: int = 1  # how fast it computes a shard, relative to the others: the number of its devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ class Member:
     incarnation: Incarnation
     address: str
     shards: tuple[int, ...] = ()
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)

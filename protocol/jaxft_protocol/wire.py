@@ -76,6 +76,7 @@ def group_to_proto(message: m.GroupMessage | m.Sample) -> pb.GroupMessage:
                     spare=message.spare,
                     members=message.members,
                     total_shards=message.total_shards,
+                    weight=message.weight,
                 )
             )
         case m.Pinned(heal_id, digest):
@@ -325,6 +326,7 @@ def _join(join: pb.Join) -> m.Join:
         join.spare,
         join.members,
         join.total_shards if join.HasField("total_shards") else None,
+        join.weight or 1,
     )
 
 

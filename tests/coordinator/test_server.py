@@ -48,6 +48,7 @@ from jaxft_protocol.messages import (
     Refused,
     Step,
     Vote,
+    Waiting,
     Welcome,
 )
 from jaxft_protocol.proto import coordinator_pb2 as pb
@@ -555,7 +556,7 @@ def test_a_group_that_reads_nothing_is_cut_off():
     [
         Hello("job", GroupName("g"), Incarnation(2**63 - 1), "h:1", 0, 1),
         Hello("job", GroupName("g"), Incarnation(7), "h:1", term=1_790_000_000),
-        Join(Step(3), 0, {"program": "x"}, QuorumId(9), 2, total_shards=4),
+        Join(Step(3), 0, {"program": "x"}, QuorumId(9), 2, total_shards=4, weight=8),
         Vote(QuorumId(3), Step(2**40), False, (GroupName("x"), GroupName("y")), "why"),
         Vote(QuorumId(3), Step(2), ok=True),
         Vote(QuorumId(3), Step(2), ok=True, digest=0),  # a digest like any other, not none
@@ -596,6 +597,9 @@ def test_what_a_group_says_survives_the_wire(message: GroupMessage):
             log_only=True,
             history=HistoryId(7),
         ),
+        Waiting("why"),
+        Waiting("why", held=True, fresh=True),
+        NewQuorum(QuorumId(2), Step(1), 1, (Member(GroupName("a"), Incarnation(5), "a:1", (0,), weight=8),)),
         Evicted("why", may_return=True),
         Evicted("away", may_return=True, aside=True),
         AllComputed(QuorumId(2**62), Step(7)),

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxft
 
-WIDTH, SHARDS = 64, 4
+WIDTH, SHARDS = 64, 6
 PACE_S = 0.2
 
 

@@ -25,10 +25,23 @@ names = st.sets(st.sampled_from([f"group-{i}" for i in range(14)]), min_size=1)
 incarnations = st.dictionaries(st.sampled_from([f"group-{i}" for i in range(14)]), st.integers(1, 3))
 
 
-def quorum(quorum_id: int, shards: Shards, total: int, lives: dict[str, int] | None = None) -> NewQuorum:
+weights = st.dictionaries(st.sampled_from([f"group-{i}" for i in range(14)]), st.sampled_from((2, 8, 65536)))
+
+
+def quorum(
+    quorum_id: int,
+    shards: Shards,
+    total: int,
+    lives: dict[str, int] | None = None,
+    weights: dict[str, int] | None = None,
+) -> NewQuorum:
     members = [
         Member(
-            GroupName(name), Incarnation((lives or {}).get(name, 1)), f"{name}.example:{29600}", shards[name]
+            GroupName(name),
+            Incarnation((lives or {}).get(name, 1)),
+            f"{name}.example:{29600}",
+            shards[name],
+            (weights or {}).get(name, 1),
         )
         for name in sorted(shards, key=natural_key)
     ]
@@ -44,14 +57,31 @@ def told(new: NewQuorum, base: NewQuorum | None) -> tuple[NewQuorum, int]:
     return deltas.from_proto(pb.NewQuorum.FromString(data), base), len(data)
 
 
+def weighed(names: set[str] | list[str], weights: dict[str, int] | None = None) -> dict[str, int]:
+    return {name: (weights or {}).get(name, 1) for name in sorted(names, key=natural_key)}
+
+
 @given(
-    names, names, incarnations, st.integers(1, 40), st.sampled_from(["boundary", "loss", "members", "odd"])
+    names,
+    names,
+    incarnations,
+    weights,
+    weights,
+    st.integers(1, 40),
+    st.sampled_from(["boundary", "loss", "members", "odd"]),
 )
 def test_what_arrives_is_what_was_told(
-    before: set[str], after: set[str], lives: dict[str, int], total: int, dealt: str
+    before: set[str],
+    after: set[str],
+    lives: dict[str, int],
+    weights_before: dict[str, int],
+    weights: dict[str, int],
+    total: int,
+    dealt: str,
 ):
-    old = quorum(3, assign.at_boundary(total, sorted(before, key=natural_key)), total)
-    in_order = sorted(after, key=natural_key)
+    shards = assign.at_boundary(total, weighed(before, weights_before))
+    old = quorum(3, shards, total, weights=weights_before)
+    in_order = weighed(after, weights)
     held = {member.group: member.shards for member in old.members}
     match dealt:
         case "boundary":
@@ -64,7 +94,7 @@ def test_what_arrives_is_what_was_told(
             shards = {
                 name: (0,) if position else tuple(range(1, total)) for position, name in enumerate(in_order)
             }
-    new = quorum(4, shards, total, lives)
+    new = quorum(4, shards, total, lives, weights)
     assert told(new, old)[0] == new
     assert told(new, None)[0] == new
     assert told(old, None)[0] == old
@@ -72,8 +102,8 @@ def test_what_arrives_is_what_was_told(
 
 def test_one_loss_among_a_thousand_is_told_in_a_few_hundred_bytes():
     names = [f"group-{i}" for i in range(1000)]
-    base = quorum(3, assign.at_boundary(1000, names), 1000)
-    others = [name for name in names if name != "group-500"]
+    base = quorum(3, assign.at_boundary(1000, weighed(names)), 1000)
+    others = weighed([name for name in names if name != "group-500"])
     for shards in (
         assign.at_boundary(1000, others),
         assign.after_loss(1000, others, {member.group: member.shards for member in base.members}),

@@ -344,6 +344,7 @@ def test_a_call_of_another_step_does_not_replace_the_state(listener: Listener) -
     (prepared,) = group.heard.events
     assert isinstance(prepared, Prepared)
     assert (prepared.total_shards, prepared.settings.get("shards")) == (2, None)
+    assert prepared.weight == 1, "its device"
     assert prepared.digest == group.held.digest()
     with pytest.raises(ConfigurationError, match=r"differs from the one .* in shards: '2' then, '3' now"):
         group.joining.prepare(group.call._replace(shards=3), [jnp.ones(3)])

@@ -187,3 +187,9 @@ def assert_all_pass(seeds: Iterable[int]) -> None:
     if tally.findings:
         failing = [finding.seed for finding in tally.findings]
         raise AssertionError(f"seeds {failing} fail\n{story(tally.findings[0])}")
+
+
+def test_kept_seeds_have_equal_weights():
+    """They were found before groups had different ones, and would stand for something else."""
+    assert not [seed for seed in KEPT if draw(seed).weighted]
+    assert sum(draw(seed).weighted for seed in range(1000)) == 45

@@ -324,10 +324,11 @@ class Trainer:
             self.root, self.history, saved = newest.root, list(newest.state), newest.history
             self.skipped = newest.skipped
         step, digest = Step(len(self.history)), self.told_digest()
-        shards = self.world.setting.shards
+        setting = self.world.setting
+        shards, weight = setting.shards, setting.weight_of(self.incarnation)
         self.crew.bring()
-        least, history = self.world.setting.min_replicas, HistoryId(saved)
-        self.post(r.Prepared(step, digest, {}, least, history, self.spare, heals_only, shards))
+        least, history = setting.min_replicas, HistoryId(saved)
+        self.post(r.Prepared(step, digest, {}, least, history, self.spare, heals_only, shards, weight))
 
     def _others_read(self) -> bool:
         """Whether this one leaves it to others to read the checkpoint: of a job that goes on, while others do."""

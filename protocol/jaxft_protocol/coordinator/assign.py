@@ -1,38 +1,67 @@
 """Assign shards to members: pure arithmetic, in a separate module so that it can be verified separately.
 
-There are two rules. At a step boundary every member gets one contiguous range of shards, and the lengths differ by at
-most one. Whole subtrees of the summation tree then tend to be with one member, which sends fewer partial sums. When a
-step is retried, living members keep their shards, because they have computed them, and only the missing shards are
-assigned.
+A member's *weight* says how fast it computes a shard, relative to the others: the number of its devices. There are
+two rules. At a step boundary every member gets one contiguous range of shards, as long as its weight allows if all are
+to end together; with equal weights, the lengths differ by at most one. Whole subtrees of the summation tree then tend
+to be with one member, which sends fewer partial sums. When a step is retried, living members keep their shards,
+because they have computed them, and only the missing shards are assigned.
+
+In both, a shard goes to the member that would have computed it first (list scheduling: R. L. Graham, "Bounds on
+multiprocessing timing anomalies", 1969). Shards are equal, so no other assignment ends earlier.
 """
 
+import heapq
 from collections.abc import Mapping, Sequence
 
 Shards = tuple[int, ...]
+MAX_WEIGHT = 65536
 
 
-def at_boundary(total_shards: int, members: Sequence[str]) -> dict[str, Shards]:
-    """Assign `total_shards` to `members`, in order, as contiguous ranges of nearly equal length."""
-    base, extra = divmod(total_shards, len(members))
+def at_boundary(total_shards: int, weights: Mapping[str, int]) -> dict[str, Shards]:
+    """Assign `total_shards` to the members that `weights` names, in its order, as contiguous ranges."""
     assigned: dict[str, Shards] = {}
     start = 0
-    for position, member in enumerate(members):
-        stop = start + base + (1 if position < extra else 0)
-        assigned[member] = tuple(range(start, stop))
-        start = stop
+    for member, length in zip(weights, _lengths(total_shards, tuple(weights.values())), strict=True):
+        assigned[member] = tuple(range(start, start + length))
+        start += length
     return assigned
 
 
-def after_loss(total_shards: int, members: Sequence[str], held: Mapping[str, Shards]) -> dict[str, Shards]:
-    """Keep the shards that `members` hold, and assign the missing ones to the members with the fewest.
+def after_loss(
+    total_shards: int, weights: Mapping[str, int], held: Mapping[str, Shards]
+) -> dict[str, Shards]:
+    """Keep the shards that the members hold, and assign each missing one to the member that computes it first.
 
     `held` may name members that are gone; their shards are missing. Ties go to the earlier member.
     """
-    assigned = {member: held.get(member, ()) for member in members}
+    assigned = {member: held.get(member, ()) for member in weights}
     taken = {shard for shards in assigned.values() for shard in shards}
     for shard in range(total_shards):
         if shard in taken:
             continue
-        poorest = min(members, key=lambda member: len(assigned[member]))
-        assigned[poorest] = (*assigned[poorest], shard)
+        first = min(weights, key=lambda member: _ends(len(assigned[member]), weights[member]))
+        assigned[first] = (*assigned[first], shard)
     return {member: tuple(sorted(shards)) for member, shards in assigned.items()}
+
+
+def _lengths(total_shards: int, weights: Sequence[int]) -> list[int]:
+    # The first ones are known: no member gets less than its share, rounded down.
+    lengths = [total_shards * weight // sum(weights) for weight in weights]
+    ends = [
+        (_ends(length, weight), place)
+        for place, (length, weight) in enumerate(zip(lengths, weights, strict=True))
+    ]
+    heapq.heapify(ends)
+    for _ in range(total_shards - sum(lengths)):
+        _, place = ends[0]
+        lengths[place] += 1
+        heapq.heapreplace(ends, (_ends(lengths[place], weights[place]), place))
+    return lengths
+
+
+def _ends(length: int, weight: int) -> float:
+    """When a member with so many shards has computed one more.
+
+    Exact enough to compare: up to 65536 shards and weights, different quotients are different floats.
+    """
+    return (length + 1) / weight

@@ -182,4 +182,4 @@ def names_text(groups: Sequence[Group]) -> str:
 
 
 def as_member(group: Group, shards: tuple[int, ...] = ()) -> Member:
-    return Member(group.name, Incarnation(group.incarnation), group.address, shards)
+    return Member(group.name, Incarnation(group.incarnation), group.address, shards, group.weight)

@@ -106,6 +106,7 @@ class Group:
     heals_failed: int = 0
     heals_again_s: float = 0.0
     spare: bool = False
+    weight: int = 1  # how fast it computes a shard, relative to the others
     # From its heartbeats: its training thread is not in a step; and when it last made progress on one.
     away: bool = False
     moved_s: float = 0.0

@@ -370,14 +370,15 @@ def _install(draft: Draft, members: list[Group], *, again: bool, announce: bool)
     assert job.frontier is not None
     total = job.total_shards
     names = [group.name for group in members]
+    weights = _weights(members)
     left = {change.group: change for change in job.left if change.group in job.positions}
     if total is None:
         shards = {name: (position,) for position, name in enumerate(names)}
         total = len(names)
     elif again and any(name in job.held for name in names):
-        shards = assign.after_loss(total, names, {str(name): value for name, value in job.held.items()})
+        shards = assign.after_loss(total, weights, {str(name): value for name, value in job.held.items()})
     else:
-        shards = assign.at_boundary(total, names)
+        shards = assign.at_boundary(total, weights)
     quorum = NewQuorum(
         QuorumId(job.last_quorum_id + 1),
         job.frontier.step,
@@ -473,8 +474,12 @@ def _differs(draft: Draft, quorum: NewQuorum, members: list[Group]) -> bool:
     total = draft.job.total_shards
     if total is None:
         return False
-    dealt = assign.at_boundary(total, [group.name for group in members])
+    dealt = assign.at_boundary(total, _weights(members))
     return any(member.shards != dealt[member.group] for member in quorum.members)
+
+
+def _weights(members: list[Group]) -> dict[str, int]:
+    return {group.name: group.weight for group in members}
 
 
 def _living(quorum: NewQuorum, ballot: Ballot) -> int:

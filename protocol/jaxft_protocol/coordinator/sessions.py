@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from jaxft_protocol.coordinator import bounds, digests, founding, halting, quorums, terms
+from jaxft_protocol.coordinator.assign import MAX_WEIGHT
 from jaxft_protocol.coordinator.draft import Draft, as_member, names_text
 from jaxft_protocol.coordinator.job import Close, Group, GroupPhase, Holder, Send, SessionId
 from jaxft_protocol.messages import (
@@ -104,7 +105,7 @@ def _twice_text(group: GroupName) -> str:
 
 def join(draft: Draft, group: Group, message: Join) -> None:
     job = draft.job
-    problem = _shards_problem(message)
+    problem = _shards_problem(message) or _weight_problem(message)
     if problem:
         refuse(draft, group, problem)
         return
@@ -146,6 +147,7 @@ def join(draft: Draft, group: Group, message: Join) -> None:
         history=message.history,
         joined_s=draft.now_s,
         spare=message.spare,
+        weight=message.weight,
         members=message.members,
         phase=GroupPhase.STALE,
     )
@@ -485,6 +487,12 @@ def _shards_problem(message: Join) -> str:
     if shards is None or 1 <= shards <= MAX_SHARDS:
         return ""
     return f'the setting shards must be "members" or a number from 1 to {MAX_SHARDS}, not {shards}'
+
+
+def _weight_problem(message: Join) -> str:
+    if 1 <= message.weight <= MAX_WEIGHT:
+        return ""
+    return f"the weight of a group is the number of its devices, from 1 to {MAX_WEIGHT}, not {message.weight}"
 
 
 def _hello_problem(message: Hello) -> str:

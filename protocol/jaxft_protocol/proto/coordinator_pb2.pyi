@@ -106,7 +106,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., incarnation: _Optional[int] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., address: _Optional[str] = ..., proof: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., history: _Optional[int] = ..., stream: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("step", "digest", "settings", "last_quorum_id", "min_replicas", "history", "spare", "members", "total_shards")
+    __slots__ = ("step", "digest", "settings", "last_quorum_id", "min_replicas", "history", "spare", "members", "total_shards", "weight")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class Join(_message.Message):
     SPARE_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     step: int
     digest: int
     settings: _containers.ScalarMap[str, str]
@@ -132,7 +133,8 @@ class Join(_message.Message):
     spare: bool
     members: int
     total_shards: int
-    def __init__(self, step: _Optional[int] = ..., digest: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., last_quorum_id: _Optional[int] = ..., min_replicas: _Optional[int] = ..., history: _Optional[int] = ..., spare: bool = ..., members: _Optional[int] = ..., total_shards: _Optional[int] = ...) -> None: ...
+    weight: int
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., last_quorum_id: _Optional[int] = ..., min_replicas: _Optional[int] = ..., history: _Optional[int] = ..., spare: bool = ..., members: _Optional[int] = ..., total_shards: _Optional[int] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class Pinned(_message.Message):
     __slots__ = ("heal_id", "digest")
@@ -282,16 +284,18 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("group", "incarnation", "address", "shards")
+    __slots__ = ("group", "incarnation", "address", "shards", "weight")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     group: str
     incarnation: int
     address: str
     shards: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., shards: _Optional[_Iterable[int]] = ...) -> None: ...
+    weight: int
+    def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., shards: _Optional[_Iterable[int]] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("group", "reason")

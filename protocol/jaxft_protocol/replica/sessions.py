@@ -111,6 +111,7 @@ def join_or_wait(draft: Draft) -> None:
             prepared.spare,
             replica.last_members,
             prepared.total_shards,
+            prepared.weight,
         )
     )
 

@@ -90,6 +90,7 @@ class Prepared:
     spare: bool = False
     heals_only: bool = False
     total_shards: int | None = None  # None: one for each member of the quorum
+    weight: int = 1  # how fast this group computes a shard, relative to the others: the number of its devices
 
 
 @dataclass(frozen=True, slots=True)

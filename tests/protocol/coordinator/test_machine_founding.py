@@ -483,6 +483,39 @@ def test_a_wrong_number_of_shards_is_refused(wrong: int):
     assert refused.reason.endswith(f"not {wrong}")
 
 
+@pytest.mark.parametrize("wrong", [0, 65537, 2**32 - 1])
+def test_a_wrong_weight_is_refused(wrong: int):
+    desk = Desk.open()
+    (refused,) = desk.come("a", weight=wrong).to("a")
+    assert isinstance(refused, Refused)
+    assert (
+        refused.reason == f"the weight of a group is the number of its devices, from 1 to 65536, not {wrong}"
+    )
+
+
+def test_shards_are_dealt_by_weight():
+    desk = Desk.open()
+    for name, weight in {"a": 4, "b": 2}.items():
+        desk.come(name, shards=6, weight=weight, min_replicas=2)
+    assert shards(desk.quorum) == {"a": (0, 1, 2, 3), "b": (4, 5)}
+    assert [member.weight for member in desk.quorum.members] == [4, 2]
+
+
+def test_a_group_that_comes_back_with_other_devices_is_dealt_by_these():
+    desk = running("a", "b", "c")
+    assert shards(desk.quorum) == {"a": (0, 1), "b": (2, 3), "c": (4, 5)}
+    desk.commit()
+    desk.close("b")
+    desk.commit()
+    desk.come("b", incarnation=2, weight=4)
+    desk.ready("b")
+    desk.commit()
+    assert shards(desk.quorum) == {"a": (0,), "b": (1, 2, 3, 4), "c": (5,)}
+    desk.close("c")
+    # Those that have computed theirs keep them. The slower one would now end with two, the faster one with five.
+    assert shards(desk.quorum) == {"a": (0,), "b": (1, 2, 3, 4, 5)}
+
+
 def test_by_members_each_brings_one_shard_of_its_own():
     desk = running("a", "b", "c", shards=None)
     assert desk.quorum.total_shards == 3
