@@ -1,10 +1,10 @@
 """Assign shards to members: pure arithmetic, in a separate module so that it can be verified separately.
 
 A member's *weight* says how fast it computes a shard, relative to the others: the number of its devices. There are
-two rules. At a step boundary every member gets one contiguous range of shards, as long as its weight allows if all are
-to end together; with equal weights, the lengths differ by at most one. Whole subtrees of the summation tree then tend
-to be with one member, which sends fewer partial sums. When a step is retried, living members keep their shards,
-because they have computed them, and only the missing shards are assigned.
+two rules. At a step boundary every member gets one contiguous range of shards, as long as its weight allows if all
+are to end together; with equal weights, the lengths differ by at most one. Whole subtrees of the summation tree
+then tend to be with one member, which sends fewer partial sums. When a step is retried, living members keep their
+shards, because they have computed them, and only the missing shards are assigned.
 
 In both, a shard goes to the member that would have computed it first (list scheduling: R. L. Graham, "Bounds on
 multiprocessing timing anomalies", 1969). Shards are equal, so no other assignment ends earlier.
