@@ -137,7 +137,7 @@ def _merged(
             f"quorum {message.quorum_id} assigns {message.total_shards} shards to {len(names)} members by rule "
             f"{message.dealt}: this version of jaxft does not support that"
         )
-    weights: Weights = {name: found[name].weight for name in names}
+    weights = {str(name): found[name].weight for name in names}
     dealt = deal(message.total_shards, weights, _held(base))
     return tuple(replace(found[name], shards=dealt[name]) for name in names)
 
