@@ -111,7 +111,7 @@ def _rule_of(quorum: m.NewQuorum, base: m.NewQuorum) -> pb.NewQuorum.Dealt | Non
     if names != sorted(names, key=natural_key):
         return None
     dealt = _held(quorum)
-    weights = {member.group: member.weight for member in quorum.members}
+    weights: Weights = {str(member.group): member.weight for member in quorum.members}
     for rule, deal in _RULES.items():
         if deal(quorum.total_shards, weights, _held(base)) == dealt:
             return rule
