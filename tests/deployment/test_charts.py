@@ -153,6 +153,7 @@ def test_a_mistake_in_a_manifest_is_found(file: str, kind: str, change: Callable
         ("job.yaml", ["form=jobset"], "form"),
         ("job.yaml", ["groups=0"], "minimum"),
         ("job-hosts.yaml", ["processes=2"], "with hosts, each pod is one process"),
+        ("job.yaml", ["tls.clientCertificate=true"], "tls.clientCertificate needs tls.secretName"),
     ],
 )
 def test_values_that_cannot_work_are_refused(file: str, flags: list[str], why: str) -> None:

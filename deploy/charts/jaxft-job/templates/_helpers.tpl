@@ -31,6 +31,9 @@ kueue.x-k8s.io/queue-name: {{ . }}
 {{- if and (gt (int .Values.hosts) 1) (gt (int .Values.processes) 1) }}
 {{- fail "processes is for groups of one pod: with hosts, each pod is one process" }}
 {{- end }}
+{{- if and .Values.tls.clientCertificate (not .Values.tls.secretName) }}
+{{- fail "tls.clientCertificate needs tls.secretName, with ca.crt, tls.crt and tls.key" }}
+{{- end }}
 {{- end }}
 
 {{/* The program of a group: a dict of root, and index, its number, as text. */}}
@@ -62,6 +65,13 @@ args:
 {{- end }}
 {{- with $values.tokenSecret }}
 - {name: JAXFT_TOKEN, valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}}
+{{- end }}
+{{- if $values.tls.secretName }}
+- {name: JAXFT_TLS_CA, value: /etc/jaxft/tls/ca.crt}
+{{- if $values.tls.clientCertificate }}
+- {name: JAXFT_TLS_CERT, value: /etc/jaxft/tls/tls.crt}
+- {name: JAXFT_TLS_KEY, value: /etc/jaxft/tls/tls.key}
+{{- end }}
 {{- end }}
 {{- with $values.env }}
 {{ toYaml . }}
@@ -139,20 +149,34 @@ spec:
           {{- with $values.securityContext }}
           securityContext: {{- toYaml . | nindent 12 }}
           {{- end }}
-          {{- if or $values.sharedMemory $values.volumeMounts }}
+          {{- if or $values.sharedMemory $values.tls.secretName $values.volumeMounts }}
           volumeMounts:
             {{- if $values.sharedMemory }}
             - {name: shared-memory, mountPath: /dev/shm}
+            {{- end }}
+            {{- if $values.tls.secretName }}
+            - {name: jaxft-tls, mountPath: /etc/jaxft/tls, readOnly: true}
             {{- end }}
             {{- with $values.volumeMounts }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
           {{- end }}
-      {{- if or $values.sharedMemory $values.volumes }}
+      {{- if or $values.sharedMemory $values.tls.secretName $values.volumes }}
       volumes:
         {{- with $values.sharedMemory }}
         - name: shared-memory
           emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+        {{- end }}
+        {{- if $values.tls.secretName }}
+        - name: jaxft-tls
+          secret:
+            secretName: {{ $values.tls.secretName }}
+            items:
+              - {key: ca.crt, path: ca.crt}
+              {{- if $values.tls.clientCertificate }}
+              - {key: tls.crt, path: tls.crt}
+              - {key: tls.key, path: tls.key}
+              {{- end }}
         {{- end }}
         {{- with $values.volumes }}
         {{- toYaml . | nindent 8 }}
