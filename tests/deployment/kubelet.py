@@ -45,7 +45,7 @@ class Machine:
         mount("--bind", copy, "/etc")
 
     def make_volumes(self, spec: dict[str, Any], secrets: dict[str, dict[str, str]]) -> None:
-        """Make a pod's volumes, which its containers share."""
+        """Make a pod's volumes, which its containers share. `secrets`: ConfigMaps too."""
         group = spec.get("securityContext", {}).get("fsGroup")
         for volume in [*spec.get("volumes", []), *spec.get("claims", [])]:
             folder = VOLUMES / volume["name"]
@@ -126,9 +126,10 @@ def mount(*words: str | Path) -> None:
 
 def _files(volume: dict[str, Any], secrets: dict[str, dict[str, str]]) -> list[tuple[str, str, int]]:
     """Name, text and mode of each file that a volume has from the start."""
-    if "secret" in volume:
-        given, mode = secrets[volume["secret"]["secretName"]], volume["secret"].get("defaultMode", 0o644)
-        items = volume["secret"].get("items", [{"key": name, "path": name} for name in given])
+    source = volume.get("secret") or volume.get("configMap")
+    if source is not None:
+        given, mode = secrets[source.get("secretName") or source["name"]], source.get("defaultMode", 0o644)
+        items = source.get("items", [{"key": name, "path": name} for name in given])
         return [(item["path"], given[item["key"]], mode) for item in items]
     found = []
     for source in volume.get("projected", {}).get("sources", []):

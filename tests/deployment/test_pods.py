@@ -79,8 +79,11 @@ class Cluster:
         flags = ["--set-json", f"command={json.dumps(PROGRAM)}", "--set", f"coordinator={HOST}:29510"]
         flags += ["--set", "spares=0,groups=2,tokenSecret=run-token,folder=/run/job,sharedMemory="]
         flags += ["--set-json", "volumes=[]", "--set-json", "volumeMounts=[]", "--set-json", "resources={}"]
-        made = [each for each in parsed(rendered("job.yaml", *flags, *more)) if each["kind"] == "JobSet"]
-        secrets = {**self._secrets, "run-token": {"token": TOKEN}}
+        flags += ["--set-json", 'health=""']
+        whole = parsed(rendered("job.yaml", *flags, *more))
+        made = [each for each in whole if each["kind"] == "JobSet"]
+        maps = {each["metadata"]["name"]: each["data"] for each in whole if each["kind"] == "ConfigMap"}
+        secrets = {**self._secrets, **maps, "run-token": {"token": TOKEN}}
         for number, each in enumerate(made):
             [job] = each["spec"]["replicatedJobs"]
             bare = job["template"]["spec"]["template"]["spec"]
