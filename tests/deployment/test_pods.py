@@ -1,6 +1,7 @@
 """The pods that the charts make, run for real: as the user, with the volumes and the root that they ask for."""
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,15 @@ pytestmark = [
     pytest.mark.skipif(sys.prefix.startswith("/tmp/"), reason="pods have their own /tmp, without this clone"),
 ]
 SECRETS = {"jaxft-secret": {"secret": "a secret of more than sixteen bytes"}}
+RULES = """
+[[rule]]
+name = "host memory"
+source = "memory"
+warning = 1e9
+action = "warn"
+interval_s = 1
+consecutive = 1
+"""
 TOKEN = credentials.job_key(SECRETS["jaxft-secret"]["secret"].encode(), "run").hex()
 POD = "coordinator-jaxft-coordinator-0"
 HOST = f"{POD}.coordinator-jaxft-coordinator.ml.svc"
@@ -151,6 +161,24 @@ def test_a_job_joins_a_coordinator_that_demands_certificates_and_can_be_drained(
     assert here.until_ended("group-0") == 0, pods.logs()
     assert "finished after 200 committed steps" in here.log("group-0")
     assert "finished after" not in here.log("group-1")
+
+
+def test_a_pod_that_gets_sigterm_is_drained_and_the_others_lose_nothing(here: Machine) -> None:
+    pods = Cluster(here, SECRETS)
+    pods.start_coordinator()
+    pods.start_groups("--set-json", f"health={json.dumps(RULES)}")
+    here.ask("end", name="group-1", number=signal.SIGTERM)
+    # Such a pod fails, and its JobSet starts the group again, on another node.
+    assert here.until_ended("group-1") == os.EX_TEMPFAIL, pods.logs()
+    assert "got SIGTERM: each group finishes its step" in here.log("group-1")
+    assert "group-1 was drained, at step" in here.log("group-1")
+    assert here.until_ended("group-0") == 0, pods.logs()
+    assert "finished after 200 committed steps" in here.log("group-0")
+    job = here.ask("get", port=PORT, path="/api/v1/jobs/run", scheme="http")
+    assert (job["step"], job["steps_retried"], job["shards_recomputed"]) == (200, {}, 0)
+    assert job["departures"] == {"left": 2}
+    # The rules of the ConfigMap were checked in the pods.
+    assert "host memory" in here.log("group-0")
 
 
 def secret_of(authority: trustme.CA, made: trustme.LeafCert) -> dict[str, str]:
