@@ -84,7 +84,8 @@ class Manager:
         token: the key of this job, as `jaxft-coordinator token` prints it, where the coordinator asks for one; by
             default that of the environment variable JAXFT_TOKEN. With a token, this group talks only to a coordinator
             and to groups that know it too. See docs/security.md.
-        tls: certificates for the stream to the coordinator; None: it is not encrypted.
+        tls: certificates for the stream to the coordinator; by default the files that the environment variables
+            JAXFT_TLS_CA, JAXFT_TLS_CERT and JAXFT_TLS_KEY name. Without either, it is not encrypted.
 
         events: file to which this group appends its events, one JSON object a line (docs/operate-api.md); "{group}"
             in its name is replaced by the group's. By default that of the environment variable JAXFT_EVENTS. In a

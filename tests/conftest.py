@@ -12,6 +12,9 @@ os.environ["XLA_FLAGS"] = (
 ).strip()
 
 os.environ.pop("JAXFT_TOKEN", None)
+os.environ.pop("JAXFT_TLS_CA", None)
+os.environ.pop("JAXFT_TLS_CERT", None)
+os.environ.pop("JAXFT_TLS_KEY", None)
 
 # Without bytecode on disk, each of some hundred processes would compile all of JAX's sources: 1.5 s of a core.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxft._launch._checks import LaunchError
+from jaxft._launch._processes import TLS_VARIABLES
 from jaxft._launch._ranks import PORTS, Member, given_out
 
 REMOTE_SHELL = Path(__file__).with_name("_remote_shell.py")
@@ -210,9 +211,10 @@ def remote_member(
         options: of the other launcher.
         program: the user's.
         environment: what it gets besides our own `PASSED_ON`.
-        token: the job's; empty: that of our environment, if there is one.
+        token: the job's, whose coordinator this launch starts, without TLS; empty: that of our environment, if there
+            is one, for a coordinator elsewhere.
     """
-    whole = passed_on(os.environ) | dict(environment)
+    whole = passed_on(os.environ) | dict(environment) | dict.fromkeys(TLS_VARIABLES if token else (), "")
     launch = [sys.executable, "-m", "jaxft._cli", "launch", "--attached", *options, "--", *program]
     assignments = [f"{name}={value}" for name, value in sorted(whole.items())]
     # Each word is quoted, for this one text is read by a shell there.

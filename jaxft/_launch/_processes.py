@@ -17,6 +17,8 @@ from jaxft._launch._warm import Fork, Warm, python_words, warm_command
 
 DIE_WITH_PARENT = Path(__file__).with_name("_die_with_parent.py")
 
+# The files of the certificates for a group's stream to its coordinator.
+TLS_VARIABLES = ("JAXFT_TLS_CA", "JAXFT_TLS_CERT", "JAXFT_TLS_KEY")
 # A coordinator or a group ends within this after SIGTERM, or it is killed.
 STOP_TIMEOUT_S = 5.0
 # After SIGKILL, a process ends as soon as the kernel has reclaimed its memory.
@@ -132,11 +134,13 @@ class Processes:
     def __init__(self, folder: Path, *, cwd: Path, keeps_token: bool = False) -> None:
         """Keep the logs in `folder`, and start everything in `cwd`.
 
-        `keeps_token`: pass on the token in our environment. Not for a job whose coordinator has no secret.
+        `keeps_token`: pass on the token and the certificates in our environment. Not to a job with a coordinator of
+        our own, which has neither.
         """
         self.folder = folder
         self._cwd = cwd
-        self._own = {"PYTHONUNBUFFERED": "1"} if keeps_token else {"PYTHONUNBUFFERED": "1", "JAXFT_TOKEN": ""}
+        none = () if keeps_token else ("JAXFT_TOKEN", *TLS_VARIABLES)
+        self._own = {"PYTHONUNBUFFERED": "1", **dict.fromkeys(none, "")}
         self._children: list[Child] = []
         self._warm: dict[Warm, Child] = {}
 

@@ -11,6 +11,7 @@ import tyro
 
 from jaxft._operate import _machine_checks, _network_checks
 from jaxft._operate._findings import Finding, fail
+from jaxft._replica._credentials import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 _SIGNS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
@@ -29,11 +30,11 @@ class DoctorOptions:
     state_gb: float = 0.0
     """The size of this group's state on this host, in GB."""
     tls_ca: _File = None
-    """CA of the coordinator's certificate, on both of its ports. For the HTTP port, by default JAXFT_HTTP_CA."""
+    """CA of the coordinator's certificate, on both of its ports. By default JAXFT_TLS_CA; for HTTP, JAXFT_HTTP_CA."""
     tls_cert: _File = None
-    """This group's certificate."""
+    """This group's certificate. By default JAXFT_TLS_CERT."""
     tls_key: _File = None
-    """Its private key."""
+    """Its private key. By default JAXFT_TLS_KEY."""
     devices: bool = True
     """Start JAX's backend and look at the devices."""
 
@@ -59,16 +60,24 @@ def findings(options: DoctorOptions) -> Iterator[Finding]:
     yield from _machine_checks.limits()
     yield from _machine_checks.memory(options.state_gb)
     yield from _machine_checks.variables(os.environ)
-    files = (options.tls_ca, options.tls_cert)
-    yield from _machine_checks.certificates(path for path in files if path is not None)
+    tls = {
+        "ca": options.tls_ca or _named(CA_VARIABLE),
+        "cert": options.tls_cert or _named(CERT_VARIABLE),
+        "key": options.tls_key or _named(KEY_VARIABLE),
+    }
+    yield from _machine_checks.certificates(path for path in (tls["ca"], tls["cert"]) if path is not None)
     coordinator = options.coordinator or os.environ.get("JAXFT_COORDINATOR", "")
     if coordinator:
-        tls = {"ca": options.tls_ca, "cert": options.tls_cert, "key": options.tls_key}
         yield from _network_checks.coordinators(coordinator, **tls)
         host = options.host or os.environ.get("JAXFT_HOST") or None
         yield from _network_checks.own_address(coordinator, host)
     if url := options.http or os.environ.get("JAXFT_HTTP", ""):
         yield from _network_checks.peers(url, ca=options.tls_ca)
+
+
+def _named(variable: str) -> Path | None:
+    text = os.environ.get(variable)
+    return Path(text) if text else None
 
 
 def _devices() -> Iterator[Finding]:

@@ -33,9 +33,16 @@ def coordinators(
         key: its private key.
     """
     leads = 0
+    try:
+        credentials = _credentials(ca, cert, key)
+    except OSError as error:
+        yield fail(
+            f"the files for TLS with the coordinator cannot be read: {error}", "name files in PEM form"
+        )
+        return
     for address in (each.strip() for each in addresses.split(",")):
         try:
-            status = _health(address, _credentials(ca, cert, key))
+            status = _health(address, credentials)
         except grpc.RpcError as error:
             code, details = error.code().name, error.details()  # pyright: ignore[reportAttributeAccessIssue]
             yield fail(

@@ -19,6 +19,8 @@ from jaxft._errors import JaxftError
 DEFAULT_URL = "http://localhost:29511"
 TIMEOUT_S = 10.0
 CA_VARIABLE = "JAXFT_HTTP_CA"
+# A group's, for the coordinator's other port, which has the same certificate.
+STREAM_CA_VARIABLE = "JAXFT_TLS_CA"
 # The flag --tls-ca of a command that asks the port.
 Authority = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
@@ -44,8 +46,8 @@ def ask(url: str, path: str, *, ca: Path | None = None) -> Any:
     Args:
         url: the HTTP port's address, such as http://coordinator:29511.
         path: of the API, below /api/v1/.
-        ca: the authority that signed the port's certificate; by default that of JAXFT_HTTP_CA, or else the
-            authorities that this machine trusts.
+        ca: the authority that signed the port's certificate; by default that of JAXFT_HTTP_CA or JAXFT_TLS_CA, or
+            else the authorities that this machine trusts.
 
     Raises:
         PortError: there is no answer, or the API reports a problem.
@@ -110,7 +112,8 @@ def _asked(request: urllib.request.Request, ca: Path | None) -> Any:
 
 
 def _context(ca: Path | None) -> ssl.SSLContext:
-    named = ca or (Path(text) if (text := os.environ.get(CA_VARIABLE, "")) else None)
+    text = os.environ.get(CA_VARIABLE) or os.environ.get(STREAM_CA_VARIABLE)
+    named = ca or (Path(text) if text else None)
     try:
         return ssl.create_default_context(cafile=named)
     except OSError as error:

@@ -17,6 +17,7 @@ from jaxft_protocol.tls import Pem, read_pem
 from jaxft._errors import ConfigurationError
 
 TOKEN_VARIABLE = "JAXFT_TOKEN"
+CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "JAXFT_TLS_CA", "JAXFT_TLS_CERT", "JAXFT_TLS_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Credentials:
 
     @staticmethod
     def read(token: str | None, tls: TLS | None) -> "Credentials":
-        """Take the token (by default from the environment), and read the certificates.
+        """Take the token, and read the certificates; by default those that the environment names.
 
         Raises:
             ConfigurationError: one of them is not usable. Nothing has been opened yet.
@@ -59,13 +60,16 @@ class Credentials:
             key = None if text is None else credentials.key_from_text(text)
         except CredentialsError as error:
             raise ConfigurationError(f"{source} cannot be used: {error}") from error
+        source = "tls"
+        if tls is None:
+            tls, source = _tls_of_environment()
         if tls is None:
             return Credentials(key)
         ca, cert, private = (None if path is None else Path(path) for path in (tls.ca, tls.cert, tls.key))
         try:
             return Credentials(key, read_pem(ca=ca, cert=cert, key=private))
         except CredentialsError as error:
-            raise ConfigurationError(f"tls cannot be used: {error}") from error
+            raise ConfigurationError(f"{source} cannot be used: {error}") from error
 
     @property
     def data_key(self) -> DataKey | None:
@@ -88,12 +92,20 @@ class Credentials:
                 "its certificate is not from an authority in `tls.ca`, or has expired",
             ),
             ("Hostname Verification", True, "its certificate is for another host name than the address"),
-            ("Socket closed", False, "does it ask for TLS? Then pass `tls=`"),
+            ("Socket closed", False, f"does it ask for TLS? Then pass `tls=`, or set {CA_VARIABLE}"),
             ("Socket closed", True, "does it ask for a certificate, and trust the authority of `tls.cert`?"),
         ):
             if sign in why and pem_needed == (self.pem is not None):
                 return f"{why}; {meaning}"
         return why
+
+
+def _tls_of_environment() -> tuple[TLS | None, str]:
+    """The certificates that the environment names, None if there are none; and which variables do, for an error."""
+    found = [os.environ.get(name) or None for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE)]
+    named = zip((CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE), found, strict=True)
+    said = " ".join(f"{name}={path}" for name, path in named if path is not None)
+    return (TLS(*found) if said else None), f"TLS of the environment ({said})"
 
 
 class Greeting:

@@ -9,6 +9,7 @@ no-new-privileges, the read-only root. What it does not have: images, limits, a 
 import json
 import os
 import shutil
+import ssl
 import stat
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 
 VOLUMES = Path("/run/volumes")
 VARIABLES = ("PATH", "PYTHONPATH", "JAX_PLATFORMS", "XLA_FLAGS")
+UNVERIFIED = ssl._create_unverified_context()  # a kubelet does not check certificates
 
 
 class Machine:
@@ -43,7 +45,7 @@ class Machine:
         mount("--bind", copy, "/etc")
 
     def make_volumes(self, spec: dict[str, Any], secrets: dict[str, dict[str, str]]) -> None:
-        """Make a pod's volumes, which its containers share."""
+        """Make a pod's volumes, which its containers share. `secrets`: ConfigMaps too."""
         group = spec.get("securityContext", {}).get("fsGroup")
         for volume in [*spec.get("volumes", []), *spec.get("claims", [])]:
             folder = VOLUMES / volume["name"]
@@ -84,18 +86,20 @@ class Machine:
             command, check=True, capture_output=True, text=True, env=dict(os.environ)
         ).stdout
 
-    def probe(self, port: int, path: str) -> int:
+    def probe(self, port: int, path: str, scheme: str) -> int:
         """The status of an HTTP probe; 0 if nothing answers."""
+        url = f"{scheme.lower()}://127.0.0.1:{port}{path}"
         try:
-            return urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5).status
+            return urllib.request.urlopen(url, timeout=5, context=UNVERIFIED).status
         except urllib.error.HTTPError as error:
             return error.code
         except OSError:
             return 0
 
-    def get(self, port: int, path: str) -> Any:
+    def get(self, port: int, path: str, scheme: str) -> Any:
         """What the API answers."""
-        return json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5))
+        url = f"{scheme.lower()}://127.0.0.1:{port}{path}"
+        return json.load(urllib.request.urlopen(url, timeout=5, context=UNVERIFIED))
 
 
 def make_readable(paths: list[Path]) -> None:
@@ -122,9 +126,11 @@ def mount(*words: str | Path) -> None:
 
 def _files(volume: dict[str, Any], secrets: dict[str, dict[str, str]]) -> list[tuple[str, str, int]]:
     """Name, text and mode of each file that a volume has from the start."""
-    if "secret" in volume:
-        given, mode = secrets[volume["secret"]["secretName"]], volume["secret"].get("defaultMode", 0o644)
-        return [(name, text, mode) for name, text in given.items()]
+    source = volume.get("secret") or volume.get("configMap")
+    if source is not None:
+        given, mode = secrets[source.get("secretName") or source["name"]], source.get("defaultMode", 0o644)
+        items = source.get("items", [{"key": name, "path": name} for name in given])
+        return [(item["path"], given[item["key"]], mode) for item in items]
     found = []
     for source in volume.get("projected", {}).get("sources", []):
         for item in source["secret"]["items"]:

@@ -144,6 +144,16 @@ def test_a_mistake_in_a_manifest_is_found(file: str, kind: str, change: Callable
         ("coordinator.yaml", ["token.secretName="], "nothing says which groups may take part"),
         ("coordinator.yaml", ["tls.clientCertificates=true"], "needs tls.secretName"),
         ("coordinator.yaml", ["actions=true"], "actions need token.secretName"),
+        (
+            "coordinator.yaml",
+            ["monitoring.serviceMonitor.enabled=true"],
+            "the NetworkPolicy lets no one reach the HTTP port: name Prometheus in networkPolicy.http",
+        ),
+        (
+            "coordinator-etcd.yaml",
+            ["networkPolicy.http=null"],
+            "or set networkPolicy.enabled=false",
+        ),
         ("coordinator.yaml", ["etcd.user=jaxft"], "go together"),
         ("coordinator.yaml", ["etcd.endpoints={etcd-0}"], "does not match pattern"),
         ("coordinator.yaml", ["tls.certManager.enabled=true"], "tls.certManager needs tls.secretName"),
@@ -153,12 +163,26 @@ def test_a_mistake_in_a_manifest_is_found(file: str, kind: str, change: Callable
         ("job.yaml", ["form=jobset"], "form"),
         ("job.yaml", ["groups=0"], "minimum"),
         ("job-hosts.yaml", ["processes=2"], "with hosts, each pod is one process"),
+        ("job-hosts.yaml", ["health=[[rule]]"], "health is for groups of one pod"),
+        ("job.yaml", ["tls.clientCertificate=true"], "tls.clientCertificate needs tls.secretName"),
     ],
 )
 def test_values_that_cannot_work_are_refused(file: str, flags: list[str], why: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as refused:
         rendered(file, *(word for flag in flags for word in ("--set", flag)))
     assert why in refused.value.stderr
+
+
+def test_a_scrape_that_nothing_blocks_is_not_refused() -> None:
+    monitored = "monitoring.serviceMonitor.enabled=true"
+    assert "kind: ServiceMonitor" in rendered(
+        "coordinator.yaml", "--set", f"{monitored},networkPolicy.enabled=false"
+    )
+    admitted = rendered(
+        "coordinator.yaml", "--set", f"{monitored},networkPolicy.http[0].podSelector.matchLabels.a=b"
+    )
+    assert "kind: ServiceMonitor" in admitted
+    assert "- ports: [{port: http}]" in admitted
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda path: path.name)

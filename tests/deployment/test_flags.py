@@ -7,11 +7,12 @@ import pytest
 import tyro
 from jaxft_coordinator._cli import Arguments, _exposure, _problem
 
-from deploy.render import FILES
+from deploy.render import FILES, rendered
 from examples.llama3._flags import Flags
+from jaxft._health._rules import read_rules
 from jaxft._launch._deadlines import parse_deadlines
 from jaxft._launch._options import LaunchOptions, check_options
-from tests.deployment.manifests import needs_helm, pods
+from tests.deployment.manifests import needs_helm, of_kind, parsed, pods
 
 pytestmark = needs_helm
 COORDINATORS = [file for file in FILES if file.startswith("coordinator")]
@@ -84,9 +85,77 @@ def test_the_launcher_and_the_example_accept_their_flags(file: str) -> None:
         parse_deadlines(options.deadlines)
         assert options.group is not None
         assert options.drain_timeout_s < pod["terminationGracePeriodSeconds"]
+        assert (options.health is not None) == (file == "job.yaml")
         assert program[:3] == ["python", "-m", "examples.llama3.train"]
         flags = tyro.cli(Flags, args=program[3:])
         assert flags.coordinator == "{coordinator}"
+
+
+def test_rules_of_health_are_where_the_launcher_reads_them_and_are_valid(tmp_path: Path) -> None:
+    [rules] = of_kind("job.yaml", "ConfigMap")
+    for pod in pods("job.yaml"):
+        [container] = pod["containers"]
+        [flag] = [word for word in container["args"] if word.startswith("--health=")]
+        path = Path(flag.partition("=")[2])
+        [mount] = [one for one in container["volumeMounts"] if one["mountPath"] == str(path.parent)]
+        [volume] = [one for one in pod["volumes"] if one["name"] == mount["name"]]
+        assert volume["configMap"]["name"] == rules["metadata"]["name"]
+        assert "/data" in {one["mountPath"] for one in container["volumeMounts"]}
+        text = rules["data"][path.name].replace('path = "/data"', f'path = "{tmp_path}"')
+        (tmp_path / path.name).write_text(text)
+        [rule] = read_rules(tmp_path / path.name, http="")
+        assert rule.name == "checkpoint disk"
+
+
+@pytest.mark.parametrize("file", JOBS)
+def test_certificates_that_the_environment_names_are_files_of_the_pod(file: str) -> None:
+    for pod in pods(file):
+        [container] = pod["containers"]
+        named = {one["value"] for one in container["env"] if one["name"].startswith("JAXFT_TLS_")}
+        found = {
+            f"{mount['mountPath']}/{item['path']}"
+            for mount in container.get("volumeMounts", [])
+            for volume in pod["volumes"]
+            if volume["name"] == mount["name"] and mount.get("readOnly")
+            for item in volume.get("secret", {}).get("items", [])
+        }
+        assert named == found
+        assert len(named) == (3 if file == "job-hosts.yaml" else 0)
+
+
+def test_a_job_gives_what_its_coordinators_demand() -> None:
+    """The pairs: coordinator-etcd.yaml with job-hosts.yaml, and coordinator.yaml with all others."""
+    for file in JOBS:
+        served = "coordinator-etcd.yaml" if file == "job-hosts.yaml" else "coordinator.yaml"
+        [coordinator] = pods(served)
+        flags = " ".join(coordinator["containers"][0]["args"])
+        for pod in pods(file):
+            names = {one["name"] for one in pod["containers"][0]["env"]}
+            assert ("--tls-cert" in flags) == ("JAXFT_TLS_CA" in names)
+            assert ("--tls-client-ca" in flags) == ("JAXFT_TLS_CERT" in names) == ("JAXFT_TLS_KEY" in names)
+            assert ("--token-file" in flags) == ("JAXFT_TOKEN" in names)
+
+
+def test_a_job_asks_for_its_coordinators_by_names_of_their_certificate() -> None:
+    [certificate] = of_kind("coordinator-etcd.yaml", "Certificate")
+    [owner] = of_kind("coordinator-etcd.yaml", "StatefulSet")
+    for pod in pods("job-hosts.yaml"):
+        environment = {one["name"]: one.get("value", "") for one in pod["containers"][0]["env"]}
+        hosts = [each.rpartition(":")[0] for each in environment["JAXFT_COORDINATOR"].split(",")]
+        assert len(hosts) == owner["spec"]["replicas"]
+        for host in hosts:
+            assert "*." + host.partition(".")[2] in certificate["spec"]["dnsNames"]
+
+
+def test_without_client_certificates_a_pod_gets_the_authority_alone() -> None:
+    for made in parsed(rendered("job.yaml", "--set", "tls.secretName=coordinator-tls")):
+        if made["kind"] == "JobSet":
+            [job] = made["spec"]["replicatedJobs"]
+            pod = job["template"]["spec"]["template"]["spec"]
+            [secret] = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+            assert secret["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+            named = {one["name"] for one in pod["containers"][0]["env"] if "TLS" in one["name"]}
+            assert named == {"JAXFT_TLS_CA"}
 
 
 def test_a_flag_that_does_not_exist_is_found() -> None:

@@ -1,6 +1,7 @@
 """The pods that the charts make, run for real: as the user, with the volumes and the root that they ask for."""
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -8,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from jaxft_protocol import credentials
 
 from deploy.render import rendered
 from tests import patience
 from tests.deployment.machine import MISSING, Machine, admitted, available, machine
-from tests.deployment.manifests import needs_helm, of_kind, parsed, pods
+from tests.deployment.manifests import needs_helm, parsed
 
 pytestmark = [
     needs_helm,
@@ -22,6 +24,16 @@ pytestmark = [
     pytest.mark.skipif(sys.prefix.startswith("/tmp/"), reason="pods have their own /tmp, without this clone"),
 ]
 SECRETS = {"jaxft-secret": {"secret": "a secret of more than sixteen bytes"}}
+RULES = """
+[[rule]]
+name = "host memory"
+source = "memory"
+warning = 1e9
+action = "warn"
+interval_s = 1
+consecutive = 1
+"""
+TOKEN = credentials.job_key(SECRETS["jaxft-secret"]["secret"].encode(), "run").hex()
 POD = "coordinator-jaxft-coordinator-0"
 HOST = f"{POD}.coordinator-jaxft-coordinator.ml.svc"
 PORT = 29511
@@ -35,25 +47,77 @@ def here(tmp_path: Path) -> Iterator[Machine]:
         yield made
 
 
-def coordinator() -> dict[str, Any]:
-    [spec], [owner] = pods("coordinator.yaml"), of_kind("coordinator.yaml", "StatefulSet")
-    claims = [claim["metadata"]["name"] for claim in owner["spec"]["volumeClaimTemplates"]]
-    return admitted(spec, POD, SECRETS, claims)
+class Cluster:
+    """The pods of a coordinator and of two groups.
 
+    Args:
+        here: where they run.
+        secrets: by name, then by key.
+        coordinator: flags of helm for the coordinator.
+    """
 
-def until_ready(here: Machine) -> None:
-    patience.until(
-        lambda: here.ask("probe", port=PORT, path="/readyz") == 200,
-        "the coordinator to be ready",
-        context=lambda: here.log("coordinator"),
-    )
+    def __init__(self, here: Machine, secrets: dict[str, dict[str, str]], *coordinator: str) -> None:
+        self._here = here
+        self._secrets = secrets
+        self.groups: dict[str, dict[str, Any]] = {}
+        [owner] = [
+            each
+            for each in parsed(rendered("coordinator.yaml", *coordinator))
+            if each["kind"] == "StatefulSet"
+        ]
+        claims = [claim["metadata"]["name"] for claim in owner["spec"]["volumeClaimTemplates"]]
+        self.coordinator = admitted(owner["spec"]["template"]["spec"], POD, secrets, claims)
+        [container] = self.coordinator["containers"]
+        self.probe = container["readinessProbe"]["httpGet"]
+        here.ask("make_volumes", spec=self.coordinator, secrets=secrets)
+
+    def start_coordinator(self) -> None:
+        self._here.start("init", self.coordinator, 0)
+        assert self._here.until_ended("init") == 0, self._here.log("init")
+        self._here.start("coordinator", self.coordinator)
+        patience.until(
+            lambda: self.answers(self.probe["path"]),
+            "the coordinator to be ready",
+            context=lambda: self._here.log("coordinator"),
+        )
+
+    def answers(self, path: str) -> bool:
+        return self._here.ask("probe", port=PORT, path=path, scheme=self.probe["scheme"]) == 200
+
+    def start_groups(self, *more: str) -> None:
+        """Start two groups, with further flags of helm, and wait for their first steps."""
+        flags = ["--set-json", f"command={json.dumps(PROGRAM)}", "--set", f"coordinator={HOST}:29510"]
+        flags += ["--set", "spares=0,groups=2,tokenSecret=run-token,folder=/run/job,sharedMemory="]
+        flags += ["--set-json", "volumes=[]", "--set-json", "volumeMounts=[]", "--set-json", "resources={}"]
+        flags += ["--set-json", 'health=""']
+        whole = parsed(rendered("job.yaml", *flags, *more))
+        made = [each for each in whole if each["kind"] == "JobSet"]
+        maps = {each["metadata"]["name"]: each["data"] for each in whole if each["kind"] == "ConfigMap"}
+        secrets = {**self._secrets, **maps, "run-token": {"token": TOKEN}}
+        for number, each in enumerate(made):
+            [job] = each["spec"]["replicatedJobs"]
+            bare = job["template"]["spec"]["template"]["spec"]
+            spec = self.groups[f"group-{number}"] = admitted(bare, f"llama-{number}", secrets, [])
+            if not number:  # read by both pods
+                self._here.ask("make_volumes", spec=spec, secrets=secrets)
+            self._here.start(f"group-{number}", spec)
+        patience.until(lambda: self.job()["step"] >= 5, "the first steps", limit_s=120.0, context=self.logs)
+
+    def job(self) -> dict[str, Any]:
+        """What the coordinator's API says of the job."""
+        told = self._here.ask("get", port=PORT, path="/api/v1/jobs", scheme=self.probe["scheme"])
+        found = {"step": 0, **{each["job"]: each for each in told["jobs"]}.get("run", {})}
+        return {**found, "step": found["step"] or 0}
+
+    def logs(self) -> str:
+        return "\n".join(self._here.log(name) for name in ("coordinator", *self.groups))
 
 
 def test_a_job_trains_with_what_the_charts_make_and_a_killed_pod_comes_back(here: Machine) -> None:
-    spec = coordinator()
-    here.ask("make_volumes", spec=spec, secrets=SECRETS)
+    pods = Cluster(here, SECRETS)
 
     # What the kubelet makes of a Secret with fsGroup, the coordinator refuses. So it is copied.
+    spec = pods.coordinator
     [container] = spec["containers"]
     mounts = [*container["volumeMounts"], *spec["initContainers"][0]["volumeMounts"][:1]]
     words = [word.replace("/run/jaxft/secret", "/etc/jaxft/private/secret") for word in container["args"]]
@@ -62,43 +126,66 @@ def test_a_job_trains_with_what_the_charts_make_and_a_killed_pod_comes_back(here
     assert here.until_ended("direct") == 1, here.log("direct")
     assert "is accessible to users other than its owner (mode 0440)" in here.log("direct")
 
-    here.start("init", spec, 0)
-    assert here.until_ended("init") == 0, here.log("init")
-    here.start("coordinator", spec)
-    until_ready(here)
-    assert here.ask("probe", port=PORT, path="/healthz") == 200
-
-    token = token_of("run")
-    flags = ["--set-json", f"command={json.dumps(PROGRAM)}", "--set", f"coordinator={HOST}:29510"]
-    flags += ["--set", "spares=0,groups=2,tokenSecret=run-token,folder=/run/job,sharedMemory="]
-    flags += ["--set-json", "volumes=[]", "--set-json", "volumeMounts=[]", "--set-json", "resources={}"]
-    made = [each for each in parsed(rendered("job.yaml", *flags)) if each["kind"] == "JobSet"]
-    groups = {}
-    for number, each in enumerate(made):
-        [job] = each["spec"]["replicatedJobs"]
-        bare = job["template"]["spec"]["template"]["spec"]
-        groups[number] = admitted(bare, f"llama-{number}", {"run-token": {"token": token}}, [])
-        here.start(f"group-{number}", groups[number])
-
-    def step() -> int:
-        jobs = {each["job"]: each for each in here.ask("get", port=PORT, path="/api/v1/jobs")["jobs"]}
-        return jobs.get("run", {}).get("step") or 0
-
-    def logs() -> str:
-        return "\n".join(here.log(name) for name in ("coordinator", "group-0", "group-1"))
-
-    patience.until(lambda: step() >= 5, "the first steps", limit_s=120.0, context=logs)
+    pods.start_coordinator()
+    assert pods.answers("/healthz")
+    pods.start_groups()
     here.ask("end", name="group-1", number=signal.SIGKILL)
     assert here.until_ended("group-1") == -signal.SIGKILL
-    here.start("group-1", groups[1])
-    for number in groups:
-        assert here.until_ended(f"group-{number}") == 0, logs()
+    here.start("group-1", pods.groups["group-1"])
+    for group in pods.groups:
+        assert here.until_ended(group) == 0, pods.logs()
     assert "finished after 200 committed steps" in here.log("group-0")
-    assert step() == 200
+    assert pods.job()["step"] == 200
 
     here.ask("end", name="coordinator", number=signal.SIGTERM)
     assert here.until_ended("coordinator") == 0, here.log("coordinator")
 
 
-def token_of(job: str) -> str:
-    return credentials.job_key(SECRETS["jaxft-secret"]["secret"].encode(), job).hex()
+def test_a_job_joins_a_coordinator_that_demands_certificates_and_can_be_drained(here: Machine) -> None:
+    authority = trustme.CA()
+    secrets = {
+        **SECRETS,
+        "coordinator-tls": secret_of(authority, authority.issue_cert(HOST)),
+        "run-tls": secret_of(authority, authority.issue_cert("run.example")),
+    }
+    tls = "tls.secretName=coordinator-tls,tls.clientCertificates=true,actions=true"
+    pods = Cluster(here, secrets, "--set", tls)
+    pods.start_coordinator()
+    assert pods.probe["scheme"] == "HTTPS"
+    pods.start_groups("--set", "tls.secretName=run-tls,tls.clientCertificate=true")
+
+    words = ["jaxft", "drain", "group-1", "--job", "run", "--http", f"https://{HOST}:{PORT}"]
+    words += ["--token", TOKEN, "--tls-ca", "/run/volumes/jaxft-tls/ca.crt"]
+    assert "group 'group-1' takes part no more" in here.ask("execute", words=words, user=0)
+    assert here.until_ended("group-1") == 0, pods.logs()  # its JobSet completes
+    assert here.until_ended("group-0") == 0, pods.logs()
+    assert "finished after 200 committed steps" in here.log("group-0")
+    assert "finished after" not in here.log("group-1")
+
+
+def test_a_pod_that_gets_sigterm_is_drained_and_the_others_lose_nothing(here: Machine) -> None:
+    pods = Cluster(here, SECRETS)
+    pods.start_coordinator()
+    pods.start_groups("--set-json", f"health={json.dumps(RULES)}")
+    here.ask("end", name="group-1", number=signal.SIGTERM)
+    # Such a pod fails, and its JobSet starts the group again, on another node.
+    assert here.until_ended("group-1") == os.EX_TEMPFAIL, pods.logs()
+    assert "got SIGTERM: each group finishes its step" in here.log("group-1")
+    assert "group-1 was drained, at step" in here.log("group-1")
+    assert here.until_ended("group-0") == 0, pods.logs()
+    assert "finished after 200 committed steps" in here.log("group-0")
+    job = here.ask("get", port=PORT, path="/api/v1/jobs/run", scheme="http")
+    assert (job["step"], job["steps_retried"], job["shards_recomputed"]) == (200, {}, 0)
+    assert job["departures"] == {"left": 2}
+    # The rules of the ConfigMap were checked in the pods.
+    assert "host memory" in here.log("group-0")
+
+
+def secret_of(authority: trustme.CA, made: trustme.LeafCert) -> dict[str, str]:
+    """What cert-manager writes."""
+    chain = b"".join(each.bytes() for each in made.cert_chain_pems)
+    return {
+        "ca.crt": authority.cert_pem.bytes().decode(),
+        "tls.crt": chain.decode(),
+        "tls.key": made.private_key_pem.bytes().decode(),
+    }

@@ -193,6 +193,16 @@ def test_each_launcher_is_told_its_part_and_no_command_line_has_the_token(
     assert "JAXFT_TOKEN" not in passed_on(os.environ)
 
 
+def test_other_hosts_get_the_certificates_for_a_coordinator_elsewhere_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAXFT_TLS_CA", "/shared/ca.pem")
+    options = LaunchOptions(groups=1, hosts="a", remote_shell="sh -c")
+    for token, said in (("", "JAXFT_TLS_CA=/shared/ca.pem"), ("s3cret", "JAXFT_TLS_CA=")):
+        [member] = remote_members(options, "head:1", tmp_path, ["true"], token, "")
+        assert said in shlex.split(member.command[-1]), token
+
+
 # ---- real launchers ----
 
 

@@ -276,6 +276,17 @@ def test_a_token_reaches_the_groups_of_a_coordinator_that_was_given(folder: Path
     assert not list(folder.glob("*.warm.log"))  # a shell is not forked from a warm process
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_certificates_are_for_a_coordinator_that_was_given(folder: Path, elsewhere: bool) -> None:
+    """The launcher's own has no TLS: a group that asks for it would not be admitted."""
+    show = ("sh", "-c", 'echo "tls=$JAXFT_TLS_CA,$JAXFT_TLS_CERT,$JAXFT_TLS_KEY."')
+    environment = {"JAXFT_TLS_CA": "ca.pem", "JAXFT_TLS_CERT": "group.pem", "JAXFT_TLS_KEY": "group.key"}
+    environment |= {"JAXFT_COORDINATOR": "head:7"} if elsewhere else {}
+    with launch(folder, program=show, **environment) as running:
+        assert running.status() == 0, running.text()
+    assert f"[group-0] tls={'ca.pem,group.pem,group.key' if elsewhere else ',,'}." in running.text()
+
+
 def test_groups_that_stay_after_the_job_is_done_have_a_deadline(folder: Path) -> None:
     lives = ("steps:1 made:up-{group} group-0=gate:go group-0=exit:0 mute",)
     with fakes(folder, "--groups", "2", "--deadlines", "end=0.3", lives=lives) as running:

@@ -173,6 +173,9 @@ def check_command(words: list[str]) -> None:
             )
             if done.returncode:
                 raise Wrong(f"{shlex.join(words)}: {done.stderr}")
+        case ["helm", "upgrade", _, chart, "--reuse-values"]:
+            if not (ROOT / chart / "Chart.yaml").exists():
+                raise Wrong(f"{shlex.join(words)}: there is no chart {chart}")
         case ["python", "-m", module, *_]:
             path = ROOT / module.replace(".", "/")
             if not (

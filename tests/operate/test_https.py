@@ -120,7 +120,12 @@ def test_status_and_doctor_of_a_coordinator_with_a_certificate(files: Certificat
         web = port.start(here, "--tls-cert", str(files.cert), "--tls-key", str(files.key))
         shown = asked("status", "--tls-ca", str(files.ca))
         named = asked("status", "--json", JAXFT_HTTP_CA=str(files.ca))
+        streamed = asked("status", "--json", JAXFT_TLS_CA=str(files.ca))
+        stronger = asked("status", "--json", JAXFT_HTTP_CA=str(files.ca), JAXFT_TLS_CA="/missing")
         unknown = asked("status")
+        where = ("--no-devices", "--coordinator", f"localhost:{here.port}", "--http", web.url)
+        of_environment = doctor(*where, JAXFT_TLS_CA=str(files.ca))
+        unreadable = doctor(*where, JAXFT_TLS_CA=str(files.ca), JAXFT_TLS_CERT="/no", JAXFT_TLS_KEY="/no")
         found = doctor(
             *("--no-devices", "--coordinator", f"localhost:{here.port}"),
             *("--tls-ca", str(files.ca), "--http", web.url),
@@ -128,7 +133,12 @@ def test_status_and_doctor_of_a_coordinator_with_a_certificate(files: Certificat
     assert web.url.startswith("https://")
     assert "The coordinator has no job yet." in shown.stdout
     assert named.stdout == '{\n  "jobs": []\n}\n'
+    assert streamed.stdout == stronger.stdout == named.stdout
     assert (unknown.returncode, "--tls-ca" in unknown.stderr) == (1, True)
     assert "Traceback" not in unknown.stderr
-    assert f"ok    the coordinator localhost:{here.port} answers, and leads" in found.stdout
-    assert "ok    this machine's clock agrees with the coordinator's: it is " in found.stdout
+    for one in (found, of_environment):
+        assert f"ok    the coordinator localhost:{here.port} answers, and leads" in one.stdout
+        assert "ok    this machine's clock agrees with the coordinator's: it is " in one.stdout
+    assert "FAIL  the certificate /no cannot be read: [Errno 2] No such file" in unreadable.stdout
+    assert "FAIL  the files for TLS with the coordinator cannot be read: [Errno 2]" in unreadable.stdout
+    assert "Traceback" not in unreadable.stderr

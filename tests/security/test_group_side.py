@@ -277,6 +277,54 @@ def test_the_coordinator_alone_may_show_one(certificates: Certificates) -> None:
         enter(port, tls=TLS(ca=certificates.ca))
 
 
+def name_in_environment(patch: pytest.MonkeyPatch, *files: object) -> None:
+    """Name the authority, the certificate and the private key, as far as they are given."""
+    for name, file in zip(("CA", "CERT", "KEY"), [*files, "", "", ""][:3], strict=True):
+        patch.setenv(f"JAXFT_TLS_{name}", str(file))
+
+
+def test_certificates_are_an_argument_or_in_the_environment(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = certificates.pem(certificates.coordinator, certificates.ca)
+    with serving_beside(secret=SECRET, tls=tls) as port:
+        name_in_environment(monkeypatch, certificates.ca, *certificates.group)
+        enter(port, token=KEY.hex())
+        name_in_environment(monkeypatch, certificates.ca)  # not what this coordinator needs
+        assert "trust the authority of `tls.cert`?" in why_it_fails(port, token=KEY.hex())
+        cert, key = certificates.group
+        enter(port, token=KEY.hex(), tls=TLS(ca=certificates.ca, cert=cert, key=key))
+    with serving_beside(tls=certificates.pem(certificates.coordinator)) as port:
+        enter(port)
+
+
+def test_an_empty_variable_names_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    name_in_environment(monkeypatch)
+    assert Credentials.read(None, None) == Credentials()
+
+
+def test_an_error_names_the_variables_with_their_values(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificates.group
+    ca, missing = certificates.ca, tmp_path / "missing"
+    for files, text in (
+        ((missing,), f"(JAXFT_TLS_CA={missing}) cannot be used: cannot read the TLS certificate authority"),
+        (
+            (ca, cert),
+            f"(JAXFT_TLS_CA={ca} JAXFT_TLS_CERT={cert}) cannot be used: a TLS certificate was given without its "
+            "private key: give both or neither",
+        ),
+        (("", "", key), f"(JAXFT_TLS_KEY={key}) cannot be used: a TLS private key was given without its"),
+        ((ca, cert, missing), "cannot be used: cannot read the TLS private key"),
+    ):
+        name_in_environment(monkeypatch, *files)
+        with pytest.raises(jaxft.ConfigurationError) as caught:
+            enter(9)
+        assert str(caught.value).startswith("TLS of the environment (")
+        assert text in str(caught.value)
+
+
 def test_a_handshake_that_fails_says_why(certificates: Certificates) -> None:
     cert, key = certificates.foreign
     with serving_beside(tls=certificates.pem(certificates.coordinator, certificates.ca)) as port:
@@ -286,7 +334,7 @@ def test_a_handshake_that_fails_says_why(certificates: Certificates) -> None:
         assert "trust the authority of `tls.cert`?" in why_it_fails(
             port, tls=TLS(ca=certificates.ca, cert=cert, key=key)
         )
-        assert "does it ask for TLS? Then pass `tls=`" in why_it_fails(port, tls=None)
+        assert "does it ask for TLS? Then pass `tls=`, or set JAXFT_TLS_CA" in why_it_fails(port, tls=None)
         assert "its certificate is not from an authority in `tls.ca`" in why_it_fails(
             port, tls=TLS(ca=certificates.other_ca)
         )

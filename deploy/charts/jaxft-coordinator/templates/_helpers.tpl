@@ -37,6 +37,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and .Values.actions (not (and .Values.token.secretName .Values.tls.secretName)) }}
 {{- fail "actions need token.secretName, from which the tokens derive that allow them, and tls.secretName" }}
 {{- end }}
+{{- if and .Values.monitoring.serviceMonitor.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.http) }}
+{{- fail "monitoring.serviceMonitor: the NetworkPolicy lets no one reach the HTTP port: name Prometheus in networkPolicy.http, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}], or set networkPolicy.enabled=false" }}
+{{- end }}
 {{- if ne (empty .Values.etcd.user) (empty .Values.etcd.passwordSecret) }}
 {{- fail "etcd.user and etcd.passwordSecret go together: set both, or neither" }}
 {{- end }}

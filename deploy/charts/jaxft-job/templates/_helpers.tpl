@@ -31,6 +31,12 @@ kueue.x-k8s.io/queue-name: {{ . }}
 {{- if and (gt (int .Values.hosts) 1) (gt (int .Values.processes) 1) }}
 {{- fail "processes is for groups of one pod: with hosts, each pod is one process" }}
 {{- end }}
+{{- if and (gt (int .Values.hosts) 1) .Values.health }}
+{{- fail "health is for groups of one pod: with hosts, no launcher runs in the pods that could check rules" }}
+{{- end }}
+{{- if and .Values.tls.clientCertificate (not .Values.tls.secretName) }}
+{{- fail "tls.clientCertificate needs tls.secretName, with ca.crt, tls.crt and tls.key" }}
+{{- end }}
 {{- end }}
 
 {{/* The program of a group: a dict of root, and index, its number, as text. */}}
@@ -45,6 +51,9 @@ args:
   - "--nproc={{ $values.processes }}"
   - "--folder={{ $values.folder }}/group-{{ .index }}"
   - "--drain-timeout-s={{ max 1 (sub (int $values.gracePeriodSeconds) 15) }}"
+  {{- if $values.health }}
+  - "--health=/etc/jaxft/health/rules.toml"
+  {{- end }}
   - "--"
   {{- toYaml $values.command | nindent 2 }}
 {{- end }}
@@ -62,6 +71,13 @@ args:
 {{- end }}
 {{- with $values.tokenSecret }}
 - {name: JAXFT_TOKEN, valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}}
+{{- end }}
+{{- if $values.tls.secretName }}
+- {name: JAXFT_TLS_CA, value: /etc/jaxft/tls/ca.crt}
+{{- if $values.tls.clientCertificate }}
+- {name: JAXFT_TLS_CERT, value: /etc/jaxft/tls/tls.crt}
+- {name: JAXFT_TLS_KEY, value: /etc/jaxft/tls/tls.key}
+{{- end }}
 {{- end }}
 {{- with $values.env }}
 {{ toYaml . }}
@@ -139,20 +155,41 @@ spec:
           {{- with $values.securityContext }}
           securityContext: {{- toYaml . | nindent 12 }}
           {{- end }}
-          {{- if or $values.sharedMemory $values.volumeMounts }}
+          {{- if or $values.sharedMemory $values.tls.secretName $values.health $values.volumeMounts }}
           volumeMounts:
             {{- if $values.sharedMemory }}
             - {name: shared-memory, mountPath: /dev/shm}
+            {{- end }}
+            {{- if $values.tls.secretName }}
+            - {name: jaxft-tls, mountPath: /etc/jaxft/tls, readOnly: true}
+            {{- end }}
+            {{- if $values.health }}
+            - {name: jaxft-health, mountPath: /etc/jaxft/health, readOnly: true}
             {{- end }}
             {{- with $values.volumeMounts }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
           {{- end }}
-      {{- if or $values.sharedMemory $values.volumes }}
+      {{- if or $values.sharedMemory $values.tls.secretName $values.health $values.volumes }}
       volumes:
         {{- with $values.sharedMemory }}
         - name: shared-memory
           emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+        {{- end }}
+        {{- if $values.health }}
+        - name: jaxft-health
+          configMap: {name: {{ include "jaxft-job.name" .root }}-health}
+        {{- end }}
+        {{- if $values.tls.secretName }}
+        - name: jaxft-tls
+          secret:
+            secretName: {{ $values.tls.secretName }}
+            items:
+              - {key: ca.crt, path: ca.crt}
+              {{- if $values.tls.clientCertificate }}
+              - {key: tls.crt, path: tls.crt}
+              - {key: tls.key, path: tls.key}
+              {{- end }}
         {{- end }}
         {{- with $values.volumes }}
         {{- toYaml . | nindent 8 }}
