@@ -119,12 +119,17 @@ def case(alert: str, at: str, series: dict[str, str], *firing: dict[str, str]) -
 
 
 JOB = 'job="j"'
+GONE = {f"jaxft_idle{{{JOB}}}": "1x10"}
 CASES = [
     case("JaxftNoLeader", "5m", {"jaxft_leads": "0x10"}, {}),
     case("JaxftNoLeader", "5m", {'jaxft_leads{i="1"}': "0x10", 'jaxft_leads{i="2"}': "1x10"}),
     case("JaxftJobHalted", "1m", {f"jaxft_halted{{{JOB}}}": "0 1"}, {"job": "j"}),
     case("JaxftJobWaiting", "4m", {f"jaxft_waiting{{{JOB}}}": "1x10"}),
     case("JaxftJobWaiting", "6m", {f"jaxft_waiting{{{JOB}}}": "1x10"}, {"job": "j"}),
+    case("JaxftJobGone", "4m", GONE | {f"jaxft_halted{{{JOB}}}": "0x10"}),
+    case("JaxftJobGone", "6m", GONE | {f"jaxft_halted{{{JOB}}}": "0x10"}, {"job": "j"}),
+    case("JaxftJobGone", "6m", GONE | {f"jaxft_halted{{{JOB}}}": "1x10"}),  # JaxftJobHalted says it
+    case("JaxftJobGone", "9m", {f"jaxft_idle{{{JOB}}}": "1 1 1 1 0 1x10", f"jaxft_halted{{{JOB}}}": "0x20"}),
     case(
         "JaxftJobStalled",
         "40m",

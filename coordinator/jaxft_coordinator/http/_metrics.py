@@ -99,6 +99,7 @@ def _of_jobs(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
     members = gauge("jaxft_quorum_members", "Groups that take part.")
     places = gauge("jaxft_quorum_places", "The most groups that have taken part so far, without spares.")
     waits = gauge("jaxft_waiting", "1 while the job waits and trains no step.")
+    idle = gauge("jaxft_idle", "1 while the job has not finished and no group is connected.")
     halted = gauge("jaxft_halted", "1 while the job is halted.")
     finished = gauge("jaxft_finished", "1 if the job has finished.")
     ratio = gauge("jaxft_goodput_ratio", "Productive part of the job's time, 0 to 1.")
@@ -124,6 +125,7 @@ def _of_jobs(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
         places.add_metric(name, job.places)
         standing = watched.account.standing.value
         waits.add_metric(name, int(standing == "waiting" and bool(job.groups)))
+        idle.add_metric(name, int(_views.state(watched) == "idle"))
         halted.add_metric(name, int(standing == "halted"))
         finished.add_metric(name, int(standing == "finished"))
         if (share := watched.account.ratio(now_s)) is not None:
@@ -144,8 +146,8 @@ def _of_jobs(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
         for how, count in watched.departures.items():
             departures.add_metric([watched.name, how], count)
         healed.add_metric(name, watched.heal_bytes)
-    yield from (step, quorum, members, places, waits, halted, finished, ratio, commit_at, states, good, lost)
-    yield from (committed, retried, shards, again, departures, healed)
+    yield from (step, quorum, members, places, waits, idle, halted, finished, ratio, commit_at, states)
+    yield from (good, lost, committed, retried, shards, again, departures, healed)
     yield _seconds("jaxft_step_seconds", "A step's last attempt.", {w.name: w.step_s for w in jobs})
     yield _seconds("jaxft_exchange_seconds", "A step's exchange.", {w.name: w.exchange_s for w in jobs})
     yield _seconds("jaxft_vote_seconds", "From a vote to its decision.", {w.name: w.vote_s for w in jobs})

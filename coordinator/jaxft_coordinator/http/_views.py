@@ -46,7 +46,7 @@ def summary(watched: WatchedJob, now_s: float) -> Json:
     quorum, ratio = job.quorum, account.ratio(now_s)
     return {
         "job": watched.name,
-        "state": account.standing.value if job.groups or account.standing.value == "finished" else "idle",
+        "state": state(watched),
         "step": None if job.frontier is None else job.frontier.step,
         "quorum_id": job.last_quorum_id,
         "members": 0 if quorum is None else len(quorum.members),
@@ -61,6 +61,13 @@ def summary(watched: WatchedJob, now_s: float) -> Json:
         "committed_at": watched.committed_unix_s,
         "values": dict(watched.values),
     }
+
+
+def state(watched: WatchedJob) -> str:
+    """Return what a job is doing: "idle" if it has not finished and no group is connected."""
+    assert watched.job is not None
+    standing = watched.account.standing.value
+    return standing if watched.job.groups or standing == "finished" else "idle"
 
 
 def states(watched: WatchedJob) -> Mapping[str, int]:
