@@ -216,7 +216,15 @@ def test_a_real_prometheus_scrapes_a_real_coordinator(tmp_path: Path) -> None:
         states = _rules(asked)
         assert {rule["name"]: rule["health"] for rule in states} == {rule["alert"]: "ok" for rule in ALERTS}
         assert [rule["name"] for rule in states if rule["state"] == "firing"] == []
+        asked_for = list(queries())
+        answers = [_answer(asked, _filled(query)) for _, query in asked_for]
         here.until_finished(*workers)
+    assert [query for (_, query), answer in zip(asked_for, answers, strict=True) if answer is None] == []
+
+
+def _filled(query: str) -> str:
+    """A query of the dashboard, with Grafana's variables filled in."""
+    return query.replace("$job", ".*").replace("$__rate_interval", "1m")
 
 
 def _started(here: Any, command: str, folder: Path) -> str:
@@ -239,9 +247,14 @@ def _rules(asked: str) -> list[dict[str, Any]]:
 
 
 def _value(asked: str, query: str) -> float | None:
+    found = _answer(asked, query)
+    return float(found[0]["value"][1]) if found else None
+
+
+def _answer(asked: str, query: str) -> list[Any] | None:
+    """What Prometheus answers; None if it is not ready yet, or refuses the query."""
     url = f"{asked}/query?query={urllib.parse.quote(query)}"
     try:
-        found = json.load(urllib.request.urlopen(url, timeout=patience.FAR_S))["data"]["result"]
+        return json.load(urllib.request.urlopen(url, timeout=patience.FAR_S))["data"]["result"]
     except urllib.error.HTTPError:
-        return None  # it is not ready yet
-    return float(found[0]["value"][1]) if found else None
+        return None

@@ -170,6 +170,14 @@ def _of_groups(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
         "Time of a group in the parts of its steps.",
         labels=["job", "group", "part"],
     )
+    good = CounterMetricFamily(
+        "jaxft_group_goodput_seconds", "Productive time of a group.", labels=["job", "group"]
+    )
+    lost = CounterMetricFamily(
+        "jaxft_group_badput_seconds",
+        "Time of a group that was lost, by what it was lost to.",
+        labels=["job", "group", "source"],
+    )
     for watched in jobs:
         if len(watched.groups) > MOST_GROUPS:
             continue
@@ -178,5 +186,8 @@ def _of_groups(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
                 states.add_metric([watched.name, name, state], seconds)
             for part, seconds in group.parts_s.items():
                 parts.add_metric([watched.name, name, part], seconds)
-    yield states
-    yield parts
+            good_s, lost_s = group.account.seconds(watched.account, now_s)
+            good.add_metric([watched.name, name], good_s)
+            for source, seconds in lost_s.items():
+                lost.add_metric([watched.name, name, source.value], seconds)
+    yield from (states, parts, good, lost)

@@ -35,6 +35,7 @@ function duration(seconds) {
   return `${(seconds / 3600).toFixed(1)} h`;
 }
 
+const percent = part => part === null ? "none yet" : `${(100 * part).toFixed(1)} %`;
 const clock = unix => new Date(unix * 1000).toLocaleTimeString([], {hour12: false});
 const byName = new Intl.Collator("en", {numeric: true}).compare;
 
@@ -164,7 +165,7 @@ function show(next) {
   setText($("banner"), bad ? `Halted: ${job.halted}` : job.waiting ? `Waiting: ${job.waiting}` : "");
   pairs($("facts"), [
     ["State", job.state], ["Step", String(job.step ?? "none")], ["Quorum", `${job.quorum_id}, ${job.members} of ${job.places} places`],
-    ["Goodput", job.goodput === null ? "none yet" : `${(100 * job.goodput).toFixed(1)} %`],
+    ["Goodput", percent(job.goodput)],
     ["Retried", String(Object.values(job.steps_retried).reduce((a, b) => a + b, 0))],
     ["Groups", Object.entries(job.groups).map(([state, count]) => `${count} ${state}`).join(", ")],
   ]);
@@ -227,7 +228,7 @@ function table() {
 
 function newRow(name) {
   const dot = make("span", {class: "dot"}), state = make("span"), why = make("div", {class: "why"});
-  const step = make("td"), times = make("td"), losses = make("td"), line = document.createElementNS(SVG, "svg");
+  const step = make("td"), times = make("td"), losses = make("td"), goodput = make("td"), line = document.createElementNS(SVG, "svg");
   line.setAttribute("viewBox", "0 0 1000 14"); line.setAttribute("preserveAspectRatio", "none"); line.setAttribute("role", "img");
   const act = make("td", {class: "acts"}), buttons = ["drain", "evict"].map(action => {
     const button = make("button", {type: "button", "aria-label": `${ACTIONS[action].label} ${name}`}, action);
@@ -235,8 +236,8 @@ function newRow(name) {
     return button;
   });
   act.append(...buttons);
-  const element = make("tr", {}, make("th", {scope: "row"}, name), make("td", {}, dot, state, why), step, times, losses, make("td", {class: "line"}, line), act);
-  return {element, dot, state, why, step, times, losses, line, act, buttons};
+  const element = make("tr", {}, make("th", {scope: "row"}, name), make("td", {}, dot, state, why), step, times, losses, goodput, make("td", {class: "line"}, line), act);
+  return {element, dot, state, why, step, times, losses, goodput, line, act, buttons};
 }
 
 function fill(row, group, span, now) {
@@ -247,6 +248,7 @@ function fill(row, group, span, now) {
   setText(row.step, group.step === undefined ? "" : String(group.step));
   setText(row.times, group.compute_s === undefined ? "" : `${duration(group.compute_s)}, ${duration(group.exchange_s)}`);
   setText(row.losses, String(group.losses));
+  setText(row.goodput, percent(group.goodput));
   row.act.hidden = !actions; row.buttons.forEach(button => { button.disabled = group.state === "gone"; });
   const line = lines.get(group.group) ?? [], from = now - span, parts = [];
   line.forEach((piece, place) => {
