@@ -59,6 +59,9 @@ def test_a_screen_reader_finds_its_way(tmp_path: Path, scheme: str) -> None:
         with browser.page(web.url, color_scheme=scheme, bypass_csp=True) as (page, errors):
             expect(page.get_by_role("row", name="group-1")).to_contain_text("takes part")
             assert axe.problems(page) == []
+            page.select_option("#span", "120")
+            expect(page.get_by_role("columnheader", name="Time line")).to_contain_text("2 minutes ago")
+            expect(page.locator("#lost div", has_text="retried steps").locator("dd")).to_have_text("0 s")
             page.set_viewport_size({"width": 360, "height": 740})  # a phone
             assert page.evaluate("document.documentElement.scrollWidth") <= 360
             page.keyboard.press("Tab")

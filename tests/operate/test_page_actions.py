@@ -77,7 +77,12 @@ def test_the_dialog_fits_on_the_screen(tmp_path: Path, width: int) -> None:
     with cluster(tmp_path) as here:
         web, workers = at_step_4(here, gate, credentials.job_key(secret, "toy").hex())
         with browser.page(web.url, viewport={"width": width, "height": 740}) as (page, errors):
-            page.get_by_role("button", name="Drain group-0").click()
+            drain = page.get_by_role("button", name="Drain group-0")
+            apart = drain.evaluate(
+                "it => it.nextSibling.getBoundingClientRect().left - it.getBoundingClientRect().right"
+            )
+            assert apart >= 4, "too close to be pressed one by one"
+            drain.click()
             box = page.get_by_role("dialog").bounding_box()
             assert box is not None
             assert box["x"] >= 0

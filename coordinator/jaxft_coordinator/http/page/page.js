@@ -29,7 +29,8 @@ function make(tag, attributes = {}, ...children) {
 const setText = (element, text) => { if (element.textContent !== text) element.textContent = text; };
 
 function duration(seconds) {
-  if (seconds < 10) return `${seconds.toFixed(seconds < 1 ? 3 : 1)} s`;
+  if (seconds > 0 && seconds < 1) return `${seconds < .01 ? (1000 * seconds).toFixed(1) : Math.round(1000 * seconds)} ms`;
+  if (seconds < 10 && !Number.isInteger(seconds)) return `${seconds.toFixed(1)} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
   return `${(seconds / 3600).toFixed(1)} h`;
@@ -211,6 +212,7 @@ function curve(svg, found, fit = false) {
 function table() {
   const filter = $("filter").value.toLowerCase(), span = Number($("span").value), now = Date.now() / 1000;
   for (const head of document.querySelectorAll("thead .acts")) head.hidden = !actions;
+  setText($("ago"), `${$("span").selectedOptions[0].textContent} ago`);
   const groups = [...job.group_list].sort((a, b) => byName(a.group, b.group));
   const known = new Set(groups.map(each => each.group));
   for (const [name, row] of rows) if (!known.has(name)) { row.element.remove(); rows.delete(name); }
