@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos adversary test test-newest test-slurm test-ray accelerator parity simulate mutants bench storm loops lint format docs chart release stubs clean
+.PHONY: help setup demo chaos adversary test test-newest test-browser test-slurm test-ray accelerator parity simulate mutants bench storm loops lint format docs chart release stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,9 @@ test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test
 
 accelerator: $(STAMP)  ## the suite for any backend, on the device that JAX finds: make accelerator ARGS="-k cut"
 	$(BIN)/pytest -m accelerator tests/accelerator $(ARGS)
+
+test-browser: $(STAMP)  ## the coordinator's page in a real browser: apt install chromium
+	$(BIN)/pytest -m browser -n 0 tests/operate $(ARGS)
 
 test-slurm: $(STAMP)  ## deploy/slurm under a real Slurm, started here as root: apt install slurmctld slurmd slurm-client
 	$(BIN)/pytest -m slurm -n 0 tests/slurm $(ARGS)

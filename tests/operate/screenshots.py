@@ -1,64 +1,79 @@
-"""Make the screenshots of docs/operate.md, with a real browser: `python -m tests.operate.screenshots`."""
+"""Make the pictures of the docs, with a real browser: `python -m tests.operate.screenshots`, about three minutes."""
 
 import tempfile
-import threading
 from pathlib import Path
 
-from benchmarks._worker import Worker, workers
+from jaxft_protocol import credentials
+from playwright.sync_api import Page
+
 from tests import shared
-from tests.clusters import cluster
-from tests.operate import browser, port
+from tests.clusters import Cluster, Worker, cluster
+from tests.operate import browser, many, port
+from tests.operate.with_buttons import secret_in
 
 FOLDER = Path(__file__).parents[2] / "docs" / "operate"
-GROUPS = ("group-0", "group-1", "group-2")
-WIDE = {"viewport": {"width": 1200, "height": 1050}}
+GROUPS = tuple(f"group-{number}" for number in range(5))
+# Which groups die in the storm, one after the other; those in one tuple die together.
+STORM = (("group-1",), ("group-3", "group-4"), ("group-1",), ("group-0",), ("group-2", "group-3"))
+WIDE = {"viewport": {"width": 1280, "height": 1050}}
+MANY = 300
+RETURN_MS = 120_000
 
 
 def of_small_job(folder: Path) -> None:
-    """A quiet job, and one of whose groups one was killed and came back."""
-    flags = ("--steps", "100000", "--pace", "0.05", "--show")
+    """A job with buttons: quiet, and in a storm in which groups die and come back, on a desk and on a phone."""
+    token = credentials.job_key(secret_in(folder), "toy").hex()
+    flags = ("--steps", "1000000", "--pace", "0.05", "--show", "--token", token)
     with cluster(folder) as here:
-        web = port.start(here, "--heartbeat-timeout-ms", "2000")
-        workers_ = here.start_together(GROUPS, lambda name: flags)
+        secret = str(folder / "secret")
+        web = port.start(here, "--token-file", secret, "--http-actions", "--heartbeat-timeout-ms", "4000")
+        lives = here.start_together(GROUPS, lambda name: flags)
         here.until(lambda: (web.metric("jaxft_step", job="toy") or 0) > 100, "step 100")
         with browser.page(web.url, **WIDE, color_scheme="light") as (page, _):
-            page.wait_for_selector("tbody tr:nth-child(3)")
-            page.wait_for_timeout(5000)
+            _until_all_take_part(page)
             page.select_option("#span", "120")
-            page.wait_for_timeout(1500)
+            page.wait_for_timeout(45_000)  # so that there is a curve to see
             page.screenshot(path=FOLDER / "quiet.png")
-            workers_["group-1"].process.kill()
-            page.wait_for_timeout(4000)
-            here.start("group-1", *flags)
-            page.wait_for_selector("tbody tr:nth-child(2) .s-member >> nth=1", timeout=60_000)
-            page.wait_for_timeout(4000)
+            for names in STORM[:-1]:
+                _kill_and_restart(here, page, lives, names, flags)
+                _until_all_take_part(page)
+                page.wait_for_timeout(4000)
+            _kill_and_restart(here, page, lives, STORM[-1], flags)  # the picture shows the last of them gone
             page.emulate_media(color_scheme="dark")
-            page.screenshot(path=FOLDER / "killed.png")
-            page.set_viewport_size({"width": 390, "height": 844})
+            page.screenshot(path=FOLDER / "storm.png")
+            _until_all_take_part(page)
+            page.set_viewport_size({"width": 390, "height": 1500})
+            page.wait_for_timeout(6000)  # the number of groups at the top is asked for every 5 s
             page.screenshot(path=FOLDER / "phone.png")
+
+
+def _kill_and_restart(
+    here: Cluster, page: Page, lives: dict[str, Worker], names: tuple[str, ...], flags: tuple[str, ...]
+) -> None:
+    for name in names:
+        lives[name].process.kill()
+    for name in names:
+        page.wait_for_selector(f"#groups tr:has(th:text-is('{name}')) .dot.s-gone", timeout=RETURN_MS)
+        lives[name] = here.start(name, *flags)
+
+
+def _until_all_take_part(page: Page) -> None:
+    page.wait_for_selector(f"#groups .dot.s-member >> nth={len(GROUPS) - 1}", timeout=RETURN_MS)
 
 
 def of_many_groups(folder: Path) -> None:
     """300 groups that are simulated by one process, with a real stream each."""
-    with cluster(folder) as here, workers(Worker("benchmarks._ours.rendezvous")) as (groups,):
+    with cluster(folder) as here:
         web = port.start(here)
-        groups.ask("join", 120.0, address=f"localhost:{here.port}", groups=300)
-        ends = threading.Event()
-
-        def vote() -> None:
-            while not ends.is_set():
-                groups.ask("rounds", 120.0, count=20)
-
-        voting = threading.Thread(target=vote)
-        voting.start()
-        with browser.page(web.url, **WIDE, color_scheme="light") as (page, _):
-            page.wait_for_selector("tbody tr:nth-child(300)")
+        with (
+            many.voting(here, MANY),
+            browser.page(web.url, **WIDE, color_scheme="light") as (page, _),
+        ):
+            page.wait_for_selector(f"#groups tr:nth-child({MANY})")
             page.select_option("#span", "120")
-            page.wait_for_timeout(3000)
+            page.wait_for_timeout(15_000)
             page.evaluate("document.querySelector('#groups-title').scrollIntoView()")
             page.screenshot(path=FOLDER / "many.png")
-        ends.set()
-        voting.join()
 
 
 if __name__ == "__main__":

@@ -119,12 +119,17 @@ def case(alert: str, at: str, series: dict[str, str], *firing: dict[str, str]) -
 
 
 JOB = 'job="j"'
+GONE = {f"jaxft_idle{{{JOB}}}": "1x10"}
 CASES = [
     case("JaxftNoLeader", "5m", {"jaxft_leads": "0x10"}, {}),
     case("JaxftNoLeader", "5m", {'jaxft_leads{i="1"}': "0x10", 'jaxft_leads{i="2"}': "1x10"}),
     case("JaxftJobHalted", "1m", {f"jaxft_halted{{{JOB}}}": "0 1"}, {"job": "j"}),
     case("JaxftJobWaiting", "4m", {f"jaxft_waiting{{{JOB}}}": "1x10"}),
     case("JaxftJobWaiting", "6m", {f"jaxft_waiting{{{JOB}}}": "1x10"}, {"job": "j"}),
+    case("JaxftJobGone", "4m", GONE | {f"jaxft_halted{{{JOB}}}": "0x10"}),
+    case("JaxftJobGone", "6m", GONE | {f"jaxft_halted{{{JOB}}}": "0x10"}, {"job": "j"}),
+    case("JaxftJobGone", "6m", GONE | {f"jaxft_halted{{{JOB}}}": "1x10"}),  # JaxftJobHalted says it
+    case("JaxftJobGone", "9m", {f"jaxft_idle{{{JOB}}}": "1 1 1 1 0 1x10", f"jaxft_halted{{{JOB}}}": "0x20"}),
     case(
         "JaxftJobStalled",
         "40m",
@@ -211,7 +216,15 @@ def test_a_real_prometheus_scrapes_a_real_coordinator(tmp_path: Path) -> None:
         states = _rules(asked)
         assert {rule["name"]: rule["health"] for rule in states} == {rule["alert"]: "ok" for rule in ALERTS}
         assert [rule["name"] for rule in states if rule["state"] == "firing"] == []
+        asked_for = list(queries())
+        answers = [_answer(asked, _filled(query)) for _, query in asked_for]
         here.until_finished(*workers)
+    assert [query for (_, query), answer in zip(asked_for, answers, strict=True) if answer is None] == []
+
+
+def _filled(query: str) -> str:
+    """A query of the dashboard, with Grafana's variables filled in."""
+    return query.replace("$job", ".*").replace("$__rate_interval", "1m")
 
 
 def _started(here: Any, command: str, folder: Path) -> str:
@@ -234,9 +247,14 @@ def _rules(asked: str) -> list[dict[str, Any]]:
 
 
 def _value(asked: str, query: str) -> float | None:
+    found = _answer(asked, query)
+    return float(found[0]["value"][1]) if found else None
+
+
+def _answer(asked: str, query: str) -> list[Any] | None:
+    """What Prometheus answers; None if it is not ready yet, or refuses the query."""
     url = f"{asked}/query?query={urllib.parse.quote(query)}"
     try:
-        found = json.load(urllib.request.urlopen(url, timeout=patience.FAR_S))["data"]["result"]
+        return json.load(urllib.request.urlopen(url, timeout=patience.FAR_S))["data"]["result"]
     except urllib.error.HTTPError:
-        return None  # it is not ready yet
-    return float(found[0]["value"][1]) if found else None
+        return None

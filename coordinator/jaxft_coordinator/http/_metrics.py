@@ -99,6 +99,7 @@ def _of_jobs(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
     members = gauge("jaxft_quorum_members", "Groups that take part.")
     places = gauge("jaxft_quorum_places", "The most groups that have taken part so far, without spares.")
     waits = gauge("jaxft_waiting", "1 while the job waits and trains no step.")
+    idle = gauge("jaxft_idle", "1 while the job has not finished and no group is connected.")
     halted = gauge("jaxft_halted", "1 while the job is halted.")
     finished = gauge("jaxft_finished", "1 if the job has finished.")
     ratio = gauge("jaxft_goodput_ratio", "Productive part of the job's time, 0 to 1.")
@@ -124,6 +125,7 @@ def _of_jobs(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
         places.add_metric(name, job.places)
         standing = watched.account.standing.value
         waits.add_metric(name, int(standing == "waiting" and bool(job.groups)))
+        idle.add_metric(name, int(_views.state(watched) == "idle"))
         halted.add_metric(name, int(standing == "halted"))
         finished.add_metric(name, int(standing == "finished"))
         if (share := watched.account.ratio(now_s)) is not None:
@@ -144,8 +146,8 @@ def _of_jobs(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
         for how, count in watched.departures.items():
             departures.add_metric([watched.name, how], count)
         healed.add_metric(name, watched.heal_bytes)
-    yield from (step, quorum, members, places, waits, halted, finished, ratio, commit_at, states, good, lost)
-    yield from (committed, retried, shards, again, departures, healed)
+    yield from (step, quorum, members, places, waits, idle, halted, finished, ratio, commit_at, states)
+    yield from (good, lost, committed, retried, shards, again, departures, healed)
     yield _seconds("jaxft_step_seconds", "A step's last attempt.", {w.name: w.step_s for w in jobs})
     yield _seconds("jaxft_exchange_seconds", "A step's exchange.", {w.name: w.exchange_s for w in jobs})
     yield _seconds("jaxft_vote_seconds", "From a vote to its decision.", {w.name: w.vote_s for w in jobs})
@@ -168,6 +170,14 @@ def _of_groups(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
         "Time of a group in the parts of its steps.",
         labels=["job", "group", "part"],
     )
+    good = CounterMetricFamily(
+        "jaxft_group_goodput_seconds", "Productive time of a group.", labels=["job", "group"]
+    )
+    lost = CounterMetricFamily(
+        "jaxft_group_badput_seconds",
+        "Time of a group that was lost, by what it was lost to.",
+        labels=["job", "group", "source"],
+    )
     for watched in jobs:
         if len(watched.groups) > MOST_GROUPS:
             continue
@@ -176,5 +186,8 @@ def _of_groups(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
                 states.add_metric([watched.name, name, state], seconds)
             for part, seconds in group.parts_s.items():
                 parts.add_metric([watched.name, name, part], seconds)
-    yield states
-    yield parts
+            good_s, lost_s = group.account.seconds(watched.account, now_s)
+            good.add_metric([watched.name, name], good_s)
+            for source, seconds in lost_s.items():
+                lost.add_metric([watched.name, name, source.value], seconds)
+    yield from (states, parts, good, lost)

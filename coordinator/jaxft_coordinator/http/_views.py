@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from jaxft_protocol.coordinator.job import Group
 from jaxft_protocol.messages import GroupName
 
 from jaxft_coordinator._server import Server
@@ -46,7 +45,7 @@ def summary(watched: WatchedJob, now_s: float) -> Json:
     quorum, ratio = job.quorum, account.ratio(now_s)
     return {
         "job": watched.name,
-        "state": account.standing.value if job.groups or account.standing.value == "finished" else "idle",
+        "state": state(watched),
         "step": None if job.frontier is None else job.frontier.step,
         "quorum_id": job.last_quorum_id,
         "members": 0 if quorum is None else len(quorum.members),
@@ -61,6 +60,13 @@ def summary(watched: WatchedJob, now_s: float) -> Json:
         "committed_at": watched.committed_unix_s,
         "values": dict(watched.values),
     }
+
+
+def state(watched: WatchedJob) -> str:
+    """Return what a job is doing: "idle" if it has not finished and no group is connected."""
+    assert watched.job is not None
+    standing = watched.account.standing.value
+    return standing if watched.job.groups or standing == "finished" else "idle"
 
 
 def states(watched: WatchedJob) -> Mapping[str, int]:
@@ -80,9 +86,7 @@ def detail(watched: WatchedJob, now_s: float, *, history: bool) -> Json:
         "steps_retried": dict(watched.retried),
         "shards_recomputed": watched.shards_again,
         "departures": dict(watched.departures),
-        "group_list": [
-            _group(name, group, watched.job.groups.get(name), now_s) for name, group in watched.groups.items()
-        ],
+        "group_list": [_group(name, group, watched, now_s) for name, group in watched.groups.items()],
     }
     if history:
         whole["points"] = list(watched.points)
@@ -92,13 +96,20 @@ def detail(watched: WatchedJob, now_s: float, *, history: bool) -> Json:
     return whole
 
 
-def _group(name: GroupName, known: WatchedGroup, group: Group | None, now_s: float) -> Json:
+def _group(name: GroupName, known: WatchedGroup, watched: WatchedJob, now_s: float) -> Json:
+    assert watched.job is not None
+    group = watched.job.groups.get(name)
+    good_s, lost_s = known.account.seconds(watched.account, now_s)
+    ratio = known.account.ratio(watched.account, now_s)
     view: Json = {
         "group": name,
         "state": known.state,
         "since": round(known.since_unix_s, 3),
         "losses": known.losses,
         "seconds": {state: round(seconds, 1) for state, seconds in known.seconds_in(now_s).items()},
+        "goodput": None if ratio is None else round(ratio, 4),
+        "goodput_seconds": round(good_s, 1),
+        "badput_seconds": {source.value: round(seconds, 1) for source, seconds in lost_s.items() if seconds},
     }
     if known.state == GONE:
         view["reason"] = known.reason

@@ -9,6 +9,7 @@ from jaxft_protocol.coordinator.job import GroupPhase, Job
 from jaxft_protocol.messages import GroupName, Sample
 
 from jaxft_coordinator.observe._goodput import Account, Standing
+from jaxft_coordinator.observe._group_goodput import GroupAccount, spends
 from jaxft_coordinator.observe._happened import Happened
 from jaxft_coordinator.observe._histogram import Histogram
 
@@ -41,6 +42,12 @@ class WatchedGroup:
     parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))  # from its samples
     sample: Sample | None = None
     losses: int = 0
+    spare: bool = False
+    ended: bool = False  # gone on purpose
+    account: GroupAccount = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.account = GroupAccount(self.since_s)
 
     def moves_to(self, state: str, now_s: float, unix_s: float) -> None:
         self.seconds = self.seconds_in(now_s)
@@ -87,6 +94,8 @@ class WatchedJob:
         standing = _standing(job, began=self.account.standing is not Standing.STARTING)
         if standing is not self.account.standing:
             self.account.moves_to(standing, now_s)
+            for group in self.groups.values():
+                self._book(group, now_s)
 
     def note(self, found: Happened, now_s: float, unix_s: float) -> None:
         """Count an event."""
@@ -96,10 +105,12 @@ class WatchedJob:
             return
         self.departures[how] += 1
         if (group := self.groups.get(GroupName(found.group))) is not None:
-            group.losses += how != "left"
+            group.ended = how == "left"
+            group.losses += not group.ended
             group.reason = found.reason
             # Back already, if another process or stream has replaced it.
             group.moves_to(GONE, now_s, unix_s)
+            self._book(group, now_s)
 
     def move_groups(self, now_s: float, unix_s: float) -> None:
         """Note in which state each group is now."""
@@ -108,14 +119,20 @@ class WatchedJob:
             state = state_of(group.phase)
             known = self.groups.get(name)
             if known is None:
-                self.groups[name] = WatchedGroup(state, now_s, unix_s)
+                known = self.groups[name] = WatchedGroup(state, now_s, unix_s)
             elif known.state != state:
                 known.moves_to(state, now_s, unix_s)
+            known.spare, known.ended = group.spare, False
+            self._book(known, now_s)
         for name, known in list(self.groups.items()):
             if len(self.groups) <= KEPT_GROUPS:
                 break
             if known.state == GONE:
                 del self.groups[name]
+
+    def _book(self, group: WatchedGroup, now_s: float) -> None:
+        how = spends(group.state, self.account.standing, spare=group.spare, ended=group.ended)
+        group.account.moves_to(how, self.account, now_s)
 
     def sampled(self, name: GroupName, sample: Sample) -> None:
         """Take in what a group says that it has done."""

@@ -29,12 +29,14 @@ function make(tag, attributes = {}, ...children) {
 const setText = (element, text) => { if (element.textContent !== text) element.textContent = text; };
 
 function duration(seconds) {
-  if (seconds < 10) return `${seconds.toFixed(seconds < 1 ? 3 : 1)} s`;
+  if (seconds > 0 && seconds < 1) return `${seconds < .01 ? (1000 * seconds).toFixed(1) : Math.round(1000 * seconds)} ms`;
+  if (seconds < 10 && !Number.isInteger(seconds)) return `${seconds.toFixed(1)} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
   return `${(seconds / 3600).toFixed(1)} h`;
 }
 
+const percent = part => part === null ? "none yet" : `${(100 * part).toFixed(1)} %`;
 const clock = unix => new Date(unix * 1000).toLocaleTimeString([], {hour12: false});
 const byName = new Intl.Collator("en", {numeric: true}).compare;
 
@@ -164,7 +166,7 @@ function show(next) {
   setText($("banner"), bad ? `Halted: ${job.halted}` : job.waiting ? `Waiting: ${job.waiting}` : "");
   pairs($("facts"), [
     ["State", job.state], ["Step", String(job.step ?? "none")], ["Quorum", `${job.quorum_id}, ${job.members} of ${job.places} places`],
-    ["Goodput", job.goodput === null ? "none yet" : `${(100 * job.goodput).toFixed(1)} %`],
+    ["Goodput", percent(job.goodput)],
     ["Retried", String(Object.values(job.steps_retried).reduce((a, b) => a + b, 0))],
     ["Groups", Object.entries(job.groups).map(([state, count]) => `${count} ${state}`).join(", ")],
   ]);
@@ -210,6 +212,7 @@ function curve(svg, found, fit = false) {
 function table() {
   const filter = $("filter").value.toLowerCase(), span = Number($("span").value), now = Date.now() / 1000;
   for (const head of document.querySelectorAll("thead .acts")) head.hidden = !actions;
+  setText($("ago"), `${$("span").selectedOptions[0].textContent} ago`);
   const groups = [...job.group_list].sort((a, b) => byName(a.group, b.group));
   const known = new Set(groups.map(each => each.group));
   for (const [name, row] of rows) if (!known.has(name)) { row.element.remove(); rows.delete(name); }
@@ -227,7 +230,7 @@ function table() {
 
 function newRow(name) {
   const dot = make("span", {class: "dot"}), state = make("span"), why = make("div", {class: "why"});
-  const step = make("td"), times = make("td"), losses = make("td"), line = document.createElementNS(SVG, "svg");
+  const step = make("td"), times = make("td"), losses = make("td"), goodput = make("td"), line = document.createElementNS(SVG, "svg");
   line.setAttribute("viewBox", "0 0 1000 14"); line.setAttribute("preserveAspectRatio", "none"); line.setAttribute("role", "img");
   const act = make("td", {class: "acts"}), buttons = ["drain", "evict"].map(action => {
     const button = make("button", {type: "button", "aria-label": `${ACTIONS[action].label} ${name}`}, action);
@@ -235,8 +238,8 @@ function newRow(name) {
     return button;
   });
   act.append(...buttons);
-  const element = make("tr", {}, make("th", {scope: "row"}, name), make("td", {}, dot, state, why), step, times, losses, make("td", {class: "line"}, line), act);
-  return {element, dot, state, why, step, times, losses, line, act, buttons};
+  const element = make("tr", {}, make("th", {scope: "row"}, name), make("td", {}, dot, state, why), step, times, losses, goodput, make("td", {class: "line"}, line), act);
+  return {element, dot, state, why, step, times, losses, goodput, line, act, buttons};
 }
 
 function fill(row, group, span, now) {
@@ -247,6 +250,7 @@ function fill(row, group, span, now) {
   setText(row.step, group.step === undefined ? "" : String(group.step));
   setText(row.times, group.compute_s === undefined ? "" : `${duration(group.compute_s)}, ${duration(group.exchange_s)}`);
   setText(row.losses, String(group.losses));
+  setText(row.goodput, percent(group.goodput));
   row.act.hidden = !actions; row.buttons.forEach(button => { button.disabled = group.state === "gone"; });
   const line = lines.get(group.group) ?? [], from = now - span, parts = [];
   line.forEach((piece, place) => {

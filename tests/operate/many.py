@@ -1,0 +1,36 @@
+"""A job of many groups that one process simulates, with a real stream each."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks._worker import Worker, workers
+from tests.clusters import Cluster
+
+PATIENCE_S = 120.0
+
+
+@contextmanager
+def voting(here: Cluster, groups: int) -> Iterator[None]:
+    """Groups that vote all the time, in the job "rendezvous" of the cluster's coordinator."""
+    with workers(Worker("benchmarks._ours.rendezvous")) as (simulated,):
+        simulated.ask("join", PATIENCE_S, address=f"localhost:{here.port}", groups=groups)
+        ends = threading.Event()
+        errors: list[Exception] = []
+
+        def vote() -> None:
+            try:
+                while not ends.is_set():
+                    simulated.ask("rounds", PATIENCE_S, count=20)
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=vote)
+        thread.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            thread.join()
+        if errors:
+            raise errors[0]
