@@ -32,9 +32,16 @@ ERRORS = "uncorrected_errors"
 THROTTLED = "throttled"
 # 0: none; 1: one; 2: several.
 XGMI = "xgmi_errors"
+# AMD counts the same errors by the part of the device that had them, if it can: uncorrected_errors_umc, ...
+BLOCKS = (
+    *("umc", "sdma", "gfx", "mmhub", "athub", "pcie_bif", "hdp", "xgmi_wafl"),
+    *("df", "smn", "sem", "mp0", "mp1", "fuse"),
+)
+# What AMD calls violations. Its power limit (ppt_pwr) is left out: it holds the clocks of every busy device.
+VIOLATIONS = ("prochot_thrm", "socket_thrm", "vr_thrm", "hbm_thrm")
 METRICS: Mapping[str, tuple[str, ...]] = {
     "nvml": (TEMPERATURE, ERRORS, THROTTLED),
-    "amdsmi": (TEMPERATURE, ERRORS, XGMI),
+    "amdsmi": (TEMPERATURE, ERRORS, THROTTLED, XGMI, *(f"{ERRORS}_{block}" for block in BLOCKS)),
 }
 
 
@@ -53,7 +60,7 @@ def worst_of(source: str, metric: str, devices: Sequence[int]) -> Callable[[], t
     def measure() -> tuple[float, str]:
         library = importlib.import_module(LIBRARIES[source].module)
         values = {"nvml": nvml_values, "amdsmi": amdsmi_values}[source](library, metric, devices)
-        if metric == ERRORS:
+        if metric.startswith(ERRORS):
             # A device that is lost at its first reading stays at infinity.
             values = {
                 number: value - before.setdefault(number, 0.0 if math.isinf(value) else value)
@@ -121,8 +128,20 @@ def _amdsmi_value(amdsmi: Any, metric: str, handle: Any) -> float:
             return float(amdsmi.amdsmi_get_temp_metric(handle, where, what))
         case "uncorrected_errors":
             return float(amdsmi.amdsmi_get_gpu_total_ecc_count(handle)["uncorrectable_count"])
-        case _:
+        case "throttled":
+            return float(_amdsmi_throttled(amdsmi.amdsmi_get_violation_status(handle)))
+        case "xgmi_errors":
             return float(amdsmi.amdsmi_gpu_xgmi_error_status(handle))
+        case _:
+            block = amdsmi.AmdSmiGpuBlock[metric.removeprefix(f"{ERRORS}_").upper()]
+            return float(amdsmi.amdsmi_get_gpu_ecc_count(handle, block)["uncorrectable_count"])
+
+
+def _amdsmi_throttled(status: Mapping[str, Any]) -> bool:
+    told = [value for name in VIOLATIONS if (value := status[f"active_{name}"]) != "N/A"]
+    if not told:
+        raise DeviceError("AMD SMI tells of no violations: it does so for the MI300 series and newer devices")
+    return any(told)
 
 
 def _numbers(devices: Sequence[int], count: int) -> Sequence[int]:

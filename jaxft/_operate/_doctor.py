@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from jaxft._operate import _machine_checks, _network_checks
+from jaxft._operate import _certificates, _machine_checks, _network_checks, _ports
 from jaxft._operate._findings import Finding, fail
 from jaxft._replica._credentials import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 
@@ -29,6 +29,8 @@ class DoctorOptions:
     """The address at which the other groups would reach this one. By default JAXFT_HOST, or found by the route."""
     state_gb: float = 0.0
     """The size of this group's state on this host, in GB."""
+    bind: Annotated[str, tyro.conf.arg(metavar="HOST:PORT,...")] = ""
+    """Where a coordinator is to listen on this machine, as its --bind and --http say, to check that nothing does."""
     tls_ca: _File = None
     """CA of the coordinator's certificate, on both of its ports. By default JAXFT_TLS_CA; for HTTP, JAXFT_HTTP_CA."""
     tls_cert: _File = None
@@ -65,7 +67,9 @@ def findings(options: DoctorOptions) -> Iterator[Finding]:
         "cert": options.tls_cert or _named(CERT_VARIABLE),
         "key": options.tls_key or _named(KEY_VARIABLE),
     }
-    yield from _machine_checks.certificates(path for path in (tls["ca"], tls["cert"]) if path is not None)
+    yield from _certificates.in_files(path for path in (tls["ca"], tls["cert"]) if path is not None)
+    if options.bind:
+        yield from _ports.ports(options.bind)
     coordinator = options.coordinator or os.environ.get("JAXFT_COORDINATOR", "")
     if coordinator:
         yield from _network_checks.coordinators(coordinator, **tls)

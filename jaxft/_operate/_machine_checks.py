@@ -3,12 +3,9 @@
 import re
 import resource
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-
-from cryptography import x509
 
 from jaxft._exchange import _compiled
 from jaxft._operate._findings import Finding, fail, ok, warn
@@ -18,7 +15,6 @@ from jaxft._version import __version__
 _PLUGIN = re.compile(r"(jax-(?:rocm|cuda)\d+)-(plugin|pjrt)")
 # A group needs a descriptor for each peer and each joiner, and some dozens for itself.
 FEW_DESCRIPTORS = 1024
-EXPIRES_SOON = timedelta(days=14)
 
 
 def versions() -> Iterator[Finding]:
@@ -123,33 +119,6 @@ def memory(state_gb: float, meminfo: Path = Path("/proc/meminfo")) -> Iterator[F
         yield ok(
             f"{free_gb:.1f} GB of host memory are available, enough for one more state of {state_gb:g} GB"
         )
-
-
-def certificates(paths: Iterable[Path], now: datetime | None = None) -> Iterator[Finding]:
-    """Check that certificates can be read and are valid for a while."""
-    now = now or datetime.now(UTC)
-    for path in paths:
-        try:
-            found = x509.load_pem_x509_certificates(path.read_bytes())
-        except (OSError, ValueError) as error:
-            yield fail(f"the certificate {path} cannot be read: {error}", "name a file in PEM form")
-            continue
-        until = min(each.not_valid_after_utc for each in found)
-        since = max(each.not_valid_before_utc for each in found)
-        if until <= now:
-            yield fail(f"the certificate {path} expired on {until:%Y-%m-%d %H:%M} UTC", "renew it")
-        elif since > now:
-            yield fail(
-                f"the certificate {path} is valid from {since:%Y-%m-%d %H:%M} UTC on",
-                "check this machine's clock",
-            )
-        elif until - now < EXPIRES_SOON:
-            yield warn(
-                f"the certificate {path} expires on {until:%Y-%m-%d %H:%M} UTC",
-                "renew it in time: running streams stay, but a group that reconnects after that is refused",
-            )
-        else:
-            yield ok(f"the certificate {path} is valid until {until:%Y-%m-%d}")
 
 
 def variables(given: Mapping[str, str]) -> Iterator[Finding]:

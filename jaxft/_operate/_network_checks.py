@@ -1,15 +1,18 @@
 """What `jaxft doctor` checks between this machine and the others."""
 
 import socket
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 
 from jaxft._errors import JaxftError
+from jaxft._operate._certificates import served, served_by
 from jaxft._operate._clock import ClockDifference, clock_difference
 from jaxft._operate._findings import Finding, fail, ok, warn
 from jaxft._operate._port import ask, job_path
+from jaxft._operate._ports import held_here, host_and_port
 from jaxft._replica._config import GroupConfig
 
 TIMEOUT_S = 5.0
@@ -24,7 +27,7 @@ _MOST_GROUPS = 50
 def coordinators(
     addresses: str, *, ca: Path | None = None, cert: Path | None = None, key: Path | None = None
 ) -> Iterator[Finding]:
-    """Check that each coordinator answers, and that one leads.
+    """Check that each coordinator answers, that the certificate it serves is valid, and that one leads.
 
     Args:
         addresses: host:port, separated by commas.
@@ -34,7 +37,7 @@ def coordinators(
     """
     leads = 0
     try:
-        credentials = _credentials(ca, cert, key)
+        proven = _credentials(ca, cert, key)
     except OSError as error:
         yield fail(
             f"the files for TLS with the coordinator cannot be read: {error}", "name files in PEM form"
@@ -42,13 +45,21 @@ def coordinators(
         return
     for address in (each.strip() for each in addresses.split(",")):
         try:
-            status = _health(address, credentials)
+            host, port = host_and_port(address)
+        except ValueError as error:
+            yield fail(f"the coordinator's address cannot be used: {error}", "write it as coordinator:29510")
+            continue
+        if proven is not None:
+            yield served_by(f"the coordinator {address}", host, port)
+        try:
+            status = _health(address, proven)
         except grpc.RpcError as error:
             code, details = error.code().name, error.details()  # pyright: ignore[reportAttributeAccessIssue]
             yield fail(
                 f"the coordinator {address} does not answer: {code}, {details}",
-                "check that it runs (its log says on which port), the network between, and TLS: --tls-ca",
+                _advice(host, port, plain=proven is None),
             )
+            yield from held_here(address)
             continue
         leads += status == 1
         yield ok(f"the coordinator {address} answers, and {'leads' if status == 1 else 'stands by'}")
@@ -56,6 +67,17 @@ def coordinators(
         yield fail(
             "no coordinator leads", "start one; if several stand by, look at their logs and at their store"
         )
+
+
+def _advice(host: str, port: int, *, plain: bool) -> str:
+    usual = "check that it runs (its log says on which port), the network between, and TLS: --tls-ca"
+    if not plain:
+        return usual
+    try:
+        served(host, port)
+    except OSError as error:
+        return f"{usual}; a handshake of TLS ends with: {error}"
+    return "it serves TLS: name the authority that signed its certificate with --tls-ca"
 
 
 def _credentials(ca: Path | None, cert: Path | None, key: Path | None) -> grpc.ChannelCredentials | None:
@@ -75,7 +97,11 @@ def _health(address: str, proven: grpc.ChannelCredentials | None) -> int:
 
 
 def own_address(coordinator: str, host: str | None) -> Iterator[Finding]:
-    """Check that this machine can be reached at the address that it would give to the other groups."""
+    """Check that this machine reaches itself at the address that it would give to the other groups.
+
+    That the others reach it there, too, only they can show: a firewall, or a name that means another machine
+    elsewhere, is not seen from here.
+    """
     try:
         with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
             address = GroupConfig(coordinator=coordinator, group="doctor", host=host).address(
@@ -87,7 +113,7 @@ def own_address(coordinator: str, host: str | None) -> Iterator[Finding]:
                 pass
     except (OSError, JaxftError) as error:
         yield fail(
-            f"this machine cannot be reached at its own address: {error}",
+            f"this machine cannot reach itself at its own address: {error}",
             "pass `Manager(host=...)` or JAXFT_HOST: the address at which the other groups reach this one",
         )
         return
@@ -97,17 +123,18 @@ def own_address(coordinator: str, host: str | None) -> Iterator[Finding]:
             "pass `Manager(host=...)` or JAXFT_HOST, unless all groups run here",
         )
         return
-    yield ok(f"the other groups will reach this one at {where}")
+    yield ok(f"this machine reaches itself at {where}, which it would tell the other groups")
 
 
 def peers(url: str, *, ca: Path | None = None) -> Iterator[Finding]:
     """Check that this machine reaches the groups that are there, and that its clock agrees with the coordinator's.
 
     Args:
-        url: the address of the coordinator's HTTP port.
+        url: the address of the coordinator's HTTP port; if it begins with https, its certificate is checked too.
         ca: the authority of its certificate; by default that of JAXFT_HTTP_CA, or those this machine trusts.
     """
     try:
+        yield from _http_certificate(url)
         yield clock(clock_difference(url, ca=ca))
         for job in ask(url, "jobs", ca=ca)["jobs"]:
             groups = ask(url, job_path(job["job"]), ca=ca)["group_list"]
@@ -115,6 +142,16 @@ def peers(url: str, *, ca: Path | None = None) -> Iterator[Finding]:
             yield from (_reached(job["job"], group["group"], group["address"]) for group in there)
     except JaxftError as error:
         yield fail(str(error), "without it, the clock and the way to the other groups cannot be checked")
+
+
+def _http_certificate(url: str) -> Iterator[Finding]:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port or 443
+    except ValueError:
+        return  # who asks that address says what is wrong with it
+    if parts.scheme == "https":
+        yield served_by(f"the HTTP port {url}", parts.hostname or "", port)
 
 
 def _reached(job: str, group: str, address: str) -> Finding:

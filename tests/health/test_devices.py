@@ -83,16 +83,36 @@ class AmdSmiTemperatureMetric(IntEnum):
     CURRENT = 0
 
 
+class AmdSmiGpuBlock(IntEnum):
+    """Each is a bit, as in the library."""
+
+    UMC = 1 << 0
+    SDMA = 1 << 1
+    GFX = 1 << 2
+    MMHUB = 1 << 3
+    ATHUB = 1 << 4
+    PCIE_BIF = 1 << 5
+    HDP = 1 << 6
+    XGMI_WAFL = 1 << 7
+    DF = 1 << 8
+    SMN = 1 << 9
+    SEM = 1 << 10
+    MP0 = 1 << 11
+    MP1 = 1 << 12
+    FUSE = 1 << 13
+
+
 class FakeAmdSmi(ModuleType):
     AmdSmiException = AmdSmiException
     AmdSmiTemperatureType = AmdSmiTemperatureType
     AmdSmiTemperatureMetric = AmdSmiTemperatureMetric
+    AmdSmiGpuBlock = AmdSmiGpuBlock
 
     def __init__(self) -> None:
         super().__init__("amdsmi")
         self.devices = [
-            SimpleNamespace(hotspot=50, errors=3, xgmi=0),
-            SimpleNamespace(hotspot=95, errors=0, xgmi=2),
+            SimpleNamespace(hotspot=50, errors=3, xgmi=0, blocks={"UMC": 3}, violations={}),
+            SimpleNamespace(hotspot=95, errors=0, xgmi=2, blocks={}, violations={}),
         ]
         self.driver = True
 
@@ -111,6 +131,22 @@ class FakeAmdSmi(ModuleType):
 
     def amdsmi_get_gpu_total_ecc_count(self, handle: Any) -> dict[str, int]:
         return {"correctable_count": 99, "uncorrectable_count": handle.errors, "deferred_count": 0}
+
+    def amdsmi_get_gpu_ecc_count(self, handle: Any, block: AmdSmiGpuBlock) -> dict[str, int]:
+        assert isinstance(block, AmdSmiGpuBlock)
+        if handle.blocks is None:
+            raise AmdSmiException("not supported")
+        return {
+            "correctable_count": 99,
+            "uncorrectable_count": handle.blocks.get(block.name, 0),
+            "deferred_count": 0,
+        }
+
+    def amdsmi_get_violation_status(self, handle: Any) -> dict[str, Any]:
+        names = ("prochot_thrm", "ppt_pwr", "socket_thrm", "vr_thrm", "hbm_thrm", "gfx_clk_below_host_limit")
+        if handle.violations is None:
+            return {f"active_{name}": "N/A" for name in names}
+        return {f"active_{name}": handle.violations.get(name, False) for name in names}
 
     def amdsmi_gpu_xgmi_error_status(self, handle: Any) -> int:
         return handle.xgmi
@@ -198,3 +234,35 @@ def test_what_amd_cannot_tell_is_unknown(amdsmi: FakeAmdSmi) -> None:
     amdsmi.driver = False
     with pytest.raises(DeviceError, match="AMD SMI does not answer: no driver"):
         worst_of("amdsmi", "temperature_c", ())()
+
+
+@pytest.mark.parametrize("block", [block.name for block in AmdSmiGpuBlock])
+def test_amd_errors_of_one_block(amdsmi: FakeAmdSmi, block: str) -> None:
+    metric = f"uncorrected_errors_{block.lower()}"
+    assert metric in METRICS["amdsmi"]
+    measure = worst_of("amdsmi", metric, ())
+    assert measure()[0] == 0.0  # since the life of the group began
+    amdsmi.devices[1].blocks[block] = 2
+    assert measure() == (2.0, f"{metric} of device 1 is 2")
+    amdsmi.devices[0].blocks = None
+    with pytest.raises(DeviceError, match=f"AMD SMI has no {metric} of device 0: not supported"):
+        measure()
+
+
+@pytest.mark.parametrize("name", ["prochot_thrm", "socket_thrm", "vr_thrm", "hbm_thrm"])
+def test_an_amd_device_that_is_too_hot_is_throttled(amdsmi: FakeAmdSmi, name: str) -> None:
+    measure = worst_of("amdsmi", "throttled", ())
+    assert measure()[0] == 0.0
+    amdsmi.devices[1].violations = {name: True}
+    assert measure() == (1.0, "throttled of device 1 is 1")
+
+
+def test_an_amd_device_at_its_power_limit_is_not_throttled(amdsmi: FakeAmdSmi) -> None:
+    amdsmi.devices[0].violations = {"ppt_pwr": True, "gfx_clk_below_host_limit": True, "hbm_thrm": "N/A"}
+    assert worst_of("amdsmi", "throttled", ())()[0] == 0.0
+
+
+def test_an_older_amd_device_does_not_tell_whether_it_is_throttled(amdsmi: FakeAmdSmi) -> None:
+    amdsmi.devices[0].violations = None
+    with pytest.raises(DeviceError, match="no violations: it does so for the MI300 series and newer"):
+        worst_of("amdsmi", "throttled", ())()

@@ -6,11 +6,9 @@ import re
 import socket
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import trustme
 
 from jaxft._cli import main
 from jaxft._exchange import _compiled
@@ -75,7 +73,7 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
         f"ok    the coordinator localhost:{here.port} answers, and leads",
         "ok    this machine's clock agrees with the coordinator's",
         "ok    group 'group-0' of job 'toy' is reached at 127.0.0.1:",
-        "ok    the other groups will reach this one at",
+        "ok    this machine reaches itself at ",
     ):
         assert text in found.stdout
 
@@ -119,6 +117,7 @@ def test_without_a_coordinator_both_say_what_to_do() -> None:
     assert "Does the coordinator run, with --http?" in status.stderr
     assert found.returncode == 1
     assert f"FAIL  the coordinator {nothing} does not answer: UNAVAILABLE" in found.stdout
+    assert f"WARN  a program of this machine holds {nothing}: it is no coordinator" in found.stdout
     assert "FAIL  no coordinator leads" in found.stdout
 
 
@@ -192,21 +191,6 @@ def test_memory_for_one_more_state(tmp_path: Path) -> None:
     assert levels == ["ok", "ok", "fail"]
 
 
-def test_a_certificate_that_expires(tmp_path: Path) -> None:
-    now = datetime.now(UTC)
-    file = tmp_path / "cert.pem"
-    trustme.CA().issue_cert("localhost", not_after=now + timedelta(days=30)).cert_chain_pems[0].write_to_path(
-        str(file)
-    )
-    levels = {
-        days: next(_machine_checks.certificates([file], now + timedelta(days=days))).level
-        for days in (0, 20, 31)
-    }
-    assert levels == {0: "ok", 20: "warn", 31: "fail"}
-    missing = next(_machine_checks.certificates([tmp_path / "none.pem"]))
-    assert (missing.level, "cannot be read: " in missing.text) == ("fail", True)
-
-
 @pytest.mark.parametrize(
     ("ahead_s", "uncertainty_s", "level", "text"),
     [
@@ -233,6 +217,12 @@ def test_a_clock_is_judged_with_its_uncertainty(
     found = _network_checks.clock(ClockDifference(ahead_s, uncertainty_s))
     assert (found.level, text in found.text) == (level, True), found.text
     assert bool(found.advice) == (level == "warn")
+
+
+def test_an_address_of_a_coordinator_that_is_none() -> None:
+    wrong, none = _network_checks.coordinators("localhost")
+    assert (wrong.level, "'localhost' is not host:port" in wrong.text) == ("fail", True)
+    assert none.text == "no coordinator leads"
 
 
 def test_a_host_that_leads_nowhere_is_a_failure() -> None:

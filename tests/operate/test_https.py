@@ -130,6 +130,7 @@ def test_status_and_doctor_of_a_coordinator_with_a_certificate(files: Certificat
             *("--no-devices", "--coordinator", f"localhost:{here.port}"),
             *("--tls-ca", str(files.ca), "--http", web.url),
         )
+        bare = jaxft("doctor", "--no-devices", "--coordinator", f"localhost:{here.port}")
     assert web.url.startswith("https://")
     assert "The coordinator has no job yet." in shown.stdout
     assert named.stdout == '{\n  "jobs": []\n}\n'
@@ -139,6 +140,9 @@ def test_status_and_doctor_of_a_coordinator_with_a_certificate(files: Certificat
     for one in (found, of_environment):
         assert f"ok    the coordinator localhost:{here.port} answers, and leads" in one.stdout
         assert "ok    this machine's clock agrees with the coordinator's: it is " in one.stdout
+        for server in (f"coordinator localhost:{here.port}", f"HTTP port {web.url}"):
+            assert f"ok    the certificate that the {server} serves is valid until " in one.stdout
     assert "FAIL  the certificate /no cannot be read: [Errno 2] No such file" in unreadable.stdout
     assert "FAIL  the files for TLS with the coordinator cannot be read: [Errno 2]" in unreadable.stdout
     assert "Traceback" not in unreadable.stderr
+    assert "-> it serves TLS: name the authority that signed its certificate with --tls-ca" in bare.stdout

@@ -78,8 +78,12 @@ def test_the_dialog_fits_on_the_screen(tmp_path: Path, width: int) -> None:
         web, workers = at_step_4(here, gate, credentials.job_key(secret, "toy").hex())
         with browser.page(web.url, viewport={"width": width, "height": 740}) as (page, errors):
             drain = page.get_by_role("button", name="Drain group-0")
+            # Beside each other, or one above the other on a phone.
             apart = drain.evaluate(
-                "it => it.nextSibling.getBoundingClientRect().left - it.getBoundingClientRect().right"
+                """it => {
+                    const [one, next] = [it, it.nextSibling].map(each => each.getBoundingClientRect())
+                    return Math.max(next.left - one.right, next.top - one.bottom)
+                }"""
             )
             assert apart >= 4, "too close to be pressed one by one"
             drain.click()
