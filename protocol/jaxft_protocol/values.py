@@ -10,8 +10,9 @@ def changed(value: V, **changes: Any) -> V:
 
     Like `dataclasses.replace`, but ten times faster: it copies the whole dictionary instead of field by field.
     """
-    assert changes.keys() <= value.__dict__.keys()
+    fields = value.__dict__.copy()
+    fields.update(changes)
+    assert len(fields) == len(value.__dict__)
     copy = object.__new__(type(value))
-    copy.__dict__.update(value.__dict__)
-    copy.__dict__.update(changes)
+    object.__setattr__(copy, "__dict__", fields)
     return copy

@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import sys
 import time
+from pathlib import Path
 
+from . import progress
 from .campaign import Tally, run_seeds, story, trace_of
 from .sometimes import RARE
 
@@ -24,10 +26,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 0 if lines[-1] == "all ended well" else 1
     first, end = options.seeds
     began_s = time.perf_counter()
-    tally = _run(first, end, options.jobs)
+    earlier = Tally() if options.resume is None else progress.load(options.resume, first, end)
+    earlier_seeds = earlier.seeds
+    tally = _run(first, end, options.jobs, earlier, options.resume)
     seconds = time.perf_counter() - began_s
+    seeds = tally.seeds - earlier_seeds
     say(
-        f"{tally.seeds} seeds in {seconds:.1f} s ({tally.seeds / seconds:.0f} seeds/s): "
+        f"{seeds} seeds in {seconds:.1f} s ({seeds / seconds:.0f} seeds/s)"
+        f"{f', and {earlier_seeds} before' if earlier_seeds else ''}, code {progress.code()}: "
         f"{tally.simulated_s / 3600:.2f} simulated hours, {tally.events} events"
     )
     for name, meaning in RARE.items():
@@ -47,9 +53,10 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _run(first: int, end: int, jobs: int) -> Tally:
-    chunks = [range(start, min(start + CHUNK, end)) for start in range(first, end, CHUNK)]
-    total = Tally()
+def _run(first: int, end: int, jobs: int, total: Tally, file: Path | None) -> Tally:
+    """Run the seeds from `first` to `end` that are not in `total` yet; write that into `file` now and then."""
+    before = total.seeds
+    chunks = [range(start, min(start + CHUNK, end)) for start in range(first + before, end, CHUNK)]
     began_s = mentioned_s = time.perf_counter()
     with concurrent.futures.ProcessPoolExecutor(
         max(1, min(jobs, len(chunks))), mp_context=multiprocessing.get_context("spawn")
@@ -62,9 +69,13 @@ def _run(first: int, end: int, jobs: int) -> Tally:
             if now_s - mentioned_s > 10.0:
                 mentioned_s = now_s
                 say(
-                    f"{total.seeds} of {end - first} seeds, {total.seeds / (now_s - began_s):.0f} seeds/s, "
-                    f"{len(total.findings)} fail"
+                    f"{total.seeds} of {end - first} seeds, {(total.seeds - before) / (now_s - began_s):.0f} "
+                    f"seeds/s, {len(total.findings)} fail"
                 )
+                if file is not None:
+                    progress.save(file, first, end, total)
+    if file is not None:
+        progress.save(file, first, end, total)
     return total
 
 
@@ -74,6 +85,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "--seeds", type=_range, default=(0, 2000), metavar="[FIRST:]END", help="END is left out"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="go on where the run of FILE was stopped")
     parser.add_argument("--trace", type=int, metavar="SEED", help="run one seed and print what happens")
     parser.add_argument("--without", default="", metavar="N,N", help="with --trace: leave these faults out")
     return parser.parse_args(arguments)

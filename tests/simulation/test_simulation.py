@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tests import patience
 
+from . import progress
 from .__main__ import main
 from .campaign import Finding, attempt, minimised, run_seeds, story, trace_of
 from .mutants import MUTANTS
@@ -165,6 +167,29 @@ def test_the_command_tells_what_was_reached(capfd: pytest.CaptureFixture[str]):
     assert "simulated hours" in said
     assert "welcome commits: a group learns from Welcome alone" in said
     assert said.endswith("all seeds pass\n")
+
+
+def test_a_run_that_was_stopped_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "run.json"
+    words = ["--seeds", "3:9", "--jobs", "1", "--resume", str(file)]
+    whole, half = run_seeds(range(3, 9)), run_seeds(range(3, 6))
+    half.findings.append(Finding(4, "no step back", "was found before"))
+    progress.save(file, 3, 9, half)
+
+    assert main(words) == 1
+    said = capfd.readouterr().out
+    assert re.match(rf"3 seeds in .* and 3 before, code {progress.code()}: ", said)
+    assert f" {whole.events} events" in said
+    assert "FAILED: seed 4: no step back" in said
+    assert progress.load(file, 3, 9).sometimes == whole.sometimes
+
+    with pytest.raises(ValueError, match="and this run is of"):
+        progress.load(file, 3, 10)
+    monkeypatch.setattr(progress, "code", lambda: "other")
+    with pytest.raises(ValueError, match="delete it, or name another file"):
+        progress.load(file, 3, 9)
 
 
 def test_the_command_prints_a_trace(capfd: pytest.CaptureFixture[str]):
