@@ -17,20 +17,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Sharding
+from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._leaf_types import LeafType
 
 Block = tuple[tuple[int, int], ...]  # start and stop in each dimension
 Held = Sequence[Block | None]  # the block of a leaf that each device holds, in the order of the lanes
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Span:
-    """Consecutive lanes: `start` up to but not including `stop`."""
-
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +139,6 @@ def lane_devices(shardings: Iterable[Sharding | None] | None) -> tuple[Any, ...]
         if sharding is not None and len(sharding.device_set) > 1:
             found |= sharding.device_set
     return tuple(sorted(found, key=lambda device: (device.process_index, device.id)))
-
-
-def span_of(rank: int, ranks: int, lanes: int) -> Span:
-    """The lanes of one of several processes that have as many each."""
-    return Span(rank * lanes // ranks, (rank + 1) * lanes // ranks)
-
-
-def rank_of(lane: int, ranks: int, lanes: int) -> int:
-    """The process that holds a lane."""
-    return lane * ranks // lanes
-
-
-def spans(own: Span, sizes: Iterable[int], lanes: int) -> tuple[Span, ...]:
-    """The lanes of one process, cut where the lanes of any process of groups of these sizes begin."""
-    begins = {span_of(rank, size, lanes).start for size in set(sizes) for rank in range(size)}
-    edges = sorted({own.start, own.stop, *(edge for edge in begins if own.start < edge < own.stop)})
-    return tuple(map(Span, edges, edges[1:]))
 
 
 def block_of(index: tuple[slice, ...], shape: Sequence[int]) -> Block:

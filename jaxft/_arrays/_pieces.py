@@ -16,9 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Sharding
+from jaxft_protocol.ranks.lanes import Span, span_of, spans
 
 from jaxft._arrays._handover import Handover
-from jaxft._arrays._lanes import Block, Lanes, Part, Span, block_of, lane_devices, span_of, spans
+from jaxft._arrays._lanes import Block, Lanes, Part, block_of, lane_devices
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._leaf_types import LeafType, type_of
 from jaxft._arrays._placement import place

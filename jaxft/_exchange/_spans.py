@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from jaxft_protocol.ranks.lanes import Span
 
-from jaxft._arrays._lanes import Span
 from jaxft._arrays._layout import Layout
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed

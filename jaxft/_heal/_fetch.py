@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxft_protocol.credentials import DataKey
+from jaxft_protocol.ranks.lanes import Span
 
-from jaxft._arrays._lanes import Span
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._leaf_types import LeafType
 from jaxft._arrays._memory import aligned_empty

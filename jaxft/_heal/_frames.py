@@ -10,7 +10,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxft._arrays._lanes import Span
+from jaxft_protocol.ranks.lanes import Span
+
 from jaxft._arrays._leaf_types import LeafType
 
 MAGIC = 0x4A58_4833  # "JXH3"

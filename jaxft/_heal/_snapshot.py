@@ -18,8 +18,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxft_protocol.ranks.lanes import Span
 
-from jaxft._arrays._lanes import Span
 from jaxft._arrays._leaf_types import LeafType, is_key, type_of
 from jaxft._arrays._pieces import Pieces
 from jaxft._heal._blob import Blob, BlobLayout, Spoiled, bytes_of

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxft_protocol.ranks.lanes import Span
 
-from jaxft._arrays._lanes import Span
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._pieces import Pieces
 from jaxft._heal._fetch import Fetcher

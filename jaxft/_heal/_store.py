@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jaxft_protocol.ranks.lanes import Span
 
-from jaxft._arrays._lanes import Span
 from jaxft._arrays._pieces import Pieces
 from jaxft._heal._blob import Blob, blob_of
 from jaxft._heal._snapshot import Snapshot

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxft_protocol.ranks.lanes import Span
 
-from jaxft._arrays._lanes import Lanes, Span, lane_devices
+from jaxft._arrays._lanes import Lanes, lane_devices
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._leaf_types import LeafType, type_of
 from jaxft._arrays._pieces import Pieces, Spread

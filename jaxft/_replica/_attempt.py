@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 from jaxft_protocol.messages import GroupName, Member, NewQuorum, Step
+from jaxft_protocol.ranks.lanes import Span, rank_of
 from jaxft_protocol.replica.state import Applied, Attempt, ExchangeBroke, Exchanged
 
-from jaxft._arrays._lanes import Span, rank_of
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._links import Links, Peer

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 from jaxft_protocol.messages import Heal, Step
+from jaxft_protocol.ranks.lanes import Span, rank_of
 from jaxft_protocol.replica.state import HealBroke, Healed, HealFrom, Identity, Replay, Replayed
 
-from jaxft._arrays._lanes import Span, rank_of
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import HealFailed

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxft_protocol.ranks.lanes import Span
 from orbax.checkpoint.experimental import v1 as ocp
 
 from jaxft._arrays._device_digest import StateDigest
-from jaxft._arrays._lanes import Lanes, Span
+from jaxft._arrays._lanes import Lanes
 from jaxft._arrays._leaf_types import type_of
 from jaxft._checkpoints import Checkpoints, _zarr
 from jaxft._checkpoints._group import OneProcess

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxft_protocol.ranks.lanes import Span
 
-from jaxft._arrays._lanes import Lanes, Span
+from jaxft._arrays._lanes import Lanes
 from jaxft._arrays._leaf_types import type_of
 from jaxft._arrays._pieces import Pieces, Spread
 from jaxft._errors import HealFailed

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jaxft_protocol.messages import NewQuorum, QuorumId, Step
+from jaxft_protocol.ranks.lanes import Span
 
-from .ranks import Lane, rank_at
+from .ranks import LANES, Lane, reached
 from .setting import QUICK_S
 from .truth import Violation
 
@@ -15,13 +16,15 @@ if TYPE_CHECKING:
 
 # How often a slow exchange is seen to move, and a stalled one looks whether time counts.
 MOVES_EVERY_S = 0.1
+# The lanes of a group of one process among others of one.
+_ALL = Span(0, LANES)
 
 
 @dataclass(eq=False, slots=True)
 class Attempt:
     quorum: NewQuorum
     step: Step
-    span: int  # the first of the lanes that travel together
+    span: Span
     present: dict[str, "Trainer | Lane"] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     broken_by: str = ""
@@ -36,9 +39,9 @@ class Attempt:
 class Hub:
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.attempts: dict[tuple[QuorumId, Step], dict[int, Attempt]] = {}
+        self.attempts: dict[tuple[QuorumId, Step], dict[Span, Attempt]] = {}
 
-    def arrive(self, process: "Trainer | Lane", quorum: NewQuorum, step: Step, span: int = 0) -> None:
+    def arrive(self, process: "Trainer | Lane", quorum: NewQuorum, step: Step, span: Span = _ALL) -> None:
         """`process` has computed its shards."""
         spans = self.attempts.setdefault((quorum.quorum_id, step), {})
         attempt = spans.get(span)
@@ -170,7 +173,7 @@ class Hub:
     def _gone(self, attempt: Attempt) -> str:
         for member in attempt.quorum.members:
             crew = self.world.incarnations[member.incarnation].crew
-            if crew.is_dead(rank_at(attempt.span, crew.size)):
+            if crew.is_dead(reached(attempt.span, member.group, crew.size)):
                 return member.group
         return ""
 

@@ -32,7 +32,7 @@ from jaxft_protocol.coordinator import (
 )
 from jaxft_protocol.coordinator.job import Group, GroupPhase, Job, Persist
 from jaxft_protocol.messages import HealId, HistoryId, QuorumId, Release
-from jaxft_protocol.ranks import follower, leader
+from jaxft_protocol.ranks import follower, lanes, leader
 from jaxft_protocol.ranks.messages import Outcome, StopWork, Verdict
 from jaxft_protocol.replica import healing as replica_healing
 from jaxft_protocol.replica import machine as replica
@@ -83,6 +83,7 @@ _THREE_OF_TWO_RANKS: dict[str, Any] = {
     "drift": 0.0,
     "flaky": 0.0,
 }
+_RANKS_THAT_DIFFER: dict[str, Any] = _THREE_OF_TWO_RANKS | {"ranks": (1, 2, 4)}
 _FOUR_THAT_HEAL_SLOWLY: dict[str, Any] = {
     "names": tuple(f"group-{number}" for number in range(4)),
     "spares": frozenset[str](),
@@ -906,6 +907,37 @@ def _what_other_ranks_move_does_not_count(step: Any) -> Any:
     def mutated(state: Any, event: Any, now_s: float) -> Any:
         after, effects = step(state, event, now_s)
         return after, tuple(effect for effect in effects if not isinstance(effect, leader.GetsOn))
+
+    return mutated
+
+
+@mutant(lanes, "rank_of", **_RANKS_THAT_DIFFER)
+def _lanes_mixed_up(rank_of: Any) -> Any:
+    """A group asks the wrong rank of another group for its lanes."""
+    return lambda lane, ranks, count: ranks - 1 - rank_of(lane, ranks, count)
+
+
+@mutant(lanes, "span_of", **_RANKS_THAT_DIFFER)
+def _a_rank_takes_the_lanes_of_the_next(span_of: Any) -> Any:
+    """Ranks are counted from 1 where lanes are dealt, and from 0 where they are asked for."""
+    return lambda rank, ranks, count: span_of((rank + 1) % ranks, ranks, count)
+
+
+@mutant(lanes, "spans", **_RANKS_THAT_DIFFER)
+def _spans_as_in_the_own_group(spans: Any) -> Any:
+    """A group does not see that one of its ranks meets several ranks of a larger group."""
+    return lambda own, sizes, count: (own,)
+
+
+@mutant(sessions, "dismiss", "double", **_THREE_OF_TWO_RANKS)
+def _two_leaders(dismiss: Any) -> Any:
+    """When a second process leads a group, the first one is not told, and goes on with its ranks."""
+
+    def mutated(draft: Any, group: Any, reason: str, *, may_return: bool) -> None:
+        if "another process has joined" in reason:
+            sessions.remove(draft, group, reason)
+        else:
+            dismiss(draft, group, reason, may_return=may_return)
 
     return mutated
 

@@ -1,8 +1,8 @@
 """Groups of several processes: the real cores of rank 0 and of the others, on links that delay.
 
 `Crew` is what a group's training thread, in rank 0, asks of the other ranks; a `Mate` is one of these, with its own
-training thread and its own part of the state. Lanes are modelled as twelfths of the state: a group of 1, 2, 3 or 4
-ranks holds each of them whole in one rank, and what lies in one rank in every member travels together, as a span.
+training thread and its own part of the state. There are twelve lanes: a group of 1, 2, 3 or 4 ranks holds each of
+them whole in one rank, and what lies in one rank in every member travels together, as a span.
 
 What is not modelled: exceptions of the user's code, which end a group of several processes in any case.
 """
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxft_protocol.messages import GroupName, Heal, Member, NewQuorum, QuorumId, Step
-from jaxft_protocol.ranks import follower, leader
+from jaxft_protocol.ranks import follower, lanes, leader
+from jaxft_protocol.ranks.lanes import Span
 from jaxft_protocol.ranks.messages import Decided, Directed, Judged, Order, StopWork, Verdict
 from jaxft_protocol.replica import state as r
 
@@ -32,15 +33,23 @@ LINK_S = 0.002
 LOSS_S = 0.03
 _ONE_PROGRAM = "the ranks of a group run one program"
 _ONE_STATE = "the ranks of a group hold one state"
+_OWN_LANES = "each lane meets itself"
 
 
-def spans_of(sizes: set[int]) -> list[int]:
-    """The first lane of each span, among groups of these sizes."""
-    return sorted({LANES * rank // size for size in sizes for rank in range(size)})
+def held(rank: int, size: int) -> range:
+    """The lanes that lie in the memory of one rank of a group of this size."""
+    each = LANES // size
+    return range(each * rank, each * (rank + 1))
 
 
-def rank_at(lane: int, size: int) -> int:
-    return lane * size // LANES
+def reached(span: Span, name: str, size: int) -> int:
+    """The rank of a group that is asked for the lanes of a span."""
+    rank = lanes.rank_of(span.start, size, LANES)
+    if not set(range(span.start, span.stop)) <= set(held(rank, size)):
+        raise Violation(
+            _OWN_LANES, f"rank {rank} of {name} is asked for {span}, and holds {held(rank, size)}"
+        )
+    return rank
 
 
 class Part:
@@ -70,7 +79,7 @@ class Part:
 class Lane:
     """One rank's part in the exchange of one span, as `Hub` sees a member."""
 
-    def __init__(self, crew: "Crew", rank: int, span: int, part: Part) -> None:
+    def __init__(self, crew: "Crew", rank: int, span: Span, part: Part) -> None:
         self.crew = crew
         self.world = crew.world
         self.process = crew.process
@@ -589,8 +598,7 @@ class Crew:
 
     def exchange_lanes(self, rank: int, quorum: NewQuorum, step: Step, part: Part) -> None:
         sizes = {self.world.incarnations[member.incarnation].crew.size for member in quorum.members}
-        mine = [span for span in spans_of(sizes) if rank_at(span, self.size) == rank]
-        part.lanes = [Lane(self, rank, span, part) for span in mine]
+        part.lanes = [Lane(self, rank, span, part) for span in self._spans(rank, sizes)]
         sums = self.mates[rank - 1].sums if rank else self.sums
         part.holds_all = lambda: sums.add((quorum.quorum_id, step))
         for lane in part.lanes:
@@ -665,14 +673,9 @@ class Crew:
         donors = self.process.donors(heal)
         sizes = {self.size, *(donor.crew.size for donor in donors)}
         found: list[tuple[Trainer, int]] = []
-        for span in spans_of(sizes):
-            if rank_at(span, self.size) != rank:
-                continue
-            able = [
-                (donor, at)
-                for donor in donors
-                if donor.crew.serves(at := rank_at(span, donor.crew.size), heal, step)
-            ]
+        for span in self._spans(rank, sizes):
+            ranks = [(donor, reached(span, donor.name, donor.crew.size)) for donor in donors]
+            able = [(donor, at) for donor, at in ranks if donor.crew.serves(at, heal, step)]
             if not able:
                 return None
             found.append(able[int(self.world.random() * len(able))])
@@ -695,6 +698,13 @@ class Crew:
             self.world.after(0.02, seek)
 
     # ---- what the ranks hold, and their links ----
+
+    def _spans(self, rank: int, sizes: set[int]) -> tuple[Span, ...]:
+        """How one rank divides its lanes, to meet groups of these sizes."""
+        found = lanes.spans(lanes.span_of(rank, self.size, LANES), sizes, LANES)
+        if [lane for span in found for lane in range(span.start, span.stop)] != list(held(rank, self.size)):
+            raise Violation(_OWN_LANES, f"rank {rank} of {self.process.name}, of {self.size}, takes {found}")
+        return found
 
     def shards_in(self, quorum: NewQuorum) -> Sequence[int]:
         return next(member.shards for member in quorum.members if member.group == self.process.name)
