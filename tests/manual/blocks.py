@@ -40,6 +40,7 @@ from tests.simulation import __main__ as simulation
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *(ROOT / folder / "README.md" for folder in ("coordinator", "protocol")),
     *sorted(ROOT.glob("examples/*/README.md")),
