@@ -7,6 +7,7 @@ two cores. A group that computes another group's shards sleeps longer, as it wou
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -200,6 +201,7 @@ class Job:
         self.shape = shape
         self.groups: dict[str, Group] = {}
         self._ready: list[tuple[str, Group]] = []
+        self._drained: list[Group] = []
         self._forked = forked
         self._forks: Forks | None = None
         self._stack = contextlib.ExitStack()
@@ -292,6 +294,14 @@ class Job:
         group.kill()
         return killed_s
 
+    def drain(self, name: str) -> float:
+        """SIGTERM, after which the group leaves at the end of its step; return when."""
+        group = self.groups.pop(name)
+        self._drained.append(group)
+        drained_s = time.monotonic()
+        os.kill(group.pid, signal.SIGTERM)
+        return drained_s
+
     def finish(self) -> None:
         """Stop all groups at one step, and compare their states bit for bit.
 
@@ -324,7 +334,7 @@ class Job:
         return [group.event("end", END_TIMEOUT_S) for group in groups]
 
     def _kill_all(self) -> None:
-        for group in (*self.groups.values(), *(group for _, group in self._ready)):
+        for group in (*self.groups.values(), *(group for _, group in self._ready), *self._drained):
             group.kill()
 
 
