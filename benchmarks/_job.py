@@ -6,9 +6,7 @@ two cores. A group that computes another group's shards sleeps longer, as it wou
 
 import contextlib
 import os
-import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks import _peer
+from benchmarks._coordinator import coordinator
 from benchmarks._forks import Forks
 from benchmarks._worker import ROOT, Worker, WorkerFailed, variables
 
@@ -91,8 +90,10 @@ class Ours:
     python: Path = Path(sys.executable)
     exact: bool = True
 
-    def rendezvous(self, shape: Shape) -> contextlib.AbstractContextManager[str]:
-        return coordinator()
+    @contextlib.contextmanager
+    def rendezvous(self, shape: Shape) -> Iterator[str]:
+        with coordinator() as found:
+            yield found.address
 
     def environment(self) -> dict[str, str]:
         if self.cache is None:
@@ -336,21 +337,6 @@ class Job:
     def _kill_all(self) -> None:
         for group in (*self.groups.values(), *(group for _, group in self._ready), *self._drained):
             group.kill()
-
-
-@contextlib.contextmanager
-def coordinator() -> Iterator[str]:
-    """A separate coordinator on a free port, with its default timeouts."""
-    command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "localhost:0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        found = re.search(r"\(port (\d+)\)", process.stderr.readline())
-        assert found is not None
-        yield f"localhost:{found.group(1)}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextlib.contextmanager
