@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks import _peer
 from benchmarks._coordinator import Coordinator, coordinator
-from benchmarks._result import Goal, Row, times_the_default
+from benchmarks._result import Goal, Row, times
 from benchmarks._worker import Worker, WorkerFailed, workers
 
 # From here on the peer's replies, which list every member, should show.
@@ -125,7 +125,7 @@ def _beside_the_default(options: Options, variant: Coordinator, what: str) -> li
             "ms",
             found["ours"],
             limit=found["limit"],
-            note=f"limit: without; {times_the_default(found['ours'], found['limit'])}",
+            note=f"limit: without; {times(found['ours'], found['limit'])}",
         )
         for name, found in ((case, samples), (f"{case}: the coordinator's CPU of a round", cpu_ms))
     ]
