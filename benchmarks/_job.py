@@ -6,8 +6,7 @@ two cores. A group that computes another group's shards sleeps longer, as it wou
 
 import contextlib
 import os
-import re
-import subprocess
+import signal
 import sys
 import tempfile
 import time
@@ -17,8 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks import _peer
+from benchmarks._coordinator import coordinator
 from benchmarks._forks import Forks
 from benchmarks._worker import ROOT, Worker, WorkerFailed, variables
+from jaxft._launch._ranks import free_ports
 
 Event = dict[str, Any]
 # A device's allocator keeps the memory that a step frees, so the host's must do the same here. Otherwise a large part
@@ -45,6 +46,7 @@ class Shape:
         leaves: the number of leaves of the gradients.
         moments: whether the state is three times as large as the gradients.
         plain: run a plain step after each step of the job.
+        ranks: how many processes each group has; only for ours.
     """
 
     step_ms: float
@@ -54,6 +56,7 @@ class Shape:
     leaves: int = 4
     moments: bool = False
     plain: bool = False
+    ranks: int = 1
 
     @property
     def shard_ms(self) -> float:
@@ -74,7 +77,9 @@ class Side(Protocol):
     def exact(self) -> bool: ...
     def rendezvous(self, shape: Shape) -> contextlib.AbstractContextManager[str]: ...
     def environment(self) -> dict[str, str]: ...
-    def options(self, shape: Shape, spare: bool) -> dict[str, Any]: ...
+    def options(self, shape: Shape, spare: bool) -> list[dict[str, Any]]:
+        """Of each process of a group."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,10 @@ class Ours:
     python: Path = Path(sys.executable)
     exact: bool = True
 
-    def rendezvous(self, shape: Shape) -> contextlib.AbstractContextManager[str]:
-        return coordinator()
+    @contextlib.contextmanager
+    def rendezvous(self, shape: Shape) -> Iterator[str]:
+        with coordinator() as found:
+            yield found.address
 
     def environment(self) -> dict[str, str]:
         if self.cache is None:
@@ -102,9 +109,13 @@ class Ours:
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
 
-    def options(self, shape: Shape, spare: bool) -> dict[str, Any]:
+    def options(self, shape: Shape, spare: bool) -> list[dict[str, Any]]:
         shards = None if shape.shards_each is None else shape.shards_each * shape.groups
-        return {"shard_ms": shape.shard_ms, "shards": shards, "spare": spare}
+        options = {"shard_ms": shape.shard_ms, "shards": shards, "spare": spare}
+        if shape.ranks == 1:
+            return [options]
+        (port,) = free_ports(1)
+        return [{**options, "world": (rank, shape.ranks, port)} for rank in range(shape.ranks)]
 
 
 @dataclass(frozen=True)
@@ -136,13 +147,16 @@ class TorchFT:
     def environment(self) -> dict[str, str]:
         return {"TORCH_CPP_LOG_LEVEL": "FATAL", "GLOG_minloglevel": "3", "RUST_LOG": "off"}
 
-    def options(self, shape: Shape, spare: bool) -> dict[str, Any]:
+    def options(self, shape: Shape, spare: bool) -> list[dict[str, Any]]:
         assert not spare, "TorchFT's spares are another thing"
-        return {
-            "step_ms": shape.step_ms,
-            "min_replicas": min(2, shape.groups),
-            "group_timeout_s": self.group_timeout_s,
-        }
+        assert shape.ranks == 1
+        return [
+            {
+                "step_ms": shape.step_ms,
+                "min_replicas": min(2, shape.groups),
+                "group_timeout_s": self.group_timeout_s,
+            }
+        ]
 
 
 def torchft_default() -> TorchFT | None:
@@ -164,13 +178,28 @@ def torchft_steady() -> TorchFT | None:
 
 
 class Group(Worker):
-    """One incarnation of a group: a new process, or one forked after all imports."""
+    """One incarnation of a group: a new process, or one forked after all imports.
+
+    Attributes:
+        followers: its further processes, whose events are not read.
+    """
 
     def __init__(self, side: Side, forks: Forks | None = None) -> None:
+        self.followers: list[Group] = []
         if forks is None:
             super().__init__(LOOP, side.package, python=side.python, env={**ALLOCATOR, **side.environment()})
         else:
             self.follow(f"{LOOP} {side.package}", forks.fork(), forks.log)
+
+    def tell(self, command: str, **arguments: Any) -> None:
+        for worker in self.followers:
+            worker.tell(command, **arguments)
+        super().tell(command, **arguments)
+
+    def kill(self) -> None:
+        super().kill()
+        for worker in self.followers:
+            worker.kill()
 
     def until(self, accept: Callable[[Event], bool], timeout_s: float = EVENT_TIMEOUT_S) -> Event:
         """Skip to the first event of this kind. Raises WorkerFailed."""
@@ -200,6 +229,7 @@ class Job:
         self.shape = shape
         self.groups: dict[str, Group] = {}
         self._ready: list[tuple[str, Group]] = []
+        self._drained: list[Group] = []
         self._forked = forked
         self._forks: Forks | None = None
         self._stack = contextlib.ExitStack()
@@ -243,19 +273,23 @@ class Job:
 
         With `address` it joins the job of another coordinator.
         """
-        group = Group(self.side, self._forks)
-        self._ready.append((name, group))
         shape = self.shape
-        group.tell(
-            "make",
-            address=address or self._address,
-            group=name,
-            megabytes=shape.megabytes,
-            leaves=shape.leaves,
-            moments=shape.moments,
-            plain=shape.plain,
-            **self.side.options(shape, spare),
-        )
+        processes: list[Group] = []
+        for options in self.side.options(shape, spare):
+            process = Group(self.side, self._forks)
+            processes.append(process)
+            process.tell(
+                "make",
+                address=address or self._address,
+                group=name,
+                megabytes=shape.megabytes,
+                leaves=shape.leaves,
+                moments=shape.moments,
+                plain=shape.plain,
+                **options,
+            )
+        group, *group.followers = processes
+        self._ready.append((name, group))
         return group
 
     def prepare(self, *names: str, spare: bool = False) -> None:
@@ -292,6 +326,14 @@ class Job:
         group.kill()
         return killed_s
 
+    def drain(self, name: str) -> float:
+        """SIGTERM, after which the group leaves at the end of its step; return when."""
+        group = self.groups.pop(name)
+        self._drained.append(group)
+        drained_s = time.monotonic()
+        os.kill(group.pid, signal.SIGTERM)
+        return drained_s
+
     def finish(self) -> None:
         """Stop all groups at one step, and compare their states bit for bit.
 
@@ -324,23 +366,8 @@ class Job:
         return [group.event("end", END_TIMEOUT_S) for group in groups]
 
     def _kill_all(self) -> None:
-        for group in (*self.groups.values(), *(group for _, group in self._ready)):
+        for group in (*self.groups.values(), *(group for _, group in self._ready), *self._drained):
             group.kill()
-
-
-@contextlib.contextmanager
-def coordinator() -> Iterator[str]:
-    """A separate coordinator on a free port, with its default timeouts."""
-    command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "localhost:0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        found = re.search(r"\(port (\d+)\)", process.stderr.readline())
-        assert found is not None
-        yield f"localhost:{found.group(1)}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextlib.contextmanager

@@ -106,9 +106,9 @@ class Row:
         return all(known) if known else None
 
 
-def times_the_default(variant: Sequence[float], default: Sequence[float]) -> str:
-    """What a variant costs, beside what is measured by default."""
-    return f"{statistics.median(variant) / statistics.median(default):.2f} times the default"
+def times(variant: Sequence[float], other: Sequence[float], name: str = "the default") -> str:
+    """What a variant costs, beside what is measured by default, or something else."""
+    return f"{statistics.median(variant) / statistics.median(other):.2f} times {name}"
 
 
 @dataclass(frozen=True, slots=True)

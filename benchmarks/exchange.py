@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import _peer
-from benchmarks._result import Goal, Row, times_the_default
+from benchmarks._result import Goal, Row, times
 from benchmarks._worker import Worker, workers
 
 KB, MB = 1 << 10, 1 << 20
@@ -166,14 +166,14 @@ def _measure(
     big_leaf = len(case.shapes) == 1 and case.size_bytes >= BIG_BYTES
     least = None if case.size_bytes < 4 * KB else 1.3 if number == 2 else 1.0
     name = f"{number} groups, {case.name}"
-    times = {way: [1e3 * each for each in values] for way, values in seconds.items()}
+    took_ms = {way: [1e3 * each for each in values] for way, values in seconds.items()}
     rows = [
         Row.of(
             name,
             "ms",
-            times["ours"],
-            peer=times["peer"],
-            limit=times["limit"],
+            took_ms["ours"],
+            peer=took_ms["peer"],
+            limit=took_ms["limit"],
             goal=Goal(peer=least, limit=0.8 if big_leaf else None),
         )
     ]
@@ -183,14 +183,14 @@ def _measure(
         )
         rows.append(more)
     for label in variants:
-        for unit, samples in (("ms", times), ("CPU s/GB", cpu)):
+        for unit, samples in (("ms", took_ms), ("CPU s/GB", cpu)):
             rows.append(
                 Row.of(
                     f"{name}, {label}",
                     unit,
                     samples[label],
                     limit=samples["limit"],
-                    note=times_the_default(samples[label], samples["ours"]),
+                    note=times(samples[label], samples["ours"]),
                 )
             )
     return rows

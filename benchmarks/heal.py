@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _peer
-from benchmarks._result import Goal, Row, times_the_default
+from benchmarks._result import Goal, Row, times
 from benchmarks._state import sizes
 from benchmarks._worker import Worker, workers
 from tests.faults import namespaces
 
-_HOST = "127.0.0.1"
+HOST = "127.0.0.1"
 _DEFAULT_OF_PEER = 2.0
 _OF_BARE = 0.7
 _OF_CAPS = 0.9
@@ -136,7 +136,7 @@ def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[st
                 "ms",
                 ms[f"heal {count} with a token"],
                 limit=ms[f"bare fresh {count}"],
-                note=times_the_default(ms[f"heal {count} with a token"], ms[f"heal {count}"]),
+                note=times(ms[f"heal {count} with a token"], ms[f"heal {count}"]),
             )
         )
     peaks = [one["peak_bytes"] / state_bytes for one in found["heal 1"]]
@@ -156,9 +156,9 @@ def _ours(leaves: list[int], token: bool) -> Iterator[tuple[dict[str, _Way], lis
                 "hold",
                 sizes=leaves,
                 seed=0,
-                host=_HOST,
+                host=HOST,
                 number=number,
-                timeout_s=_patience(leaves),
+                timeout_s=patience(leaves),
             )
             for number, donor in enumerate(donors)
         ]
@@ -166,7 +166,7 @@ def _ours(leaves: list[int], token: bool) -> Iterator[tuple[dict[str, _Way], lis
 
         def bare(count: int, reused: bool) -> _Way:
             arguments = {"plain": plain[:count], "sizes": leaves, "reused": reused}
-            return lambda: joiner.ask("bare", timeout_s=_patience(leaves), **arguments)
+            return lambda: joiner.ask("bare", timeout_s=patience(leaves), **arguments)
 
         ways: dict[str, _Way] = {
             "bare fresh 1": bare(1, reused=False),
@@ -190,8 +190,9 @@ def _heal(
 ) -> dict[str, Any]:
     for donor in donors:
         donor.ask("pin")
+    joiner.ask("make_room", size_bytes=4 * sum(leaves))
     addresses = [one["addresses"][token] for one in held[: len(donors)]]
-    return joiner.ask("heal", addresses=addresses, sizes=leaves, token=token, timeout_s=_patience(leaves))
+    return joiner.ask("heal", addresses=addresses, sizes=leaves, token=token, timeout_s=patience(leaves))
 
 
 @contextlib.contextmanager
@@ -204,7 +205,7 @@ def _theirs(leaves: list[int], http_chunks: Sequence[int]) -> Iterator[dict[str,
     made = [
         Worker("benchmarks._torchft.heal", python=python, env={"GLOO_SOCKET_IFNAME": "lo"}) for _ in range(2)
     ]
-    patience_s = _patience(leaves)
+    patience_s = patience(leaves)
     with workers(*made) as (donor, joiner):
         donor.ask("hold", sizes=leaves, seed=0, timeout_s=patience_s)
         joiner.ask("make_room", sizes=leaves)
@@ -215,7 +216,7 @@ def _theirs(leaves: list[int], http_chunks: Sequence[int]) -> Iterator[dict[str,
             worker.hear()
 
         def http(chunks: int) -> _Way:
-            address = donor.ask("offer_http", chunks=chunks, host=_HOST)
+            address = donor.ask("offer_http", chunks=chunks, host=HOST)
             arguments = {"chunks": chunks, "address": address, "size_bytes": 4 * sum(leaves)}
             return lambda: joiner.ask("fetch_http", timeout_s=patience_s, **arguments)
 
@@ -307,7 +308,7 @@ def _rounds(ways: dict[str, _Way], counted: int, held: list[int]) -> _Rounds:
     return found
 
 
-def _patience(leaves: list[int]) -> float:
+def patience(leaves: list[int]) -> float:
     return 60.0 + 4 * sum(leaves) / _WORST_BYTES_PER_S
 
 

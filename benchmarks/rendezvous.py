@@ -8,11 +8,7 @@ rounds each; every decision is checked.
 """
 
 import contextlib
-import os
-import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,11 +16,11 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks import _peer
-from benchmarks._result import Goal, Row
-from benchmarks._worker import ROOT, Worker, WorkerFailed, workers
+from benchmarks._coordinator import Coordinator, coordinator
+from benchmarks._result import Goal, Row, times
+from benchmarks._worker import Worker, WorkerFailed, workers
 
 # From here on the peer's replies, which list every member, should show.
 _MANY_GROUPS = 64
@@ -63,23 +59,23 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
         rows += more_rows
         notes += more_notes
     if options.state:
-        rows.append(_with_state(options))
+        rows += _with_state(options)
     if options.watched:
-        rows.append(_watched(options))
+        rows += _watched(options)
     return rows, notes
 
 
 def _votes(options: Options, groups: int) -> tuple[list[Row], list[str]]:
     """The implementations with their own clients, and the coordinator's resources with the most groups."""
-    with _coordinator() as (address, pid), _ours(address, groups) as ours, _bare(groups) as bare:
+    with _coordinator() as held, _ours(held.address, groups) as ours, _bare(groups) as bare:
         ways = {"ours": ours, "limit": bare}
         with contextlib.ExitStack() as stack:
             notes = _add_peer(ways, stack, groups)
-            samples, cpu_s = _interleaved(options, ways, pid)
+            samples, cpu_ms = _interleaved(options, ways, {"ours": held})
         row = _row(f"{groups} groups", samples, _goal(groups))
         resources: list[Row] = []
         if groups == max(options.groups):
-            resources = _resources(options, groups, pid, cpu_s / row.rounds)
+            resources = _resources(options, groups, held, cpu_ms["ours"])
     return [row, *resources], [*notes, _p99(row.case, samples)]
 
 
@@ -98,48 +94,41 @@ def _add_peer(
     return []
 
 
-def _with_state(options: Options) -> Row:
+def _with_state(options: Options) -> list[Row]:
     """The same with every decision on disk, compared with none on disk."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        address, pid = stack.enter_context(_coordinator("--state", folder))
-        plain_address, _ = stack.enter_context(_coordinator())
-        ways = {
-            "ours": stack.enter_context(_ours(address, _STATE_GROUPS)),
-            "plain": stack.enter_context(_ours(plain_address, _STATE_GROUPS)),
-        }
-        samples, _ = _interleaved(options, ways, pid)
-    plain_ms = statistics.median(samples["plain"])
-    return Row.of(
-        f"{_STATE_GROUPS} groups, decisions on disk (--state)",
-        "ms",
-        samples["ours"],
-        note=f"{plain_ms:.2f} without",
-    )
+    with tempfile.TemporaryDirectory() as folder, _coordinator("--state", folder) as kept:
+        return _beside_the_default(options, kept, "decisions on disk (--state)")
 
 
-def _watched(options: Options) -> Row:
+def _watched(options: Options) -> list[Row]:
     """The same while people watch, compared with a coordinator without an HTTP port, to which groups send no samples.
 
     A page is open, and metrics are scraped every second.
     """
-    with contextlib.ExitStack() as stack:
-        address, pid, url = stack.enter_context(_coordinator_with_http())
-        plain_address, plain_pid = stack.enter_context(_coordinator())
-        ways = {
-            "ours": stack.enter_context(_ours(address, _STATE_GROUPS)),
-            "plain": stack.enter_context(_ours(plain_address, _STATE_GROUPS)),
-        }
-        stack.enter_context(_watching(url))
-        samples, cpu_s = _interleaved(options, ways, pid)
-        _, plain_cpu_s = _interleaved(options, {"ours": ways["plain"]}, plain_pid)
-    plain_ms = statistics.median(samples["plain"])
-    round_ms, plain_round_ms = (1e3 * each_s / len(samples["ours"]) for each_s in (cpu_s, plain_cpu_s))
-    return Row.of(
-        f"{_STATE_GROUPS} groups, while watched (--http)",
-        "ms",
-        samples["ours"],
-        note=f"{plain_ms:.2f} without; CPU of a round {round_ms:.2f}, and {plain_round_ms:.2f} without",
-    )
+    with _coordinator(http=True) as watched, _watching(watched.url):
+        return _beside_the_default(options, watched, "while watched (--http)")
+
+
+def _beside_the_default(options: Options, variant: Coordinator, what: str) -> list[Row]:
+    """A variant of the coordinator and the default one, in turns: times, and the CPU time of each coordinator."""
+    with (
+        _coordinator() as plain,
+        _ours(variant.address, _STATE_GROUPS) as varied,
+        _ours(plain.address, _STATE_GROUPS) as ours,
+    ):
+        ways = {"ours": varied, "limit": ours}
+        samples, cpu_ms = _interleaved(options, ways, {"ours": variant, "limit": plain})
+    case = f"{_STATE_GROUPS} groups, {what}"
+    return [
+        Row.of(
+            name,
+            "ms",
+            found["ours"],
+            limit=found["limit"],
+            note=f"limit: without; {times(found['ours'], found['limit'])}",
+        )
+        for name, found in ((case, samples), (f"{case}: the coordinator's CPU of a round", cpu_ms))
+    ]
 
 
 @contextlib.contextmanager
@@ -169,65 +158,38 @@ def _watching(url: str) -> Iterator[None]:
 
 
 def _interleaved(
-    options: Options, ways: dict[str, Worker], coordinator: int
-) -> tuple[dict[str, list[float]], float]:
-    """The rounds of each implementation in milliseconds, and the coordinator's CPU seconds in ours."""
+    options: Options, ways: dict[str, Worker], coordinators: dict[str, Coordinator]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """The rounds of each implementation, and the CPU of a round of each coordinator in each turn, in milliseconds."""
     # The first round is not counted; the next two determine how many fit.
     warm_s = {name: max(way.ask("rounds", _ROUNDS_TIMEOUT_S, count=3)[1:]) for name, way in ways.items()}
     count = max(2, min(50, round(options.seconds / warm_s["ours"])))
     samples: dict[str, list[float]] = {name: [] for name in ways}
-    cpu_s = 0.0
-    for _ in range(options.turns):
-        for name, way in ways.items():
-            before_s = _cpu_s(coordinator)
-            samples[name] += [1e3 * s for s in way.ask("rounds", _ROUNDS_TIMEOUT_S, count=count)]
-            cpu_s += _cpu_s(coordinator) - before_s if name == "ours" else 0.0
-    return samples, cpu_s
+    cpu_ms: dict[str, list[float]] = {name: [] for name in coordinators}
+    for turn in range(options.turns):
+        for name in ways if turn % 2 else reversed(ways):
+            before_s = coordinators[name].cpu_s() if name in coordinators else 0.0
+            samples[name] += [1e3 * s for s in ways[name].ask("rounds", _ROUNDS_TIMEOUT_S, count=count)]
+            if name in coordinators:
+                cpu_ms[name].append(1e3 * (coordinators[name].cpu_s() - before_s) / count)
+    return samples, cpu_ms
 
 
-def _resources(options: Options, groups: int, coordinator: int, round_cpu_s: float) -> list[Row]:
-    began_s, before_s = time.monotonic(), _cpu_s(coordinator)
+def _resources(options: Options, groups: int, held: Coordinator, round_ms: Sequence[float]) -> list[Row]:
+    began_s, before_s = time.monotonic(), held.cpu_s()
     time.sleep(options.idle_s)
-    idle = (_cpu_s(coordinator) - before_s) / (time.monotonic() - began_s)
-    held = f"the coordinator with {groups} groups"
+    idle = (held.cpu_s() - before_s) / (time.monotonic() - began_s)
+    case = f"the coordinator with {groups} groups"
     return [
-        Row(f"{held}: CPU of a round", "ms", 1e3 * round_cpu_s),
-        Row(f"{held}: CPU while idle", "% of a core", 100 * idle),
-        Row(f"{held}: memory", "MiB", _resident_mib(coordinator)),
+        Row.of(f"{case}: CPU of a round", "ms", round_ms),
+        Row(f"{case}: CPU while idle", "% of a core", 100 * idle),
+        Row(f"{case}: memory", "MiB", held.resident_mib()),
     ]
 
 
-@contextlib.contextmanager
-def _coordinator(*options: str) -> Iterator[tuple[str, int]]:
-    """A coordinator on a free port: its address and its process."""
-    with _started(*options) as (process, port):
-        threading.Thread(target=process.stderr.read, daemon=True).start()  # its log must not fill the pipe
-        yield f"127.0.0.1:{port}", process.pid
-
-
-@contextlib.contextmanager
-def _coordinator_with_http() -> Iterator[tuple[str, int, str]]:
-    """The same with an HTTP port, and its URL."""
-    with _started("--http", "127.0.0.1:0") as (process, port):
-        found = re.search(r" are at (http://\S+)/", process.stderr.readline())
-        assert found is not None
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        yield f"127.0.0.1:{port}", process.pid, found.group(1)
-
-
-@contextlib.contextmanager
-def _started(*options: str) -> Iterator[tuple[Any, str]]:
+def _coordinator(*options: str, http: bool = False) -> contextlib.AbstractContextManager[Coordinator]:
     # The benchmark's groups send only on demand, and none has an earlier state.
-    command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "127.0.0.1:0", "--founding-wait-ms", "0"]
-    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    try:
-        assert process.stderr is not None
-        found = re.search(r"\(port (\d+)\)", process.stderr.readline())
-        assert found is not None
-        yield process, found.group(1)
-    finally:
-        process.kill()
-        process.wait()
+    return coordinator("--founding-wait-ms", "0", *options, http=http)
 
 
 @contextlib.contextmanager
@@ -273,16 +235,3 @@ def _p99(case: str, samples: dict[str, list[float]]) -> str:
 
 def _quantile(values: Sequence[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
-def _cpu_s(process: int) -> float:
-    """The CPU time of all threads of a process, with a resolution of 10 ms."""
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _resident_mib(process: int) -> float:
-    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found.group(1)) / 1024

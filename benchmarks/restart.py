@@ -57,7 +57,7 @@ def measure(side: Side, shape: Shape, options: Options) -> dict[str, list[float]
     with Job(side, shape, forked=False) as job:
         job.start()
         for number in range(options.warm_ups + options.restarts):
-            parts = _restart(job, job.names[number % shape.groups])
+            parts = restart(job, job.names[number % shape.groups])
             log(f"{side.package}: {parts}")
             if number >= options.warm_ups:
                 for part, took_ms in parts.items():
@@ -66,7 +66,8 @@ def measure(side: Side, shape: Shape, options: Options) -> dict[str, list[float]
     return found
 
 
-def _restart(job: Job, name: str) -> dict[str, float]:
+def restart(job: Job, name: str) -> dict[str, float]:
+    """Kill this group and start it again; return the milliseconds of each part."""
     killed_s = job.kill(name)
     for group in job.groups.values():
         group.until(

@@ -11,6 +11,7 @@ import numpy as np
 
 import jaxft
 from benchmarks._words import Words
+from tests.processes import worker
 
 State = dict[str, list[jax.Array]]
 LEARNING_RATE, DECAY, MOMENT = 0.1, 0.01, 0.9
@@ -50,15 +51,26 @@ def make_step(mean: Callable[[Any], Any]) -> Callable[[State, dict[str, Any]], t
 
 
 def make_state(megabytes: float, leaves: int, moments: bool) -> tuple[State, list[jax.Array]]:
-    """The initial state, equal in all groups, and the noise for its gradients."""
+    """The initial state, equal in all groups, and the noise for its gradients; each process holds a part."""
     random = np.random.default_rng(0)
-    size = int(megabytes * (1 << 20) / 4 / leaves)
-    params = [jax.numpy.array(random.standard_normal(size, np.float32)) for _ in range(leaves)]
-    noise = [jax.numpy.array(random.standard_normal(size, np.float32)) for _ in range(leaves)]
+    count = jax.process_count()
+    size = int(megabytes * (1 << 20) / 4 / leaves) // count * count
+    params, noise = (
+        [_spread(random.standard_normal(size, np.float32)) for _ in range(leaves)] for _ in range(2)
+    )
     state = {"params": params}
     if moments:
-        state |= {name: [jax.numpy.zeros_like(param) for param in params] for name in ("first", "second")}
+        zeros = np.zeros(size, np.float32)
+        state |= {name: [_spread(zeros) for _ in params] for name in ("first", "second")}
     return state, noise
+
+
+def _spread(values: np.ndarray) -> jax.Array:
+    if jax.process_count() == 1:
+        return jax.numpy.array(values)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("ranks",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("ranks"))
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
 
 def train(
@@ -73,11 +85,15 @@ def train(
     moments: bool,
     spare: bool,
     plain: bool,
+    world: tuple[int, int, int] | None = None,
 ) -> None:
     """Train until the parent sends "stop"; each event is a line.
 
-    With `plain`, each step of the job is followed by a plain jitted step of a separate state.
+    With `plain`, each step of the job is followed by a plain jitted step of a separate state. `world`: the rank of
+    this process, the number of ranks of its group, and the port at which they meet.
     """
+    if world is not None:
+        worker.join_world(*world)
     _report_plans(words)
     state, noise = make_state(megabytes, leaves, moments)
     batches = Batches(shard_ms, noise)

@@ -92,12 +92,16 @@ def _key(token: bool) -> DataKey | None:
     return DataKey(bytes(32)) if token else None
 
 
-def heal(addresses: list[str], sizes: list[int], token: bool) -> dict[str, Any]:
-    """Fetch the state from these donors; returns seconds, how much memory it took at most, and the sums."""
+def make_room(size_bytes: int) -> None:
+    """Prepare a heal of this size."""
+    gc.collect()  # JAX releases the previous state only now
+    make_memory_fresh(size_bytes)
+
+
+def heal(addresses: list[str], sizes: list[int], token: bool = False) -> dict[str, Any]:
+    """Fetch the state from these donors; returns when, how much memory it took at most, and the sums."""
     like = [jax.ShapeDtypeStruct((size,), np.float32) for size in sizes]
     donors = [DonorAt(f"donor-{number}", 1, address) for number, address in enumerate(addresses)]
-    gc.collect()  # JAX releases the previous state only now
-    make_memory_fresh(4 * sum(sizes))
     before_bytes = _memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     began_s = time.perf_counter()
@@ -113,11 +117,12 @@ def heal(addresses: list[str], sizes: list[int], token: bool) -> dict[str, Any]:
     try:
         arrays = fetcher.state(STEP, list(map(type_of, like)), cancel=Abort())
         got = jax.block_until_ready(place(arrays, like))
-        took_s = time.perf_counter() - began_s
+        ended_s = time.perf_counter()
     finally:
         fetcher.close()
     return {
-        "seconds": took_s,
+        "seconds": ended_s - began_s,
+        "span": (began_s, ended_s),
         "peak_bytes": _memory("VmHWM") - before_bytes,
         "sums": sums(map(np.asarray, got)),
     }
@@ -169,4 +174,4 @@ def _memory(field: str) -> int:
 
 if __name__ == "__main__":
     donor = Donor()
-    serve({"hold": donor.hold, "pin": donor.pin, "heal": heal, "bare": bare})
+    serve({"hold": donor.hold, "pin": donor.pin, "make_room": make_room, "heal": heal, "bare": bare})

@@ -26,17 +26,16 @@ def test_decisions_on_disk_are_measured_beside_others(monkeypatch: pytest.Monkey
     rows, _ = rendezvous.run(
         rendezvous.Options(groups=(), turns=1, seconds=0.001, idle_s=0.05, watched=False)
     )
-    (row,) = rows
-    assert "--state" in row.case
-    assert row.note.endswith(" without")
+    assert all("--state" in row.case and row.ours and row.limit for row in rows)
+    assert [row.case.endswith("CPU of a round") for row in rows] == [False, True]
 
 
 def test_being_watched_is_measured_beside_not_being(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendezvous, "_STATE_GROUPS", 2)
     rows, _ = rendezvous.run(rendezvous.Options(groups=(), turns=1, seconds=0.001, state=False))
-    (row,) = rows
-    assert "--http" in row.case
-    assert " without; CPU of a round " in row.note
+    assert all("--http" in row.case and row.ours and row.limit for row in rows)
+    assert [row.case.endswith("CPU of a round") for row in rows] == [False, True]
+    assert rows[1].note.endswith("times the default")
 
 
 @pytest.mark.storm

@@ -2,11 +2,19 @@
 
 from benchmarks import spare
 
-TINY = spare.Options(step_ms=(20.0,), megabytes=0.1, kills=1, warm_ups=0)
+TINY = spare.Options(step_ms=(20.0,), megabytes=0.1, rounds=1, warm_ups=0)
 
 
-def test_a_spare_contributes_to_the_step_that_lost_a_group():
-    steps, time = spare.run(TINY)[0]
-    assert steps.ours == 0
-    assert time.ours
-    assert time.limit
+def test_a_spare_takes_the_place_of_a_killed_group_and_of_a_drained_one():
+    rows = spare.run(TINY)[0]
+    kill, drain = rows[:5], rows[5:]
+    for later, after, tried_again, time, longest in (kill, drain):
+        assert later.ours == 0
+        assert after.met
+        assert tried_again.met is not False
+        assert time.ours
+        assert longest.ours
+        assert longest.limit
+    assert "kill -9" in kill[0].case
+    assert "drain" in drain[0].case
+    assert drain[2].ours == 0
