@@ -1,6 +1,7 @@
 """The commands and flags that the text of the docs names in passing, such as `jaxft launch --http`, exist."""
 
 import dataclasses
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 FOREIGN = {"--partition", "--gpus-per-node", "--time", "--signal", "--nodelist", "--set", "--name", "--help"}
 FOREIGN |= {"--auto-compaction-retention", "--max-request-bytes"}
 FOREIGN |= {"--xla_gpu_deterministic_ops", "--xla_gpu_exclude_nondeterministic_ops"}
-# Of commands whose parser is not at hand: benchmarks, tests.loops, tests.simulation.
+# Of commands whose parser is not at hand: tests.loops, tests.simulation.
 OTHERS = {"--python", "--write", "--resume"}
 OWN = {
     prefix: {"--" + each.name.replace("_", "-") for each in dataclasses.fields(options)}
@@ -54,6 +55,11 @@ def _words(span: str) -> list[str]:
 
 
 def _exists(flag: str, words: list[str]) -> bool:
+    if words[:3] == ["python", "-m", "benchmarks"] and len(words) > 3:
+        options = importlib.import_module(f"benchmarks.{words[3]}").Options
+        return flag.removeprefix("--").removeprefix("no-").replace("-", "_") in {
+            field.name for field in dataclasses.fields(options)
+        }
     commands = [prefix for prefix in OWN if tuple(words[: len(prefix)]) == prefix]
     known = set().union(*(OWN[prefix] for prefix in commands or OWN))
     return flag in known or flag in FOREIGN | OTHERS or flag.replace("--no-", "--", 1) in known
@@ -78,6 +84,7 @@ def test_what_the_text_names_exists(page: Path) -> None:
         "`make lnit`",
         "`pip install 'jaxft[no-such-extra]'`",
         "`python -m lab.storse`",
+        "`python -m benchmarks spare --round 6`",
     ],
 )
 def test_a_mistake_in_the_text_is_found(text: str) -> None:
