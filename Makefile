@@ -85,7 +85,6 @@ format: $(STAMP)  ## let ruff put the code in order
 	$(BIN)/ruff format .
 
 docs: $(STAMP)  ## the manual, warnings as errors, into docs/_build
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --group docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build
 
 chart: $(STAMP) $(BIN)/helm  ## the charts in deploy/charts as plain YAML, into deploy/kubernetes

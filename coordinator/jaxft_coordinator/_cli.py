@@ -18,6 +18,7 @@ from jaxft_protocol.coordinator.job import Options
 
 from jaxft_coordinator import limits
 from jaxft_coordinator._server import Server
+from jaxft_coordinator._version import __version__
 from jaxft_coordinator.http.serve import HttpPort
 from jaxft_coordinator.observe._event_file import EventFile
 from jaxft_coordinator.observe.observer import Observer
@@ -103,6 +104,9 @@ class TokenArguments:
 def main() -> None:
     if sys.argv[1:2] == ["token"]:
         _print_token(tyro.cli(TokenArguments, prog="jaxft-coordinator token", args=sys.argv[2:]))
+        return
+    if sys.argv[1:] == ["--version"]:
+        sys.stdout.write(f"jaxft-coordinator {__version__}\n")
         return
     arguments = tyro.cli(Arguments, prog="jaxft-coordinator")
     problem = _problem(arguments) or _exposure(arguments)

@@ -28,6 +28,12 @@ def global_norm(tree: object) -> jax.Array:
     For a step's `apply` in groups with different meshes (docs/meshes.md), where `optax.global_norm` lets their states
     drift apart. It may also be used elsewhere, under `jax.jit` or not.
 
+    Example:
+        >>> import jax.numpy as jnp, jaxft
+        >>> grads = {"w": jnp.array([3.0, 4.0]), "b": jnp.zeros(2)}
+        >>> float(jaxft.global_norm(grads))
+        5.0
+
     Args:
         tree: arrays of any shape and placement, of floating-point or complex dtypes.
 

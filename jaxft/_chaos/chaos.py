@@ -137,9 +137,10 @@ class _Runs:
         strikes = options.plan(last_step=steps - round(TAIL_SHARE * steps))
         flags = options.coordinator_flags(self.processes.folder / "coordinator")
         coordinator = Coordinator(self.processes, (*self.coordinator, *flags))
+        lasts_s = 60 * options.minutes if options.minutes is not None else FAULT_S * options.kills
         self.display.say(
             f"the same {steps} steps in {options.groups} groups, {options.kills} {options.what}, "
-            f"--seed {options.seed}"
+            f"--seed {options.seed}; steps are slowed down so that this lasts {lasts_s:.0f} s"
         )
         record = run_storm(
             options.group_names,
@@ -149,7 +150,7 @@ class _Runs:
             self.processes,
             self.display,
             nproc=options.nproc,
-            lasts_s=60 * options.minutes if options.minutes is not None else FAULT_S * options.kills,
+            lasts_s=lasts_s,
             silence_timeout_s=options.silence_timeout_s,
         )
         self.processes.end([coordinator.child])

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 import urllib.parse
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import tyro
@@ -20,8 +20,8 @@ class DrainOptions:
 
     group: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GROUP")]
     """The group."""
-    job: str = "default"
-    """The job of that group."""
+    job: str = ""
+    """The job of that group; empty: the only one, or the one with the name `default`."""
     http: Annotated[str, tyro.conf.arg(metavar="URL")] = field(default_factory=default_url)
     """The coordinator's HTTP port, started with --http-actions. By default that of the variable JAXFT_HTTP."""
     tls_ca: Authority = None
@@ -40,6 +40,7 @@ def run_drain(options: DrainOptions) -> int:
     Raises:
         JaxftError: the coordinator cannot be asked, refuses it, or the group has not left in time.
     """
+    options = replace(options, job=options.job or _meant(options))
     token = options.token if options.token is not None else os.environ.get("JAXFT_TOKEN", "")
     group = urllib.parse.quote(options.group, safe="")
     path = f"{job_path(options.job)}/groups/{group}/drain"
@@ -58,6 +59,20 @@ def run_drain(options: DrainOptions) -> int:
             )
         time.sleep(_LOOK_EVERY_S)
     return 0
+
+
+def _meant(options: DrainOptions) -> str:
+    """The job that is meant without --job."""
+    names = [str(job["job"]) for job in ask(options.http, "jobs", ca=options.tls_ca)["jobs"]]
+    if len(names) == 1:
+        return names[0]
+    if "default" not in names:
+        known = ", ".join(map(repr, sorted(names)[:10])) or "none"
+        raise PortError(
+            f"the coordinator has {len(names)} jobs ({known}). Say which one group {options.group!r} belongs to: "
+            "--job."
+        )
+    return "default"
 
 
 def _state(options: DrainOptions) -> str:

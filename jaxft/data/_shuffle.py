@@ -15,7 +15,13 @@ _ADDED, _FACTORS = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def permute(position: int, *, size: int, key: int) -> int:
-    """Return the new position of `position` in the shuffle of `range(size)` with this key."""
+    """Return the new position of `position` in the shuffle of `range(size)` with this key.
+
+    Example:
+        >>> from jaxft.data import permute
+        >>> sorted(permute(position, size=5, key=7) for position in range(5))
+        [0, 1, 2, 3, 4]
+    """
     assert 0 <= position < size
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     # The domain has fewer than 8 * size values, and the cycle of a position inside returns inside.
@@ -47,7 +53,13 @@ def permute_all(positions: np.ndarray, *, size: int, key: int) -> np.ndarray:
 
 
 def mix(*words: int) -> int:
-    """Hash integers into 64 well-mixed bits (the finisher of splitmix64, word by word)."""
+    """Hash integers into 64 well-mixed bits (the finisher of splitmix64, word by word).
+
+    Example:
+        >>> from jaxft.data import mix
+        >>> mix(0, 1) == mix(0, 1), mix(0, 1) == mix(1, 0)
+        (True, False)
+    """
     state = 0
     for word in words:
         state = (state ^ word) + _ADDED & _MASK_64

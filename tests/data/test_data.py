@@ -1,6 +1,5 @@
 """`jaxft.data`: every sample once an epoch, whichever group asks; padding without weight; and what is refused."""
 
-import doctest
 import importlib.util
 import itertools
 from typing import Any
@@ -299,10 +298,3 @@ def test_gradients_accumulated_within_a_shard(microbatch_size: int) -> None:
     """`optax.microbatching` loops inside compute, before the cut; only the order of additions differs."""
     with jax.numpy_dtype_promotion("standard"):
         np.testing.assert_allclose(train(microbatch_size), train(None), rtol=1e-5)
-
-
-def test_examples_run() -> None:
-    found = doctest.DocTestFinder().find(Batches, "Batches", globs={})
-    results = [doctest.DocTestRunner().run(test) for test in found if test.examples]
-    assert results
-    assert all(result.failed == 0 for result in results)

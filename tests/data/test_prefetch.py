@@ -1,6 +1,5 @@
 """Batches that worker threads compute ahead: the same ones, errors where they are asked for, and little memory."""
 
-import doctest
 import threading
 from typing import Any
 
@@ -136,8 +135,3 @@ def test_arguments_that_cannot_be_right() -> None:
     for wrong in ({"ahead": 0}, {"workers": 0}):
         with pytest.raises(ConfigurationError, match="must be at least 1"):
             Prefetch(DATA, **wrong)
-
-
-def test_the_example_runs() -> None:
-    (test,) = (one for one in doctest.DocTestFinder().find(Prefetch, "f", globs={}) if one.examples)
-    assert doctest.DocTestRunner().run(test).failed == 0

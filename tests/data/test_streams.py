@@ -1,6 +1,5 @@
 """Iterators as a function of step and shard: read in order, found again, and refused if they do not repeat."""
 
-import doctest
 import importlib.util
 import itertools
 import logging
@@ -280,8 +279,3 @@ def test_it_trains_a_step() -> None:
     with pytest.raises(ConfigurationError, match="divided into 2 shards"):
         jaxft.fault_tolerant(train_step, None, shards=4)(jnp.zeros(()), batches)
     assert isinstance(jax.tree.leaves(batches(0, 0))[0], np.ndarray)
-
-
-def test_the_example_runs() -> None:
-    (test,) = (one for one in doctest.DocTestFinder().find(from_iterator, "f", globs={}) if one.examples)
-    assert doctest.DocTestRunner().run(test).failed == 0

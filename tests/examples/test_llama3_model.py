@@ -151,7 +151,8 @@ def test_remat_computes_again_what_it_says(remat: Remat) -> None:
 
 @pytest.mark.unoptimized(False)
 @pytest.mark.parametrize("remat", ["selective", "full"])
-def test_remat_does_not_change_a_bit(remat: Remat) -> None:
+def test_remat_changes_gradients_by_rounding_alone(remat: Remat) -> None:
+    # On some processors by not a bit. But XLA may fuse what is computed again in another way.
     def gradients(remat: Remat) -> Any:
         config = tiny(remat=remat, attention="chunked")
         graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
@@ -162,7 +163,7 @@ def test_remat_does_not_change_a_bit(remat: Remat) -> None:
     for here, there in zip(
         jax.tree.leaves(gradients("none")), jax.tree.leaves(gradients(remat)), strict=True
     ):
-        np.testing.assert_array_equal(here, there)
+        np.testing.assert_allclose(here, there, rtol=0, atol=1e-6 * float(np.abs(here).max()))
 
 
 def test_rms_norm_gives_unit_root_mean_square_times_the_scale() -> None:

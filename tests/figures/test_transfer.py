@@ -18,10 +18,12 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.processes
 def test_it_tells_what_each_fault_comes_to_and_what_each_way_takes(said: list[str]):
-    assert said[2:4] == [
-        "| none | ends well |",
-        "| the joiner expects half of the elements | raises JaxRuntimeError |",
-    ]
+    assert said[2] == "| none | ends well |"
+    # The pull looks at the size if it comes in time.
+    assert said[3].removeprefix("| the joiner expects half of the elements | ") in (
+        "raises JaxRuntimeError |",
+        "ends well, with other values |",
+    )
     state, pull, heal, ratio = (cell.strip() for cell in said[-1].strip("|").split("|"))
     assert state == "2 MB"
     assert pull.endswith(" ms")

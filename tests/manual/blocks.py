@@ -20,6 +20,9 @@ from jaxft_coordinator._cli import Arguments, TokenArguments
 
 import jaxft
 import jaxft.data
+import lab.meshes
+import lab.stores
+import lab.transfer
 from deploy.render import HELM
 from examples.llama3._flags import Flags as LlamaFlags
 from examples.mlp.train import Flags as MlpFlags
@@ -30,11 +33,16 @@ from jaxft._launch._options import LaunchOptions
 from jaxft._operate._doctor import DoctorOptions
 from jaxft._operate._drain import DrainOptions
 from jaxft._operate._status import StatusOptions
+from lab.chaos import LabChaosOptions
+from lab.demo import DemoOptions
+from tests.simulation import __main__ as simulation
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / folder / "README.md" for folder in ("coordinator", "protocol")),
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
 BLOCK = re.compile(
@@ -70,6 +78,11 @@ PARSERS: dict[tuple[str, ...], Any] = {
     ("jaxft-coordinator",): Arguments,
     ("python", "-m", "examples.mlp.train"): MlpFlags,
     ("python", "-m", "examples.llama3.train"): LlamaFlags,
+    ("python", "-m", "lab", "chaos"): LabChaosOptions,
+    ("python", "-m", "lab", "demo"): DemoOptions,
+    ("python", "-m", "lab.stores"): lab.stores.Arguments,
+    ("python", "-m", "lab.meshes"): lab.meshes.Arguments,
+    ("python", "-m", "lab.transfer"): lab.transfer.Arguments,
 }
 
 
@@ -176,6 +189,8 @@ def check_command(words: list[str]) -> None:
         case ["helm", "upgrade", _, chart, "--reuse-values"]:
             if not (ROOT / chart / "Chart.yaml").exists():
                 raise Wrong(f"{shlex.join(words)}: there is no chart {chart}")
+        case ["python", "-m", "tests.simulation", *flags]:
+            _check_simulation(flags)
         case ["python", "-m", module, *_]:
             path = ROOT / module.replace(".", "/")
             if not (
@@ -191,10 +206,34 @@ def check_command(words: list[str]) -> None:
 
 
 def _check_make(words: list[str]) -> None:
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
-    for word in words:
-        if "=" not in word and word not in targets:
-            raise Wrong(f"make has no target {word}")
+    """The targets exist, they use the variables, and what they start accepts what is in ARGS."""
+    recipes = {
+        target: recipe
+        for target, recipe in re.findall(
+            r"^([a-z-]+):.*\n((?:\t.*\n)*)", (ROOT / "Makefile").read_text(), re.M
+        )
+    }
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    targets = [word for word in words if "=" not in word]
+    for target in targets:
+        if target not in recipes:
+            raise Wrong(f"make has no target {target}")
+    for name, value in given.items():
+        lines = [line for target in targets for line in recipes[target].splitlines() if f"({name})" in line]
+        if not lines and name not in ("PYTHON", "VENV"):
+            raise Wrong(f"make {shlex.join(targets)} does not use {name}")
+        for line in lines:
+            if name == "ARGS" and line.startswith("\t$(BIN)/python -m "):
+                check_command(shlex.split(line.replace("$(BIN)/", "").replace("$(ARGS)", value)))
+
+
+def _check_simulation(flags: list[str]) -> None:
+    try:
+        simulation._options(flags)
+    except SystemExit as error:
+        raise Wrong(
+            f"python -m tests.simulation {shlex.join(flags)}: its parser refuses the flags"
+        ) from error
 
 
 def _check_extras(requirements: list[str]) -> None:

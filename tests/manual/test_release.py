@@ -1,21 +1,29 @@
-"""A release: one version everywhere, and a changelog that knows it."""
+"""A release: one version everywhere, a changelog that knows it, and distributions that install."""
 
 import datetime
+import re
 import shutil
+import tarfile
 import tomllib
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
-from deploy.release import CHARTS, PROJECTS, VERSION_FILES, ReleaseError, prepare
+from deploy.release import CHARTS, PROJECTS, VERSION_FILES, WITH_IMAGE, ReleaseError, prepare
+from jaxft._version import __version__
+from tests.deployment.manifests import needs_helm
+from tests.manual.fresh import UV, fresh_environment, needs_uv, run
 
 ROOT = Path(__file__).parents[2]
+RELEASE = "7.8.9rc1"
 DAY = datetime.date(2027, 1, 31)
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    for file in ("CHANGELOG.md", *PROJECTS, *VERSION_FILES, *(f"{chart}/Chart.yaml" for chart in CHARTS)):
+    charts = [f"{chart}/Chart.yaml" for chart in CHARTS]
+    for file in ("CHANGELOG.md", *PROJECTS, *VERSION_FILES, *WITH_IMAGE, *charts):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     return tmp_path
@@ -34,20 +42,33 @@ def test_all_distributions_have_one_version() -> None:
         assert all(need.endswith(f"=={version}") for need in own), own
 
 
-def test_a_release_writes_its_version_everywhere(clone: Path) -> None:
+def open_entry(clone: Path) -> None:
+    """Begin the changelog with an entry for RELEASE."""
     changelog = clone / "CHANGELOG.md"
-    changelog.write_text(changelog.read_text().replace("## ", "## 7.8.9rc1 (unreleased)\n\n- new\n\n## ", 1))
-    prepare(clone, "7.8.9rc1", day=DAY)
-    assert "## 7.8.9rc1 (2027-01-31)\n\n- new\n" in changelog.read_text()
+    changelog.write_text(
+        changelog.read_text().replace("## ", f"## {RELEASE} (unreleased)\n\n- new\n\n## ", 1)
+    )
+
+
+def test_a_release_writes_its_version_everywhere(clone: Path) -> None:
+    open_entry(clone)
+    for day in (datetime.date(2027, 1, 30), DAY):  # a second time, after the first has failed later on
+        prepare(clone, RELEASE, day=day)
+    assert "## 7.8.9rc1 (2027-01-31)\n\n- new\n" in (clone / "CHANGELOG.md").read_text()
     for file in VERSION_FILES:
         assert (clone / file).read_text() == '__version__ = "7.8.9rc1"\n'
     for file in PROJECTS:
-        text = (clone / file).read_text()
-        assert '"jaxft-protocol==7.8.9rc1"' in text
-        assert "==0.1.0" not in "".join(line for line in text.splitlines() if '"jaxft-' in line)
+        pinned = re.findall(r'"jaxft-[a-z]+==([^"]+)"', (clone / file).read_text())
+        assert {*pinned} == {RELEASE}
     for chart in CHARTS:
         text = (clone / chart / "Chart.yaml").read_text()
-        assert "\nversion: 7.8.9rc1\nappVersion: 7.8.9rc1\n" in text
+        assert "\nversion: 7.8.9-rc.1\nappVersion: 7.8.9rc1\n" in text
+    for file in WITH_IMAGE:
+        assert {*re.findall(r"jaxft-coordinator:([\w.]+)", (clone / file).read_text())} == {RELEASE}
+    changelog = clone / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text().replace(f"{RELEASE} (2027-01-31)", "7.8.9 (unreleased)"))
+    prepare(clone, "7.8.9", day=DAY)
+    assert "\nversion: 7.8.9\nappVersion: 7.8.9\n" in (clone / CHARTS[0] / "Chart.yaml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -59,3 +80,68 @@ def test_a_release_that_cannot_be_made_changes_nothing(clone: Path, version: str
     with pytest.raises(ReleaseError, match=why):
         prepare(clone, version, day=DAY)
     assert before == {path: path.read_bytes() for path in clone.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the working tree in which `make release` has run, in a new environment."""
+    clone = tmp_path_factory.mktemp("release") / "a clone"
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    for file in filter(None, listed.split("\0")):
+        if (ROOT / file).is_file():  # not deleted in the working tree
+            (clone / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, clone / file)
+    open_entry(clone)
+    run(UV, "venv", "--quiet", clone / ".venv")
+    for program in ("uv", "helm"):
+        (clone / ".venv" / "bin" / program).symlink_to(UV.parent / program)
+    (clone / ".venv" / ".installed").touch()  # nothing else of `make setup` is needed
+    said = run("make", "release", f"VERSION={RELEASE}", cwd=clone)
+    assert said.count("PASSED") == 6, said
+    assert f"{RELEASE} is in dist/{RELEASE}. Left to do:" in said
+    return clone
+
+
+@pytest.mark.processes
+@needs_helm
+@needs_uv
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a clone")
+def test_make_release_builds_what_installs(released: Path, tmp_path: Path) -> None:
+    assert stale(released) == []
+    assert "jaxft/_version.py" in stale(ROOT)
+    built = released / "dist" / RELEASE
+    names = {path.name for path in built.iterdir() if not path.name.startswith(".")}
+    for project in ("jaxft", "jaxft_coordinator", "jaxft_protocol"):
+        names.remove(f"{project}-{RELEASE}.tar.gz")
+        [wheel] = [name for name in names if name.startswith(f"{project}-{RELEASE}-py3-none-")]
+        names.remove(wheel)
+        with tarfile.open(built / f"{project}-{RELEASE}.tar.gz") as archive:
+            file = archive.extractfile(f"{project}-{RELEASE}/PKG-INFO")
+            assert file is not None
+            described = Parser().parsestr(file.read().decode())
+        assert described["Version"] == RELEASE
+        needs = [need for need in described.get_all("Requires-Dist", []) if need.startswith("jaxft")]
+        assert all(f"=={RELEASE}" in need for need in needs)
+        assert needs or project == "jaxft_protocol"
+    assert names == {"jaxft-coordinator-7.8.9-rc.1.tgz", "jaxft-job-7.8.9-rc.1.tgz"}
+    programs = fresh_environment(tmp_path, built, f"jaxft-coordinator=={RELEASE}")
+    said = run("jaxft-coordinator", "--version", cwd=tmp_path, programs=programs)
+    assert said == f"jaxft-coordinator {RELEASE}\n"
+    listed = run(UV, "pip", "freeze", "--python", programs / "python").split()
+    assert f"jaxft-protocol=={RELEASE}" in listed
+    assert not [each for each in listed if each.startswith(("jax==", "numpy", "jaxft=="))]
+
+
+def stale(released: Path) -> list[str]:
+    """The files that still name another version of ours."""
+    of_ours = re.compile(
+        rf"(?:jaxft[\w-]*(?:==|[:-])|[vV]ersion: \"?|__version__ = \"){re.escape(__version__)}\b"
+    )
+    return [
+        str(path.relative_to(released))
+        for room in ("*", "docs/*", "deploy/**/*", "coordinator/**/*", "protocol/**/*", "jaxft/*")
+        for path in sorted(released.glob(room))
+        if path.suffix in {".md", ".py", ".toml", ".yaml", ".Dockerfile", ".sbatch"}
+        and path.name != "CHANGELOG.md"
+        and of_ours.search(path.read_text())
+    ]

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,9 @@ import pytest
 from deploy.release import ROOT, build
 from tests import patience
 from tests.manual.blocks import Block, blocks
+from tests.manual.fresh import fresh_environment, needs_uv, run, variables
 
-UV = Path(sys.executable).parent / "uv"
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(not UV.exists(), reason="needs uv, which make setup installs"),
-]
+pytestmark = [pytest.mark.processes, needs_uv]
 PAGE = [block for block in blocks() if block.page.name == "start.md"]
 PORT = "29511"
 LOOK = "time.sleep(0.2)  # so that there is time to look"
@@ -31,7 +27,7 @@ def block_with(text: str) -> Block:
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment with what the page's pip command installs, from wheels; the folder of its programs."""
     folder = tmp_path_factory.mktemp("fresh")
@@ -39,31 +35,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = [re.sub(r"-\d.*", "", path.name) for path in built if path.suffix == ".whl"]
     assert sorted(names) == ["jaxft", "jaxft_coordinator", "jaxft_protocol"]
     [extras] = re.findall(r"'\.(\[[\w,]+\])'", block_with("pip install").text)
-    run(UV, "venv", "--quiet", "--python", sys.executable, folder / "env")
-    # The versions that everything else is tested with; they are in uv's cache.
-    frozen = run(UV, "pip", "freeze", "--python", sys.executable, "--exclude-editable")
-    (folder / "versions.txt").write_text(frozen)
-    words = ["--constraint", folder / "versions.txt", "--find-links", folder / "dist", f"jaxft{extras}"]
-    run(UV, "pip", "install", "--quiet", "--python", folder / "env/bin/python", *words)
-    return folder / "env" / "bin"
-
-
-def run(*words: str | Path, cwd: Path | None = None, programs: Path | None = None) -> str:
-    done = patience.run(
-        list(map(str, words)), capture_output=True, text=True, limit_s=120.0, cwd=cwd, env=variables(programs)
-    )
-    assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def variables(programs: Path | None) -> dict[str, str]:
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("JAXFT", "PYTHON", "VIRTUAL"))
-    }
-    path = own["PATH"] if programs is None else f"{programs}{os.pathsep}{own['PATH']}"
-    return {**own, "PATH": path, "JAX_PLATFORMS": "cpu"}
+    return fresh_environment(folder, folder / "dist", f"jaxft{extras}")
 
 
 @pytest.fixture
@@ -75,14 +47,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_doctor_finds_the_wheels_in_order(environment: Path, tmp_path: Path) -> None:
-    said = run("jaxft", "doctor", cwd=tmp_path, programs=environment)
-    assert "FAIL" not in said
-    where = run("python", "-c", "import jaxft; print(jaxft.__file__)", cwd=tmp_path, programs=environment)
-    assert Path(where.strip()).is_relative_to(environment.parent)
-
-
+# One test, since each worker of pytest-xdist would make the environment again.
 def test_the_start_page_holds(environment: Path, folder: Path) -> None:
+    doctor_finds_the_wheels_in_order(environment, folder)
     three, one = (block_with(text).text.replace(PORT, "0").split() for text in ("--groups 3", "--groups 1"))
     log = folder / "launch.log"
     with log.open("wb") as output:
@@ -111,3 +78,10 @@ def test_the_start_page_holds(environment: Path, folder: Path) -> None:
     assert "(killed)" in log.read_text()
     digests = set(re.findall(r"digest (\w+)", log.read_text() + run(*one, cwd=folder, programs=environment)))
     assert len(digests) == 1, log.read_text()
+
+
+def doctor_finds_the_wheels_in_order(environment: Path, folder: Path) -> None:
+    said = run("jaxft", "doctor", cwd=folder, programs=environment)
+    assert "FAIL" not in said
+    where = run("python", "-c", "import jaxft; print(jaxft.__file__)", cwd=folder, programs=environment)
+    assert Path(where.strip()).is_relative_to(environment.parent)

@@ -1,7 +1,6 @@
 """The callable step, without a manager: signatures, static arguments, shards, and what it refuses."""
 
 import contextlib
-import doctest
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -233,13 +232,6 @@ def test_several_shards_need_a_batch_function() -> None:
 
 
 # What the documentation says
-
-
-@pytest.mark.parametrize("documented", [jaxft.pmean, jaxft.fault_tolerant, jaxft.from_functions])
-def test_examples_run(documented: Any) -> None:
-    (test,) = doctest.DocTestFinder(recurse=False).find(documented, "example", globs={})
-    assert test.examples
-    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_importing_starts_no_backend() -> None:

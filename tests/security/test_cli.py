@@ -11,6 +11,7 @@ import pytest
 import trustme
 from jaxft_coordinator import _cli
 from jaxft_coordinator._cli import Arguments, main
+from jaxft_coordinator._version import __version__
 from jaxft_protocol import credentials
 
 from tests import patience
@@ -123,3 +124,7 @@ def test_it_starts_on_all_addresses_with_a_secret(secret: Path) -> None:
             assert patience.wait(process) == 0
         finally:
             process.kill()
+
+
+def test_it_says_its_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(monkeypatch, capsys, "--version") == (0, f"jaxft-coordinator {__version__}\n")

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from jaxft._launch._die_with_parent import bind_to
+
 from . import progress
 from .campaign import Tally, run_seeds, story, trace_of
 from .sometimes import RARE
@@ -59,7 +61,10 @@ def _run(first: int, end: int, jobs: int, total: Tally, file: Path | None) -> Ta
     chunks = [range(start, min(start + CHUNK, end)) for start in range(first + before, end, CHUNK)]
     began_s = mentioned_s = time.perf_counter()
     with concurrent.futures.ProcessPoolExecutor(
-        max(1, min(jobs, len(chunks))), mp_context=multiprocessing.get_context("spawn")
+        max(1, min(jobs, len(chunks))),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=bind_to,
+        initargs=(os.getpid(),),
     ) as pool:
         for tally in pool.map(run_seeds, chunks):
             total.add(tally)

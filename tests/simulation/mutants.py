@@ -41,6 +41,8 @@ from jaxft_protocol.replica import sessions as replica_sessions
 from jaxft_protocol.replica import state as r
 from jaxft_protocol.values import changed
 
+from jaxft._launch._die_with_parent import bind_to
+
 from .campaign import Finding, run_seeds
 from .coordinator import Life
 from .exchange import Hub
@@ -989,7 +991,10 @@ def _hunts(names: list[str], seeds: int, jobs: int) -> Iterator[tuple[str, list[
         yield from (hunt(name, seeds) for name in names)
         return
     with concurrent.futures.ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("spawn")
+        jobs,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=bind_to,
+        initargs=(os.getpid(),),
     ) as pool:
         for future in [pool.submit(hunt, name, seeds) for name in names]:
             yield future.result()

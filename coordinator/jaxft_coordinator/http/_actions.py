@@ -60,7 +60,11 @@ class Actions:
             peer: where the request came from, for the audit log.
         """
         if self._secret is None:
-            return Outcome(403, "actions are off: start the coordinator with --http-actions and --token-file")
+            return Outcome(
+                403,
+                "actions are off: start the coordinator with --http-actions and --token-file. Without them, SIGTERM "
+                "to a group's process drains it",
+            )
         fields = said if isinstance(said, dict) else {}
         action, job, group, why = (fields.get(name, "") for name in ("action", "job", "group", "reason"))
         if not all(isinstance(value, str) for value in (action, job, group, why)):

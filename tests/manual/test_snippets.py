@@ -1,0 +1,294 @@
+"""Every Python block of the docs runs, as it stands there, with what its reader has: data, a loss, a folder."""
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import EllipsisType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import trustme
+
+import jaxft
+from jaxft.data import Batches
+from tests.clusters import cluster
+from tests.manual.blocks import ROOT, Block, blocks
+
+Stage = Callable[[str, Path], None]
+PYTHON = [block for block in blocks() if block.kind == "python"]
+# Blocks that another test runs: the page, a part of the block, and the test.
+ELSEWHERE = {
+    ("start.md", "TRUTH"): "tests/manual/test_start.py",
+    ("porting.md", "manager.is_writer"): "tests/test_porting.py",
+}
+STAGES: dict[tuple[str, str], Stage] = {}
+SOURCE = np.random.default_rng(0).standard_normal((50, 3), dtype=np.float32)
+# Where a page ends a step with `...`, its reader updates the parameters.
+UPDATE = (
+    '    return {"params": jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], grads)}, {"loss": loss}\n'
+)
+
+
+def stage(page: str, part: str) -> Callable[[Stage], Stage]:
+    """Have this function run the block with this part, in an empty folder, and check what it did."""
+
+    def add(function: Stage) -> Stage:
+        STAGES[page, part] = function
+        return function
+
+    return add
+
+
+def keys_of(block: Block) -> list[tuple[str, str]]:
+    return [key for key in [*STAGES, *ELSEWHERE] if key[0] == block.page.name and key[1] in block.text]
+
+
+def ran(text: str, **names: Any) -> SimpleNamespace:
+    exec(compile(text, "docs", "exec"), names)
+    return SimpleNamespace(**{name: value for name, value in names.items() if name != "__builtins__"})
+
+
+def loss_of_each(params: jax.Array, samples: jax.Array) -> jax.Array:
+    return (samples @ params - 1.0) ** 2
+
+
+def total_loss(params: jax.Array, batch: Any) -> jax.Array:
+    return jnp.sum(batch.weight * loss_of_each(params, batch.samples))
+
+
+def train_step(params: jax.Array, batch: Any) -> tuple[jax.Array, Any]:
+    loss, grads = jaxft.pmean(jax.value_and_grad(total_loss)(params, batch))
+    return params - 0.01 * grads, {"loss": loss}
+
+
+def loss_after(step_of_page: Any, steps: int = 5) -> list[float]:
+    """The losses of a step that a page defines, over padded shards."""
+    batches = Batches(SOURCE, shards=3, samples_per_shard=4)
+    step = jaxft.fault_tolerant(step_of_page, None, shards=3)
+    state = {"params": jnp.zeros(3)}
+    losses = []
+    for _ in range(steps):
+        state, metrics = step(state, batches)
+        losses.append(float(metrics["loss"]))
+    return losses
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cluster(tmp_path_factory.mktemp("coordinator")) as here:
+        here.start_coordinator()
+        yield f"localhost:{here.port}"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "block", [block for block in PYTHON if not {*keys_of(block)} & {*ELSEWHERE}], ids=str
+)
+def test_a_block_runs(
+    block: Block, coordinator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = jaxft.Manager
+
+    def manager(named: str | EllipsisType, **arguments: Any) -> jaxft.Manager:
+        address = coordinator if "tls" not in arguments else str(named)
+        own = {"group": "group-0", "failure_timeout_s": 600.0, **arguments}
+        return made(address, **{**own, "job": f"{block.page.stem}-{block.line}"})
+
+    monkeypatch.setattr(jaxft, "Manager", manager)
+    monkeypatch.chdir(tmp_path)
+    [key] = keys_of(block)
+    STAGES[key](block.text, tmp_path)
+
+
+def test_every_block_runs_here_or_in_another_test() -> None:
+    for block in PYTHON:
+        assert len(keys_of(block)) == 1, f"{block}: {keys_of(block) or 'nothing runs it: add a stage here'}"
+    assert all((ROOT / test).exists() for test in ELSEWHERE.values())
+    used = {key for block in PYTHON for key in keys_of(block)}
+    assert used == {*STAGES, *ELSEWHERE}
+
+
+@stage("checkpoints.md", "manager.restore")
+def restores(text: str, folder: Path) -> None:
+    """Once until a batch fails, and again from the newest checkpoint."""
+    data = Batches(SOURCE, shards=8, samples_per_shard=2)
+
+    def run(total: int, fails_at: int) -> tuple[SimpleNamespace, set[int]]:
+        asked = set()
+
+        def batch_for(step: int, shard: int) -> Any:
+            asked.add(step)
+            if step == fails_at:
+                raise KeyError("no such file")
+            return data(step, shard)
+
+        eager = functools.partial(jaxft.Checkpoints, every_steps=2)
+        names = {"folder": folder / "saved", "init_state": lambda: jnp.zeros(3), "total": total}
+        own = SimpleNamespace(**{**vars(jaxft), "Checkpoints": eager})
+        return ran(text, jaxft=own, train_step=train_step, batch_for=batch_for, **names), asked
+
+    with pytest.raises(KeyError, match="no such file"):
+        run(8, fails_at=4)
+    saved = {int(path.name) for path in (folder / "saved").iterdir() if path.name.isdigit()}
+    assert saved
+    after, asked = run(8, fails_at=-1)
+    assert after.manager.step == 8
+    assert asked == {0, *range(max(saved), 8)}  # the first batch is that of the comparison of programs
+
+
+@stage("checkpoints.md", "ocp.load")
+def reads_a_checkpoint_without_jaxft(text: str, folder: Path) -> None:
+    data = Batches(SOURCE, shards=8, samples_per_shard=2)
+    saved = jaxft.Checkpoints(folder / "checkpoints", every_steps=5)
+    with jaxft.Manager("localhost:0", checkpoints=saved) as manager:
+        step = jaxft.fault_tolerant(train_step, manager, shards=8)
+        state = step.join(jnp.zeros(3), data)
+        for _ in manager.steps(5):
+            state, _ = step(state, data)
+    assert text.count("/data/checkpoints/200") == 2
+    read = ran(text.replace("/data/checkpoints/200", str(folder / "checkpoints" / "5")))
+    np.testing.assert_array_equal(read.state, state)
+    lines = [line.partition("#")[0] for line in text.splitlines()]
+    [metadata] = [line for line in lines if "custom_metadata" in line]
+    described = eval(metadata.replace("/data/checkpoints/200", str(folder / "checkpoints" / "5")), vars(read))
+    assert {"step", "job", "history", "digest"} <= {*described}
+    assert described["digest"] == jaxft.digest(state)
+
+
+@stage("clusters.md", "jax.distributed.initialize")
+def meets_other_processes(text: str, folder: Path) -> None:
+    """The real call is in tests/launch; here, that this one passes what it takes."""
+    called = mock.create_autospec(jax.distributed.initialize)
+    with mock.patch.dict(os.environ, JAXFT_NPROC="2", JAXFT_RANK="1"):
+        ran(text, os=os, jax=SimpleNamespace(distributed=SimpleNamespace(initialize=called)))
+    called.assert_called_once_with(num_processes=2, process_id=1)
+
+
+@stage("data.md", "batches.fingerprint")
+def trains_for_three_epochs(text: str, folder: Path) -> None:
+    after = ran(text, source=SOURCE, train_step=train_step, state=jnp.zeros(3))
+    assert after.manager.step == 3 * after.batches.steps_per_epoch > 3
+    assert np.all(np.isfinite(after.state))
+
+
+@stage("data.md", "jaxft.data.Prefetch")
+def reads_ahead(text: str, folder: Path) -> None:
+    batches = ran(text, jaxft=jaxft, source=SOURCE, Batches=Batches).batches
+    plain = Batches(SOURCE, shards=6, samples_per_shard=8)
+    np.testing.assert_array_equal(batches(3, 2).samples, plain(3, 2).samples)
+
+
+@stage("data.md", "from_iterator")
+def takes_streams(text: str, folder: Path) -> None:
+    def open_stream(shard: int) -> Iterator[np.ndarray]:
+        return (np.full(2, 100 * shard + step) for step in range(100))
+
+    batches = ran(text, jaxft=jaxft, open_stream=open_stream).batches
+    assert [int(batches(step, 5)[0]) for step in (0, 1, 2)] == [500, 501, 502]
+
+
+@stage("data.md", "losses = loss_of_each")
+def weighs_the_last_batch(text: str, folder: Path) -> None:
+    assert text.endswith("    ...\n")
+    text = text.removesuffix("    ...\n") + UPDATE
+    losses = loss_after(ran(text, jax=jax, jnp=jnp, jaxft=jaxft, loss_of_each=loss_of_each).train_step)
+    assert losses[-1] < losses[0]
+
+
+@stage("data.md", "jaxft.shard_index")
+def draws_separate_noise(text: str, folder: Path) -> None:
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        drawn = ran(text, jax=jax, jaxft=jaxft, state=SimpleNamespace(**state))
+        noise = jax.random.normal(drawn.use) + 0 * batch
+        mean, square = jaxft.pmean((noise, noise**2))
+        return {**state, "key": drawn.key}, {"variance": square - mean**2}
+
+    step = jaxft.fault_tolerant(train_step, None, shards=4)
+    _, metrics = step({"key": jax.random.key(0)}, lambda step, shard: jnp.float32(shard))
+    assert metrics["variance"] > 0.01
+
+
+@stage("data.md", "optax.microbatching")
+def accumulates(text: str, folder: Path) -> None:
+    assert text.endswith("    ...\n")
+    text = text.removesuffix("    ...\n") + UPDATE.replace(" * g,", " * g / count,")
+    step = ran(text, jax=jax, jnp=jnp, jaxft=jaxft, optax=optax, total_loss=total_loss).train_step
+    losses = loss_after(step)
+    assert losses[-1] < losses[0]
+
+
+@stage("operate.md", "manager.show")
+def shows_its_loss(text: str, folder: Path) -> None:
+    shown = []
+
+    def step(state: Any, batch_for: Any) -> tuple[Any, Any]:
+        manager.step += 1
+        return state, {"loss": jnp.float32(manager.step)}
+
+    manager = SimpleNamespace(step=0, show=lambda **values: shown.append(values))
+    for _ in range(20):
+        ran(text, step=step, state=None, batch_for=None, manager=manager)
+    assert shown == [{"loss": 10.0}, {"loss": 20.0}]
+
+
+@stage("operate.md", "logging.basicConfig")
+def shows_the_log(text: str, folder: Path) -> None:
+    root, own = logging.getLogger(), logging.getLogger("jaxft")
+    before = root.handlers[:], own.level
+    root.handlers[:] = []
+    try:
+        ran(text)
+        assert len(root.handlers) == 1
+        assert logging.getLogger("jaxft.anything").isEnabledFor(logging.INFO)
+    finally:
+        root.handlers[:], level = before
+        own.setLevel(level)
+
+
+@stage("operate.md", "tracer=")
+def takes_a_tracer(text: str, folder: Path) -> None:
+    assert ran(text, jaxft=jaxft).manager.group == "group-0"
+
+
+@stage("ray.md", "ray.init")
+def starts_groups_in_ray(text: str, folder: Path) -> None:
+    """tests/ray runs the example under a real Ray; here, that the block passes what it takes."""
+    ray = mock.MagicMock()
+    with mock.patch.dict(sys.modules, ray=ray):
+        sys.modules.pop("examples.ray.train", None)
+        from examples.ray import train as example
+
+        run = mock.create_autospec(example.run)
+        ran(text, ray=ray, run=run, train=lambda: None, Options=example.Options, Path=Path)
+        sys.modules.pop("examples.ray.train")
+    assert run.call_args.args[1].groups == 8
+
+
+@stage("security.md", "jaxft.TLS")
+def encrypts(text: str, folder: Path) -> None:
+    """With the flags of the page's coordinator for certificates."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path("ca.pem")
+    for name, host in (("coordinator", "localhost"), ("group", "group-0")):
+        cert = authority.issue_cert(host)
+        cert.private_key_pem.write_to_path(f"{name}.key")
+        for number, each in enumerate(cert.cert_chain_pems):
+            each.write_to_path(f"{name}.pem", append=number > 0)
+    flags = ("--tls-cert", "coordinator.pem", "--tls-key", "coordinator.key", "--tls-client-ca", "ca.pem")
+    assert (
+        f"jaxft-coordinator --token-file secret {' '.join(flags)}" in (ROOT / "docs/security.md").read_text()
+    )
+    with cluster(folder) as here:
+        here.start_coordinator(*flags)
+        assert text.count("coordinator.example:29510") == 1
+        after = ran(text.replace("coordinator.example:29510", f"localhost:{here.port}"), jaxft=jaxft)
+        assert here.logs().count("group-0 is present") == 1
+    assert after.manager.group == "group-0"
