@@ -69,7 +69,7 @@ loops: $(STAMP)  ## other people's training loops under kills: the table of docs
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --group loops
 	$(BIN)/python -m tests.loops $(ARGS)
 
-bench: $(STAMP)  ## every figure beside TorchFT, into bench-results: 35 to 38 minutes on 2 cores
+bench: $(STAMP)  ## every figure beside TorchFT, into bench-results: about 40 minutes on 2 cores
 	$(BIN)/python -m benchmarks all --json bench-results/all.json
 	$(BIN)/python -m benchmarks.report bench-results/all.json bench-results
 

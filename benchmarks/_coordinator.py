@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+from benchmarks._machine import memory_bytes
 from benchmarks._worker import ROOT
 
 
@@ -30,10 +30,7 @@ class Coordinator:
         return time.clock_gettime((~self.pid << 3) | 2)  # Linux: the CPU clock of that process
 
     def resident_mib(self) -> float:
-        status = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8")
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found.group(1)) / 1024
+        return memory_bytes("VmRSS", f"{self.pid}/status") / (1 << 20)
 
 
 @contextlib.contextmanager

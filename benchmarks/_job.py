@@ -11,9 +11,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from benchmarks import _peer
 from benchmarks._coordinator import coordinator
@@ -63,31 +63,13 @@ class Shape:
         return self.step_ms / (self.shards_each or 1)
 
 
-class Side(Protocol):
-    """jaxft or TorchFT.
-
-    `exact`: its groups must take the same steps and finish in the same state; otherwise differences are only noted.
-    """
-
-    @property
-    def package(self) -> str: ...
-    @property
-    def python(self) -> Path: ...
-    @property
-    def exact(self) -> bool: ...
-    def rendezvous(self, shape: Shape) -> contextlib.AbstractContextManager[str]: ...
-    def environment(self) -> dict[str, str]: ...
-    def options(self, shape: Shape, spare: bool) -> list[dict[str, Any]]:
-        """Of each process of a group."""
-        ...
-
-
 @dataclass(frozen=True)
 class Ours:
     """jaxft with its default settings.
 
     Attributes:
         cache: the folder of JAX's compilation cache; None: nothing is cached.
+        exact: its groups must take the same steps and finish in the same state; otherwise this is only noted.
     """
 
     cache: Path | None = None
@@ -110,6 +92,7 @@ class Ours:
         }
 
     def options(self, shape: Shape, spare: bool) -> list[dict[str, Any]]:
+        """Of each process of a group."""
         shards = None if shape.shards_each is None else shape.shards_each * shape.groups
         options = {"shard_ms": shape.shard_ms, "shards": shards, "spare": spare}
         if shape.ranks == 1:
@@ -159,22 +142,29 @@ class TorchFT:
         ]
 
 
-def torchft_default() -> TorchFT | None:
-    """TorchFT with its default timeouts; None if it is not available."""
+Side = Ours | TorchFT
+# At its fastest: heartbeats of 1 s, ticks of 10 ms, operations of 5 s at most.
+BEST = TorchFT(1000, 100, 10, 5.0)
+# The same with a second for groups to join a quorum, so that no group drops out because it was late once.
+STEADY = TorchFT(1000, 1000, 10, 5.0)
+
+
+def torchft(settings: TorchFT = TorchFT()) -> TorchFT | None:
+    """TorchFT with these settings; None if it is not available."""
     python = _peer.python()
-    return None if python is None else TorchFT(python=python)
+    return None if python is None else replace(settings, python=python)
 
 
-def torchft_best() -> TorchFT | None:
-    """TorchFT at its fastest: heartbeats of 1 s, ticks of 10 ms, operations of 5 s at most."""
-    python = _peer.python()
-    return None if python is None else TorchFT(1000, 100, 10, 5.0, python=python)
+T = TypeVar("T")
 
 
-def torchft_steady() -> TorchFT | None:
-    """The same with a second for groups to join a quorum, so that no group drops out because it was late once."""
-    python = _peer.python()
-    return None if python is None else TorchFT(1000, 1000, 10, 5.0, python=python)
+def of_peer(side: TorchFT | None, measure: Callable[[TorchFT], T]) -> T | None:
+    """What was measured of TorchFT; None if it is not available, or did not continue."""
+    try:
+        return None if side is None else measure(side)
+    except WorkerFailed as error:
+        print(f"TorchFT did not continue: {error}", file=sys.stderr)
+        return None
 
 
 class Group(Worker):
@@ -375,9 +365,3 @@ def cached() -> Iterator[Ours]:
     """jaxft with a compilation cache that only this benchmark uses."""
     with tempfile.TemporaryDirectory(prefix="jaxft-bench-") as folder:
         yield Ours(cache=Path(folder))
-
-
-def log(text: str) -> None:
-    """Progress, on standard error; silent unless JAXFT_BENCH_LOG is set."""
-    if os.environ.get("JAXFT_BENCH_LOG"):
-        print(text, file=sys.stderr, flush=True)

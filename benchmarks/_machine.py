@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ def describe() -> dict[str, Any]:
         "lane": _compiled.describe(),
         "load_before": round(os.getloadavg()[0], 1),
     }
+
+
+def memory_bytes(field: str, file: str = "self/status") -> int:
+    """A figure of the kernel's about memory: of this process, or of another file of /proc."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc", file).read_text(encoding="utf-8"))
+    assert found is not None
+    return int(found[1]) << 10
 
 
 def _cpu() -> str:

@@ -74,17 +74,8 @@ class Row:
         note: str = "",
     ) -> "Row":
         """A row of samples, one for each round."""
-        return cls(
-            case,
-            unit,
-            _median(ours),
-            _median(peer),
-            _median(limit),
-            _spread(ours),
-            len(ours),
-            goal or Goal(),
-            note,
-        )
+        mine, theirs, least = map(_median, (ours, peer, limit))
+        return cls(case, unit, mine, theirs, least, _spread(ours), len(ours), goal or Goal(), note)
 
     @property
     def ratio_to_peer(self) -> float | None:
@@ -150,17 +141,16 @@ def write(results: Iterable[Result], path: Path) -> None:
 
 def show(result: Result, console: Console | None = None) -> None:
     table = Table(title=f"{result.name} ({result.seconds:.0f} s)", title_justify="left")
-    for name in ("case", "ours", "peer", "limit"):
-        table.add_column(name, justify="left" if name == "case" else "right")
-    for name in ("x the peer", "of limit", "spread", "rounds"):
+    table.add_column("case")
+    for name in ("ours", "peer", "limit", "x the peer", "of limit", "spread", "rounds"):
         table.add_column(name, justify="right")
     table.add_column("goal")
     for row in result.rows:
         goal = {True: f"✓ {row.goal}", False: f"✗ {row.goal}", None: str(row.goal)}[row.met]
         table.add_row(
             f"{row.case}, {row.unit}",
-            *(_figure(value) for value in (row.ours, row.peer, row.limit)),
-            *(_figure(value) for value in (row.ratio_to_peer, row.ratio_to_limit)),
+            *(figure(value) for value in (row.ours, row.peer, row.limit)),
+            *(figure(value) for value in (row.ratio_to_peer, row.ratio_to_limit)),
             "" if row.spread is None else f"{row.spread:.0%}",
             str(row.rounds),
             goal + (f"  ({row.note})" if row.note else ""),
@@ -186,7 +176,8 @@ def _ratio(other: float | None, ours: float | None) -> float | None:
     return None if other is None or not ours else other / ours
 
 
-def _figure(value: float | None) -> str:
+def figure(value: float | None) -> str:
+    """A number with two or three digits that count."""
     if value is None:
         return ""
     digits = 3 if abs(value) < 1 else 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0

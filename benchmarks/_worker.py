@@ -1,7 +1,7 @@
 """Worker processes of a benchmark: commands in and results out, as lines of JSON.
 
-A worker is a module that calls `serve(...)` with its commands. It may run under another interpreter (the peer's), so
-this module imports nothing but the standard library.
+A worker is a module that calls `serve(...)` with an object whose methods are its commands. It may run under another
+interpreter (the peer's), so this module imports nothing but the standard library.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -148,14 +148,14 @@ def workers(*made: Worker) -> Iterator[tuple[Worker, ...]]:
             worker.kill()
 
 
-def serve(commands: dict[str, Callable[..., Any]]) -> None:
-    """Execute the commands on standard input until it ends."""
+def serve(commands: object) -> None:
+    """Execute the commands on standard input, which are names of methods, until it ends."""
     import traceback
 
     for line in sys.stdin:
         told = json.loads(line)
         try:
-            answer = {"result": commands[told["do"]](**told["with"])}
+            answer = {"result": getattr(commands, told["do"])(**told["with"])}
         except Exception:  # the parent raises it
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), flush=True)

@@ -52,11 +52,10 @@ class Options:
     """Also the exchange of groups with a token, in the same rounds: what a MAC in place of each checksum costs."""
 
     @property
-    def variants(self) -> dict[str, str]:
-        """What else is measured of ours: the label of its rows, and the worker's command."""
-        every = {"Python": "exchange_in_python", "with a token": "exchange_with_token"}
-        asked = {"Python": self.python, "with a token": self.token}
-        return {label: command for label, command in every.items() if asked[label]}
+    def variants(self) -> dict[str, dict[str, bool]]:
+        """What else is measured of ours: the label of its rows, and the worker's argument."""
+        every = {"Python": {"python": self.python}, "with a token": {"token": self.token}}
+        return {label: argument for label, argument in every.items() if any(argument.values())}
 
 
 @dataclass(frozen=True)
@@ -104,23 +103,9 @@ def llama_shapes(
     layers: int = 8, width: int = 512, hidden: int = 1792, vocabulary: int = 32_000
 ) -> list[list[int]]:
     """The leaves of a small Llama 3, layer by layer: matrices and vectors of very different sizes."""
-    layer = [
-        [width],
-        [width, width],
-        [width, width // 4],
-        [width, width // 4],
-        [width, width],
-        [width],
-        [width, hidden],
-        [width, hidden],
-        [hidden, width],
-    ]
-    return [
-        [vocabulary, width],
-        *(shape for _ in range(layers) for shape in layer),
-        [width],
-        [width, vocabulary],
-    ]
+    attention = [[width], [width, width], [width, width // 4], [width, width // 4], [width, width]]
+    mlp = [[width], [width, hidden], [width, hidden], [hidden, width]]
+    return [[vocabulary, width], *(attention + mlp) * layers, [width], [width, vocabulary]]
 
 
 def _peers(stack: contextlib.ExitStack, number: int) -> tuple[Worker, ...]:
@@ -141,19 +126,24 @@ def _measure(
     ours: Sequence[Worker],
     peers: Sequence[Worker],
     rounds: int,
-    variants: dict[str, str],
+    variants: dict[str, dict[str, bool]],
 ) -> list[Row]:
     same: list[dict[str, Any]] = [{"shapes": case.shapes, "dtype": case.dtype}] * number
     _all(ours, "prepare", same)
     sizes = {"sizes": [math.prod(shape) for shape in case.shapes], "dtype": case.dtype}
     _all(peers, "prepare", [sizes] * len(peers))
-    ways = {"ours": (ours, "exchange"), "limit": (ours, "bare"), "peer": (peers, "exchange")}
-    ways |= {label: (ours, command) for label, command in variants.items()}
+    count = {"count": case.count}
+    ways = {
+        "ours": (ours, "exchange", count),
+        "limit": (ours, "bare", count),
+        "peer": (peers, "exchange", count),
+        **{label: (ours, "exchange", {**count, **argument}) for label, argument in variants.items()},
+    }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     cpu: dict[str, list[float]] = {name: [] for name in ways}
     ways = {name: way for name, way in ways.items() if way[0]}
-    for round_, (name, (group, command)) in itertools.product(range(rounds), ways.items()):
-        answers = _all(group, command, [{"count": case.count}] * number)
+    for round_, (name, (group, command, arguments)) in itertools.product(range(rounds), ways.items()):
+        answers = _all(group, command, [arguments] * number)
         if len({answer.get("digest") for answer in answers}) > 1:
             raise AssertionError(f"{case.name}: the groups hold different sums")
         if round_ == 0:
@@ -167,32 +157,16 @@ def _measure(
     least = None if case.size_bytes < 4 * KB else 1.3 if number == 2 else 1.0
     name = f"{number} groups, {case.name}"
     took_ms = {way: [1e3 * each for each in values] for way, values in seconds.items()}
-    rows = [
-        Row.of(
-            name,
-            "ms",
-            took_ms["ours"],
-            peer=took_ms["peer"],
-            limit=took_ms["limit"],
-            goal=Goal(peer=least, limit=0.8 if big_leaf else None),
-        )
-    ]
+    figures = [("ms", took_ms, Goal(peer=least, limit=0.8 if big_leaf else None))]
     if case.size_bytes >= MB:
-        more = Row.of(
-            name, "CPU s/GB", cpu["ours"], peer=cpu["peer"], limit=cpu["limit"], goal=Goal(peer=1.0)
-        )
-        rows.append(more)
-    for label in variants:
-        for unit, samples in (("ms", took_ms), ("CPU s/GB", cpu)):
-            rows.append(
-                Row.of(
-                    f"{name}, {label}",
-                    unit,
-                    samples[label],
-                    limit=samples["limit"],
-                    note=times(samples[label], samples["ours"]),
-                )
-            )
+        figures.append(("CPU s/GB", cpu, Goal(peer=1.0)))
+    rows = [
+        Row.of(name, unit, found["ours"], peer=found["peer"], limit=found["limit"], goal=goal)
+        for unit, found, goal in figures
+    ]
+    for label, (unit, found, _) in itertools.product(variants, figures):
+        note = times(found[label], found["ours"])
+        rows.append(Row.of(f"{name}, {label}", unit, found[label], limit=found["limit"], note=note))
     return rows
 
 

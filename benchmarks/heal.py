@@ -6,30 +6,32 @@ by the sums of its leaves. A heal puts the state into fresh memory, so bare sock
 memory, in huge pages; TorchFT's process group receives in place, so it is compared with bare sockets into memory in
 use.
 
+A group of two processes heals by halves: each rank gets its half of each leaf from a donor, both at the same time.
+
 Donors with limited bandwidth, in network namespaces, show whether several donors add up their bandwidths.
 """
 
 import contextlib
-import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks import _peer
+from benchmarks._machine import memory_bytes
 from benchmarks._result import Goal, Row, times
 from benchmarks._state import sizes
 from benchmarks._worker import Worker, workers
 from tests.faults import namespaces
 
-HOST = "127.0.0.1"
+_HOST = "127.0.0.1"
 _DEFAULT_OF_PEER = 2.0
 _OF_BARE = 0.7
 _OF_CAPS = 0.9
 _PEAK = 1.3
-# The most states in memory at once: two donors, a joiner, and the peer's three; and one as a margin.
-_STATES_IN_MEMORY = 7
+# The most states in memory at once: two donors, a joiner, two ranks' halves with their donors', the peer's three; and
+# one as a margin.
+_STATES_IN_MEMORY = 9
 _WORST_BYTES_PER_S = 20e6
 
 _Way = Callable[[], dict[str, Any]]
@@ -71,7 +73,7 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
     notes: list[str] = []
     for megabytes in options.megabytes:
         needed_gb = _STATES_IN_MEMORY * megabytes / 1000
-        if needed_gb > _available_gb():
+        if needed_gb > memory_bytes("MemAvailable", "meminfo") / 1e9:
             notes.append(f"{megabytes:g} MB is left out: it needs {needed_gb:.1f} GB of free memory")
             continue
         _measure(options, megabytes, rows, notes)
@@ -98,47 +100,31 @@ def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[st
     default = http.get(f"HTTP in {_chunks(0)}", ())
     best = min(http, key=lambda name: statistics.median(http[name]), default="")
     case = f"{megabytes:g} MB"
-    for count in (1, 2):
+
+    def add(what: str, way: str, *, limit: str, note: str = "", **more: Any) -> None:
         rows.append(
-            Row.of(
-                f"{case} from {_donors(count)}, beside HTTP at its default",
-                "ms",
-                ms[f"heal {count}"],
-                peer=default,
-                limit=ms[f"bare fresh {count}"],
-                goal=Goal(peer=_DEFAULT_OF_PEER, limit=_OF_BARE),
-            )
+            Row.of(f"{case} {what}", "ms", ms[way], limit=ms[limit] if limit else (), note=note, **more)
         )
-    rows.append(
-        Row.of(
-            f"{case} from 1 donor, beside HTTP at its best",
-            "ms",
-            ms["heal 1"],
-            peer=http.get(best, ()),
-            note=best,
-        )
-    )
-    rows.append(
-        Row.of(
-            f"{case} from 1 donor, beside the process group in place",
-            "ms",
-            ms["heal 1"],
-            peer=ms.get("group", ()),
-            limit=ms["bare reused 1"],
-            goal=Goal(peer=1.0),
-            note="they receive into memory in use",
-        )
+
+    for count in (1, 2):
+        what = f"from {_donors(count)}, beside HTTP at its default"
+        goal = Goal(peer=_DEFAULT_OF_PEER, limit=_OF_BARE)
+        add(what, f"heal {count}", limit=f"bare fresh {count}", peer=default, goal=goal)
+    add("from 1 donor, beside HTTP at its best", "heal 1", limit="", peer=http.get(best, ()), note=best)
+    add(
+        "from 1 donor, beside the process group in place",
+        "heal 1",
+        limit="bare reused 1",
+        peer=ms.get("group", ()),
+        goal=Goal(peer=1.0),
+        note="they receive into memory in use",
     )
     for count in (1, 2) if options.token else ():
-        rows.append(
-            Row.of(
-                f"{case} from {_donors(count)}, with a token",
-                "ms",
-                ms[f"heal {count} with a token"],
-                limit=ms[f"bare fresh {count}"],
-                note=times(ms[f"heal {count} with a token"], ms[f"heal {count}"]),
-            )
-        )
+        way = f"heal {count} with a token"
+        note = times(ms[way], ms[f"heal {count}"])
+        add(f"from {_donors(count)}, with a token", way, limit=f"bare fresh {count}", note=note)
+    note = times(ms["heal by 2 ranks"], ms["heal 1"], "one process")
+    add("to 2 ranks, a half each", "heal by 2 ranks", limit="bare fresh 2", note=note)
     peaks = [one["peak_bytes"] / state_bytes for one in found["heal 1"]]
     rows.append(Row.of(f"{case}: the joiner's peak memory", "x state", peaks, goal=Goal(most=_PEAK)))
     if http:
@@ -149,36 +135,54 @@ def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[st
 @contextlib.contextmanager
 def _ours(leaves: list[int], token: bool) -> Iterator[tuple[dict[str, _Way], list[int]]]:
     """Our ways, by name, and the sums of what the donors hold."""
-    made = [Worker("benchmarks._ours.heal") for _ in range(3)]
-    with workers(*made) as (joiner, *donors):
-        held = [
-            donor.ask(
-                "hold",
-                sizes=leaves,
-                seed=0,
-                host=HOST,
-                number=number,
-                timeout_s=patience(leaves),
-            )
-            for number, donor in enumerate(donors)
-        ]
+    made = [Worker("benchmarks._ours.heal") for _ in range(6)]
+    with workers(*made) as (joiner, *donors, other_joiner, left, right):
+        held = [_hold(donor, leaves, number=number) for number, donor in enumerate(donors)]
+        ranks = ((joiner, left), (other_joiner, right))
+        half = [size // 2 for size in leaves]
+        parts = [(*pair, _hold(pair[1], half)) for pair in ranks]
+
+        def by_ranks() -> dict[str, Any]:
+            return {**_heal_by_ranks(parts, half), "sums": held[0]["sums"]}
+
         plain = [one["plain"] for one in held]
 
         def bare(count: int, reused: bool) -> _Way:
             arguments = {"plain": plain[:count], "sizes": leaves, "reused": reused}
-            return lambda: joiner.ask("bare", timeout_s=patience(leaves), **arguments)
+            return lambda: joiner.ask("bare", timeout_s=_patience(leaves), **arguments)
 
         ways: dict[str, _Way] = {
             "bare fresh 1": bare(1, reused=False),
             "heal 1": lambda: _heal(joiner, donors[:1], held, leaves),
             "bare fresh 2": bare(2, reused=False),
             "heal 2": lambda: _heal(joiner, donors, held, leaves),
+            "heal by 2 ranks": by_ranks,
             "bare reused 1": bare(1, reused=True),
         }
         if token:
             ways["heal 1 with a token"] = lambda: _heal(joiner, donors[:1], held, leaves, token=True)
             ways["heal 2 with a token"] = lambda: _heal(joiner, donors, held, leaves, token=True)
         yield ways, held[0]["sums"]
+
+
+def _hold(donor: Worker, leaves: list[int], *, number: int = 0, host: str = _HOST) -> dict[str, Any]:
+    return donor.ask("hold", sizes=leaves, seed=0, host=host, number=number, timeout_s=_patience(leaves))
+
+
+def _heal_by_ranks(
+    parts: Sequence[tuple[Worker, Worker, dict[str, Any]]], leaves: list[int]
+) -> dict[str, Any]:
+    """Heal each rank from its donor, from the first one's begin to the last one's end."""
+    for joiner, donor, _ in parts:
+        donor.ask("pin")
+        joiner.ask("make_room", size_bytes=4 * sum(leaves))
+    for joiner, _, held in parts:
+        joiner.tell("heal", addresses=held["addresses"][:1], sizes=leaves)
+    found = [joiner.hear(_patience(leaves)) for joiner, *_ in parts]
+    if any(one["sums"] != held["sums"] for one, (*_, held) in zip(found, parts, strict=True)):
+        raise WrongState("a rank healed to other values than its donor holds")
+    begins, ends = zip(*(one["span"] for one in found), strict=True)
+    return {"seconds": max(ends) - min(begins)}
 
 
 def _heal(
@@ -192,7 +196,7 @@ def _heal(
         donor.ask("pin")
     joiner.ask("make_room", size_bytes=4 * sum(leaves))
     addresses = [one["addresses"][token] for one in held[: len(donors)]]
-    return joiner.ask("heal", addresses=addresses, sizes=leaves, token=token, timeout_s=patience(leaves))
+    return joiner.ask("heal", addresses=addresses, sizes=leaves, token=token, timeout_s=_patience(leaves))
 
 
 @contextlib.contextmanager
@@ -205,7 +209,7 @@ def _theirs(leaves: list[int], http_chunks: Sequence[int]) -> Iterator[dict[str,
     made = [
         Worker("benchmarks._torchft.heal", python=python, env={"GLOO_SOCKET_IFNAME": "lo"}) for _ in range(2)
     ]
-    patience_s = patience(leaves)
+    patience_s = _patience(leaves)
     with workers(*made) as (donor, joiner):
         donor.ask("hold", sizes=leaves, seed=0, timeout_s=patience_s)
         joiner.ask("make_room", sizes=leaves)
@@ -216,7 +220,7 @@ def _theirs(leaves: list[int], http_chunks: Sequence[int]) -> Iterator[dict[str,
             worker.hear()
 
         def http(chunks: int) -> _Way:
-            address = donor.ask("offer_http", chunks=chunks, host=HOST)
+            address = donor.ask("offer_http", chunks=chunks, host=_HOST)
             arguments = {"chunks": chunks, "address": address, "size_bytes": 4 * sum(leaves)}
             return lambda: joiner.ask("fetch_http", timeout_s=patience_s, **arguments)
 
@@ -244,13 +248,7 @@ def _measure_capped(options: Options) -> list[Row]:
         made = [Worker("benchmarks._ours.heal", prefix=hosts.within(name)) for name in ("joiner", *names)]
         joiner, *donors = stack.enter_context(workers(*made))
         held = [
-            donor.ask(
-                "hold",
-                sizes=leaves,
-                seed=0,
-                host=hosts.address(name),
-                number=number,
-            )
+            _hold(donor, leaves, number=number, host=hosts.address(name))
             for number, (donor, name) in enumerate(zip(donors, names, strict=True))
         ]
         ways: dict[str, _Way] = {
@@ -308,7 +306,7 @@ def _rounds(ways: dict[str, _Way], counted: int, held: list[int]) -> _Rounds:
     return found
 
 
-def patience(leaves: list[int]) -> float:
+def _patience(leaves: list[int]) -> float:
     return 60.0 + 4 * sum(leaves) / _WORST_BYTES_PER_S
 
 
@@ -318,9 +316,3 @@ def _donors(count: int) -> str:
 
 def _chunks(count: int) -> str:
     return f"{count} chunks" if count else "1 run"
-
-
-def _available_gb() -> float:
-    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"))
-    assert found is not None
-    return int(found[1]) * 1024 / 1e9

@@ -9,12 +9,22 @@ of an unrelated group, which starts a separate job on the same machine.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks._job import EVENT_TIMEOUT_S, Event, Group, Job, Shape, Side, cached, log, torchft_steady
+from benchmarks._job import (
+    EVENT_TIMEOUT_S,
+    STEADY,
+    Event,
+    Group,
+    Job,
+    Shape,
+    Side,
+    cached,
+    of_peer,
+    torchft,
+)
 from benchmarks._result import Goal, Row
 from benchmarks._worker import WorkerFailed
 
@@ -64,40 +74,22 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
     shape = Shape(options.step_ms, options.megabytes, shards_each=None, moments=True)
     with cached() as side:
         ours = measure(side, shape, options.joins, options, unrelated=options.unrelated)
-    best = torchft_steady()
-    peer = Joins()
-    if best is not None:
-        try:
-            peer = measure(best, shape, options.peer_joins, options)
-        except WorkerFailed as error:
-            print(f"TorchFT did not continue: {error}", file=sys.stderr)
+    peer = of_peer(torchft(STEADY), lambda side: measure(side, shape, options.peer_joins, options)) or Joins()
     case = f"{options.step_ms:g} ms steps, {3 * options.megabytes:g} MB state"
+    goal = Goal(limit=1 / 1.05)
+    cases = (
+        ("mean step during a join", ours.mean_ms, peer.mean_ms, ours.expected_ms, goal),
+        ("slowest step of a join", ours.slowest_ms, peer.slowest_ms, ours.expected_ms, None),
+        ("mean step while an unrelated group starts", ours.beside_ms, (), ours.expected_ms, None),
+        ("first message to first contribution", ours.lasted_ms, peer.lasted_ms, (), None),
+    )
     rows = [
-        Row.of(
-            f"{case}: mean step during a join",
-            "ms",
-            ours.mean_ms,
-            peer=peer.mean_ms,
-            limit=ours.expected_ms,
-            goal=Goal(limit=1 / 1.05),
-            note="limit: their normal step",
-        ),
-        Row.of(
-            f"{case}: slowest step of a join",
-            "ms",
-            ours.slowest_ms,
-            peer=peer.slowest_ms,
-            limit=ours.expected_ms,
-        ),
-        Row.of(
-            f"{case}: mean step while an unrelated group starts on the same machine",
-            "ms",
-            ours.beside_ms,
-            limit=ours.expected_ms,
-        ),
-        Row.of(f"{case}: first word to first contribution", "ms", ours.lasted_ms, peer=peer.lasted_ms),
+        Row.of(f"{case}: {what}", "ms", mine, peer=theirs, limit=limit, goal=goal)
+        for what, mine, theirs, limit, goal in cases
     ]
-    notes = [f"ours: healing itself takes {statistics.median(ours.heal_ms):.0f} ms of a join."]
+    notes = [
+        f"limit: their normal step. Ours: healing itself takes {statistics.median(ours.heal_ms):.0f} ms of a join."
+    ]
     if peer.mean_ms:
         normal_ms, mean_ms = map(statistics.median, (peer.expected_ms, peer.mean_ms))
         notes.append(
@@ -116,7 +108,6 @@ def measure(side: Side, shape: Shape, count: int, options: Options, unrelated: i
         for number in range(options.warm_ups + count):
             beside = options.warm_ups <= number < options.warm_ups + unrelated
             one = _join(job, job.names[number % shape.groups], options.settled, beside=beside)
-            log(f"{side.package}: {one}")
             if number >= options.warm_ups:
                 for name, values in vars(one).items():
                     getattr(found, name).extend(values)

@@ -7,24 +7,23 @@ the survivors compute, and the cost of the failure itself. The limit is a whole 
 import math
 import random
 import statistics
-import sys
 import time
 from dataclasses import dataclass, field
 
 from benchmarks._job import (
+    BEST,
     Event,
     Group,
     Job,
     Shape,
     Side,
+    TorchFT,
     WrongResult,
     cached,
-    log,
-    torchft_best,
-    torchft_default,
+    of_peer,
+    torchft,
 )
 from benchmarks._result import Goal, Row
-from benchmarks._worker import WorkerFailed
 
 P50_ABOVE_MS, WORST_ABOVE_MS = 50.0, 250.0
 # This many incarnations are started before they are needed, so that no start disturbs a measurement.
@@ -54,8 +53,6 @@ class Options:
     """Kills in each case that are done first and not counted."""
     peer_seconds: float = 20.0
     """The most seconds for TorchFT's kills, in each case and for each of its settings."""
-    seed: int = 0
-    """Of the phases."""
 
 
 @dataclass
@@ -76,7 +73,7 @@ class Kills:
 def run(options: Options) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     notes: list[str] = []
-    default, best = torchft_default(), torchft_best()
+    default, best = torchft(), torchft(BEST)
     with cached() as ours:
         for megabytes in options.megabytes:
             for step_ms in options.step_ms:
@@ -91,15 +88,11 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
     return rows, notes
 
 
-def measure_peer(side: Side | None, shape: Shape, count: int, options: Options) -> Kills | None:
+def measure_peer(side: TorchFT | None, shape: Shape, count: int, options: Options) -> Kills | None:
     """As many kills as fit into the peer's time; None if it survived none."""
-    if side is None:
-        return None
     found = Kills()
-    try:
-        measure(side, shape, count, options, found, time.monotonic() + options.peer_seconds)
-    except WorkerFailed as error:
-        print(f"TorchFT did not continue after {len(found.after_ms)} kills: {error}", file=sys.stderr)
+    until_s = time.monotonic() + options.peer_seconds
+    of_peer(side, lambda side: measure(side, shape, count, options, found, until_s))
     return found if found.after_ms else None
 
 
@@ -112,7 +105,7 @@ def measure(
     until_s: float = math.inf,
 ) -> Kills:
     """Kill groups in turn."""
-    phases = random.Random(options.seed)
+    phases = random.Random(0)
     found = found or Kills()
     with Job(side, shape) as job:
         job.start()
@@ -125,9 +118,6 @@ def measure(
             _settle(job, found)
             time.sleep(phases.uniform(0.0, statistics.median(found.normal_ms) / 1e3))
             took_ms, discarded = _kill(job, name)
-            log(
-                f"{side.package} {shape.step_ms:g} ms {shape.megabytes:g} MB: {took_ms:.1f} ms after the kill"
-            )
             if number >= options.warm_ups:
                 found.after_ms.append(took_ms)
                 found.discarded += discarded
@@ -175,14 +165,13 @@ def rows_of(shape: Shape, kills: Kills, peer: Kills | None) -> list[Row]:
     case = f"{shape.step_ms:g} ms steps, {shape.megabytes:g} MB"
     theirs = [] if peer is None else peer.after_ms
     many = len(kills.after_ms)
+
+    def above(more_ms: float) -> Goal:
+        return Goal(most=round(limit_ms + more_ms, 1))
+
     return [
         Row.of(
-            f"{case}: median",
-            "ms",
-            kills.after_ms,
-            peer=theirs,
-            limit=[limit_ms],
-            goal=Goal(most=round(limit_ms + P50_ABOVE_MS, 1)),
+            f"{case}: median", "ms", kills.after_ms, peer=theirs, limit=[limit_ms], goal=above(P50_ABOVE_MS)
         ),
         Row(
             f"{case}: slowest",
@@ -191,7 +180,7 @@ def rows_of(shape: Shape, kills: Kills, peer: Kills | None) -> list[Row]:
             max(theirs, default=None),
             limit_ms,
             rounds=many,
-            goal=Goal(most=round(limit_ms + WORST_ABOVE_MS, 1)),
+            goal=above(WORST_ABOVE_MS),
         ),
         Row(
             f"{case}: discarded",

@@ -1,14 +1,17 @@
 """The cost of fault tolerance without failures: a step in a job of one and of two groups, compared with a plain step.
 
 Each step of the job is followed by a plain step of the same sizes in the same process. The exchange is reported
-separately: the rest is the cut, packing, the vote and the engine. The engine is also measured alone: a call of a step
+separately: the rest is the cut, packing, the vote and the engine; in groups of several processes also rank 0's orders
+to the others, and their reports to it, for one vote. The engine is also measured alone: a call of a step
 with many small leaves, without a job.
 """
 
+import itertools
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks._job import Event, Job, Ours, Shape, Side, torchft_default
+from benchmarks._job import Event, Job, Ours, Shape, Side, torchft
 from benchmarks._result import Goal, Row
 from benchmarks._worker import Worker, workers
 
@@ -25,6 +28,8 @@ class Options:
     """Steps to measure, in milliseconds of a device."""
     groups: tuple[int, ...] = (1, 2)
     """Jobs to measure, in groups."""
+    processes: tuple[int, ...] = (2,)
+    """Also jobs of the most groups with so many processes each."""
     megabytes: float = 8.0
     """Gradients, in MiB."""
     rounds: int = 60
@@ -40,15 +45,15 @@ class Options:
 def run(options: Options) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     notes: list[str] = []
-    peer = torchft_default()
-    for groups in options.groups:
-        for step_ms in options.step_ms:
-            shape = Shape(step_ms, options.megabytes, groups=groups, shards_each=1, plain=True)
-            count = max(4, min(options.rounds, int(options.seconds * 500 / step_ms)))
-            ours = measure(Ours(), shape, count)
-            theirs = [] if peer is None else measure(peer, shape, count)
-            rows += rows_of(shape, ours, theirs)
-            notes.append(note_of(shape, ours, theirs))
+    peer = torchft()
+    jobs = [(groups, 1) for groups in options.groups] + [(max(options.groups), n) for n in options.processes]
+    for (groups, ranks), step_ms in itertools.product(jobs, options.step_ms):
+        shape = Shape(step_ms, options.megabytes, groups=groups, shards_each=1, plain=True, ranks=ranks)
+        count = max(4, min(options.rounds, int(options.seconds * 500 / step_ms)))
+        ours = measure(Ours(), shape, count)
+        theirs = [] if peer is None or ranks > 1 else measure(peer, shape, count)
+        rows += rows_of(shape, ours, theirs)
+        notes.append(note_of(shape, ours, theirs))
     rows.append(dispatch(options.leaves, options.calls))
     return rows, notes
 
@@ -64,47 +69,37 @@ def measure(side: Side, shape: Shape, count: int) -> list[Event]:
 
 
 def rows_of(shape: Shape, ours: list[Event], theirs: list[Event]) -> list[Row]:
-    case = f"{shape.groups} group{'s' * (shape.groups > 1)}, {shape.step_ms:g} ms steps"
+    case = f"{_groups(shape)}, {shape.step_ms:g} ms steps"
     plain_ms = [step["plain_s"] * 1e3 for step in ours]
     goal = Goal(limit=round(1 / 1.01, 3)) if shape.step_ms == GOAL_STEP_MS else None
+
+    def row(what: str, seconds: Callable[[Event], float], goal: Goal | None = None) -> Row:
+        mine, peer = ([seconds(step) * 1e3 for step in steps] for steps in (ours, theirs))
+        return Row.of(f"{case}: {what}", "ms", mine, peer=peer, limit=plain_ms, goal=goal)
+
     return [
-        Row.of(
-            f"{case}: step",
-            "ms",
-            [step["took_s"] * 1e3 for step in ours],
-            peer=[step["took_s"] * 1e3 for step in theirs],
-            limit=plain_ms,
-        ),
-        Row.of(
-            f"{case}: without the exchange",
-            "ms",
-            [(step["took_s"] - step["exchange_s"]) * 1e3 for step in ours],
-            peer=[(step["took_s"] - step["exchange_s"]) * 1e3 for step in theirs],
-            limit=plain_ms,
-            goal=goal,
-        ),
+        row("step", lambda step: step["took_s"]),
+        row("without the exchange", lambda step: step["took_s"] - step["exchange_s"], goal),
     ]
 
 
 def note_of(shape: Shape, ours: list[Event], theirs: list[Event]) -> str:
-    def median(steps: list[Event], name: str) -> float:
-        return statistics.median(step[f"{name}_s"] * 1e3 for step in steps)
+    def words(name: str, steps: list[Event]) -> str:
+        def median(*less: str, of: str) -> float:
+            return statistics.median(1e3 * (step[of] - sum(step[part] for part in less)) for step in steps)
 
-    def beyond(steps: list[Event]) -> float:
-        return statistics.median(
-            (step["took_s"] - step["exchange_s"] - step["plain_s"]) * 1e3 for step in steps
-        )
+        parts = [part for part in ("plain", "exchange", "vote", "apply") if f"{part}_s" in steps[0]]
+        times_ms = ", ".join(f"{part} {median(of=f'{part}_s'):.2f}" for part in parts)
+        beyond_ms = median("exchange_s", "plain_s", of="took_s")
+        return f"{name} {beyond_ms:+.2f} ms beyond plain and exchange ({times_ms} ms)"
 
-    text = (
-        f"{shape.groups} x {shape.step_ms:g} ms: ours {beyond(ours):+.2f} ms beyond plain and exchange; exchange "
-        f"{median(ours, 'exchange'):.2f}, vote {median(ours, 'vote'):.2f}, apply {median(ours, 'apply'):.2f} ms"
-    )
-    if theirs:
-        text += (
-            f". TorchFT {beyond(theirs):+.2f} ms beyond its own plain step ({median(theirs, 'plain'):.1f} ms) and "
-            f"exchange ({median(theirs, 'exchange'):.2f} ms)"
-        )
-    return text + "."
+    said = [words(name, steps) for name, steps in (("ours", ours), ("TorchFT", theirs)) if steps]
+    return f"{_groups(shape)}, {shape.step_ms:g} ms: {'; '.join(said)}."
+
+
+def _groups(shape: Shape) -> str:
+    processes = "" if shape.ranks == 1 else f" of {shape.ranks} processes"
+    return f"{shape.groups} group{'s' * (shape.groups > 1)}{processes}"
 
 
 def dispatch(leaves: int, calls: int) -> Row:

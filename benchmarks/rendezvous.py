@@ -72,7 +72,8 @@ def _votes(options: Options, groups: int) -> tuple[list[Row], list[str]]:
         with contextlib.ExitStack() as stack:
             notes = _add_peer(ways, stack, groups)
             samples, cpu_ms = _interleaved(options, ways, {"ours": held})
-        row = _row(f"{groups} groups", samples, _goal(groups))
+        peer, limit = samples.get("peer", ()), samples["limit"]
+        row = Row.of(f"{groups} groups", "ms", samples["ours"], peer=peer, limit=limit, goal=_goal(groups))
         resources: list[Row] = []
         if groups == max(options.groups):
             resources = _resources(options, groups, held, cpu_ms["ours"])
@@ -133,28 +134,22 @@ def _beside_the_default(options: Options, variant: Coordinator, what: str) -> li
 
 @contextlib.contextmanager
 def _watching(url: str) -> Iterator[None]:
-    """Keep a page's stream open, and scrape the metrics every second."""
+    """Keep a page's stream open, and scrape the metrics after each of its messages: every second."""
     ends = threading.Event()
 
-    def scrape() -> None:
-        while not ends.wait(1.0):
-            urllib.request.urlopen(f"{url}/metrics", timeout=10).read()
-
-    def read() -> None:
+    def watch() -> None:
         while not ends.is_set():
-            page.readline()
+            if not page.readline().strip():  # a message ends
+                urllib.request.urlopen(f"{url}/metrics", timeout=10).read()
 
     with urllib.request.urlopen(f"{url}/api/v1/events?job=rendezvous", timeout=60) as page:
-        reading = threading.Thread(target=read, daemon=True)
-        scraping = threading.Thread(target=scrape, daemon=True)
-        reading.start()
-        scraping.start()
+        watching = threading.Thread(target=watch, daemon=True)
+        watching.start()
         try:
             yield
         finally:
             ends.set()
-            scraping.join(10)
-            reading.join(10)  # a line comes every second
+            watching.join(10)
 
 
 def _interleaved(
@@ -214,12 +209,6 @@ def _peers(python: Path, groups: int) -> Iterator[Worker]:
         server, client = made
         client.ask("join", address=server.ask("listen", groups=groups), groups=groups)
         yield client
-
-
-def _row(case: str, samples: dict[str, list[float]], goal: Goal) -> Row:
-    return Row.of(
-        case, "ms", samples["ours"], peer=samples.get("peer", ()), limit=samples["limit"], goal=goal
-    )
 
 
 def _goal(groups: int) -> Goal:

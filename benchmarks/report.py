@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks._result import figure
+
 Json = dict[str, Any]
 _COLOURS = {"ours": "#2b6cb0", "peer": "#b7791f", "limit": "#718096"}
 _NAMES = {"ours": "jaxft", "peer": "TorchFT 0.2.0", "limit": "limit"}
@@ -89,8 +91,8 @@ def _table(rows: Sequence[Json]) -> str:
             [
                 row["case"],
                 row["unit"],
-                *(_number(row[way]) for way in _NAMES),
-                *(_number(row[f"ratio_to_{way}"]) for way in ("peer", "limit")),
+                *(figure(row[way]) for way in _NAMES),
+                *(figure(row[f"ratio_to_{way}"]) for way in ("peer", "limit")),
                 spread,
                 goal[row["met"]],
             ]
@@ -99,15 +101,8 @@ def _table(rows: Sequence[Json]) -> str:
 
 
 def _figures(row: Json) -> str:
-    parts = [f"{_NAMES[way]} {_number(row[way])} {row['unit']}" for way in _NAMES if row[way] is not None]
+    parts = [f"{_NAMES[way]} {figure(row[way])} {row['unit']}" for way in _NAMES if row[way] is not None]
     return ", ".join(parts)
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return ""
-    digits = 3 if abs(value) < 1 else 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
-    return f"{value:.{digits}f}"
 
 
 if __name__ == "__main__":

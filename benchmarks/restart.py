@@ -1,16 +1,14 @@
-"""Restart of one group of three: from the start of its process to its first contribution, and where the time goes.
+"""Restart of one group: from the start of its process to its first contribution, and where the time goes.
 
-Cold, and with JAX's compilation cache. TorchFT compiles nothing here.
+Cold, and with JAX's compilation cache, then also a group of two processes. TorchFT compiles nothing here.
 """
 
 import itertools
-import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from benchmarks._job import Event, Job, Ours, Shape, Side, cached, log, torchft_steady
-from benchmarks._result import Row
-from benchmarks._worker import WorkerFailed
+from benchmarks._job import STEADY, Event, Job, Ours, Shape, Side, cached, of_peer, torchft
+from benchmarks._result import Row, times
 
 PARTS = ("interpreter", "imports", "first state", "greeting", "compile and plan", "heal", "join", "in all")
 
@@ -23,6 +21,8 @@ class Options:
     """A step, in milliseconds of a device."""
     megabytes: float = 21.0
     """Gradients, in MiB; the state is three times as large."""
+    groups: int = 3
+    """Groups of the job."""
     restarts: int = 5
     """Restarts of each kind."""
     warm_ups: int = 1
@@ -30,21 +30,18 @@ class Options:
 
 
 def run(options: Options) -> tuple[list[Row], list[str]]:
-    shape = Shape(options.step_ms, options.megabytes, moments=True)
+    shape = Shape(options.step_ms, options.megabytes, groups=options.groups, moments=True)
     with cached() as side:
         warm = measure(side, shape, options)
+        two = measure(side, replace(shape, ranks=2), options)
     cold = measure(Ours(), shape, options)
-    best = torchft_steady()
-    peer: dict[str, list[float]] = {}
-    if best is not None:
-        try:
-            peer = measure(best, shape, options)
-        except WorkerFailed as error:
-            print(f"TorchFT did not continue: {error}", file=sys.stderr)
+    peer = of_peer(torchft(STEADY), lambda side: measure(side, shape, options)) or {}
     rows: list[Row] = []
-    for kind, parts in (("cold", cold), ("with the cache", warm)):
-        for part in PARTS:
-            rows.append(Row.of(f"{kind}: {part}", "ms", parts[part], peer=peer.get(part, [])))
+    for kind, found in (("cold", cold), ("with the cache", warm)):
+        rows += [Row.of(f"{kind}: {part}", "ms", found[part], peer=peer.get(part, [])) for part in PARTS]
+    for part in PARTS:
+        note = times(two[part], warm[part], "one process")
+        rows.append(Row.of(f"with the cache, 2 processes: {part}", "ms", two[part], note=note))
     return rows, [
         "join: from the state in place to the first committed contribution, which includes at least a whole step.",
         "TorchFT heals within its first step, so its join includes the heal.",
@@ -57,8 +54,7 @@ def measure(side: Side, shape: Shape, options: Options) -> dict[str, list[float]
     with Job(side, shape, forked=False) as job:
         job.start()
         for number in range(options.warm_ups + options.restarts):
-            parts = restart(job, job.names[number % shape.groups])
-            log(f"{side.package}: {parts}")
+            parts = _restart(job, job.names[number % shape.groups])
             if number >= options.warm_ups:
                 for part, took_ms in parts.items():
                     found.setdefault(part, []).append(took_ms)
@@ -66,8 +62,7 @@ def measure(side: Side, shape: Shape, options: Options) -> dict[str, list[float]
     return found
 
 
-def restart(job: Job, name: str) -> dict[str, float]:
-    """Kill this group and start it again; return the milliseconds of each part."""
+def _restart(job: Job, name: str) -> dict[str, float]:
     killed_s = job.kill(name)
     for group in job.groups.values():
         group.until(

@@ -1,11 +1,13 @@
 """One member of an exchange: jaxft's own, and bare sockets between the same processes."""
 
+import contextlib
 import functools
 import select
 import socket
 import time
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -17,6 +19,7 @@ from jaxft._exchange import Layout, LeafSpec, Links, Partials, Patience, Peer, _
 from jaxft._exchange._exchange import exchange
 from jaxft._exchange._plan import CHUNK_BYTES, ONE_TRIP_BYTES
 from jaxft._transport._listener import Abort, Listener
+from tests.exchange.members import reference_sum
 
 TIMEOUT_S = 60.0
 
@@ -77,8 +80,17 @@ class Member:
         self._checked = False
         self._bare: list[np.ndarray] = []
 
-    def exchange(self, count: int, token: bool = False) -> dict[str, Any]:
-        """Average `count` times, from JAX arrays to arrays that JAX takes without a copy."""
+    def exchange(self, count: int, token: bool = False, python: bool = False) -> dict[str, Any]:
+        """Average `count` times, from JAX arrays to arrays that JAX takes without a copy.
+
+        Args:
+            token: with a MAC in place of the checksum of each frame.
+            python: without the compiled lane.
+        """
+        with _python_lane() if python else contextlib.nullcontext():
+            return self._exchange(count, token)
+
+    def _exchange(self, count: int, token: bool) -> dict[str, Any]:
         spans: list[tuple[float, float]] = []
         digests: set[str] = set()
         cpu_s = 0.0
@@ -101,19 +113,6 @@ class Member:
             del means, partials
         (digest,) = digests
         return {"spans": spans, "cpu_s": cpu_s, "digest": digest}
-
-    def exchange_with_token(self, count: int) -> dict[str, Any]:
-        """The same with a MAC in place of the checksum of each frame."""
-        return self.exchange(count, token=True)
-
-    def exchange_in_python(self, count: int) -> dict[str, Any]:
-        """The same without the compiled lane."""
-        library = _compiled.library
-        _compiled.library = functools.cache(lambda: None)
-        try:
-            return self.exchange(count)
-        finally:
-            _compiled.library = library
 
     def bare(self, count: int) -> dict[str, Any]:
         """Move the bytes of such an exchange, without summing."""
@@ -160,16 +159,13 @@ class Member:
         numbers = [self._numbers(member) for member in range(self._members)]
         means: list[np.ndarray] = []
         for leaves in zip(*numbers, strict=True):
-            total = _tree_sum([leaf.astype(np.float32) for leaf in leaves])
+            total = reference_sum([leaf.astype(np.float32) for leaf in leaves])
             means.append((total / np.float32(self._members)).astype(leaves[0].dtype))
         return means
 
 
-def _tree_sum(parts: list[np.ndarray]) -> np.ndarray:
-    if len(parts) == 1:
-        return parts[0]
-    half = 1 << (len(parts) - 1).bit_length() - 1  # the left subtree is the largest complete one
-    return _tree_sum(parts[:half]) + _tree_sum(parts[half:])
+def _python_lane() -> contextlib.AbstractContextManager[Any]:
+    return mock.patch.object(_compiled, "library", functools.cache(lambda: None))
 
 
 def _move(socks: Sequence[socket.socket], out: np.ndarray, into: Sequence[np.ndarray]) -> None:
@@ -195,15 +191,4 @@ def _move(socks: Sequence[socket.socket], out: np.ndarray, into: Sequence[np.nda
 
 
 if __name__ == "__main__":
-    member = Member()
-    serve(
-        {
-            "listen": member.listen,
-            "join": member.join,
-            "prepare": member.prepare,
-            "exchange": member.exchange,
-            "exchange_in_python": member.exchange_in_python,
-            "exchange_with_token": member.exchange_with_token,
-            "bare": member.bare,
-        }
-    )
+    serve(Member())

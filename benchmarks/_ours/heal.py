@@ -7,8 +7,8 @@ between the same processes.
 
 import gc
 import mmap
-import re
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jaxft_protocol.credentials import DataKey
 
+from benchmarks._machine import memory_bytes
 from benchmarks._state import make_memory_fresh, sums, values
 from benchmarks._worker import serve
 from jaxft._arrays._leaf_types import type_of
@@ -102,7 +103,7 @@ def heal(addresses: list[str], sizes: list[int], token: bool = False) -> dict[st
     """Fetch the state from these donors; returns when, how much memory it took at most, and the sums."""
     like = [jax.ShapeDtypeStruct((size,), np.float32) for size in sizes]
     donors = [DonorAt(f"donor-{number}", 1, address) for number, address in enumerate(addresses)]
-    before_bytes = _memory("VmRSS")
+    before_bytes = memory_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     began_s = time.perf_counter()
     fetcher = Fetcher(
@@ -123,7 +124,7 @@ def heal(addresses: list[str], sizes: list[int], token: bool = False) -> dict[st
     return {
         "seconds": ended_s - began_s,
         "span": (began_s, ended_s),
-        "peak_bytes": _memory("VmHWM") - before_bytes,
+        "peak_bytes": memory_bytes("VmHWM") - before_bytes,
         "sums": sums(map(np.asarray, got)),
     }
 
@@ -165,13 +166,7 @@ def _receive_part(address: tuple[str, int], arena: np.ndarray, start: int, stop:
             rest = rest[received:]
 
 
-def _memory(field: str) -> int:
-    """A memory figure of this process from the kernel, in bytes."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) << 10
-
-
 if __name__ == "__main__":
     donor = Donor()
-    serve({"hold": donor.hold, "pin": donor.pin, "make_room": make_room, "heal": heal, "bare": bare})
+    hold, pin = donor.hold, donor.pin
+    serve(sys.modules[__name__])

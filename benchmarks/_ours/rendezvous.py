@@ -8,6 +8,7 @@ import asyncio
 import gc
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -198,11 +199,10 @@ def main() -> None:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(timeout_s)
 
     serve(
-        {
-            "join": lambda **arguments: run(groups.join(**arguments), _JOIN_TIMEOUT_S),
-            "rounds": lambda count: run(groups.rounds(count), count * _ROUND_TIMEOUT_S),
-            "cpu": lambda: time.process_time(),
-        }
+        SimpleNamespace(
+            join=lambda **arguments: run(groups.join(**arguments), _JOIN_TIMEOUT_S),
+            rounds=lambda count: run(groups.rounds(count), count * _ROUND_TIMEOUT_S),
+        )
     )
     run(groups.close(), _ROUND_TIMEOUT_S)
 

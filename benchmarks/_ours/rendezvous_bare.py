@@ -78,8 +78,7 @@ def _answer(listening: socket.socket, groups: int) -> None:
 
 def main() -> None:
     allow_all_descriptors()
-    bare = _Bare()
-    serve({"listen": bare.listen, "join": bare.join, "rounds": bare.rounds})
+    serve(_Bare())
 
 
 if __name__ == "__main__":

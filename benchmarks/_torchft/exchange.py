@@ -83,5 +83,4 @@ class Group:
 
 
 if __name__ == "__main__":
-    group = Group()
-    serve({"join": group.join, "prepare": group.prepare, "exchange": group.exchange})
+    serve(Group())

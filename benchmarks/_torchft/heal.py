@@ -95,20 +95,4 @@ def _sums(state: dict[str, torch.Tensor]) -> list[int]:
 
 
 if __name__ == "__main__":
-    side = Side()
-    serve(
-        {
-            name: getattr(side, name)
-            for name in (
-                "hold",
-                "make_room",
-                "offer_http",
-                "fetch_http",
-                "open_store",
-                "join_group",
-                "send_by_group",
-                "clear",
-                "fetch_by_group",
-            )
-        }
-    )
+    serve(Side())

@@ -1,5 +1,6 @@
 """TorchFT's lighthouse, in a separate process."""
 
+import sys
 from typing import Any
 
 from torchft.coordination import LighthouseServer
@@ -25,4 +26,4 @@ def start(
 
 
 if __name__ == "__main__":
-    serve({"start": start})
+    serve(sys.modules[__name__])

@@ -21,22 +21,6 @@ _TIMEOUT_S = 60.0
 _STACK_BYTES = 1 << 20
 
 
-class _Lighthouse:
-    def __init__(self) -> None:
-        self._server: Any = None
-
-    def listen(self, groups: int) -> str:
-        """Start to serve. It waits for all groups, and considers none dead while another benchmark's round runs."""
-        self._server = LighthouseServer(
-            bind="0.0.0.0:0",
-            min_replicas=groups,
-            join_timeout_ms=60_000,
-            heartbeat_timeout_ms=600_000,
-        )
-        port = str(self._server.address()).rpartition(":")[2]
-        return f"http://127.0.0.1:{port}"
-
-
 class _Group(threading.Thread):
     """One client. `go` begins a round; the last client to get its quorum ends it."""
 
@@ -77,6 +61,18 @@ class _Groups:
         self._quorum_id: int | None = None
         self._done: list[_Group] = []
         self._all_done = threading.Semaphore(0)
+        self._server: Any = None
+
+    def listen(self, groups: int) -> str:
+        """Start to serve. It waits for all groups, and considers none dead while another benchmark's round runs."""
+        self._server = LighthouseServer(
+            bind="0.0.0.0:0",
+            min_replicas=groups,
+            join_timeout_ms=60_000,
+            heartbeat_timeout_ms=600_000,
+        )
+        port = str(self._server.address()).rpartition(":")[2]
+        return f"http://127.0.0.1:{port}"
 
     def join(self, address: str, groups: int) -> float:
         began_s = time.perf_counter()
@@ -118,10 +114,5 @@ class _Groups:
         (self._quorum_id,) = ids
 
 
-def main() -> None:
-    lighthouse, groups = _Lighthouse(), _Groups()
-    serve({"listen": lighthouse.listen, "join": groups.join, "rounds": groups.rounds})
-
-
 if __name__ == "__main__":
-    main()
+    serve(_Groups())

@@ -48,6 +48,7 @@ def test_it_measures_ours_and_leaves_the_peer_out(monkeypatch: pytest.MonkeyPatc
         "2 MB from 1 donor, beside the process group in place",
         "2 MB from 1 donor, with a token",
         "2 MB from 2 donors, with a token",
+        "2 MB to 2 ranks, a half each",
         "2 MB: the joiner's peak memory",
     ]
     assert all(row.ours is not None and row.peer is None for row in rows)

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import join
-from benchmarks._job import torchft_steady
+from benchmarks._job import STEADY, torchft
 from tests.figures.peers import leave_out_the_peer
 
 TINY = join.Options(step_ms=20.0, megabytes=0.1, joins=1, peer_joins=1, unrelated=1, settled=2, warm_ups=0)
@@ -21,7 +21,7 @@ def test_a_join_is_seen_in_the_steps_of_the_others(monkeypatch: pytest.MonkeyPat
 @pytest.mark.storm
 @pytest.mark.timeout(300)
 def test_torchfts_groups_join_too():
-    if torchft_steady() is None:
+    if torchft(STEADY) is None:
         pytest.skip("TorchFT is not available")
     rows, notes = join.run(TINY)
     assert all(row.peer for row in rows if "unrelated" not in row.case)

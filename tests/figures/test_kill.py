@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import kill
-from benchmarks._job import torchft_best
+from benchmarks._job import BEST, torchft
 from tests.figures.peers import leave_out_the_peer
 
 TINY = kill.Options(step_ms=(20.0,), megabytes=(0.1,), kills=1, peer_kills=1, peer_best_kills=1, warm_ups=0)
@@ -22,7 +22,7 @@ def test_survivors_commit_after_a_kill_and_throw_nothing_away(monkeypatch: pytes
 @pytest.mark.storm
 @pytest.mark.timeout(300)
 def test_it_kills_torchfts_groups_too():
-    if torchft_best() is None:
+    if torchft(BEST) is None:
         pytest.skip("TorchFT is not available")
     rows, notes = kill.run(TINY)
     assert all(row.peer is not None for row in rows)

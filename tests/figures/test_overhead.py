@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import overhead
-from benchmarks._job import torchft_default
+from benchmarks._job import torchft
 from tests.figures.peers import leave_out_the_peer
 
 TINY = overhead.Options(step_ms=(1.0,), groups=(2,), megabytes=0.1, rounds=4, leaves=3, calls=20)
@@ -15,6 +15,8 @@ def test_steps_are_measured_beside_plain_ones(monkeypatch: pytest.MonkeyPatch):
     assert [row.case for row in rows] == [
         "2 groups, 1 ms steps: step",
         "2 groups, 1 ms steps: without the exchange",
+        "2 groups of 2 processes, 1 ms steps: step",
+        "2 groups of 2 processes, 1 ms steps: without the exchange",
         "dispatch beyond the two compiled programs, 3 leaves",
     ]
     assert rows[0].ours
@@ -26,7 +28,7 @@ def test_steps_are_measured_beside_plain_ones(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.storm
 @pytest.mark.timeout(300)
 def test_torchfts_loop_is_measured_beside_its_own():
-    if torchft_default() is None:
+    if torchft() is None:
         pytest.skip("TorchFT is not available")
     rows, notes = overhead.run(TINY)
     assert rows[0].peer

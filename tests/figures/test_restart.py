@@ -1,16 +1,19 @@
 """The restart benchmark runs at a tiny size; only the sum of its parts is checked."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks import restart
-from benchmarks._job import Ours, Shape, torchft_steady
+from benchmarks._job import STEADY, Ours, Shape, torchft
 
 TINY = restart.Options(step_ms=20.0, megabytes=0.1, restarts=1, warm_ups=0)
 SHAPE = Shape(TINY.step_ms, TINY.megabytes, groups=2, moments=True)
 
 
-def test_the_parts_of_a_restart_are_all_of_it():
-    parts = restart.measure(Ours(), SHAPE, TINY)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_parts_of_a_restart_are_all_of_it(ranks: int):
+    parts = restart.measure(Ours(), replace(SHAPE, ranks=ranks), TINY)
     assert tuple(parts) == restart.PARTS
     assert sum(parts[name][0] for name in restart.PARTS[:-1]) == pytest.approx(parts["in all"][0])
 
@@ -18,7 +21,7 @@ def test_the_parts_of_a_restart_are_all_of_it():
 @pytest.mark.storm
 @pytest.mark.timeout(300)
 def test_torchft_restarts_too():
-    if torchft_steady() is None:
+    if torchft(STEADY) is None:
         pytest.skip("TorchFT is not available")
     rows, _ = restart.run(TINY)
-    assert rows[-1].peer
+    assert rows[len(restart.PARTS) - 1].peer
