@@ -3,6 +3,7 @@
 import datetime
 import gc
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -57,5 +58,6 @@ class End:
 
 if __name__ == "__main__":
     end, donor = End(), Donor()
-    commands = {"make": end.make, "offer": end.offer, "pull": end.pull}
-    serve({**commands, "hold": donor.hold, "pin": donor.pin, "heal": heal})
+    ours = {"hold": donor.hold, "pin": donor.pin, "heal": heal}
+    theirs = {"make": end.make, "offer": end.offer, "pull": end.pull}
+    serve(SimpleNamespace(**theirs, **ours))
