@@ -58,6 +58,6 @@ class End:
 
 if __name__ == "__main__":
     end, donor = End(), Donor()
-    ours = {"hold": donor.hold, "pin": donor.pin, "heal": heal}
-    theirs = {"make": end.make, "offer": end.offer, "pull": end.pull}
-    serve(SimpleNamespace(**theirs, **ours))
+    jax_transfer = {"make": end.make, "offer": end.offer, "pull": end.pull}
+    our_heal = {"hold": donor.hold, "pin": donor.pin, "heal": heal}
+    serve(SimpleNamespace(**jax_transfer, **our_heal))

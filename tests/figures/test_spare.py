@@ -8,9 +8,8 @@ TINY = spare.Options(step_ms=(20.0,), megabytes=0.1, rounds=1, warm_ups=0)
 def test_a_spare_takes_the_place_of_a_killed_group_and_of_a_drained_one():
     rows = spare.run(TINY)[0]
     kill, drain = rows[:5], rows[5:]
-    for later, after, tried_again, time, longest in (kill, drain):
+    for later, _, tried_again, time, longest in (kill, drain):
         assert later.ours == 0
-        assert after.ours is not None  # on a busy machine the request itself may come a step later
         assert tried_again.met is not False
         assert time.ours
         assert longest.ours
@@ -18,3 +17,6 @@ def test_a_spare_takes_the_place_of_a_killed_group_and_of_a_drained_one():
     assert "kill -9" in kill[0].case
     assert "drain" in drain[0].case
     assert drain[2].ours == 0
+    assert kill[1].met
+    assert drain[1].ours is not None
+    assert drain[1].ours <= 2  # a request that comes just after a decision is a step later

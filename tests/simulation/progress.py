@@ -1,6 +1,7 @@
 """The progress of a long run of seeds in a file, so that an interrupted run goes on where it was."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -16,8 +17,9 @@ _ROOT = Path(__file__).parents[2]
 _SOURCES = ("protocol/jaxft_protocol", "coordinator/jaxft_coordinator/stores", "tests/simulation")
 
 
+@functools.cache
 def code() -> str:
-    """Return a fingerprint of all that decides how a seed ends."""
+    """Return a fingerprint of all that decides how a seed ends, as it was when the run began."""
     digest = hashlib.sha256(platform.python_version().encode())
     for folder in _SOURCES:
         for file in sorted((_ROOT / folder).rglob("*")):
@@ -33,10 +35,11 @@ def load(file: Path, first: int, end: int) -> Tally:
     Raises:
         ValueError: it is of other seeds, or of other code: its seeds say nothing of this one.
     """
+    now = _what(first, end)
     if not file.exists():
         return Tally()
     read: dict[str, Any] = json.loads(file.read_text())
-    was, now = {key: read.pop(key) for key in ("code", "first", "end")}, _what(first, end)
+    was = {key: read.pop(key) for key in now}
     if was != now:
         raise ValueError(f"{file} is of {was}, and this run is of {now}: delete it, or name another file")
     findings = [Finding(**finding) for finding in read.pop("findings")]

@@ -374,8 +374,9 @@ class Truth:
 
     def check_fetched(self, joiner: str, donor: "Trainer", found: list[QuorumId], step: int) -> None:
         """What one rank of a donor serves is its part of the group's state, also if another rank stands still."""
-        known = min(step, len(donor.history))
-        if len(found) != step or found[:known] != donor.history[:known]:
+        own = donor.history[:step]
+        right = own + self.line[len(own) : step]
+        if len(found) != step or found[: len(own)] != own or (found != right and not self.went_back):
             raise Violation(
                 "the ranks of a group hold one state",
                 f"a rank of {donor.name} feeds {joiner} {found}, as state {step} of {donor.history}",
