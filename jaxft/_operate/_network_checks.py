@@ -14,6 +14,7 @@ from jaxft._operate._findings import Finding, fail, ok, warn
 from jaxft._operate._port import ask, job_path
 from jaxft._operate._ports import held_here, host_and_port
 from jaxft._replica._config import GroupConfig
+from jaxft._transport._sockets import split_address
 
 TIMEOUT_S = 5.0
 # jaxft itself measures no time across machines. But logs and events of two machines can only be put in order while
@@ -107,9 +108,9 @@ def own_address(coordinator: str, host: str | None) -> Iterator[Finding]:
             address = GroupConfig(coordinator=coordinator, group="doctor", host=host).address(
                 listening.getsockname()[1]
             )
-            where, _, port = address.rpartition(":")
+            where, port = split_address(address)
             listening.settimeout(TIMEOUT_S)
-            with socket.create_connection((where.strip("[]"), int(port)), TIMEOUT_S):
+            with socket.create_connection((where, port), TIMEOUT_S):
                 pass
     except (OSError, JaxftError) as error:
         yield fail(
@@ -117,7 +118,7 @@ def own_address(coordinator: str, host: str | None) -> Iterator[Finding]:
             "pass `Manager(host=...)` or JAXFT_HOST: the address at which the other groups reach this one",
         )
         return
-    if where in ("127.0.0.1", "localhost", "::1", "[::1]") and "localhost" not in coordinator:
+    if where in ("127.0.0.1", "localhost", "::1") and "localhost" not in coordinator:
         yield warn(
             f"the other groups would be told to reach this one at {where}, which is every machine's own",
             "pass `Manager(host=...)` or JAXFT_HOST, unless all groups run here",
@@ -155,9 +156,8 @@ def _http_certificate(url: str) -> Iterator[Finding]:
 
 
 def _reached(job: str, group: str, address: str) -> Finding:
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S):
+        with socket.create_connection(split_address(address), TIMEOUT_S):
             return ok(f"group {group!r} of job {job!r} is reached at {address}")
     except OSError as error:
         return fail(
