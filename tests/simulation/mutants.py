@@ -794,6 +794,19 @@ def _one_that_is_busy_holds_nothing(newer: Any) -> Any:
     return mutated
 
 
+@mutant(quorums, "_relieve", seeds=(755900, 852546))
+def _a_spare_that_stands_by_again_keeps_the_digest_it_joined_with(relieve: Any) -> Any:
+    """A relieved spare has a newer step beside the digest of its first state, so the job's states seem to differ."""
+
+    def mutated(draft: Any, quorum: Any) -> None:
+        before = draft.job.groups
+        relieve(draft, quorum)
+        for group in draft.select(lambda group: group.phase is GroupPhase.READY):
+            draft.put(group, digest=before[group.name].digest)
+
+    return mutated
+
+
 @mutant(progress, "measure", seeds=(126928,))
 def _the_time_in_which_one_hung_is_what_steps_take(measure: Any) -> Any:
     """A step that counted late, because one hung before its vote, makes the job as patient."""

@@ -179,11 +179,14 @@ class Process(Trainer):
             self._do(effect)
         if replica.phase is not before.phase:
             self._note_phase(before, replica)
-        elif core.directive(replica) != core.directive(before):
-            pass
-        elif replica.quorum is before.quorum and replica.heal is before.heal:
-            if replica.frontier_step == before.frontier_step and replica.failure is before.failure:
-                return
+        elif (
+            replica.quorum is before.quorum
+            and replica.heal is before.heal
+            and replica.frontier_step == before.frontier_step
+            and replica.failure is before.failure
+            and core.directive(replica) == core.directive(before)
+        ):
+            return
         if replica.phase is before.phase is r.Phase.FOLLOWING and replica.heal is not before.heal:
             self.world.sometimes.note("new donors")
         self._look_soon()

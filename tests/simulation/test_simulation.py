@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from jaxft_protocol.coordinator import durable, machine
 
 from tests import patience
 
@@ -72,6 +73,15 @@ def test_without_faults_nothing_is_tried_twice():
 def test_the_same_seed_gives_the_same_trace():
     assert trace_of(7) == trace_of(7)
     assert trace_of(7) != trace_of(8)
+
+
+def test_fast_paths_change_nothing(monkeypatch: pytest.MonkeyPatch):
+    """What the coordinator leaves out where nothing can follow, and where nothing durable has changed."""
+    seeds = range(3000, 3040)
+    with_them = [trace_of(seed) for seed in seeds]
+    monkeypatch.setattr(machine, "_is_steady", lambda job: False)
+    monkeypatch.setattr(durable, "_is_untouched", lambda before, after: False)
+    assert [trace_of(seed) for seed in seeds] == with_them
 
 
 def test_a_seed_gives_the_same_run_in_every_process():

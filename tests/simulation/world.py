@@ -30,6 +30,8 @@ from .trainer import OLD_ROOT, Checkpoint
 from .truth import Truth, Violation
 
 CALM_LIMIT_S = 90.0
+# So long after the calm's beginning what is lost stays lost: no group is dialling, compiling or joining any more.
+LOST_AFTER_S = 20.0
 HOSTS = ("c0", "c1")
 STEPS_IN_CALM = 2
 JOINING = Phase.JOINING
@@ -235,6 +237,9 @@ class World:
             self.launch(name)
         if self.leader is not None:
             self.leader.ask(PauseAsked(False))
+        if self.now_s - self._calm_since_s > LOST_AFTER_S and self._is_lost():
+            self._end_lost()
+            return
         if self._all_take_part():
             self.target = len(self.truth.line) + STEPS_IN_CALM
             if self.tracing:
@@ -303,7 +308,8 @@ class World:
         if self.calm and all(process.over for process in self.processes.values()):
             self.over = True
 
-    def _stuck(self) -> None:
+    def _is_lost(self) -> bool:
+        """Whether something was committed, and nothing is left of it."""
         # No group takes a corrupt state. (One that counts as fresh ends the wait of the group that holds it.)
         holders = [
             p
@@ -313,9 +319,15 @@ class World:
         of_another = self.truth.root != OLD_ROOT
         checkpoints = [each for each in self.checkpoints if not (each.old and of_another)]
         # (The line may be empty all the same: the job had gone back to its first state, and lost that as well.)
-        if self.truth.ever and not holders and not checkpoints:
-            self.sometimes.note("lost for good")
-            self.target, self.over = None, True
+        return bool(self.truth.ever) and not holders and not checkpoints
+
+    def _end_lost(self) -> None:
+        self.sometimes.note("lost for good")
+        self.target, self.over = None, True
+
+    def _stuck(self) -> None:
+        if self._is_lost():
+            self._end_lost()
             return
         raise Violation("no group waits forever", self.standing())
 

@@ -32,6 +32,8 @@ def record_of(before: Job, after: Job) -> Record | None:
             return None if before.empty else Forgotten(after.name)
         ids = saved(emptied(after))
         return None if before.empty and ids == saved(emptied(before)) else ids
+    if _is_untouched(before, after):
+        return None  # fast path: same result
     now = saved(after)
     then = saved(before)
     if now == then:
@@ -41,6 +43,26 @@ def record_of(before: Job, after: Job) -> Record | None:
         return now
     moved = Moved(after.name, frontier.step, frontier.quorum_id)
     return moved if fold({after.name: then}, moved)[after.name] == now else now
+
+
+def _is_untouched(before: Job, after: Job) -> bool:
+    """Return whether all durable parts of a job are the same objects."""
+    return (
+        after.frontier is before.frontier
+        and after.quorum is before.quorum
+        and after.proven is before.proven
+        and after.held is before.held
+        and after.distrusted is before.distrusted
+        and after.settings is before.settings
+        and after.last_quorum_id == before.last_quorum_id
+        and after.history == before.history
+        and after.places == before.places
+        and after.finished == before.finished
+        and after.idle_since == before.idle_since
+        and after.min_replicas == before.min_replicas
+        and after.total_shards == before.total_shards
+        and after.paused == before.paused
+    )
 
 
 def saved(job: Job) -> Saved:

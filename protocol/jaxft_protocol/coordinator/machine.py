@@ -182,12 +182,24 @@ def _said_rarely(
 
 def _advance(draft: Draft) -> None:
     """Do everything that can happen now without another event."""
+    if _is_steady(draft.job):
+        return  # fast path: same result
     draining.release(draft)
     founding.found(draft)
     sessions.plan_heals(draft)
     quorums.form(draft)
     sessions.plan_following(draft)
     sessions.finish(draft)
+
+
+def _is_steady(job: Job) -> bool:
+    """Return whether all groups train in one quorum, and nothing else is under way."""
+    if job.quorum is None or job.frontier is None or job.orphaned_s is not None or job.finished is not None:
+        return False
+    return all(
+        group.phase is GroupPhase.MEMBER and group.pinned_step is None and not group.draining
+        for group in job.groups.values()
+    )
 
 
 def _last_heard_s(job: Job, group: Group) -> float:

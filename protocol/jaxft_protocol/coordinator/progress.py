@@ -64,6 +64,8 @@ CLEARED_AFTER = 24
 HELD_BACK_WHILE_STANDING = 4
 CLEARED_WHILE_STANDING = 16
 
+_FRESH_BALLOT = Ballot()
+
 
 @dataclass(frozen=True, slots=True)
 class Late:
@@ -220,7 +222,7 @@ def held_back(draft: Draft, group: Group) -> bool:
 
 def fresh_ballot(draft: Draft, retries: int = 0) -> Ballot:
     """Return the ballot of an attempt that begins now."""
-    return Ballot(retries=retries, began_s=draft.now_s)
+    return changed(_FRESH_BALLOT, retries=retries, began_s=draft.now_s)
 
 
 def _judged(draft: Draft, group: Group, since_s: float, most_s: float, lacks: str) -> Late | None:

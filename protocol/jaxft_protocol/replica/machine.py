@@ -153,13 +153,15 @@ def _keep_what_holds(draft: Draft, event: Event) -> None:
 
 
 def _happened(draft: Draft, event: Event) -> None:
-    match event:
+    match event:  # the most frequent first
+        case Received(message):
+            _heard(draft, message)
+        case Tick():
+            deadlines.tick(draft, event)
         case Connected():
             sessions.connected(draft)
         case Disconnected(reason, busy):
             sessions.disconnected(draft, reason, busy=busy)
-        case Tick():
-            deadlines.tick(draft, event)
         case Idle():
             sessions.no_longer_busy(draft)
         case Prepared():
@@ -185,8 +187,6 @@ def _happened(draft: Draft, event: Event) -> None:
             sessions.leave(draft, finished=finished)
         case DrainNow():
             sessions.drain(draft)
-        case Received(message):
-            _heard(draft, message)
         case _:
             assert_never(event)
 
