@@ -5,9 +5,10 @@
 A LIFE is a list of words: `steps:N` tells the phases of steps up to N; `phase:NAME:STEP` tells one; `say:TEXT`;
 `env:NAME` says what that variable is; `gate:NAME` waits for a file in FOLDER; `made:NAME` makes it; `exit:STATUS`;
 `members:N` is how many groups took part from now on;
-`kill`; `stop` (SIGSTOP); `alive` touches the phase file forever; `mute` waits forever; `leave:STATUS` ends with that
-on SIGTERM; `drains:STEP` is drained on SIGTERM; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and
-`group-1=WORD` for that group.
+`kill`; `stop` (SIGSTOP); `alive` touches the phase file forever; `aged` gives that file the time that it would have
+if the machine's clock had been set forward since; `mute` waits forever; `leave:STATUS` ends with that on SIGTERM;
+`drains:STEP` is drained on SIGTERM; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and `group-1=WORD`
+for that group.
 """
 
 import os
@@ -73,6 +74,8 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
             while True:
                 file.touch()
                 time.sleep(0.05)
+        case ["aged"]:
+            os.utime(os.environ["JAXFT_PHASE_FILE"], (0, 0))
         case ["mute"]:
             while True:  # a signal that came just before `signal.pause` would not end that
                 time.sleep(0.05)

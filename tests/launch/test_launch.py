@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,37 @@ def test_one_that_waits_for_the_others_is_left_alone(folder: Path) -> None:
         (folder / "go").touch()
         assert running.status() == 0, running.text()
     assert running.events("rank_overdue") == []
+
+
+def test_a_job_that_was_suspended_as_a_whole_goes_on(folder: Path) -> None:
+    """As when a laptop sleeps, or Slurm suspends a job: what the launcher missed is not its groups' silence."""
+    lives = ("steps:1 made:up alive", "exit:3")
+    with fakes(folder, "--deadlines", "silence=5", lives=lives) as running:
+        running.until_file("up")
+        (pid,) = running.pids()
+        for one in (running.process.pid, pid):
+            os.kill(one, signal.SIGSTOP)
+        time.sleep(6.5)
+        for one in (running.process.pid, pid):
+            os.kill(one, signal.SIGCONT)
+        until_it_has_looked()
+        assert is_alive(pid), running.text()
+    assert running.events("rank_overdue") == []
+
+
+def test_a_change_of_the_time_of_day_is_not_silence(folder: Path) -> None:
+    with fakes(folder, lives=("steps:1 aged made:up gate:go exit:0",)) as running:
+        running.until_file("up")
+        until_it_has_looked()
+        (folder / "go").touch()
+        assert running.status() == 0, running.text()
+    assert running.events("rank_overdue") == []
+
+
+def until_it_has_looked() -> None:
+    """Let so much time pass that a supervisor has compared signs of life with deadlines."""
+    began_s = patience.machine_s()
+    patience.until(lambda: patience.machine_s() > began_s + 1.5, "time in which it could be killed")
 
 
 def test_a_rank_that_stays_after_the_others_are_done_has_a_deadline(folder: Path) -> None:
