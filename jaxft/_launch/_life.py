@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxft._launch._deadlines import END, WAITS, Overdue, Sign, overdue
 from jaxft._launch._fate import LAST_WORDS_S, Fate
 from jaxft._launch._phase_file import DRAINED, read_word
-from jaxft._launch._processes import Child, Processes
+from jaxft._launch._processes import REST_TIMEOUT_S, Child, Processes
 from jaxft._launch._ranks import Member, start_ranks
 from jaxft._launch._statuses import Ending
 from jaxft._launch._warm import Warm, with_statuses
@@ -75,6 +75,7 @@ class Life:
         self.started_t_s = time.time()
         self._clock = WatchClock()
         self._first_end_s: float | None = None
+        self._kill_rest_at_s: float | None = None
         self.overdue: Overdue | None = None
         self.step = 0
         self.members = 0  # of the job, in the last step that it took part in; 0 while it waits for others
@@ -163,6 +164,23 @@ class Life:
     def kill(self) -> None:
         """Send SIGKILL to all that still run."""
         self._fate.kill()
+
+    def end_rest(self) -> tuple[bool, list[int]]:
+        """Once it is over, end what its processes have started, a moment later: that may hold devices and ports.
+
+        Returns:
+            whether nothing is left, and the processes that were killed for that.
+        """
+        rest = [pid for one in self.ranks for pid in one.child.rest()]
+        if not rest:
+            return True, []
+        if self._kill_rest_at_s is None:
+            self._kill_rest_at_s = time.monotonic() + REST_TIMEOUT_S
+        if time.monotonic() < self._kill_rest_at_s:
+            return False, []
+        for one in self.ranks:
+            one.child.kill_rest()
+        return True, rest
 
     def clean_up(self) -> None:
         """Remove the phase files. Call it once it is over."""

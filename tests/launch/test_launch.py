@@ -246,6 +246,24 @@ def test_a_group_that_waits_for_its_restart_leaves_at_once(folder: Path) -> None
         assert running.status() == 75, running.text()
 
 
+@pytest.mark.parametrize("end", ["kill", "exit:75", "exit:0"])
+def test_what_a_process_has_started_ends_with_it(folder: Path, end: str) -> None:
+    """A loader of data that stays behind keeps its memory, its ports and perhaps a device from the next life."""
+
+    def left() -> list[int]:
+        file = folder / "left"
+        return list(map(int, file.read_text().split())) if file.exists() else []
+
+    lives = (f"steps:1 starts:left gate:left {end}", "steps:3 made:second gate:go exit:0")
+    with fakes(folder, lives=lives) as running:
+        if end != "exit:0":
+            running.until_file("second")
+            assert [is_alive(pid) for pid in left()] == [False]
+            (folder / "go").touch()
+        assert running.status() == 0, running.text()
+    assert [is_alive(pid) for pid in left()] == [False]
+
+
 def test_no_process_outlives_a_launcher_that_is_killed(folder: Path) -> None:
     lives = ("deaf made:up-{rank} mute",)
     with fakes(folder, "--nproc", "2", lives=lives) as running:
