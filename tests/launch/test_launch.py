@@ -1,15 +1,17 @@
 """`jaxft launch` with real processes that do not train: restarts, fates, deadlines, drains and exit statuses."""
 
+import json
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from tests import patience
-from tests.launch.launches import FAKE, fakes, is_alive, launch
+from tests.launch.launches import FAKE, NOWHERE, fakes, is_alive, launch, launch_command
 
 pytestmark = pytest.mark.processes
 
@@ -38,6 +40,15 @@ def test_a_group_that_was_killed_is_restarted_at_once_if_it_made_progress(folder
     assert [event["wait_s"] for event in running.events("group_restarts")] == [0.0, 0.0]
     assert [event["status"] for event in running.events("group_ended")] == [-9, -9, 0]
     assert [event["life"] for event in running.events("group_started")] == [0, 1, 2]
+
+
+def test_a_launch_goes_on_where_its_lines_cannot_be_written(folder: Path) -> None:
+    """Its output may be a file on a disk that is full, or a pipe whose reader is gone."""
+    with Path("/dev/full").open("wb") as full:
+        command = launch_command(folder, *NOWHERE, "--no-warm", program=(*FAKE, "say:hello steps:2 exit:0"))
+        patience.run(command, stdout=full, stderr=subprocess.DEVNULL)
+    last = json.loads((folder / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["status"]) == ("launch_ended", 0)
 
 
 def test_a_rank_takes_its_group_with_it(folder: Path) -> None:
