@@ -269,6 +269,8 @@ class Listener:
             self._paused_until_s = time.monotonic() + _OUT_OF_DESCRIPTORS_PAUSE_S
 
     def _take_in(self, sock: socket.socket, name: str) -> None:
+        # The program may have called `socket.setdefaulttimeout`, for its downloads: Python then waits in each call.
+        sock.setblocking(True)
         half = HalfOpen(sock, name=name, deadline_s=time.monotonic() + _HELLO_TIMEOUT_S)
         self._half_open[sock.fileno()] = half
         self._poller.register(sock, select.POLLIN)

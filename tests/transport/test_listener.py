@@ -102,6 +102,34 @@ def test_a_peer_is_accepted_and_taken() -> None:
             assert received == b"a" * 300_000 + b"b" * 300_000
 
 
+@pytest.fixture
+def default_timeout() -> Iterator[float]:
+    """The default of a program that has set one for its downloads."""
+    before, found = socket.getdefaulttimeout(), 0.05
+    socket.setdefaulttimeout(found)
+    try:
+        yield found
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def test_a_default_timeout_of_the_program_changes_nothing(default_timeout: float) -> None:
+    def silent_for_longer(connection: Connection, said: ConnectionRequest) -> None:
+        received = memoryview(bytearray(4))
+        recv_exactly(connection.sock, received, deadline_s=soon())
+        connection.sock.sendall(received)
+
+    with listening(silent_for_longer) as listener, unknown(listener):
+        assert_open(listener)
+        for ours in (call(listener, request("heal")), call(listener)):
+            with ours:
+                assert ours.gettimeout() is None
+        with call(listener, request("heal")) as theirs:
+            time.sleep(4 * default_timeout)
+            theirs.sendall(b"ping")
+            assert theirs.recv(4) == b"ping"
+
+
 def test_taking_may_come_first() -> None:
     with listening() as listener:
         taken: queue.Queue[socket.socket] = queue.Queue()
