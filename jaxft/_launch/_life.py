@@ -26,7 +26,7 @@ class RankProcess:
     child: Child
     phase_file: Path
     _told: Sign | None = None
-    _seen: tuple[Sign, Sign] | None = None  # the sign that was told last, and with our own times
+    _seen: tuple[Sign, Sign] | None = None  # the last sign, and the same with our own times
 
     def sign(self) -> Sign | None:
         """Return its last sign of life; None if it has given none."""
