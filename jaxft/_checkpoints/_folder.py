@@ -52,7 +52,17 @@ def publish(written: Path, folder: Path, step: int) -> None:
             raise
     # Also for another writer's: its bytes were synced before it was moved, but perhaps not its name.
     _sync(folder)
-    _sync(folder.parent)
+    _sync_parents(folder)
+
+
+def _sync_parents(folder: Path) -> None:
+    """Wait until the way to a folder is on the disk: this save, or another one, may have made some of it."""
+    device = folder.stat().st_dev
+    for parent in folder.parents:
+        if parent.stat().st_dev != device:
+            return  # a disk is mounted here
+        with contextlib.suppress(PermissionError):  # one that may not be read is not of a save
+            _sync(parent)
 
 
 def sync(folder: Path) -> None:

@@ -52,7 +52,7 @@ class Overdue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """The last sign of life of a process: its phase, since when, and when it was last alive; seconds since 1970.
+    """The last sign of life of a process: its phase, since when, and when it was last alive, on one clock.
 
     `members`: the groups of the last step that it took part in.
     """

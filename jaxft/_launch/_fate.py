@@ -21,7 +21,6 @@ class Fate:
         """`children`: the processes on this machine, in the order of their ranks."""
         self.statuses: dict[int, int] = {}  # of processes that ended before we ended the group, by index
         self.failed: int | None = None  # the index of the first that failed
-        self.first_end_t_s: float | None = None
         self.killed = False
         self._children = tuple(children)
         self._kill_at_s: float | None = None
@@ -42,8 +41,6 @@ class Fate:
             if status is None or index in self.statuses or self.killed:
                 continue
             self.statuses[index] = status
-            if self.first_end_t_s is None:
-                self.first_end_t_s = time.time()
             if status != DONE and self.failed is None:
                 last_words_s = LAST_WORDS_S if ending_of(status) is Ending.ERROR else 0.0
                 self.fail(index, within_s=last_words_s if shared else None)

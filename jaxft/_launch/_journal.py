@@ -1,8 +1,11 @@
 """The events of a launch: one JSON object per line. docs/clusters.md documents each of them."""
 
+import errno
 import json
+import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -183,14 +186,30 @@ def name_of(kind: type[Entry]) -> str:
 
 
 class Journal:
-    """Appends events to a file. Each line is whole, also if the launcher is killed."""
+    """Appends events to a file. Each line is whole, also if the launcher is killed.
 
-    def __init__(self, path: Path) -> None:
+    A disk that is full costs events, and not the groups: `say` gets what people should read.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self._path = path
         self._file = path.open("ab", buffering=0)
+        self._say = say
+        self._fails = False
 
     def write(self, entry: Entry) -> None:
         fields: dict[str, Any] = {"t": round(time.time(), 3), "event": name_of(type(entry)), **asdict(entry)}
-        self._file.write(json.dumps(fields, allow_nan=False).encode() + b"\n")
+        line = json.dumps(fields, allow_nan=False).encode() + b"\n"
+        try:
+            if (written := self._file.write(line)) != len(line):
+                self._file.truncate(self._file.seek(0, os.SEEK_END) - (written or 0))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            if not self._fails:
+                self._say(f"events cannot be written to {self._path}, and are lost until they can: {error}")
+            self._fails = True
+        else:
+            self._fails = False
 
     def close(self) -> None:
         self._file.close()

@@ -17,7 +17,7 @@ from jaxft._launch._output import LogTail, Output, Row
 from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Child, Processes
 from jaxft._launch._ranks import Member
-from jaxft._launch._restarts import FIRST_WAIT_S, LONGEST_WAIT_S
+from jaxft._launch._restarts import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S
 from jaxft._launch._statuses import AGAIN, DONE
 from jaxft._launch._supervisor import Rules, State, Supervisor
 
@@ -206,7 +206,7 @@ class Launcher:
 
 
 class CoordinatorKeeper:
-    """Restarts a coordinator that has ended."""
+    """Restarts a coordinator that has ended: after a wait that doubles, unless it has lived for long."""
 
     def __init__(self, coordinator: Coordinator, journal: Journal, output: Output) -> None:
         self._coordinator = coordinator
@@ -214,6 +214,7 @@ class CoordinatorKeeper:
         self._output = output
         self._ended = 0
         self._due_s: float | None = None
+        self._began_s = time.monotonic()
         self._told()
 
     def poll(self) -> None:
@@ -223,6 +224,8 @@ class CoordinatorKeeper:
         if status is None:
             return
         if self._due_s is None:
+            if time.monotonic() - self._began_s >= STEADY_S:
+                self._ended = 0
             wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**self._ended)
             self._ended += 1
             self._due_s = time.monotonic() + wait_s
@@ -234,6 +237,7 @@ class CoordinatorKeeper:
         elif time.monotonic() >= self._due_s:
             self._due_s = None
             self._coordinator.start_again()
+            self._began_s = time.monotonic()
             self._told()
 
     def _told(self) -> None:

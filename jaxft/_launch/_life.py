@@ -3,41 +3,57 @@
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxft._launch._deadlines import END, WAITS, Overdue, Sign, overdue
 from jaxft._launch._fate import LAST_WORDS_S, Fate
 from jaxft._launch._phase_file import DRAINED, read_word
-from jaxft._launch._processes import Child, Processes
+from jaxft._launch._processes import REST_TIMEOUT_S, Child, Processes
 from jaxft._launch._ranks import Member, start_ranks
 from jaxft._launch._statuses import Ending
 from jaxft._launch._warm import Warm, with_statuses
+from jaxft._launch._watch_clock import WatchClock
 
 PHASE_FILE = "JAXFT_PHASE_FILE"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankProcess:
     """A process of a group, and the file with its phase."""
 
     rank: int
     child: Child
     phase_file: Path
+    _told: Sign | None = None
+    _seen: tuple[Sign, Sign] | None = None  # the last sign, and the same with our own times
 
     def sign(self) -> Sign | None:
         """Return its last sign of life; None if it has given none."""
         word = read_word(self.phase_file)
-        if word is None:
+        if word is not None:
+            self._told = Sign(
+                phase=word.phase,
+                step=word.step,
+                since_t_s=word.t_s,
+                alive_t_s=self.phase_file.stat().st_mtime,
+                members=word.members,
+            )
+        return self._told
+
+    def seen(self, now_s: float) -> Sign | None:
+        """Return its last sign of life, with the times at which this launcher first saw its phase and its time."""
+        told = self.sign()
+        if told is None:
             return None
-        alive_t_s = self.phase_file.stat().st_mtime
-        return Sign(
-            phase=word.phase,
-            step=word.step,
-            since_t_s=word.t_s,
-            alive_t_s=alive_t_s,
-            members=word.members,
-        )
+        since_s = alive_s = now_s
+        if self._seen is not None:
+            before, seen = self._seen
+            since_s = seen.since_t_s if before.since_t_s == told.since_t_s else now_s
+            alive_s = seen.alive_t_s if before.alive_t_s == told.alive_t_s else now_s
+        seen = replace(told, since_t_s=since_s, alive_t_s=alive_s)
+        self._seen = told, seen
+        return seen
 
 
 class Life:
@@ -57,6 +73,9 @@ class Life:
         self.member = member
         self.number = number
         self.started_t_s = time.time()
+        self._clock = WatchClock()
+        self._first_end_s: float | None = None
+        self._kill_rest_at_s: float | None = None
         self.overdue: Overdue | None = None
         self.step = 0
         self.members = 0  # of the job, in the last step that it took part in; 0 while it waits for others
@@ -107,34 +126,35 @@ class Life:
         """See which processes have ended. With `fate`, one that failed ends the others."""
         self._fate.watch(shared=fate)
 
-    def signs(self) -> list[Sign | None]:
-        """Return the last sign of life of each process, and note the step."""
-        signs = [one.sign() for one in self.ranks]
-        told = [sign for sign in signs if sign is not None]
+    def note_signs(self) -> None:
+        """Note what the last signs of life of all processes say of the group."""
+        told = [sign for one in self.ranks if (sign := one.sign()) is not None]
         self.step = max([self.step, *(sign.step for sign in told)])
         # One that waits for others may wait for those that were there in the last step.
         self.members = max((sign.members for sign in told if sign.phase not in WAITS), default=0)
         self._drained = any(sign.phase == DRAINED for sign in told)
-        return signs
 
     def supervise(self, deadlines: Mapping[str, float]) -> None:
         """End the group if one of its processes has exceeded a deadline; it then says first where it stands."""
+        now_s = self._clock.look()
         if self.failed is not None:
             return
-        now_t_s = time.time()
-        for one, sign in zip(self.ranks, self.signs(), strict=True):
-            if one.child.exit_code() is not None:
-                continue
-            late = overdue(sign, started_t_s=self.started_t_s, now_t_s=now_t_s, deadlines=deadlines)
-            if late is None and self._fate.first_end_t_s is not None:
-                lasted_s = now_t_s - self._fate.first_end_t_s
-                if lasted_s > deadlines[END]:
-                    late = Overdue(END, self.step, lasted_s, deadlines[END])
+        self.note_signs()
+        if self._first_end_s is None and self._fate.statuses:
+            self._first_end_s = now_s
+        for index, one in enumerate(self.ranks):
+            late = None if one.child.exit_code() is not None else self._late(one, now_s, deadlines)
             if late is not None:
                 self.overdue = late
                 one.child.say_where()
-                self._fate.fail(self.ranks.index(one), within_s=LAST_WORDS_S)
+                self._fate.fail(index, within_s=LAST_WORDS_S)
                 return
+
+    def _late(self, one: RankProcess, now_s: float, deadlines: Mapping[str, float]) -> Overdue | None:
+        if late := overdue(one.seen(now_s), started_t_s=0.0, now_t_s=now_s, deadlines=deadlines):
+            return late
+        lasted_s = 0.0 if self._first_end_s is None else now_s - self._first_end_s
+        return Overdue(END, self.step, lasted_s, deadlines[END]) if lasted_s > deadlines[END] else None
 
     def terminate(self) -> None:
         """Send SIGTERM to all."""
@@ -145,9 +165,26 @@ class Life:
         """Send SIGKILL to all that still run."""
         self._fate.kill()
 
+    def end_rest(self) -> tuple[bool, list[int]]:
+        """Once it is over, end what its processes have started, a moment later: that may hold devices and ports.
+
+        Returns:
+            whether nothing is left, and the processes that were killed for that.
+        """
+        rest = [pid for one in self.ranks for pid in one.child.rest()]
+        if not rest:
+            return True, []
+        if self._kill_rest_at_s is None:
+            self._kill_rest_at_s = time.monotonic() + REST_TIMEOUT_S
+        if time.monotonic() < self._kill_rest_at_s:
+            return False, []
+        for one in self.ranks:
+            one.child.kill_rest()
+        return True, rest
+
     def clean_up(self) -> None:
         """Remove the phase files. Call it once it is over."""
-        self.signs()
+        self.note_signs()
         for one in self.ranks:
             one.phase_file.unlink(missing_ok=True)
 

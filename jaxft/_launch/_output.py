@@ -1,5 +1,6 @@
 """What a launch shows: lines, and on a terminal also a table of its groups."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def make_output(stream: IO[str]) -> Output:
 
 
 class Lines:
-    """Lines only, for files and pipes."""
+    """Lines only, for files and pipes. What these do not take, such as a full disk, is lost: the groups go on."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -68,16 +69,19 @@ class Lines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stream.flush()
+        self._write("")
 
     def say(self, text: str) -> None:
-        for line in text.splitlines():
-            self._stream.write(f"[jaxft launch] {stamp(time.monotonic() - self._began_s)}  {line}\n")
-        self._stream.flush()
+        now = stamp(time.monotonic() - self._began_s)
+        self._write("".join(f"[jaxft launch] {now}  {line}\n" for line in text.splitlines()))
 
     def pass_on(self, name: str, line: str) -> None:
-        self._stream.write(f"[{name}] {line}\n")
-        self._stream.flush()
+        self._write(f"[{name}] {line}\n")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
 
     def show(self, rows: Callable[[], Sequence[Row]]) -> None:
         pass

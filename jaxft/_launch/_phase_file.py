@@ -2,11 +2,14 @@
 
 import json
 import os
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Each record overwrites the last one in place, at the same length, so that no death leaves half a record.
+# Each record overwrites the last one in place, at the same length, so that no death leaves half a record. A reader
+# may still see the beginning of one and the end of another, so each ends with a checksum.
 WORD_BYTES = 250
+_CHECKSUM_BYTES = 8
 # The last phase of a group that was drained.
 DRAINED = "drained"
 
@@ -46,7 +49,8 @@ class WordFile:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     def write(self, word: Word) -> None:
-        os.pwrite(self._file, json.dumps(asdict(word)).encode().ljust(WORD_BYTES), 0)
+        text = json.dumps(asdict(word)).encode().ljust(WORD_BYTES - _CHECKSUM_BYTES)
+        os.pwrite(self._file, text + _checksum(text), 0)
 
     def touch(self) -> None:
         """Set the time of the file, which is the last sign of life."""
@@ -54,9 +58,16 @@ class WordFile:
 
 
 def read_word(path: Path) -> Word | None:
-    """Return the last record of a file, or None if there is none."""
+    """Return the last record of a file; None if there is none, or if the next one is being written."""
     try:
-        text = path.read_bytes()
+        record = path.read_bytes()
     except FileNotFoundError:
         return None
-    return Word(**json.loads(text)) if len(text) == WORD_BYTES else None
+    text, checksum = record[:-_CHECKSUM_BYTES], record[-_CHECKSUM_BYTES:]
+    if len(record) != WORD_BYTES or checksum != _checksum(text):
+        return None
+    return Word(**json.loads(text))
+
+
+def _checksum(text: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(text)

@@ -23,6 +23,9 @@ TLS_VARIABLES = ("JAXFT_TLS_CA", "JAXFT_TLS_CERT", "JAXFT_TLS_KEY")
 STOP_TIMEOUT_S = 5.0
 # After SIGKILL, a process ends as soon as the kernel has reclaimed its memory.
 REAP_TIMEOUT_S = 30.0
+# What a process has started may end by itself after it: Python's tracker of shared memory frees that first.
+REST_TIMEOUT_S = 2.0
+REST_POLL_S = 0.05
 LOG_TAIL_LINES = 25
 # Exit statuses after SIGKILL: of a process, and of a shell around it.
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -88,6 +91,16 @@ class Child:
         if self._orders is not None:
             os.close(self._orders)
             self._orders = None
+
+    def rest(self) -> list[int]:
+        """Return the processes of its group that still run. Ask soon after its end: the number may be given again."""
+        return _running(self.pid)
+
+    def kill_rest(self) -> None:
+        """Send SIGKILL to these. Does not wait."""
+        for pid in self.rest():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
         if self._process.poll() is None:
@@ -223,7 +236,10 @@ class Processes:
             )
 
     def end(self, children: Sequence[Child], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Ask children to end, wait up to `timeout_s` for all of them together, then kill the rest."""
+        """Ask children to end, wait up to `timeout_s` for all of them together, then kill the others.
+
+        What they have started ends with them, a moment later.
+        """
         running = [child for child in children if child.exit_code() is None]
         for child in running:
             child.terminate()
@@ -234,12 +250,30 @@ class Processes:
         for child in children:
             child.wait(REAP_TIMEOUT_S)
             child.close()
+        deadline_s = time.monotonic() + min(timeout_s, REST_TIMEOUT_S)
+        while any(child.rest() for child in running) and time.monotonic() < deadline_s:
+            time.sleep(REST_POLL_S)
+        for child in running:
+            child.kill_rest()
 
     def end_warm(self, warm: Sequence[Warm], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End warm processes, and the forks of them that still run."""
         for one in warm:
             one.close()
         self.end([self._warm.pop(one) for one in warm], timeout_s=timeout_s)
+
+
+def _running(group: int) -> list[int]:
+    """The processes of a process group in our session that run. None where there is no /proc."""
+    session = os.getsid(0)
+    found: list[int] = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            # After its name, which may have spaces and brackets: state, parent, process group, session.
+            state, _, its_group, its_session = file.read_text(errors="replace").rpartition(")")[2].split()[:4]
+            if (int(its_group), int(its_session)) == (group, session) and state not in "ZX":
+                found.append(int(file.parent.name))
+    return found
 
 
 def _open_pipe(path: Path) -> int:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from types import FrameType
 
@@ -66,7 +67,8 @@ def tell_drained(file: Path) -> None:
     """Write the last phase of a drained group, as `_phase_file.py` does, which cannot be imported here."""
     now_t_s = time.time()
     word = {"phase": "drained", "step": 0, "t_s": now_t_s, "first_t_s": now_t_s}
-    file.write_bytes(json.dumps(word).encode().ljust(250))
+    text = json.dumps(word).encode().ljust(242)
+    file.write_bytes(text + b"%08x" % zlib.crc32(text))
 
 
 def send(descriptor: int, line: bytes) -> None:

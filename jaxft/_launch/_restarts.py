@@ -14,8 +14,8 @@ LONGEST_WAIT_S = 60.0
 # Waits differ by up to this share, so that groups which ended together do not all come back at once.
 JITTER = 0.25
 ERRORS_IN_A_ROW = 2
-# What tells no steps, a launcher on another host, has made progress if it lived for so long. But one that gives up
-# after an error of the program has tried that twice.
+# What tells no steps, a launcher on another host or a coordinator, has made progress if it lived for so long. But a
+# launcher that gives up after an error of the program has tried that twice.
 STEADY_S = 600.0
 
 

@@ -276,8 +276,16 @@ class Supervisor:
             life.supervise(self._rules.deadlines)
         if life.failed is not None and failed_before is None:
             self._tell_failure(life)
-        if over:
+        if over and self._rest_has_ended(life):
             self._conclude(life)
+
+    def _rest_has_ended(self, life: Life) -> bool:
+        """Whether nothing runs any more that its processes have started."""
+        has_ended, killed = life.end_rest()
+        if killed:
+            pids = ", ".join(map(str, killed))
+            self._say(f"killed what the processes of {self.name} had started and left behind (pid {pids})")
+        return has_ended
 
     def _tell_failure(self, life: Life) -> None:
         assert life.failed is not None

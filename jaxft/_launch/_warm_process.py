@@ -80,7 +80,8 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
             if ends in ready:
                 ends.recv(4096)
                 for pid, status in _ended():
-                    tell(connection, {"number": numbers.pop(pid), "status": status})
+                    if pid in numbers:  # an imported module may have started processes too
+                        tell(connection, {"number": numbers.pop(pid), "status": status})
             if connection in ready:
                 # One request is under way at a time, and its line is short.
                 line = lines.readline()

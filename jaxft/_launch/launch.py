@@ -98,10 +98,10 @@ def run_launch(
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_signals())
         folder = _folder(options.folder)
-        journal = Journal(folder / EVENTS)
-        stack.callback(journal.close)
         phases = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxft-launch-")))
         output = stack.enter_context(make_output(sys.stdout))
+        journal = Journal(folder / EVENTS, output.say)
+        stack.callback(journal.close)
         processes = stack.enter_context(Processes(folder, cwd=Path.cwd(), keeps_token=bool(address)))
         own, token = None, ""
         if not address:

@@ -156,6 +156,10 @@ class Attempts:
         self.forget()
         return shard
 
+    def leave_quorum(self) -> None:
+        """Close the connections of the last quorum, which goes on without this group: the others close theirs."""
+        self._drop_links()
+
     def close(self) -> None:
         self._drop_links()
 

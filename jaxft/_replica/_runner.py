@@ -221,6 +221,7 @@ class Runner:
                 case TakeDigest(step):
                     self._held.say_digest(step)
                 case HealFrom():
+                    self._attempts.leave_quorum()
                     if self._catch_up.heal(directive, call, record):
                         self._attempts.forget()
                 case Replay():
@@ -250,6 +251,7 @@ class Runner:
 
     def _replayed(self, directive: Replay, call: Call, record: Record) -> bool:
         """Replay a step; return whether the call ends with it."""
+        self._attempts.leave_quorum()
         if not self._catch_up.replay(directive, call, record):
             return False
         self._attempts.forget()
@@ -269,6 +271,7 @@ class Runner:
 
     def serve_until_left(self, timeout_s: float) -> None:
         """Take digests of the last state for joiners until this group has left the job."""
+        self._attempts.leave_quorum()
         if not self._held.made:
             self._held.leaves = ()  # other code may have consumed what it passed
         deadline_s = time.monotonic() + timeout_s

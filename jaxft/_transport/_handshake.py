@@ -20,7 +20,16 @@ from jaxft_protocol.credentials import NONCE_BYTES, PROOF_BYTES, DataKey
 
 from jaxft._errors import ConfigurationError
 from jaxft._transport._seals import Connection
-from jaxft._transport._sockets import SEND_FLAGS, Abort, backoff_s, pause, split_address, tune, wait
+from jaxft._transport._sockets import (
+    SEND_FLAGS,
+    Abort,
+    backoff_s,
+    close_in_children,
+    pause,
+    split_address,
+    tune,
+    wait,
+)
 
 MAX_NAME_BYTES = 255
 MAX_REASON_BYTES = 512
@@ -145,6 +154,7 @@ class Dialling:
         while self._targets:
             family, target = self._targets.pop(0)
             sock = socket.socket(family, socket.SOCK_STREAM)
+            close_in_children(sock)
             sock.setblocking(False)
             try:
                 sock.connect(target)

@@ -61,7 +61,7 @@ from jaxft._transport._handshake import (
 )
 from jaxft._transport._pending import PendingConnections
 from jaxft._transport._seals import Connection
-from jaxft._transport._sockets import SEND_FLAGS, Abort, recv_exactly, send_all, tune
+from jaxft._transport._sockets import SEND_FLAGS, Abort, close_in_children, recv_exactly, send_all, tune
 
 __all__ = ["Abort", "Connection", "ConnectionRequest", "Listener", "dial", "recv_exactly", "send_all"]
 
@@ -129,6 +129,7 @@ class Listener:
         self._warned_of_descriptors = False
         self._failure: Exception | None = None
         self._sock = bind(host, port)
+        close_in_children(self._sock)
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
         self._half_open: dict[int, HalfOpen] = {}  # by descriptor, oldest first
@@ -269,6 +270,9 @@ class Listener:
             self._paused_until_s = time.monotonic() + _OUT_OF_DESCRIPTORS_PAUSE_S
 
     def _take_in(self, sock: socket.socket, name: str) -> None:
+        # The program may have called `socket.setdefaulttimeout`, for its downloads: Python then waits in each call.
+        sock.setblocking(True)
+        close_in_children(sock)
         half = HalfOpen(sock, name=name, deadline_s=time.monotonic() + _HELLO_TIMEOUT_S)
         self._half_open[sock.fileno()] = half
         self._poller.register(sock, select.POLLIN)

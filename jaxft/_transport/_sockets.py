@@ -40,6 +40,11 @@ _MAX_BUFFERS = 64
 _LONGEST_POLL_S = 3600.0
 
 
+# A child that the program forks, such as a worker that loads data, inherits all descriptors. What it holds stays open
+# when this process closes it, and even when this process is killed: no other group would notice.
+_not_for_children: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
 class Aborted(ConnectionError):
     """A wait ended because its `Abort` was set."""
 
@@ -211,6 +216,19 @@ def drop_sent(pending: deque[memoryview], sent: int) -> None:
             return
         sent -= first.nbytes
         pending.popleft()
+
+
+def close_in_children(sock: socket.socket) -> None:
+    """Let no child that this process forks from now on keep the socket open."""
+    _not_for_children.add(sock)
+
+
+def _close_inherited() -> None:
+    for sock in list(_not_for_children):
+        sock.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def tune(sock: socket.socket) -> None:

@@ -167,6 +167,17 @@ def test_after_a_crash_at_any_moment_there_is_a_whole_checkpoint(
     assert newest == 15
 
 
+def test_a_first_checkpoint_stays_in_folders_that_the_save_has_made(
+    tmp_path: Path, watch: Callable[[Path], Disk]
+) -> None:
+    disk = watch(tmp_path)
+    saved(tmp_path / "runs" / "2026" / "saved", 5)
+    disk.crash()
+    for image in disk.images[-3:]:
+        names = {path.rpartition("/")[2] for path in image if path.startswith("runs/2026/saved/5/")}
+        assert "_CHECKPOINT_METADATA" in names
+
+
 def _is_announced(disk: Disk, image: Image, step: int) -> bool:
     """Whether all three disks agree that a step is there: then it stays."""
     place = next(index for index, one in enumerate(disk.images) if one is image) // 3 * 3

@@ -4,14 +4,17 @@
 
 A LIFE is a list of words: `steps:N` tells the phases of steps up to N; `phase:NAME:STEP` tells one; `say:TEXT`;
 `env:NAME` says what that variable is; `gate:NAME` waits for a file in FOLDER; `made:NAME` makes it; `exit:STATUS`;
+`starts:NAME` starts a process that stays, whose number it adds to a file in FOLDER;
 `members:N` is how many groups took part from now on;
-`kill`; `stop` (SIGSTOP); `alive` touches the phase file forever; `mute` waits forever; `leave:STATUS` ends with that
-on SIGTERM; `drains:STEP` is drained on SIGTERM; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and
-`group-1=WORD` for that group.
+`kill`; `stop` (SIGSTOP); `alive` touches the phase file forever; `aged` gives that file the time that it would have
+if the machine's clock had been set forward since; `mute` waits forever; `leave:STATUS` ends with that on SIGTERM;
+`drains:STEP` is drained on SIGTERM; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and `group-1=WORD`
+for that group.
 """
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -65,6 +68,8 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
             sys.exit(int(status))
         case ["members", number]:
             os.environ["FAKE_MEMBERS"] = number
+        case ["starts", name]:
+            subprocess.Popen(["sh", "-c", f"echo $$ >> {folder / name}; exec sleep 3600"])
         case ["kill"]:
             os.kill(os.getpid(), signal.SIGKILL)
         case ["stop"]:
@@ -73,6 +78,8 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
             while True:
                 file.touch()
                 time.sleep(0.05)
+        case ["aged"]:
+            os.utime(os.environ["JAXFT_PHASE_FILE"], (0, 0))
         case ["mute"]:
             while True:  # a signal that came just before `signal.pause` would not end that
                 time.sleep(0.05)

@@ -83,11 +83,16 @@ class Launch:
         patience.until(self.file(name).exists, f"the file {name}", context=self.text)
 
 
+def launch_command(folder: Path, *words: str, program: tuple[str, ...]) -> list[str]:
+    """The words of `jaxft launch WORDS -- PROGRAM`."""
+    return [sys.executable, "-c", _LAUNCH, "--folder", str(folder), *words, "--", *program]
+
+
 @contextlib.contextmanager
 def launch(folder: Path, *words: str, program: tuple[str, ...], **environment: str) -> Iterator[Launch]:
     """Start `jaxft launch WORDS -- PROGRAM`; end it when the block ends."""
     out = folder.with_name(f"{folder.name}.out")
-    command = [sys.executable, "-c", _LAUNCH, "--folder", str(folder), *words, "--", *program]
+    command = launch_command(folder, *words, program=program)
     with out.open("wb") as stream:
         process = subprocess.Popen(
             command, stdout=stream, stderr=stream, cwd=HERE.parents[1], env={**os.environ, **environment}

@@ -1,14 +1,17 @@
 """`jaxft launch` with real processes that do not train: restarts, fates, deadlines, drains and exit statuses."""
 
+import json
 import os
 import re
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from tests import patience
-from tests.launch.launches import FAKE, fakes, is_alive, launch
+from tests.launch.launches import FAKE, NOWHERE, fakes, is_alive, launch, launch_command
 
 pytestmark = pytest.mark.processes
 
@@ -37,6 +40,15 @@ def test_a_group_that_was_killed_is_restarted_at_once_if_it_made_progress(folder
     assert [event["wait_s"] for event in running.events("group_restarts")] == [0.0, 0.0]
     assert [event["status"] for event in running.events("group_ended")] == [-9, -9, 0]
     assert [event["life"] for event in running.events("group_started")] == [0, 1, 2]
+
+
+def test_a_launch_goes_on_where_its_lines_cannot_be_written(folder: Path) -> None:
+    """Its output may be a file on a disk that is full, or a pipe whose reader is gone."""
+    with Path("/dev/full").open("wb") as full:
+        command = launch_command(folder, *NOWHERE, "--no-warm", program=(*FAKE, "say:hello steps:2 exit:0"))
+        patience.run(command, stdout=full, stderr=subprocess.DEVNULL)
+    last = json.loads((folder / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["status"]) == ("launch_ended", 0)
 
 
 def test_a_rank_takes_its_group_with_it(folder: Path) -> None:
@@ -136,6 +148,37 @@ def test_one_that_waits_for_the_others_is_left_alone(folder: Path) -> None:
     assert running.events("rank_overdue") == []
 
 
+def test_a_job_that_was_suspended_as_a_whole_goes_on(folder: Path) -> None:
+    """As when a laptop sleeps, or Slurm suspends a job: what the launcher missed is not its groups' silence."""
+    lives = ("steps:1 made:up alive", "exit:3")
+    with fakes(folder, "--deadlines", "silence=5", lives=lives) as running:
+        running.until_file("up")
+        (pid,) = running.pids()
+        for one in (running.process.pid, pid):
+            os.kill(one, signal.SIGSTOP)
+        time.sleep(6.5)
+        for one in (running.process.pid, pid):
+            os.kill(one, signal.SIGCONT)
+        until_it_has_looked()
+        assert is_alive(pid), running.text()
+    assert running.events("rank_overdue") == []
+
+
+def test_a_change_of_the_time_of_day_is_not_silence(folder: Path) -> None:
+    with fakes(folder, lives=("steps:1 aged made:up gate:go exit:0",)) as running:
+        running.until_file("up")
+        until_it_has_looked()
+        (folder / "go").touch()
+        assert running.status() == 0, running.text()
+    assert running.events("rank_overdue") == []
+
+
+def until_it_has_looked() -> None:
+    """Let so much time pass that a supervisor has compared signs of life with deadlines."""
+    began_s = patience.machine_s()
+    patience.until(lambda: patience.machine_s() > began_s + 1.5, "time in which it could be killed")
+
+
 def test_a_rank_that_stays_after_the_others_are_done_has_a_deadline(folder: Path) -> None:
     lives = ("steps:1 1=exit:0 alive", "exit:0")
     with fakes(folder, "--nproc", "2", "--deadlines", "end=0.3", lives=lives) as running:
@@ -212,6 +255,24 @@ def test_a_group_that_waits_for_its_restart_leaves_at_once(folder: Path) -> None
         running.until("group_restarts", 3)  # the next is in 3 to 4 s
         running.process.send_signal(signal.SIGTERM)
         assert running.status() == 75, running.text()
+
+
+@pytest.mark.parametrize("end", ["kill", "exit:75", "exit:0"])
+def test_what_a_process_has_started_ends_with_it(folder: Path, end: str) -> None:
+    """A loader of data that stays behind keeps its memory, its ports and perhaps a device from the next life."""
+
+    def left() -> list[int]:
+        file = folder / "left"
+        return list(map(int, file.read_text().split())) if file.exists() else []
+
+    lives = (f"steps:1 starts:left gate:left {end}", "steps:3 made:second gate:go exit:0")
+    with fakes(folder, lives=lives) as running:
+        if end != "exit:0":
+            running.until_file("second")
+            assert [is_alive(pid) for pid in left()] == [False]
+            (folder / "go").touch()
+        assert running.status() == 0, running.text()
+    assert [is_alive(pid) for pid in left()] == [False]
 
 
 def test_no_process_outlives_a_launcher_that_is_killed(folder: Path) -> None:

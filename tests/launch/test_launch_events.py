@@ -1,4 +1,5 @@
 import json
+import sys
 import typing
 from dataclasses import fields
 from pathlib import Path
@@ -6,12 +7,17 @@ from pathlib import Path
 from jaxft._launch import _journal
 from jaxft._launch._deadlines import DEFAULTS
 from jaxft._launch._journal import Entry, GroupRestarts, Journal, name_of
+from tests import patience
 
 MANUAL = Path(__file__).parents[2] / "docs" / "clusters.md"
 
 
+def no_words(text: str) -> None:
+    raise AssertionError(text)
+
+
 def test_an_event_is_a_line(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "events.jsonl")
+    journal = Journal(tmp_path / "events.jsonl", no_words)
     journal.write(GroupRestarts(group="group-1", life=2, wait_s=1.5))
     first = json.loads((tmp_path / "events.jsonl").read_text())
     journal.close()
@@ -21,10 +27,43 @@ def test_an_event_is_a_line(tmp_path: Path) -> None:
 
 def test_a_second_launch_in_the_same_folder_appends(tmp_path: Path) -> None:
     for life in range(2):
-        journal = Journal(tmp_path / "events.jsonl")
+        journal = Journal(tmp_path / "events.jsonl", no_words)
         journal.write(GroupRestarts(group="group-1", life=life, wait_s=0.0))
         journal.close()
     assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_full_disk_costs_events_and_says_so_once() -> None:
+    said: list[str] = []
+    journal = Journal(Path("/dev/full"), said.append)
+    for life in range(3):
+        journal.write(GroupRestarts(group="group-1", life=life, wait_s=0.0))
+    journal.close()
+    (text,) = said
+    assert "events cannot be written to /dev/full, and are lost until they can" in text
+    assert "No space left on device" in text
+
+
+def test_an_event_that_fits_only_in_part_is_left_out(tmp_path: Path) -> None:
+    """A limit on the size of files takes what fits, as a full disk does."""
+    script = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from jaxft._launch._journal import GroupRestarts, Journal\n"
+        "said = []\n"
+        "journal = Journal(Path(sys.argv[1]), said.append)\n"
+        "event = GroupRestarts(group='group-1', life=1, wait_s=0.0)\n"
+        "journal.write(event)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (150, resource.RLIM_INFINITY))\n"
+        "journal.write(event)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)\n"
+        "journal.write(event)\n"
+        "print(said)\n"
+    )
+    file = tmp_path / "events.jsonl"
+    patience.run([sys.executable, "-c", script, str(file)], check=True)
+    lines = file.read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["group_restarts"] * 2
 
 
 def test_the_manual_has_each_event_with_its_fields() -> None:

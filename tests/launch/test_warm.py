@@ -196,6 +196,24 @@ def test_what_cannot_be_preloaded_is_said(tmp_path: Path, source: str, said: str
     assert not warm.was_ready
 
 
+def test_a_process_that_a_preloaded_module_has_started_may_end(tmp_path: Path, program: Path) -> None:
+    (tmp_path / "loaded.py").write_text(
+        "import pathlib, subprocess\n"
+        "other = subprocess.Popen(['sh', '-c', 'while [ ! -e go ]; do sleep 0.01; done'])\n"
+        "pathlib.Path('pid').write_text(str(other.pid))\n"
+    )
+    with Processes(tmp_path, cwd=tmp_path) as processes:
+        warm = processes.start_warm("warm", environment={"JAX_PLATFORMS": "cpu"}, preload=("loaded",))
+        assert warm.until_ready(), warm.problem
+        child = run(processes, warm, program, "wait")
+        patience.until(lambda: "up" in child.log.read_text(), "the fork")
+        (tmp_path / "go").touch()
+        other = int((tmp_path / "pid").read_text())
+        patience.until(lambda: not exists(other), "the end of the module's process")
+        assert ended(run(processes, warm, program, "exit", "3")) == 3
+        assert child.exit_code() is None, (processes.folder / "warm.log").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "python"),
     [

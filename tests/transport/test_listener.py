@@ -7,13 +7,16 @@ import os
 import queue
 import resource
 import select
+import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +103,93 @@ def test_a_peer_is_accepted_and_taken() -> None:
             received = bytearray(600_000)
             recv_exactly(ours, memoryview(received), deadline_s=soon())
             assert received == b"a" * 300_000 + b"b" * 300_000
+
+
+@pytest.fixture
+def default_timeout() -> Iterator[float]:
+    """The default of a program that has set one for its downloads."""
+    before, found = socket.getdefaulttimeout(), 0.05
+    socket.setdefaulttimeout(found)
+    try:
+        yield found
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def test_a_default_timeout_of_the_program_changes_nothing(default_timeout: float) -> None:
+    def silent_for_longer(connection: Connection, said: ConnectionRequest) -> None:
+        received = memoryview(bytearray(4))
+        recv_exactly(connection.sock, received, deadline_s=soon())
+        connection.sock.sendall(received)
+
+    with listening(silent_for_longer) as listener, unknown(listener):
+        assert_open(listener)
+        for ours in (call(listener, request("heal")), call(listener)):
+            with ours:
+                assert ours.gettimeout() is None
+        with call(listener, request("heal")) as theirs:
+            time.sleep(4 * default_timeout)
+            theirs.sendall(b"ping")
+            assert theirs.recv(4) == b"ping"
+
+
+FORKS = """
+import os, signal, sys, time, warnings
+warnings.simplefilter("ignore")  # JAX warns of forks in a process with threads, which programs do all the same
+from jaxft._transport._listener import ConnectionRequest, Listener, dial
+
+said = ConnectionRequest("exchange", "job", "group-1", 3, "me", 9, 5)
+dialled = dial(sys.argv[1], said, deadline_s=time.monotonic() + 3600)
+listener = Listener(host="127.0.0.1", job="job", group="group-1", incarnation=3, on_heal=None)
+print(listener.port, flush=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
+taken = listener.take(quorum_id=5, group="me", incarnation=9, deadline_s=time.monotonic() + 3600, abort=None)
+worker = os.fork()
+if worker == 0:
+    signal.pause()
+print(worker, flush=True)
+sys.stdin.readline()
+dialled.close()
+taken.close()
+listener.close()
+signal.pause()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ends", ["closes", "is killed"])
+def test_a_worker_that_the_program_has_forked_keeps_nothing_open(ends: str, tmp_path: Path) -> None:
+    """Loaders of data fork after the first step has connected, and may outlive a process that is killed."""
+    with listening() as listener:
+        command = [sys.executable, "-c", FORKS, f"127.0.0.1:{listener.port}", str(tmp_path / "dialled")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            worker = None
+            try:
+                port = int(process.stdout.readline())
+                back = request(group="me", incarnation=9, to_group="group-1", to_incarnation=3)
+                dialled = dial(f"127.0.0.1:{port}", back, deadline_s=soon()).sock
+                (tmp_path / "dialled").touch()
+                worker = int(process.stdout.readline())
+                with dialled, take(listener) as taken:
+                    if ends == "closes":
+                        process.stdin.write(b"\n")
+                        process.stdin.flush()
+                    else:
+                        process.kill()
+                    for sock in (dialled, taken):
+                        poller = select.poll()
+                        poller.register(sock, select.POLLRDHUP)
+                        patience.until(lambda poller=poller: poller.poll(0), "the end of a connection")
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", port), timeout=patience.FAR_S)
+                os.kill(worker, 0)  # it is still there
+            finally:
+                process.kill()
+                if worker is not None:
+                    os.kill(worker, signal.SIGKILL)
 
 
 def test_taking_may_come_first() -> None:

@@ -1,0 +1,50 @@
+"""How long a launcher waits before it restarts its coordinator."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxft._launch import _launcher
+from jaxft._launch._coordinator import Coordinator
+from jaxft._launch._journal import CoordinatorEnded, Entry
+from jaxft._launch._launcher import CoordinatorKeeper
+from jaxft._launch._processes import Processes
+from tests import patience
+
+# Says that it listens, as a coordinator does, and stays.
+COMMAND = ("sh", "-c", "echo '(port 1)'; exec sleep 3600")
+
+
+class Told:
+    def __init__(self) -> None:
+        self.waits_s: list[float] = []
+
+    def write(self, entry: Entry) -> None:
+        if isinstance(entry, CoordinatorEnded):
+            self.waits_s.append(entry.wait_s)
+
+    def say(self, text: str) -> None: ...
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    with Processes(tmp_path, cwd=tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("steady_s", "waits_s"), [(3600.0, [0.01, 0.02, 0.04]), (0.0, [0.01, 0.01, 0.01])])
+def test_a_coordinator_that_has_lived_for_long_is_restarted_soon(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, steady_s: float, waits_s: list[float]
+) -> None:
+    """Three crashes in a day are no reason to let the job stand for minutes."""
+    monkeypatch.setattr(_launcher, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(_launcher, "STEADY_S", steady_s)
+    coordinator, told = Coordinator(processes, COMMAND), Told()
+    keeper = CoordinatorKeeper(coordinator, told, told)  # pyright: ignore[reportArgumentType]
+    for _ in waits_s:
+        killed, seen = coordinator.child, len(told.waits_s)
+        killed.kill()
+        patience.until(lambda seen=seen: keeper.poll() or len(told.waits_s) > seen, "its end to be seen")
+        patience.until(lambda killed=killed: keeper.poll() or coordinator.child is not killed, "its restart")
+    assert told.waits_s == waits_s
