@@ -21,7 +21,8 @@ def forbid(what):
     return refuse
 
 # What jaxft stands on may look around while it is imported; jaxft itself may not.
-import cryptography.hazmat.primitives.ciphers.aead, jax, numpy, xxhash, grpc.aio, google.protobuf, jax.numpy, jax.extend.core
+import jax, numpy, xxhash, grpc.aio, google.protobuf, jax.numpy, jax.extend.core
+import cryptography.hazmat.primitives.ciphers.aead
 from jaxft_protocol import wire
 from jaxft_protocol.proto import coordinator_pb2_grpc, ranks_pb2
 

@@ -15,6 +15,7 @@ PATIENCE_S = 60.0
 # Nothing answers there.
 NOWHERE = ("--http", "http://localhost:1")
 HEAVY = {"jax", "jaxlib", "numpy", "ml_dtypes", "flax", "orbax", "grpc", "google", "cryptography"}
+WEB = {"uvicorn", "starlette", "prometheus_client"}
 
 # Runs `sys.argv[2:]` as a command whose main is `sys.argv[1]`, and prints what it has imported.
 COMMAND = """
@@ -68,6 +69,19 @@ def test_a_launcher_never_imports_jax(tmp_path: Path) -> None:
     found = imported(COMMAND, "jaxft._cli.main", *words, cwd=tmp_path)
     assert "trained" in (tmp_path / "launched" / "group-0.0.log").read_text()
     assert not found & HEAVY
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--bind", "0.0.0.0:0"], ["token", "--help"]])
+def test_a_coordinator_that_does_not_serve_imports_no_server(words: list[str]) -> None:
+    found = imported(COMMAND, "jaxft_coordinator._cli.main", *words)
+    assert "tyro" in found
+    assert not found & {*HEAVY, *WEB, "uvloop"}
+
+
+def test_a_coordinator_without_an_http_port_imports_no_web_server() -> None:
+    found = imported(COMMAND, "jaxft_coordinator._cli.main", "--bind", "localhost:no-port")
+    assert {"grpc", "uvloop"} <= found
+    assert not found & WEB
 
 
 def test_importing_jaxft_imports_nothing_but_its_errors() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import tyro
 import yaml
-from jaxft_coordinator._cli import Arguments, TokenArguments
+from jaxft_coordinator._arguments import Arguments, TokenArguments
 
 import jaxft
 import jaxft.data
