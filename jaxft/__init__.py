@@ -1,11 +1,13 @@
-"""Fault-tolerant training for JAX: failures change the speed of a run, never the run."""
+"""Fault-tolerant training for JAX: failures change the speed of a run, never the run.
 
+Each name is imported when it is first used, and JAX with the first one that needs it: the commands start without it.
+"""
+
+import importlib as _importlib
 import logging as _logging
+from typing import TYPE_CHECKING
+from typing import Any as _Any
 
-from jaxft import data
-from jaxft._arrays._digest import digest
-from jaxft._arrays._norm import global_norm
-from jaxft._checkpoints import Checkpoints
 from jaxft._errors import (
     CannotHeal,
     CannotRestore,
@@ -20,12 +22,18 @@ from jaxft._errors import (
     NonFinite,
     StepError,
 )
-from jaxft._manager import Manager
-from jaxft._programs._primitive import pmean, psum, shard_index
-from jaxft._replica._credentials import TLS
-from jaxft._report import HealReport, StepReport
-from jaxft._step import fault_tolerant, from_functions
 from jaxft._version import __version__
+
+if TYPE_CHECKING:
+    from jaxft import data
+    from jaxft._arrays._digest import digest
+    from jaxft._arrays._norm import global_norm
+    from jaxft._checkpoints import Checkpoints
+    from jaxft._manager import Manager
+    from jaxft._programs._primitive import pmean, psum, shard_index
+    from jaxft._replica._credentials import TLS
+    from jaxft._report import HealReport, StepReport
+    from jaxft._step import fault_tolerant, from_functions
 
 __all__ = [
     "TLS",
@@ -56,4 +64,34 @@ __all__ = [
     "shard_index",
 ]
 
+# The same as above for type checkers, at run time.
+_MODULE_OF = {
+    "Checkpoints": "_checkpoints",
+    "HealReport": "_report",
+    "Manager": "_manager",
+    "StepReport": "_report",
+    "TLS": "_replica._credentials",
+    "digest": "_arrays._digest",
+    "fault_tolerant": "_step",
+    "from_functions": "_step",
+    "global_norm": "_arrays._norm",
+    "pmean": "_programs._primitive",
+    "psum": "_programs._primitive",
+    "shard_index": "_programs._primitive",
+}
+
 _logging.getLogger("jaxft").addHandler(_logging.NullHandler())
+
+
+def __getattr__(name: str) -> _Any:
+    if name == "data":
+        return _importlib.import_module("jaxft.data")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'jaxft' has no attribute {name!r}", name=name)
+    value = getattr(_importlib.import_module(f"jaxft.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,21 +1,17 @@
-"""The command `jaxft`."""
+"""The command `jaxft`.
+
+Each command is imported when it is asked for, and its options without what it runs: `--help` imports no JAX.
+"""
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-import tyro
-
-from jaxft._chaos.chaos import ChaosOptions, run_chaos
 from jaxft._errors import JaxftError
-from jaxft._launch._checks import missing_program
-from jaxft._launch._options import LaunchOptions
-from jaxft._launch.launch import run_launch
-from jaxft._operate._doctor import DoctorOptions, run_doctor
-from jaxft._operate._drain import DrainOptions, run_drain
-from jaxft._operate._status import StatusOptions, run_status
 from jaxft._version import __version__
+
+_Options = TypeVar("_Options")
 
 HELP = """usage: jaxft launch [options] -- program [arguments...]
        jaxft chaos [options] -- program [arguments...]
@@ -47,14 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         case ["chaos", *rest]:
             _chaos(rest)
         case ["status", *rest]:
-            status = tyro.cli(StatusOptions, prog="jaxft status", args=rest)
-            exit_with_status_of(lambda: run_status(status))
+            _status(rest)
         case ["drain", *rest]:
-            drain = tyro.cli(DrainOptions, prog="jaxft drain", args=rest)
-            exit_with_status_of(lambda: run_drain(drain))
+            _drain(rest)
         case ["doctor", *rest]:
-            doctor = tyro.cli(DoctorOptions, prog="jaxft doctor", args=rest)
-            exit_with_status_of(lambda: run_doctor(doctor))
+            _doctor(rest)
         case other:
             print(HELP, end="", file=sys.stderr)
             if other:
@@ -75,17 +68,52 @@ def exit_with_status_of(command: Callable[[], int]) -> NoReturn:
 
 
 def _launch(arguments: list[str]) -> NoReturn:
+    from jaxft._launch._options import LaunchOptions
+    from jaxft._launch.launch import run_launch
+
     own, program = _split(arguments)
     with _reminding_of_dashes("jaxft launch", arguments):
-        options = tyro.cli(LaunchOptions, prog="jaxft launch", args=own)
+        options = _parsed(LaunchOptions, "jaxft launch", own)
     exit_with_status_of(lambda: run_launch(options, program))
 
 
 def _chaos(arguments: list[str]) -> NoReturn:
+    from jaxft._chaos.chaos import ChaosOptions, run_chaos
+
     own, program = _split(arguments)
     with _reminding_of_dashes("jaxft chaos", arguments):
-        options = tyro.cli(ChaosOptions, prog="jaxft chaos", args=own)
+        options = _parsed(ChaosOptions, "jaxft chaos", own)
     exit_with_status_of(lambda: run_chaos(options, program))
+
+
+def _status(arguments: list[str]) -> NoReturn:
+    from jaxft._operate._status import StatusOptions, run_status
+
+    options = _parsed(StatusOptions, "jaxft status", arguments)
+    exit_with_status_of(lambda: run_status(options))
+
+
+def _drain(arguments: list[str]) -> NoReturn:
+    from jaxft._operate._drain import DrainOptions, run_drain
+
+    options = _parsed(DrainOptions, "jaxft drain", arguments)
+    exit_with_status_of(lambda: run_drain(options))
+
+
+def _doctor(arguments: list[str]) -> NoReturn:
+    from jaxft._operate._doctor_options import DoctorOptions
+
+    options = _parsed(DoctorOptions, "jaxft doctor", arguments)
+
+    from jaxft._operate._doctor import run_doctor  # imports JAX
+
+    exit_with_status_of(lambda: run_doctor(options))
+
+
+def _parsed(options: type[_Options], command: str, arguments: list[str]) -> _Options:
+    import tyro
+
+    return tyro.cli(options, prog=command, args=arguments)
 
 
 @contextlib.contextmanager
@@ -95,6 +123,8 @@ def _reminding_of_dashes(command: str, arguments: list[str]) -> Iterator[None]:
         yield
     except SystemExit as end:
         if end.code and "--" not in arguments:
+            from jaxft._launch._checks import missing_program
+
             print(f"jaxft: {missing_program(command)}", file=sys.stderr)
         raise
 

@@ -5,12 +5,11 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jaxft_protocol.messages import NewQuorum
 from jaxft_protocol.replica.state import LeaveNow
 
-from jaxft._chaos._agent import Agent
 from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._settings import check_changed
 from jaxft._errors import ConfigurationError, SessionFailed
@@ -28,6 +27,9 @@ from jaxft._replica._samples import check_shown
 from jaxft._replica._steps import steps
 from jaxft._report import StepReport
 from jaxft._telemetry._observer import Observers, observers_of
+
+if TYPE_CHECKING:
+    from jaxft._chaos._agent import Agent
 
 _log = logging.getLogger("jaxft")
 
@@ -267,8 +269,10 @@ class Manager:
         store = StateStore()
         member = self._member = assemble(config, store)
         try:
-            self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
-            if self._agent is not None:
+            if os.environ.get("JAXFT_CHAOS"):
+                from jaxft._chaos._agent import Agent
+
+                self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
                 self._agent.entered(member.listener.port)
             self._observers = observers_of(config, member.identity, member.ranks.rank)
             member.start()

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
+from jaxft._launch._warm_process import ALWAYS
 from tests import patience
 
 # Of <sched.h>.
@@ -23,7 +24,7 @@ _CLONE_NEWNET = 0x40000000
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["jaxft", "jaxft._exchange", "jaxft._heal._server", "tests.exchange.processes", "tests.heal.processes"]
+    [*ALWAYS, "jaxft._exchange", "jaxft._heal._server", "tests.exchange.processes", "tests.heal.processes"]
 )
 
 

@@ -22,6 +22,7 @@ def forbid(what):
 
 # What jaxft stands on may look around while it is imported; jaxft itself may not.
 import jax, numpy, xxhash, grpc.aio, google.protobuf, jax.numpy, jax.extend.core
+import cryptography.hazmat.primitives.ciphers.aead
 from jaxft_protocol import wire
 from jaxft_protocol.proto import coordinator_pb2_grpc, ranks_pb2
 
@@ -34,7 +35,12 @@ type(os.environ).__getitem__ = forbid("reads the environment")
 """
 
 IMPORT = """
-import jaxft
+import importlib
+from jaxft import *
+from jaxft._launch._warm_process import ALWAYS
+
+for name in ALWAYS:
+    importlib.import_module(name)
 
 type(os.environ).__getitem__ = read
 import logging

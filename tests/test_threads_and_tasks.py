@@ -72,7 +72,7 @@ KNOWN = {
         "coordinator/jaxft_coordinator/http/serve.py",
         "HttpPort._run",
     ): "a task group raises what its tasks raise",
-    ("coordinator/jaxft_coordinator/_cli.py", "serve"): "tests/operate/test_http.py",
+    ("coordinator/jaxft_coordinator/_serve.py", "serve"): "tests/operate/test_http.py",
     (
         "coordinator/jaxft_coordinator/_server.py",
         "Server._sweep_forever",

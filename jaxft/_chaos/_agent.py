@@ -34,15 +34,12 @@ class Agent:
         obey(events)
 
     @classmethod
-    def of_environment(cls, *, coordinator: str, group: str) -> "Agent | None":
-        """Return the agent of this process, or None if it is not a program of `jaxft chaos`.
+    def of_environment(cls, *, coordinator: str, group: str) -> "Agent":
+        """Return the agent of this process, which `jaxft chaos` has started.
 
         Raises:
             ConfigurationError: the program joins another job than the storm's.
         """
-        events = os.environ.get("JAXFT_CHAOS")
-        if not events:
-            return None
         wanted = (os.environ["JAXFT_COORDINATOR"], os.environ["JAXFT_GROUP"])
         if (coordinator, group) != wanted:
             raise ConfigurationError(
@@ -51,7 +48,7 @@ class Agent:
                 "the program as {coordinator} and {group} in its command."
             )
         # Every rank takes the digests, since they are programs of the whole group.
-        return cls(Path(events))
+        return cls(Path(os.environ["JAXFT_CHAOS"]))
 
     def entered(self, port: int) -> None:
         """Report the port on which this group listens."""
@@ -137,13 +134,3 @@ class Watched:
         leaves, metrics = self._runner.run(call, state)
         self._agent.stepped(self._runner.report, leaves, call.shards)
         return leaves, metrics
-
-
-def port_in(steps: Path) -> int | None:
-    """Return the port on which the group with this event file listens, or None if it does not yet."""
-    try:
-        lines = steps.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return None
-    entered = next((line for line in lines if line.endswith(b"\n")), None)
-    return None if entered is None else json.loads(entered)["port"]

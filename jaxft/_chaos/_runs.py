@@ -5,8 +5,8 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from jaxft._chaos._agent import port_in
 from jaxft._chaos._faults import COORDINATOR
 from jaxft._chaos._harms import Reach
 from jaxft._chaos._network import Network
@@ -43,7 +43,7 @@ def run_storm(
     def where(name: str) -> int | None:
         if name == COORDINATOR:
             return coordinator.port
-        return port_in(steps_beside(job.current(name).events.path))
+        return _port_in(steps_beside(job.current(name).events.path))
 
     with contextlib.ExitStack() as stack:
         if any(victim.kind.on_the_network for strike in strikes for victim in strike.victims):
@@ -73,3 +73,13 @@ def conclude(options: StormOptions, verdict: Verdict, record: RunRecord) -> int:
         result = storm_json(verdict, record, seed=options.seed)
         options.json.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
     return 0 if verdict.ok else 1
+
+
+def _port_in(steps: Path) -> int | None:
+    """Return the port on which the group with this event file listens, or None if it does not yet."""
+    try:
+        lines = steps.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return None
+    entered = next((line for line in lines if line.endswith(b"\n")), None)
+    return None if entered is None else json.loads(entered)["port"]

@@ -27,7 +27,18 @@ from typing import Any
 from jaxft._launch._die_with_parent import bind_to
 from jaxft._launch._program import run
 
-ALWAYS = ("jax", "jax.numpy", "jaxft")
+# All that a group may need until its first contribution: `import jaxft` alone imports nothing.
+ALWAYS = (
+    "jax",
+    "jax.numpy",
+    "jaxft._arrays._norm",
+    "jaxft._chaos._agent",
+    "jaxft._ranks._follower",
+    "jaxft._ranks._leader",
+    "jaxft._step",
+    "jaxft.data",
+    "cryptography.hazmat.primitives.ciphers.aead",
+)
 # JAX reads these when it is imported, which is over.
 READ_AT_IMPORT = {
     "JAX_CUDA_VISIBLE_DEVICES": str,

@@ -3,11 +3,13 @@
 import collections
 import contextlib
 import functools
+import importlib
 import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -18,8 +20,6 @@ from jaxft_protocol.replica.state import Identity
 from jaxft._errors import ConfigurationError
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
-from jaxft._ranks._follower import Follower
-from jaxft._ranks._leader import Leader
 from jaxft._ranks._link import end_with
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._config import GroupConfig
@@ -28,8 +28,14 @@ from jaxft._replica._raised import report_by
 from jaxft._replica._session import Session
 from jaxft._transport._listener import Connection, ConnectionRequest, Listener, dial
 
+if TYPE_CHECKING:
+    from jaxft._ranks._follower import Follower
+    from jaxft._ranks._leader import Leader
+
 _log = logging.getLogger("jaxft")
 
+# What makes the MACs of a job with a token.
+_MACS = "cryptography.hazmat.primitives.ciphers.aead"
 # Rank 0 tells the others its incarnation and its address in this many bytes.
 _CALL_BYTES = 512
 
@@ -40,8 +46,8 @@ class Membership:
 
     identity: Identity
     listener: Listener
-    session: Session | Follower
-    ranks: OneRank | Leader | Follower
+    session: "Session | Follower"
+    ranks: "OneRank | Leader | Follower"
 
     def start(self) -> None:
         """Join the job: dial the coordinator, or wait for rank 0's first directive in the first step.
@@ -66,6 +72,8 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
             devices.
     """
     credentials = Credentials.read(config.token, config.tls)
+    if credentials.key is not None:
+        importlib.import_module(_MACS)  # now, not in the first exchange
     rank, size = _rank_and_size()
     if size > 1:
         check_devices([device.process_index for device in jax.devices()])
@@ -74,11 +82,12 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
     incarnation = Incarnation(secrets.randbits(63))
     listener = _listener(config, store, credentials, incarnation, rank)
     address = config.address(listener.port)
-    ranks = OneRank()
+    leader = None
     if size > 1:
         _announce(incarnation, address)
-        ranks = _lead(config, listener, size)
-        address = ",".join([address, *ranks.addresses(config.failure_timeout_s)])
+        leader = _lead(config, listener, size)
+        address = ",".join([address, *leader.addresses(config.failure_timeout_s)])
+    ranks = leader or OneRank()
     identity = Identity(config.job, GroupName(config.group), incarnation, address, config.coordinator)
     session = Session(
         identity,
@@ -87,10 +96,10 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
         credentials=credentials,
         ranks=ranks,
     )
-    if isinstance(ranks, Leader):
-        ranks.on_progress = session.got_on
-        ranks.on_drain = session.drain
-        ranks.on_raised = functools.partial(report_by(session), timeout_s=config.failure_timeout_s)
+    if leader is not None:
+        leader.on_progress = session.got_on
+        leader.on_drain = session.drain
+        leader.on_raised = functools.partial(report_by(session), timeout_s=config.failure_timeout_s)
     return Membership(identity, listener, session, ranks)
 
 
@@ -139,7 +148,9 @@ def _listener(
     return listener
 
 
-def _lead(config: GroupConfig, listener: Listener, size: int) -> Leader:
+def _lead(config: GroupConfig, listener: Listener, size: int) -> "Leader":
+    from jaxft._ranks._leader import Leader
+
     deadline_s = time.monotonic() + config.failure_timeout_s
     connections: list[Connection] = []
     for rank in range(1, size):
@@ -158,6 +169,8 @@ def _lead(config: GroupConfig, listener: Listener, size: int) -> Leader:
 def _follow(
     config: GroupConfig, store: StateStore, credentials: Credentials, rank: int, size: int
 ) -> Membership:
+    from jaxft._ranks._follower import Follower
+
     incarnation, leader_address = _hear_announcement()
     listener = _listener(config, store, credentials, incarnation, rank)
     address = config.address(listener.port)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 from jaxft_protocol.messages import Step
@@ -33,7 +33,6 @@ from jaxft._errors import JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Programs
 from jaxft._ranks._collectives import came_from_xla
-from jaxft._ranks._follower import Follower
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._catch_up import CatchUp
@@ -51,6 +50,9 @@ from jaxft._replica._writer import Writer
 from jaxft._report import Record, StepReport
 from jaxft._telemetry._observer import Observers
 from jaxft._transport._listener import Listener
+
+if TYPE_CHECKING:
+    from jaxft._ranks._follower import Follower
 
 _log = logging.getLogger("jaxft")
 
@@ -81,7 +83,10 @@ class Runner:
         self._programs: Programs | None = None  # of the last call
         # The number of the last directive that was taken, and the directive while it is carried out.
         self._taken: tuple[int, Directive | None] = (-1, None)
-        report = session.report_raised if isinstance(session, Follower) else report_by(cast(Session, session))
+        if ranks.rank:
+            report = cast("Follower", session).report_raised
+        else:
+            report = report_by(cast(Session, session))
         self._raising = Raising(config, report, alone=ranks.size == 1)
         self._writer = Writer(config.group)
         self._unreturned: Sequence[jax.Array] | None = None

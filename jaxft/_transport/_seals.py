@@ -18,8 +18,6 @@ from types import TracebackType
 from typing import Protocol, Self
 
 import xxhash
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_BYTES = 32
 # GCM's standard nonce. A key serves one direction of one connection, and each sequence number is used once.
@@ -79,11 +77,16 @@ class Macs:
     size_bytes = _MAC_BYTES
 
     def __init__(self, key: bytes) -> None:
+        # Without a token, a process never imports these.
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         assert len(key) == KEY_BYTES
         self.key = key
         self.count = ctypes.c_uint64(0)
         self._whole = AESGCM(key)
-        self._in_parts = algorithms.AES256(key)
+        aes = algorithms.AES256(key)
+        self._in_parts = lambda nonce: Cipher(aes, modes.GCM(nonce)).encryptor()
 
     def tag(self, header: Part, *payload: Part, verify: Callable[[], None] | None = None) -> bytes:
         nonce = self.count.value.to_bytes(_NONCE_BYTES, "big")
@@ -102,7 +105,7 @@ class Macs:
         return self._whole.encrypt(nonce, header, payload)[-_MAC_BYTES:]
 
     def _of(self, nonce: bytes, header: Part, *payload: Part) -> bytes:
-        mac = Cipher(self._in_parts, modes.GCM(nonce)).encryptor()
+        mac = self._in_parts(nonce)
         for part in payload:
             mac.authenticate_additional_data(part)
         mac.update(header)

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from jaxft_coordinator._cli import Arguments, _problem, main
+from jaxft_coordinator._arguments import Arguments, problem_of
+from jaxft_coordinator._cli import main
 from jaxft_protocol import wire
 from jaxft_protocol.messages import GroupName, Hello, Incarnation, Welcome
 from jaxft_protocol.proto import coordinator_pb2 as pb
@@ -35,7 +36,8 @@ class Forbidden:
         return None
 
 sys.meta_path.insert(0, Forbidden())
-import jaxft_coordinator._cli, jaxft_coordinator._server, jaxft_protocol.wire, jaxft_protocol.coordinator.machine
+import jaxft_coordinator._cli, jaxft_coordinator._serve, jaxft_coordinator.http.serve
+import jaxft_protocol.wire, jaxft_protocol.coordinator.machine
 print("imported")
 """
 
@@ -115,12 +117,12 @@ def test_a_wrong_flag_is_a_clear_error(
     "name", ["min_replicas", "join_timeout_ms", "quorum_tick_ms", "heartbeat_timeout_ms"]
 )
 def test_every_number_must_be_at_least_one(name: str):
-    assert _problem(Arguments(**{name: 0})) == f"--{name.replace('_', '-')} must be at least 1, not 0"
+    assert problem_of(Arguments(**{name: 0})) == f"--{name.replace('_', '-')} must be at least 1, not 0"
 
 
 def test_the_defaults_are_all_right():
-    assert _problem(Arguments()) == ""
-    assert _problem(Arguments(log_level="debug")) == ""
+    assert problem_of(Arguments()) == ""
+    assert problem_of(Arguments(log_level="debug")) == ""
 
 
 def test_it_raises_its_limits_and_ends_well_while_a_stream_is_open(

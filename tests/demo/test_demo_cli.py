@@ -6,7 +6,9 @@ import pytest
 
 import jaxft
 from jaxft import _cli
+from jaxft._chaos import chaos
 from jaxft._chaos.chaos import ChaosOptions
+from jaxft._launch import launch
 from jaxft._launch._checks import LaunchError, check_command, check_installed, check_new_folder
 from jaxft._launch._options import LaunchOptions
 from jaxft._version import __version__
@@ -64,7 +66,7 @@ def test_what_stands_behind_two_dashes_is_the_program(monkeypatch: pytest.Monkey
         seen.append((options, words))
         return 1
 
-    monkeypatch.setattr(_cli, "run_chaos", run)
+    monkeypatch.setattr(chaos, "run_chaos", run)
     words = ["python", "train.py", "--kills", "7", "--", "a b"]
     assert exit_code(["chaos", "--kills", "2", "--phases", "vote", "--", *words], _cli.main) == 1
     assert seen == [(ChaosOptions(kills=2, phases="vote"), words)]
@@ -77,7 +79,7 @@ def test_launch_gets_its_program_in_the_same_way(monkeypatch: pytest.MonkeyPatch
         seen.append((options, words))
         return 75
 
-    monkeypatch.setattr(_cli, "run_launch", run)
+    monkeypatch.setattr(launch, "run_launch", run)
     words = ["python", "train.py", "--groups", "7", "--", "a b"]
     given = ["launch", "--groups", "3", "--nproc", "2", "--no-warm", "--", *words]
     assert exit_code(given, _cli.main) == 75
@@ -204,7 +206,7 @@ def test_only_a_new_folder_is_kept(tmp_path: Path) -> None:
 
 
 def test_the_library_imports_neither_its_command_nor_what_only_that_needs() -> None:
-    """Read from the source, because importing jaxft in a new process takes seconds."""
+    """Read from the source, because importing all of jaxft in a new process takes seconds."""
     folder = Path(jaxft.__file__).parent
     library = [
         path for path in folder.rglob("*.py") if path.name != "_cli.py" and path.parent.name not in COMMANDS

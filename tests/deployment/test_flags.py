@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import tyro
-from jaxft_coordinator._cli import Arguments, _exposure, _problem
+from jaxft_coordinator._arguments import Arguments, exposure_of, problem_of
 
 from deploy.render import FILES, rendered
 from examples.llama3._flags import Flags
@@ -33,7 +33,7 @@ def coordinator_problems(words: list[str]) -> str:
         arguments = tyro.cli(Arguments, args=words, console_outputs=False)
     except SystemExit:
         return "a flag is not accepted"
-    return _problem(arguments) or _exposure(arguments)
+    return problem_of(arguments) or exposure_of(arguments)
 
 
 @pytest.mark.parametrize("file", COORDINATORS)

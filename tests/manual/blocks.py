@@ -16,7 +16,7 @@ from typing import Any
 
 import tyro
 import yaml
-from jaxft_coordinator._cli import Arguments, TokenArguments
+from jaxft_coordinator._arguments import Arguments, TokenArguments
 
 import jaxft
 import jaxft.data
@@ -30,7 +30,7 @@ from jaxft._chaos.chaos import ChaosOptions
 from jaxft._health._rules import rule_of
 from jaxft._launch._checks import LaunchError
 from jaxft._launch._options import LaunchOptions
-from jaxft._operate._doctor import DoctorOptions
+from jaxft._operate._doctor_options import DoctorOptions
 from jaxft._operate._drain import DrainOptions
 from jaxft._operate._status import StatusOptions
 from lab.chaos import LabChaosOptions

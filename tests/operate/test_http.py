@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from jaxft_coordinator import _cli
-from jaxft_coordinator._cli import Arguments, _problem
+from jaxft_coordinator._arguments import Arguments, problem_of
+from jaxft_coordinator._serve import say_why
 from jaxft_coordinator._server import Server
 from jaxft_coordinator.http import _stream
 from jaxft_coordinator.http.serve import HttpPort
@@ -212,7 +212,7 @@ def test_the_port_in_use_is_a_message() -> None:
     ],
 )
 def test_flags_that_do_not_fit(arguments: dict[str, object], text: str) -> None:
-    found = _problem(Arguments(**arguments))  # pyright: ignore[reportArgumentType]
+    found = problem_of(Arguments(**arguments))  # pyright: ignore[reportArgumentType]
     assert found.startswith(text)
     assert bool(found) == bool(text)
 
@@ -223,7 +223,7 @@ def test_a_part_that_fails_is_logged_and_training_goes_on(caplog: pytest.LogCapt
 
     async def scenario() -> None:
         task = asyncio.create_task(fails())
-        task.add_done_callback(_cli._say_why)
+        task.add_done_callback(say_why)
         await asyncio.wait([task])
 
     with caplog.at_level(logging.ERROR, logger="jaxft_coordinator"):

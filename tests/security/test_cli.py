@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import trustme
-from jaxft_coordinator import _cli
-from jaxft_coordinator._cli import Arguments, main
+from jaxft_coordinator._arguments import Arguments, exposure_of
+from jaxft_coordinator._cli import main
 from jaxft_coordinator._version import __version__
 from jaxft_protocol import credentials
 
@@ -57,20 +57,20 @@ def test_it_does_not_open_itself_to_other_machines_by_itself(
 )
 def test_what_others_can_reach_needs_one_of_three(bind: str) -> None:
     closed = Arguments(bind=bind)
-    assert "which other machines can reach" in _cli._exposure(closed)
+    assert "which other machines can reach" in exposure_of(closed)
     some = Path("some")
-    assert "which other machines" in _cli._exposure(Arguments(bind=bind, tls_cert=some, tls_key=some))
+    assert "which other machines" in exposure_of(Arguments(bind=bind, tls_cert=some, tls_key=some))
     for opened in (
         Arguments(bind=bind, token_file=some),
         Arguments(bind=bind, tls_cert=some, tls_key=some, tls_client_ca=some),
         Arguments(bind=bind, insecure=True),
     ):
-        assert _cli._exposure(opened) == ""
+        assert exposure_of(opened) == ""
 
 
 @pytest.mark.parametrize("bind", ["localhost:29510", "127.0.0.1:0", "127.8.9.1:0", "[::1]:0", "unix:/run/x"])
 def test_this_machine_alone_needs_nothing(bind: str) -> None:
-    assert _cli._exposure(Arguments(bind=bind)) == ""
+    assert exposure_of(Arguments(bind=bind)) == ""
 
 
 def test_a_token_is_printed_and_nothing_else(

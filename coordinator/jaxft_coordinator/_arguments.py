@@ -1,0 +1,144 @@
+"""The arguments of `jaxft-coordinator`, and whether they fit together."""
+
+import ipaddress
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxft_coordinator import limits
+
+_File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Decide, for any number of jobs, which replica groups take part in a step and whether it counts.
+
+    `jaxft-coordinator token --token-file FILE JOB` prints the token that the groups of a job need.
+    """
+
+    bind: str = "[::]:29510"
+    """Address to listen on, host:port."""
+    min_replicas: int = 1
+    """Groups that a quorum needs, for jobs that do not set it themselves."""
+    join_timeout_ms: int = 60_000
+    """How long a job's first quorum waits for groups that compile; a step waits as long for a lost group."""
+    quorum_tick_ms: int = 100
+    """How often to check for silent groups; a death that closes its connection is noticed at once."""
+    heartbeat_timeout_ms: int = 5_000
+    """Silence after which a group is considered dead."""
+    founding_wait_ms: int | None = None
+    """How long a job that starts or resumes waits for groups with a newer state; default: the heartbeat timeout."""
+    forget_after_s: int = int(limits.FORGET_AFTER_S)
+    """How long to remember a job that finished, or never committed a step, after its last group has left."""
+    state: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder in which to record every decision, so that a restart resumes where it stopped. It must persist."""
+    etcd: Annotated[str, tyro.conf.arg(metavar="HOST:PORT,...")] = ""
+    """Record every decision in etcd instead. Of coordinators that share it, one leads and the others stand by."""
+    etcd_ca: _File = None
+    """CA that signed etcd's certificate, in PEM form; the connection to etcd then uses TLS."""
+    etcd_cert: _File = None
+    """Certificate to present to etcd, if it asks for one."""
+    etcd_key: _File = None
+    """Private key of that certificate."""
+    etcd_user: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
+    """User name at etcd, if it asks for one."""
+    etcd_password_file: _File = None
+    """File with the password of that user."""
+    advertise: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
+    """Address at which groups reach this coordinator; standbys name it. Empty: this machine's name, and the port."""
+    token_file: _File = None
+    """The coordinator's secret: groups must prove that they know their job's key, which is derived from it."""
+    tls_cert: _File = None
+    """Certificate to serve with, in PEM form; streams are then encrypted."""
+    tls_key: _File = None
+    """Private key of that certificate."""
+    tls_client_ca: _File = None
+    """CA that must have signed the groups' certificates."""
+    http: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
+    """Address of the HTTP port, with page, API, health and metrics, such as [::]:29511. Empty: none."""
+    http_actions: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Let those who hold a job's token, or the operator's, drain and evict groups and pause jobs over HTTP. Needs
+    --token-file."""
+    events: _File = None
+    """File to which events are appended, one JSON object a line."""
+    insecure: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Admit every client that can reach the port, also from other machines."""
+    log_level: Annotated[str, tyro.conf.arg(metavar="LEVEL")] = "INFO"
+    """DEBUG, INFO, WARNING or ERROR."""
+
+
+@dataclass(frozen=True)
+class TokenArguments:
+    """Print the token that the groups of a job need, or the operator's. Keep it secret: `JAXFT_TOKEN=$(...)`."""
+
+    token_file: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """The coordinator's secret."""
+    job: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="JOB")] = ""
+    """The job's name."""
+    operator: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the operator's token: it allows actions on all jobs (--http-actions), and no group to take part."""
+
+
+def problem_of(arguments: Arguments) -> str:
+    """What is wrong with the arguments; "" if nothing is."""
+    if arguments.log_level.upper() not in logging.getLevelNamesMapping():
+        return f"--log-level must be DEBUG, INFO, WARNING or ERROR, not {arguments.log_level!r}"
+    for name in (
+        "min_replicas",
+        "join_timeout_ms",
+        "quorum_tick_ms",
+        "heartbeat_timeout_ms",
+        "forget_after_s",
+    ):
+        if getattr(arguments, name) < 1:
+            return f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}"
+    if arguments.founding_wait_ms is not None and arguments.founding_wait_ms < 0:
+        return f"--founding-wait-ms must be at least 0, not {arguments.founding_wait_ms}"
+    if arguments.http_actions and not (arguments.http and arguments.token_file):
+        return "--http-actions needs --http, and --token-file, from which the tokens derive that allow them"
+    if arguments.http_actions and not arguments.tls_cert and not _is_local(arguments.http):
+        return (
+            f"--http-actions on {arguments.http}, which other machines can reach, needs --tls-cert and --tls-key: "
+            "tokens would cross the network unencrypted"
+        )
+    if arguments.state is not None and arguments.etcd:
+        return "--state and --etcd both say where to record decisions: give only one of them"
+    if not arguments.etcd:
+        for name in ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file"):
+            if getattr(arguments, name):
+                return f"--{name.replace('_', '-')} needs --etcd, which says where etcd is"
+    if bool(arguments.etcd_user) != bool(arguments.etcd_password_file):
+        return "--etcd-user and --etcd-password-file go together: give both, or neither"
+    if arguments.quorum_tick_ms * 4 > arguments.heartbeat_timeout_ms:
+        # The machine takes ticks half a timeout apart as a pause of the coordinator itself.
+        return (
+            f"--heartbeat-timeout-ms {arguments.heartbeat_timeout_ms} must be at least four times "
+            f"--quorum-tick-ms {arguments.quorum_tick_ms}: otherwise silent groups are noticed too late"
+        )
+    return ""
+
+
+def exposure_of(arguments: Arguments) -> str:
+    """Why unauthenticated clients could take part; "" if they cannot, or are meant to."""
+    if arguments.token_file or arguments.tls_client_ca or arguments.insecure or _is_local(arguments.bind):
+        return ""
+    return (
+        f"does not listen on {arguments.bind}, which other machines can reach, without a way to authenticate "
+        "clients. Choose one of these:\n"
+        "  --token-file FILE    groups prove that they know their job's token (`jaxft-coordinator token --help`)\n"
+        "  --tls-cert FILE --tls-key FILE --tls-client-ca FILE    groups show a certificate; encrypted\n"
+        "  --insecure           any client that reaches the port can join any job, and disrupt it\n"
+        "On one machine, --bind localhost:29510 needs none of them."
+    )
+
+
+def _is_local(bind: str) -> bool:
+    host = bind.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which may stand for any address
+        return bind.startswith("unix:")

@@ -1,0 +1,158 @@
+"""Runs the coordinator: the server, its store, and what shows it to people."""
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import uvloop
+from jaxft_protocol import credentials, tls
+from jaxft_protocol.admission import allow_all_descriptors
+from jaxft_protocol.coordinator.job import Options
+
+from jaxft_coordinator._arguments import Arguments
+from jaxft_coordinator._server import Server
+from jaxft_coordinator.observe._event_file import EventFile
+from jaxft_coordinator.observe.observer import Observer
+from jaxft_coordinator.stores import EtcdStore, FileStore, Store, StoreDamaged
+
+if TYPE_CHECKING:
+    from jaxft_coordinator.http.serve import HttpPort
+
+# New objects between two garbage collections. A vote makes a dozen, and rarely a cycle; the default is 700.
+_GARBAGE_THRESHOLD = 50_000
+
+
+def run(arguments: Arguments) -> None:
+    """Serve until SIGTERM or SIGINT; exit with a message if that cannot be done."""
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(arguments))
+    except (OSError, ImportError, ValueError, StoreDamaged, credentials.CredentialsError) as error:
+        sys.exit(f"jaxft-coordinator: {error}")
+
+
+async def serve(arguments: Arguments) -> None:
+    """Serve until SIGTERM or SIGINT, then end the streams and return."""
+    options = Options(
+        min_replicas=arguments.min_replicas,
+        join_timeout_s=arguments.join_timeout_ms / 1000,
+        heartbeat_timeout_s=arguments.heartbeat_timeout_ms / 1000,
+        founding_wait_s=None if arguments.founding_wait_ms is None else arguments.founding_wait_ms / 1000,
+    )
+    allow_all_descriptors()
+    secret = credentials.read_secret(arguments.token_file) if arguments.token_file else None
+    observer = Observer() if arguments.http or arguments.events else None
+    server = Server(
+        arguments.bind,
+        options,
+        quorum_tick_s=arguments.quorum_tick_ms / 1000,
+        secret=secret,
+        tls=_pem(arguments),
+        store=_store(arguments),
+        advertise=arguments.advertise,
+        forget_after_s=arguments.forget_after_s,
+        observer=observer,
+    )
+    events = _event_file(arguments, observer)
+    http = _http_port(arguments, server, observer, secret)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await server.start()
+    writing = None if events is None else asyncio.create_task(events.run())
+    if http is not None:
+        await http.start()
+        assert http.running is not None
+        http.running.add_done_callback(say_why)
+    if writing is not None:
+        writing.add_done_callback(say_why)
+    # The objects made so far stay: do not scan them for garbage again and again.
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_THRESHOLD)
+    assert server.running is not None
+    # It runs until it fails, for example because the store cannot be read.
+    server.running.add_done_callback(lambda _: stopped.set())
+    await stopped.wait()
+    logging.getLogger("jaxft_coordinator").info("coordinator stops")
+    failure = _failure(server.running)
+    if http is not None:
+        await http.stop()
+    await server.stop()
+    if events is not None and writing is not None:
+        writing.cancel()
+        events.close()
+    if failure is not None:
+        raise failure
+
+
+def _event_file(arguments: Arguments, observer: Observer | None) -> EventFile | None:
+    if arguments.events is None or observer is None:
+        return None
+    events = EventFile(arguments.events)
+    observer.listen(events.put)
+    return events
+
+
+def _http_port(
+    arguments: Arguments, server: Server, observer: Observer | None, secret: bytes | None
+) -> "HttpPort | None":
+    if not arguments.http or observer is None:
+        return None
+
+    from jaxft_coordinator.http.serve import HttpPort
+
+    return HttpPort(
+        arguments.http,
+        server,
+        observer,
+        secret=secret if arguments.http_actions else None,
+        cert=arguments.tls_cert,
+        key=arguments.tls_key,
+    )
+
+
+def say_why(task: asyncio.Task[None]) -> None:
+    """Log why a part that only shows things has ended. Training does not depend on it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logging.getLogger("jaxft_coordinator").error(
+            "the HTTP port or the event file has failed and is closed; training goes on. Restart the coordinator to "
+            "get it back",
+            exc_info=error,
+        )
+
+
+def _failure(running: asyncio.Task[None]) -> BaseException | None:
+    """The error that ended the server, if any."""
+    if not running.done():
+        return None
+    if running.cancelled():
+        return RuntimeError("the coordinator's main task was cancelled")
+    return running.exception() or RuntimeError("the coordinator's main task ended unexpectedly")
+
+
+def _store(arguments: Arguments) -> Store | None:
+    if arguments.state is not None:
+        return FileStore(arguments.state)
+    if not arguments.etcd:
+        return None
+    pem = tls.read_pem(ca=arguments.etcd_ca, cert=arguments.etcd_cert, key=arguments.etcd_key)
+    password = arguments.etcd_password_file
+    return EtcdStore(
+        [endpoint.strip() for endpoint in arguments.etcd.split(",")],
+        user=arguments.etcd_user or None,
+        password=credentials.read_password(password) if password else None,
+        tls=None if pem == tls.Pem() else pem,
+    )
+
+
+def _pem(arguments: Arguments) -> tls.Pem | None:
+    if arguments.tls_cert is None and arguments.tls_key is None and arguments.tls_client_ca is None:
+        return None
+    pem = tls.read_pem(ca=arguments.tls_client_ca, cert=arguments.tls_cert, key=arguments.tls_key)
+    if pem.cert is None:
+        raise credentials.CredentialsError("--tls-client-ca needs --tls-cert and --tls-key: give all three")
+    return pem
