@@ -197,8 +197,8 @@ def started_fresh(command: tuple[str, ...], log_path: Path, **variables: str) ->
 def digest_alone(steps: int, *flags: str) -> str:
     """The digest of the same training after so many steps, alone and without a failure.
 
-    One run serves all tests that are content with `ALONE_STEPS`. It runs in a fresh interpreter and compiles
-    everything itself: if groups agree with it, sharing compiled programs changes no bit.
+    One run serves all tests that are content with `ALONE_STEPS`. The one without flags runs in a fresh interpreter
+    and compiles everything itself: if groups agree with it, sharing compiled programs changes no bit.
     """
     length = max(steps, ALONE_STEPS)
     folder = shared("alone") / hashlib.sha256(repr((length, flags)).encode()).hexdigest()
@@ -213,6 +213,7 @@ def digest_alone(steps: int, *flags: str) -> str:
 
 def _digests_alone(folder: Path, steps: int, *flags: str) -> list[str]:
     with cluster(folder) as here:
-        worker = here.start("alone", "--steps", str(steps), *flags, coordinated=False, fresh=True)
+        fresh = not flags
+        worker = here.start("alone", "--steps", str(steps), *flags, coordinated=False, fresh=fresh)
         here.until_finished(worker)
         return [event["digest"] for event in worker.events()]
