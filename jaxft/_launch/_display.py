@@ -54,23 +54,14 @@ class Display(Protocol):
     ) -> None: ...
 
 
-class PlainDisplay:
-    """Lines, for files and pipes: each begins with the seconds since the start, and nothing is repeated."""
+class PlainLines:
+    """Lines, for files and pipes: each begins with a name and the seconds since the start."""
 
-    def __init__(
-        self,
-        stream: IO[str],
-        *,
-        name: str,
-        every_steps: int = PLAIN_EVERY_STEPS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, stream: IO[str], *, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._name = name
-        self._every_steps = every_steps
         self._clock = clock
         self._began_s = clock()
-        self._last: tuple[str, int] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +77,22 @@ class PlainDisplay:
                 f"[{self._name}] {stamp(self._clock() - self._began_s)}  {line}".rstrip() + "\n"
             )
         self._stream.flush()
+
+
+class PlainDisplay(PlainLines):
+    """A run in lines: a step's line every so many steps, and never twice."""
+
+    def __init__(
+        self,
+        stream: IO[str],
+        *,
+        name: str,
+        every_steps: int = PLAIN_EVERY_STEPS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(stream, name=name, clock=clock)
+        self._every_steps = every_steps
+        self._last: tuple[str, int] | None = None
 
     def show(self, view: View) -> None:
         mark = (view.title, view.step // self._every_steps)

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
-from jaxft._launch._display import stamp
+from jaxft._launch._display import PlainLines, stamp
 
 # More than this of a log is read in one turn only if a line is longer.
 MOST_BYTES = 1 << 20
@@ -55,25 +55,11 @@ def make_output(stream: IO[str]) -> Output:
         return lines
 
 
-class Lines:
+class Lines(PlainLines):
     """Lines only, for files and pipes."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self._began_s = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stream.flush()
-
-    def say(self, text: str) -> None:
-        for line in text.splitlines():
-            self._stream.write(f"[jaxft launch] {stamp(time.monotonic() - self._began_s)}  {line}\n")
-        self._stream.flush()
+        super().__init__(stream, name="jaxft launch")
 
     def pass_on(self, name: str, line: str) -> None:
         self._stream.write(f"[{name}] {line}\n")
