@@ -5,6 +5,7 @@ two cores. A group that computes another group's shards sleeps longer, as it wou
 """
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -133,13 +134,8 @@ class TorchFT:
     def options(self, shape: Shape, spare: bool) -> list[dict[str, Any]]:
         assert not spare, "TorchFT's spares are another thing"
         assert shape.ranks == 1
-        return [
-            {
-                "step_ms": shape.step_ms,
-                "min_replicas": min(2, shape.groups),
-                "group_timeout_s": self.group_timeout_s,
-            }
-        ]
+        least = min(2, shape.groups)
+        return [{"step_ms": shape.step_ms, "min_replicas": least, "group_timeout_s": self.group_timeout_s}]
 
 
 Side = Ours | TorchFT
@@ -202,13 +198,21 @@ class Group(Worker):
     def event(self, name: str, timeout_s: float = EVENT_TIMEOUT_S) -> Event:
         return self.until(lambda event: event["event"] == name, timeout_s)
 
+    def commit(
+        self, accept: Callable[[Event], bool] = lambda step: True, since_s: float = -math.inf
+    ) -> Event:
+        """Skip to the first commit of this kind, after a time."""
+        return self.until(
+            lambda event: event["event"] == "commit" and event["at_s"] > since_s and accept(event)
+        )
+
     def commits(self, count: int) -> list[Event]:
         """The next commits, as they arrive."""
-        return [self.event("commit") for _ in range(count)]
+        return [self.commit() for _ in range(count)]
 
     def contribution(self) -> Event:
         """The next commit to which this group contributes."""
-        return self.until(lambda event: event["event"] == "commit" and bool(event["shards"]))
+        return self.commit(lambda step: bool(step["shards"]))
 
 
 class Job:
@@ -252,11 +256,7 @@ class Job:
 
     def whole(self, group: Group) -> Event:
         """Skip to a commit of all groups to which this group contributed."""
-        return group.until(
-            lambda event: (
-                event["event"] == "commit" and event["members"] == self.shape.groups and bool(event["shards"])
-            )
-        )
+        return group.commit(lambda step: step["members"] == self.shape.groups and bool(step["shards"]))
 
     def launch(self, name: str, *, spare: bool = False, address: str = "") -> Group:
         """Start a process that creates its state at once, and joins the job later, with `enter`.
@@ -346,10 +346,7 @@ class Job:
     def _ends(self) -> list[Event]:
         groups = list(self.groups.values())
         now_s = time.monotonic()
-        newest = max(
-            group.until(lambda event: event["event"] == "commit" and event["at_s"] >= now_s)["step"]
-            for group in groups
-        )
+        newest = max(group.commit(since_s=now_s)["step"] for group in groups)
         ahead = 5 + int(500 / max(self.shape.step_ms, 20.0))
         for group in groups:
             group.tell("stop", step=newest + ahead)

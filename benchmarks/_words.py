@@ -10,6 +10,9 @@ import threading
 import time
 from typing import Any
 
+# Of the step that both sides train.
+LEARNING_RATE, DECAY, MOMENT = 0.1, 0.01, 0.9
+
 
 class Words:
     """The messages of a training loop.

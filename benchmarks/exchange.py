@@ -1,8 +1,5 @@
 """The mean across groups: jaxft's exchange, TorchFT's gloo process group through its Manager, and bare sockets.
 
-    python -m benchmarks exchange
-    python -m benchmarks exchange --groups 2 --sizes 4194304 --rounds 11
-
 One process per group; each round runs all three. Ours begins with JAX arrays on the host and ends with arrays that
 JAX takes without a copy; TorchFT averages buckets in place. A round's time is from when the last group begins until
 the last has its result. Bare sockets move the same bytes between the same processes, in one thread each, without

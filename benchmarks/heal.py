@@ -202,27 +202,18 @@ def _heal(
 @contextlib.contextmanager
 def _theirs(leaves: list[int], http_chunks: Sequence[int]) -> Iterator[dict[str, _Way]]:
     """TorchFT's ways, by name; none if it is not available."""
-    python = _peer.python()
-    if python is None:
-        yield {}
-        return
-    made = [
-        Worker("benchmarks._torchft.heal", python=python, env={"GLOO_SOCKET_IFNAME": "lo"}) for _ in range(2)
-    ]
     patience_s = _patience(leaves)
-    with workers(*made) as (donor, joiner):
-        donor.ask("hold", sizes=leaves, seed=0, timeout_s=patience_s)
+    with _their_workers((), (), leaves) as made:
+        if not made:
+            yield {}
+            return
+        donor, joiner = made
         joiner.ask("make_room", sizes=leaves)
         port = donor.ask("open_store")
         for rank, worker in enumerate((donor, joiner)):
             worker.tell("join_group", port=port, rank=rank)
         for worker in (donor, joiner):
             worker.hear()
-
-        def http(chunks: int) -> _Way:
-            address = donor.ask("offer_http", chunks=chunks, host=_HOST)
-            arguments = {"chunks": chunks, "address": address, "size_bytes": 4 * sum(leaves)}
-            return lambda: joiner.ask("fetch_http", timeout_s=patience_s, **arguments)
 
         def group() -> dict[str, Any]:
             joiner.ask("clear")
@@ -231,7 +222,29 @@ def _theirs(leaves: list[int], http_chunks: Sequence[int]) -> Iterator[dict[str,
             donor.hear()
             return fetched
 
-        yield {**{f"HTTP in {_chunks(chunks)}": http(chunks) for chunks in http_chunks}, "group": group}
+        ways = {f"HTTP in {_chunks(chunks)}": _http(donor, joiner, leaves, chunks) for chunks in http_chunks}
+        yield {**ways, "group": group}
+
+
+@contextlib.contextmanager
+def _their_workers(
+    donor: tuple[str, ...], joiner: tuple[str, ...], leaves: list[int]
+) -> Iterator[tuple[Worker, ...]]:
+    """TorchFT's donor, which holds a state, and its joiner, behind these commands; none if it is not available."""
+    python, module, env = _peer.python(), "benchmarks._torchft.heal", {"GLOO_SOCKET_IFNAME": "lo"}
+    if python is None:
+        yield ()
+        return
+    made = [Worker(module, python=python, prefix=prefix, env=env) for prefix in (donor, joiner)]
+    with workers(*made) as pair:
+        pair[0].ask("hold", sizes=leaves, seed=0, timeout_s=_patience(leaves))
+        yield pair
+
+
+def _http(donor: Worker, joiner: Worker, leaves: list[int], chunks: int = 0, host: str = _HOST) -> _Way:
+    address = donor.ask("offer_http", chunks=chunks, host=host)
+    arguments = {"chunks": chunks, "address": address, "size_bytes": 4 * sum(leaves)}
+    return lambda: joiner.ask("fetch_http", timeout_s=_patience(leaves), **arguments)
 
 
 # ---- with capped donors ----
@@ -255,7 +268,9 @@ def _measure_capped(options: Options) -> list[Row]:
             f"heal {count}": lambda count=count: _heal(joiner, donors[:count], held, leaves)
             for count in counts
         }
-        ways |= stack.enter_context(_theirs_capped(hosts, names[0], leaves))
+        pair = stack.enter_context(_their_workers(hosts.within(names[0]), hosts.within("joiner"), leaves))
+        if pair:
+            ways["HTTP"] = _http(pair[0], pair[1], leaves, host=hosts.address(names[0]))
         found = _rounds(ways, options.capped_rounds, held[0]["sums"])
     ms = {name: [1e3 * one["seconds"] for one in rounds] for name, rounds in found.items()}
     each = f"{options.capped_megabytes:g} MB over {options.capped_megabits:g} Mbit/s each"
@@ -271,23 +286,6 @@ def _measure_capped(options: Options) -> list[Row]:
         )
         for count in counts
     ]
-
-
-@contextlib.contextmanager
-def _theirs_capped(hosts: namespaces.Switch, name: str, leaves: list[int]) -> Iterator[dict[str, _Way]]:
-    python = _peer.python()
-    if python is None:
-        yield {}
-        return
-    made = [
-        Worker("benchmarks._torchft.heal", python=python, prefix=hosts.within(host))
-        for host in (name, "joiner")
-    ]
-    with workers(*made) as (donor, joiner):
-        donor.ask("hold", sizes=leaves, seed=0)
-        address = donor.ask("offer_http", chunks=0, host=hosts.address(name))
-        arguments = {"chunks": 0, "address": address, "size_bytes": 4 * sum(leaves)}
-        yield {"HTTP": lambda: joiner.ask("fetch_http", **arguments)}
 
 
 # ---- both ----

@@ -13,18 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks._job import (
-    EVENT_TIMEOUT_S,
-    STEADY,
-    Event,
-    Group,
-    Job,
-    Shape,
-    Side,
-    cached,
-    of_peer,
-    torchft,
-)
+from benchmarks._job import EVENT_TIMEOUT_S, STEADY, Event, Group, Job, Shape, Side, cached, of_peer, torchft
 from benchmarks._result import Goal, Row
 from benchmarks._worker import WorkerFailed
 
@@ -173,7 +162,6 @@ def _first_contribution(joiner: Group) -> tuple[Event, list[float]]:
 def _steps_until(group: Group, since_s: float, is_last: Callable[[Event], bool]) -> list[Event]:
     steps: list[Event] = []
     while True:
-        event = group.until(lambda event: event["event"] == "commit" and event["at_s"] > since_s)
-        steps.append(event)
-        if is_last(event):
+        steps.append(group.commit(since_s=since_s))
+        if is_last(steps[-1]):
             return steps

@@ -130,7 +130,7 @@ def _settle(job: Job, found: Kills) -> None:
     """Let all groups take undisturbed steps."""
     now_s = time.monotonic()
     group = next(iter(job.groups.values()))
-    group.until(lambda event: event["event"] == "commit" and event["at_s"] > now_s)
+    group.commit(since_s=now_s)
     job.whole(group)
     found.normal_ms += [event["took_s"] * 1e3 for event in (job.whole(group), job.whole(group))]
 
@@ -165,31 +165,17 @@ def rows_of(shape: Shape, kills: Kills, peer: Kills | None) -> list[Row]:
     case = f"{shape.step_ms:g} ms steps, {shape.megabytes:g} MB"
     theirs = [] if peer is None else peer.after_ms
     many = len(kills.after_ms)
+    slowest = max(kills.after_ms), max(theirs, default=None), limit_ms
+    discarded = kills.discarded / many, None if peer is None else peer.discarded / len(theirs)
 
     def above(more_ms: float) -> Goal:
         return Goal(most=round(limit_ms + more_ms, 1))
 
+    goal = above(P50_ABOVE_MS)
     return [
-        Row.of(
-            f"{case}: median", "ms", kills.after_ms, peer=theirs, limit=[limit_ms], goal=above(P50_ABOVE_MS)
-        ),
-        Row(
-            f"{case}: slowest",
-            "ms",
-            max(kills.after_ms),
-            max(theirs, default=None),
-            limit_ms,
-            rounds=many,
-            goal=above(WORST_ABOVE_MS),
-        ),
-        Row(
-            f"{case}: discarded",
-            "steps a kill",
-            kills.discarded / many,
-            None if peer is None else peer.discarded / len(theirs),
-            rounds=many,
-            goal=Goal(most=0.0),
-        ),
+        Row.of(f"{case}: median", "ms", kills.after_ms, peer=theirs, limit=[limit_ms], goal=goal),
+        Row(f"{case}: slowest", "ms", *slowest, rounds=many, goal=above(WORST_ABOVE_MS)),
+        Row(f"{case}: discarded", "steps a kill", *discarded, rounds=many, goal=Goal(most=0.0)),
     ]
 
 

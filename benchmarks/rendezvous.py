@@ -67,7 +67,8 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
 
 def _votes(options: Options, groups: int) -> tuple[list[Row], list[str]]:
     """The implementations with their own clients, and the coordinator's resources with the most groups."""
-    with _coordinator() as held, _ours(held.address, groups) as ours, _bare(groups) as bare:
+    bare_sockets = _connected(groups, "benchmarks._ours.rendezvous_bare")
+    with _coordinator() as held, _ours(held.address, groups) as ours, bare_sockets as bare:
         ways = {"ours": ours, "limit": bare}
         with contextlib.ExitStack() as stack:
             notes = _add_peer(ways, stack, groups)
@@ -80,16 +81,13 @@ def _votes(options: Options, groups: int) -> tuple[list[Row], list[str]]:
     return [row, *resources], [*notes, _p99(row.case, samples)]
 
 
-def _add_peer(
-    ways: dict[str, Worker],
-    stack: contextlib.ExitStack,
-    groups: int,
-) -> list[str]:
+def _add_peer(ways: dict[str, Worker], stack: contextlib.ExitStack, groups: int) -> list[str]:
     """Add the peer, if available; return why it failed, if that is the peer's limit."""
     if (python := _peer.python()) is None:
         return []
     try:
-        ways["peer"] = stack.enter_context(_peers(python, groups))
+        peer = _connected(groups, "benchmarks._torchft.rendezvous", python, **_PEER_CLIENT)
+        ways["peer"] = stack.enter_context(peer)
     except WorkerFailed as error:
         return [f"the peer cannot hold {groups} groups: {str(error).strip().splitlines()[-1]}"]
     return []
@@ -195,18 +193,9 @@ def _ours(address: str, groups: int) -> Iterator[Worker]:
 
 
 @contextlib.contextmanager
-def _bare(groups: int) -> Iterator[Worker]:
-    module = "benchmarks._ours.rendezvous_bare"
-    with workers(Worker(module), Worker(module)) as (server, client):
-        client.ask("join", port=server.ask("listen", groups=groups), groups=groups)
-        yield client
-
-
-@contextlib.contextmanager
-def _peers(python: Path, groups: int) -> Iterator[Worker]:
-    module = "benchmarks._torchft.rendezvous"
-    with workers(Worker(module, python=python), Worker(module, python=python, env=_PEER_CLIENT)) as made:
-        server, client = made
+def _connected(groups: int, module: str, python: Path | None = None, **env: str) -> Iterator[Worker]:
+    """A client with a connection of each group to a server: two processes of one module."""
+    with workers(Worker(module, python=python), Worker(module, python=python, env=env)) as (server, client):
         client.ask("join", address=server.ask("listen", groups=groups), groups=groups)
         yield client
 
@@ -218,9 +207,5 @@ def _goal(groups: int) -> Goal:
 
 
 def _p99(case: str, samples: dict[str, list[float]]) -> str:
-    parts = [f"{name} {_quantile(values, 99):.2f} ms" for name, values in samples.items()]
-    return f"p99 of {case}: {', '.join(parts)}"
-
-
-def _quantile(values: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+    p99 = {name: statistics.quantiles(ms, n=100, method="inclusive")[98] for name, ms in samples.items()}
+    return f"p99 of {case}: {', '.join(f'{name} {value:.2f} ms' for name, value in p99.items())}"

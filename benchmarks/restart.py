@@ -65,13 +65,7 @@ def measure(side: Side, shape: Shape, options: Options) -> dict[str, list[float]
 def _restart(job: Job, name: str) -> dict[str, float]:
     killed_s = job.kill(name)
     for group in job.groups.values():
-        group.until(
-            lambda event: (
-                event["event"] == "commit"
-                and event["at_s"] > killed_s
-                and event["members"] < job.shape.groups
-            )
-        )
+        group.commit(lambda step: step["members"] < job.shape.groups, killed_s)
     began_s = time.monotonic()
     job.launch(name)
     group = job.enter(name)

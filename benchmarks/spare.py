@@ -125,5 +125,4 @@ def _handover(survivor: Group, spare: Group, name: str, began_s: float) -> Hando
 
 
 def _stands_by(spare: Group) -> None:
-    now_s = time.monotonic()
-    spare.until(lambda event: event["event"] == "commit" and event["at_s"] > now_s and not event["shards"])
+    spare.commit(lambda step: not step["shards"], time.monotonic())

@@ -65,7 +65,7 @@ class Cluster:
     port: int = 0
     started: list[subprocess.Popen[bytes] | Script] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
-    coordinator: subprocess.Popen[bytes] | None = None
+    coordinator: Script | None = None
     coordinator_log: Path = Path()
     # The coordinator's host, and the network namespace of a host by its name, for tests in separate networks.
     host: str = "localhost"
@@ -80,12 +80,9 @@ class Cluster:
         log_path = self.folder / f"coordinator-{len(self.started)}.log"
         # A port that the kernel gave out could be taken while a test starts its coordinator again.
         port = port or free_ports(1)[0]
+        arguments = ("--bind", f"{self.host}:{port}", *flags)
         namespace = self.namespace("coordinator")
-        within = ("ip", "netns", "exec", namespace) if namespace else ()
-        command = [*within, sys.executable, "-m", "jaxft_coordinator"]
-        command += ["--bind", f"{self.host}:{port}", *flags]
-        with log_path.open("wb") as log:
-            self.coordinator = subprocess.Popen(command, stderr=log, stdout=log)
+        self.coordinator = Script("jaxft_coordinator", arguments, log_path, namespace=namespace)
         self.started.append(self.coordinator)
         self.coordinator_log = log_path
         pattern = re.compile(r"listens on .*\(port (\d+)\)")
@@ -200,8 +197,8 @@ def started_fresh(command: tuple[str, ...], log_path: Path, **variables: str) ->
 def digest_alone(steps: int, *flags: str) -> str:
     """The digest of the same training after so many steps, alone and without a failure.
 
-    One run serves all tests that are content with `ALONE_STEPS`. It runs in a fresh interpreter and compiles
-    everything itself: if groups agree with it, sharing compiled programs changes no bit.
+    One run serves all tests that are content with `ALONE_STEPS`. The one without flags runs in a fresh interpreter
+    and compiles everything itself: if groups agree with it, sharing compiled programs changes no bit.
     """
     length = max(steps, ALONE_STEPS)
     folder = shared("alone") / hashlib.sha256(repr((length, flags)).encode()).hexdigest()
@@ -216,6 +213,7 @@ def digest_alone(steps: int, *flags: str) -> str:
 
 def _digests_alone(folder: Path, steps: int, *flags: str) -> list[str]:
     with cluster(folder) as here:
-        worker = here.start("alone", "--steps", str(steps), *flags, coordinated=False, fresh=True)
+        fresh = not flags
+        worker = here.start("alone", "--steps", str(steps), *flags, coordinated=False, fresh=fresh)
         here.until_finished(worker)
         return [event["digest"] for event in worker.events()]

@@ -11,9 +11,10 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from jaxft._launch._warm_process import ALWAYS
@@ -24,24 +25,47 @@ _CLONE_NEWNET = 0x40000000
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    [*ALWAYS, "jaxft._exchange", "jaxft._heal._server", "tests.exchange.processes", "tests.heal.processes"]
+    [
+        *ALWAYS,
+        "jaxft._cli",
+        "jaxft._exchange",
+        "jaxft._heal._server",
+        "jaxft._launch.launch",
+        "jaxft_coordinator._cli",
+        "jaxft_coordinator._serve",
+        "tests.exchange.processes",
+        "tests.heal.processes",
+    ]
 )
 
 
 class Script:
-    """`python PATH ARGUMENTS...`, with its output in a file.
+    """`python PATH ARGUMENTS...`, or `python -m MODULE ARGUMENTS...`, with its output in a file.
 
     Args:
+        program: the path of a script, or the name of a module.
         namespace: the network namespace that it runs in, by the name that `ip netns` knows; "": that of the tests.
+        variables: of its environment, beside those of the tests.
+        folder: its working folder; by default that of the tests.
     """
 
     def __init__(
-        self, path: Path, arguments: Sequence[str], log: Path, *, namespace: str = "", **jax_config: Any
+        self,
+        program: Path | str,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        namespace: str = "",
+        variables: Mapping[str, str] = MappingProxyType({}),
+        folder: Path = Path(),
+        **jax_config: Any,
     ) -> None:
-        log.touch()
-        command = [str(path), *arguments]
+        log.write_bytes(b"")  # what an earlier process wrote must not be taken for its own
+        environment = {**os.environ, **variables}
         process = _context.Process(
-            target=_become, args=(command, log, dict(os.environ), namespace, jax_config), daemon=True
+            target=_become,
+            args=(program, [*arguments], log.absolute(), folder, environment, namespace, jax_config),
+            daemon=True,
         )
         process.start()
         self._process = process
@@ -66,6 +90,9 @@ class Script:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
@@ -79,8 +106,15 @@ def _enter(namespace: str) -> None:
 
 
 def _become(
-    command: list[str], log: Path, environment: dict[str, str], namespace: str, jax_config: dict[str, Any]
+    program: Path | str,
+    arguments: list[str],
+    log: Path,
+    folder: Path,
+    environment: dict[str, str],
+    namespace: str,
+    jax_config: dict[str, Any],
 ) -> None:
+    os.chdir(folder)
     if namespace:
         _enter(namespace)
     with log.open("wb") as output:
@@ -92,8 +126,11 @@ def _become(
     os.environ.update(environment)
     for name, value in jax_config.items():  # JAX has read the environment already
         jax.config.update(name, value)
-    sys.argv = command
-    runpy.run_path(command[0], run_name="__main__")
+    sys.argv = [str(program), *arguments]
+    if isinstance(program, str):
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(str(program), run_name="__main__")
 
 
 class Actor:

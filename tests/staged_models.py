@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Mean = Callable[[Any], Any]
 Batch = tuple[jax.Array, jax.Array]  # (rows, 16) and (rows, 4), both float32
@@ -19,8 +20,8 @@ class Staged(NamedTuple):
 
 
 def _weights(seed: int, *shapes: tuple[int, int]) -> list[jax.Array]:
-    keys = jax.random.split(jax.random.key(seed), len(shapes))
-    return [0.3 * jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(np.float32(0.3) * rng.standard_normal(shape, np.float32)) for shape in shapes]
 
 
 def _net(weights: list[jax.Array], x: jax.Array) -> jax.Array:

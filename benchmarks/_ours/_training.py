@@ -10,11 +10,10 @@ import jax
 import numpy as np
 
 import jaxft
-from benchmarks._words import Words
+from benchmarks._words import DECAY, LEARNING_RATE, MOMENT, Words
 from tests.processes import worker
 
 State = dict[str, list[jax.Array]]
-LEARNING_RATE, DECAY, MOMENT = 0.1, 0.01, 0.9
 
 
 class Batches:
@@ -130,21 +129,11 @@ class _Plain:
 
 
 def _say_commit(words: Words, report: jaxft.StepReport, took_s: float, plain_s: float | None) -> None:
-    words.say(
-        "commit",
-        step=report.step,
-        took_s=took_s,
-        plain_s=plain_s,
-        members=len(report.members),
-        names=report.members,
-        shards=report.shards,
-        attempts=report.attempts,
-        compute_s=report.compute_s,
-        exchange_s=report.exchange_s,
-        vote_s=report.vote_s,
-        apply_s=report.apply_s,
-        heal=None if report.heal is None else dataclasses.asdict(report.heal),
-    )
+    names = ("step", "shards", "attempts", "compute_s", "exchange_s", "vote_s", "apply_s")
+    values = {name: getattr(report, name) for name in names}
+    heal = None if report.heal is None else dataclasses.asdict(report.heal)
+    groups = {"members": len(report.members), "names": report.members}
+    words.say("commit", took_s=took_s, plain_s=plain_s, heal=heal, **groups, **values)
 
 
 def _report_plans(words: Words) -> None:

@@ -4,8 +4,8 @@ One process answers all connections once all have sent a message; the other send
 decoded, decided or stored.
 """
 
-import selectors
 import socket
+import struct
 import threading
 import time
 
@@ -15,18 +15,17 @@ from benchmarks._worker import serve
 
 # A vote and a commit in gRPC's frames: nine bytes of HTTP/2, five of gRPC, and the message.
 _MESSAGE = bytes(9 + 5 + 8)
-_TIMEOUT_S = 30.0
+_TIMEOUT = struct.pack("ll", 30, 0)  # seconds and microseconds
 
 
 class _Sockets:
-    """Connections that are awaited together."""
+    """Connections that are used together."""
 
     def __init__(self, sockets: list[socket.socket]) -> None:
         self._sockets = sockets
-        self._selector = selectors.DefaultSelector()
         for sock in sockets:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._selector.register(sock, selectors.EVENT_READ)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT)
 
     def send(self) -> None:
         for sock in self._sockets:
@@ -34,13 +33,9 @@ class _Sockets:
 
     def receive(self) -> None:
         """Wait until one message has come from each. Raises ConnectionError once one has ended."""
-        missing = len(self._sockets)
-        while missing:
-            for key, _ in self._selector.select(_TIMEOUT_S):
-                data = key.fileobj.recv(len(_MESSAGE))  # pyright: ignore[reportAttributeAccessIssue]
-                if len(data) != len(_MESSAGE):
-                    raise ConnectionError(f"{len(data)} bytes of {len(_MESSAGE)}")
-                missing -= 1
+        for sock in self._sockets:
+            if len(data := sock.recv(len(_MESSAGE), socket.MSG_WAITALL)) != len(_MESSAGE):
+                raise ConnectionError(f"{len(data)} bytes of {len(_MESSAGE)}")
 
 
 class _Bare:
@@ -52,8 +47,8 @@ class _Bare:
         threading.Thread(target=_answer, args=(listening, groups), daemon=True).start()
         return listening.getsockname()[1]
 
-    def join(self, port: int, groups: int) -> None:
-        self._sockets = _Sockets([socket.create_connection(("127.0.0.1", port)) for _ in range(groups)])
+    def join(self, address: int, groups: int) -> None:
+        self._sockets = _Sockets([socket.create_connection(("127.0.0.1", address)) for _ in range(groups)])
 
     def rounds(self, count: int) -> list[float]:
         return [self._round() for _ in range(count)]

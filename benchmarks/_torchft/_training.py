@@ -11,9 +11,7 @@ import torch
 import torch.distributed as dist
 from torchft import Manager, ProcessGroupGloo
 
-from benchmarks._words import Words
-
-LEARNING_RATE, DECAY, MOMENT = 0.1, 0.01, 0.9
+from benchmarks._words import DECAY, LEARNING_RATE, MOMENT, Words
 
 
 class Model:

@@ -8,10 +8,7 @@ import threading
 import time
 from typing import Any
 
-from torchft.coordination import (  # pyright: ignore[reportMissingImports]
-    LighthouseClient,
-    LighthouseServer,
-)
+from torchft.coordination import LighthouseClient, LighthouseServer
 
 from benchmarks._worker import serve
 
@@ -66,10 +63,7 @@ class _Groups:
     def listen(self, groups: int) -> str:
         """Start to serve. It waits for all groups, and considers none dead while another benchmark's round runs."""
         self._server = LighthouseServer(
-            bind="0.0.0.0:0",
-            min_replicas=groups,
-            join_timeout_ms=60_000,
-            heartbeat_timeout_ms=600_000,
+            bind="0.0.0.0:0", min_replicas=groups, join_timeout_ms=60_000, heartbeat_timeout_ms=600_000
         )
         port = str(self._server.address()).rpartition(":")[2]
         return f"http://127.0.0.1:{port}"

@@ -1,5 +1,6 @@
 """Progress output of a run, as lines."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -54,8 +55,38 @@ class Display(Protocol):
     ) -> None: ...
 
 
-class PlainDisplay:
-    """Lines, for files and pipes: each begins with the seconds since the start, and nothing is repeated."""
+class PlainLines:
+    """Lines, for files and pipes: each begins with a name and the seconds since the start.
+
+    What these do not take, such as a full disk, is lost: a run does not end for its log.
+    """
+
+    def __init__(self, stream: IO[str], *, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._name = name
+        self._clock = clock
+        self._began_s = clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._write("")
+
+    def say(self, text: str) -> None:
+        head = f"[{self._name}] {stamp(self._clock() - self._began_s)}  "
+        self._write("".join(f"{head}{line}".rstrip() + "\n" for line in text.splitlines()))
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
+
+
+class PlainDisplay(PlainLines):
+    """A run in lines: a step's line every so many steps, and never twice."""
 
     def __init__(
         self,
@@ -65,27 +96,9 @@ class PlainDisplay:
         every_steps: int = PLAIN_EVERY_STEPS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = stream
-        self._name = name
+        super().__init__(stream, name=name, clock=clock)
         self._every_steps = every_steps
-        self._clock = clock
-        self._began_s = clock()
         self._last: tuple[str, int] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stream.flush()
-
-    def say(self, text: str) -> None:
-        for line in text.splitlines():
-            self._stream.write(
-                f"[{self._name}] {stamp(self._clock() - self._began_s)}  {line}".rstrip() + "\n"
-            )
-        self._stream.flush()
 
     def show(self, view: View) -> None:
         mark = (view.title, view.step // self._every_steps)

@@ -1,6 +1,5 @@
 """What a launch shows: lines, and on a terminal also a table of its groups."""
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
-from jaxft._launch._display import stamp
+from jaxft._launch._display import PlainLines, stamp
 
 # More than this of a log is read in one turn only if a line is longer.
 MOST_BYTES = 1 << 20
@@ -56,32 +55,14 @@ def make_output(stream: IO[str]) -> Output:
         return lines
 
 
-class Lines:
-    """Lines only, for files and pipes. What these do not take, such as a full disk, is lost: the groups go on."""
+class Lines(PlainLines):
+    """Lines only, for files and pipes."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self._began_s = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._write("")
-
-    def say(self, text: str) -> None:
-        now = stamp(time.monotonic() - self._began_s)
-        self._write("".join(f"[jaxft launch] {now}  {line}\n" for line in text.splitlines()))
+        super().__init__(stream, name="jaxft launch")
 
     def pass_on(self, name: str, line: str) -> None:
         self._write(f"[{name}] {line}\n")
-
-    def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-            self._stream.flush()
 
     def show(self, rows: Callable[[], Sequence[Row]]) -> None:
         pass

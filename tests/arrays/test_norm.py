@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import jaxft
 
 SHAPES = [(), (7,), (1000,), (128, 33), (2, 1, 65, 4)]
-SEEDS = 40
+SEEDS = 16
 
 
 def in_numpy(*leaves: np.ndarray) -> np.floating:

@@ -22,11 +22,11 @@ def train_step(weights: jax.Array, batch: jax.Array) -> tuple[jax.Array, dict[st
     return weights - 0.05 * grads, {"loss": loss}
 
 
-def batch_for(step: int, shard: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(step * 4 + shard), (8, 3))
+def batch_for(step: int, shard: int) -> np.ndarray:
+    return np.random.default_rng([step, shard]).standard_normal((8, 3), np.float32)
 
 
-def spread(array: jax.Array) -> jax.Array:
+def spread(array: jax.Array | np.ndarray) -> jax.Array:
     """The array in every process of the group."""
     mesh = jax.make_mesh((jax.device_count(),), ("all",), devices=jax.devices())
     host = np.asarray(array)
@@ -46,7 +46,7 @@ def main(steps: int, oddity: str = "", *words: str) -> None:
         batches = lambda step, shard: spread(batch_for(step, shard))  # noqa: E731
     weights = jnp.zeros(3)
     if oddity == "random":
-        weights = jax.random.normal(jax.random.key(int.from_bytes(os.urandom(2))), (3,))
+        weights = jnp.asarray(np.random.default_rng().standard_normal(3, np.float32))
     if nproc > 1:
         weights = spread(weights)
     checkpoints = jaxft.Checkpoints(words[0], every_steps=5) if oddity == "checkpoints" else None

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,23 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import jaxft
 from tests import patience
+from tests.forks import Script
 
 HERE = Path(__file__).parent
 FAKE = (sys.executable, "-S", str(HERE / "fake_rank.py"), "{folder}")
-# Without `jaxft/__init__.py`, and so without the seconds to import JAX.
-_LAUNCH = (
-    "import sys, types\n"
-    "sys.modules['jaxft'] = types.ModuleType('jaxft')\n"
-    f"sys.modules['jaxft'].__path__ = [{str(Path(jaxft.__file__).parent)!r}]\n"
-    "import tyro\n"
-    "from jaxft._launch._options import LaunchOptions\n"
-    "from jaxft._launch.launch import run_launch\n"
-    "words = sys.argv[1:]\n"
-    "at = words.index('--')\n"
-    "sys.exit(run_launch(tyro.cli(LaunchOptions, args=words[:at]), words[at + 1:]))\n"
-)
 # No process of these tests dials it.
 NOWHERE = ("--coordinator", "localhost:1")
 
@@ -36,7 +22,7 @@ NOWHERE = ("--coordinator", "localhost:1")
 class Launch:
     """A launch that runs, or has ended."""
 
-    process: subprocess.Popen[bytes]
+    process: Script
     folder: Path
     out: Path
 
@@ -84,19 +70,16 @@ class Launch:
 
 
 def launch_command(folder: Path, *words: str, program: tuple[str, ...]) -> list[str]:
-    """The words of `jaxft launch WORDS -- PROGRAM`."""
-    return [sys.executable, "-c", _LAUNCH, "--folder", str(folder), *words, "--", *program]
+    """`jaxft launch WORDS -- PROGRAM` in an interpreter of its own."""
+    return [sys.executable, "-m", "jaxft._cli", "launch", "--folder", str(folder), *words, "--", *program]
 
 
 @contextlib.contextmanager
 def launch(folder: Path, *words: str, program: tuple[str, ...], **environment: str) -> Iterator[Launch]:
     """Start `jaxft launch WORDS -- PROGRAM`; end it when the block ends."""
     out = folder.with_name(f"{folder.name}.out")
-    command = launch_command(folder, *words, program=program)
-    with out.open("wb") as stream:
-        process = subprocess.Popen(
-            command, stdout=stream, stderr=stream, cwd=HERE.parents[1], env={**os.environ, **environment}
-        )
+    arguments = ("launch", "--folder", str(folder), *words, "--", *program)
+    process = Script("jaxft._cli", arguments, out, folder=HERE.parents[1], variables=environment)
     try:
         yield Launch(process, folder, out)
     finally:

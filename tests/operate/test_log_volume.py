@@ -6,7 +6,7 @@ from jaxft_protocol.coordinator.job import Event
 from tests.operate.test_happened import Watching, watching
 from tests.protocol.coordinator.helpers import Done
 
-DEATHS = 60
+DEATHS = 20
 # A death, the retried step's quorum, the new life, its heal, and the quorum in which it is back.
 LINES_PER_DEATH = 6
 # A line names some groups and counts the others.

@@ -1,5 +1,6 @@
 """States that lie wherever `jax.jit` takes arrays, and a step that changes every leaf and leaves it where it is."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,12 @@ def values(seed: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(noise, np.dtype(dtype))
 
 
+def keys(*shape: int) -> jax.Array:
+    """Keys of JAX, made of plain numbers: each operation on keys takes long to lower, in each process."""
+    data = np.arange(2 * math.prod(shape), dtype=np.uint32).reshape(*shape, 2)
+    return jax.random.wrap_key_data(jax.device_put(data))
+
+
 def on_one_device() -> dict[str, Any]:
     """Leaves of one device: committed or not, in each memory, of dtypes that are packed, empty or without shape."""
     device = jax.devices()[0]
@@ -43,9 +50,9 @@ def on_one_device() -> dict[str, Any]:
         "empty": jnp.zeros((0, 3)),
         "scalar": jnp.float32(1),
         "weak": jnp.asarray(0.5),
-        "key": jax.random.key(5),
+        "key": keys(),
         "keys in host memory": jax.device_put(
-            jax.random.split(jax.random.key(6), 4), SingleDeviceSharding(device, memory_kind="pinned_host")
+            keys(4), SingleDeviceSharding(device, memory_kind="pinned_host")
         ),
         "numpy": values(3, "float32", (4,)),
         "number": 2.0,
@@ -72,9 +79,9 @@ def on_meshes() -> dict[str, Any]:
         "two axes": put(square, P(("b", "a"))),
         "empty": jax.device_put(jnp.zeros((0, 4)), NamedSharding(line, P(None, "x"))),
         "scalar": jax.device_put(jnp.float32(1), NamedSharding(line, P())),
-        "keys": jax.device_put(jax.random.split(jax.random.key(1), 4), NamedSharding(line, P("x"))),
+        "keys": jax.device_put(keys(4), NamedSharding(line, P("x"))),
         "not placed": jnp.ones(3),
-        "key, not placed": jax.random.key(2),
+        "key, not placed": keys(),
         "number": 1.5,
     }
 
@@ -118,7 +125,7 @@ def batch_for(step: int, shard: int) -> np.ndarray:
 def _moved(leaf: Any, mean: jax.Array, *, host: bool) -> Any:
     near = jax.device_put(leaf, jax.memory.Space.Device) if host else leaf
     if jnp.issubdtype(near.dtype, jax.dtypes.prng_key):
-        moved = jax.vmap(jax.random.fold_in, (0, None))(near, 1) if near.ndim else jax.random.fold_in(near, 1)
+        moved = jax.random.wrap_key_data(jax.random.key_data(near) + 1)
     elif near.dtype in (jnp.float32,):
         moved = near + mean.astype(near.dtype)
     else:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--checkpoints", type=Path)
-    parser.add_argument("--gate", type=Path, default=None, help="train beyond step 3 once this file is there")
+    parser.add_argument("--gate", action="append", default=[], help="STEP:FILE: train beyond it with FILE")
     arguments = parser.parse_args()
+    gates = {int(step): Path(file) for step, file in (gate.split(":", 1) for gate in arguments.gate)}
     state = STATES[arguments.state]()
     train_step = train_step_for(state)
     with arguments.events.open("a", buffering=1) as events:
@@ -42,7 +42,7 @@ def main() -> None:
             events.write(json.dumps(event) + "\n")
 
         def batch(step: int, shard: int) -> Any:
-            while step == 3 and arguments.gate is not None and not arguments.gate.exists():
+            while step in gates and not gates[step].exists():
                 time.sleep(0.01)
             return batch_for(step, shard)
 
@@ -67,7 +67,7 @@ def main() -> None:
             while manager.step < arguments.steps:
                 state, _ = step(state, batch)
                 healed = manager.report.heal is not None
-                write(event="step", step=manager.step, healed=healed, pid=os.getpid())
+                write(event="step", step=manager.step, healed=healed, places=places(state))
             write(event="finished", digest=jaxft.digest(state), places=places(state))
 
 

@@ -32,18 +32,14 @@ PAUSE_TIMEOUT_S = 3600.0
 
 
 def init(width: int) -> dict[str, Any]:
-    keys = jax.random.split(jax.random.key(7), 2)
+    """The first state, made by NumPy: each operation of JAX would be traced and lowered in each process."""
+    rng = np.random.default_rng(7)
     params = {
-        "hidden": jax.random.normal(keys[0], (16, width), jnp.float32) * 0.3,
-        "out": jax.random.normal(keys[1], (width, 4), jnp.bfloat16) * 0.3,
+        "hidden": rng.standard_normal((16, width), np.float32) * np.float32(0.3),
+        "out": (rng.standard_normal((width, 4), np.float32) * np.float32(0.3)).astype(jnp.bfloat16),
     }
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    return {
-        "params": params,
-        "mu": zeros,
-        "nu": jax.tree.map(jnp.copy, zeros),
-        "count": jnp.zeros((), jnp.int32),
-    }
+    mu, nu = ({name: np.zeros_like(leaf) for name, leaf in params.items()} for _ in range(2))
+    return jax.device_put({"params": params, "mu": mu, "nu": nu, "count": np.int32(0)})
 
 
 def loss_fn(params: dict[str, jax.Array], batch: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -1,5 +1,6 @@
 """States that hold functions and settings beside their arrays: `arrays=` makes those part of the program."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,20 +137,23 @@ def test_a_job_resumes_from_the_arrays_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (model(activation=jnp.sin), r"\.activation of the state is <.*sin.*, but it was <.*tanh"),
-        (model(repeats=3), r"\.repeats of the state is 3, but it was 2"),
+        (lambda: model(activation=jnp.sin), r"\.activation of the state is <.*sin.*, but it was <.*tanh"),
+        (lambda: model(repeats=3), r"\.repeats of the state is 3, but it was 2"),
         (
-            eqx.tree_at(lambda net: net.repeats, model(), jnp.array(2)),
+            lambda: eqx.tree_at(lambda net: net.repeats, model(), jnp.array(2)),
             r"\.repeats .*is an array, but it was 2",
         ),
-        (eqx.tree_at(lambda net: net.mode, model(), "minus"), r"\.mode .*is 'minus', but it was 'plain'"),
+        (
+            lambda: eqx.tree_at(lambda net: net.mode, model(), "minus"),
+            r"\.mode .*is 'minus', but it was 'plain'",
+        ),
     ],
 )
-def test_a_setting_that_changes_between_calls(changed: Model, said: str) -> None:
+def test_a_setting_that_changes_between_calls(changed: Callable[[], Model], said: str) -> None:
     step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, arrays=eqx.is_array)
     (_, opt_state), _ = step(first(), batch_for)
     with pytest.raises(ConfigurationError, match=rf"{said}.*Make another step with jaxft\.fault_tolerant"):
-        step((changed, opt_state), batch_for)
+        step((changed(), opt_state), batch_for)
 
 
 @pytest.mark.parametrize(
