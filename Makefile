@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos adversary test test-newest test-browser test-slurm test-ray accelerator parity simulate mutants bench storm loops lint format docs chart release stubs clean
+.PHONY: help setup demo chaos adversary test test-newest test-browser test-slurm test-ray test-kubernetes accelerator parity simulate mutants bench storm loops lint format docs chart release stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ test-ray:  ## examples/ray under a real Ray, in .venv-ray
 	.venv-ray/bin/uv pip install --quiet --python .venv-ray/bin/python --group ray
 	.venv-ray/bin/pytest -m ray -n 0 tests/ray $(ARGS)
 
+test-kubernetes: $(STAMP) $(BIN)/helm $(BIN)/kubectl  ## the charts in a real API server: kube-apiserver in PATH or KUBEBUILDER_ASSETS
+	$(BIN)/pytest -m kubernetes -n 0 tests/kubernetes $(ARGS)
+
 parity:  ## the Llama 3 example against transformers on torch, in .venv-parity
 	$(MAKE) setup VENV=.venv-parity
 	.venv-parity/bin/uv pip install --quiet --python .venv-parity/bin/python --group parity $(PARITY)
@@ -94,8 +97,8 @@ release: $(STAMP) $(BIN)/helm  ## sdists, wheels and charts in dist, nothing upl
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --group release
 	$(BIN)/python -m deploy.release "$(VERSION)"
 
-$(BIN)/helm: | $(STAMP)
-	$(BIN)/python deploy/get_helm.py $@
+$(BIN)/helm $(BIN)/kubectl: | $(STAMP)
+	$(BIN)/python deploy/get_binary.py $@
 
 stubs: $(STAMP)  ## regenerate the gRPC stubs
 	$(BIN)/python protocol/generate_stubs.py

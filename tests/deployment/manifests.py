@@ -76,21 +76,22 @@ def _check_model(manifest: dict[str, Any]) -> None:
     model = getattr(import_module(f"kubeflow_trainer_api.models.{module}"), name)
     # The models let pass what they do not know, but do not keep it.
     kept = model.from_dict(manifest).to_dict()
-    for path in _lost(manifest, json.loads(json.dumps(kept)), ""):
+    for path in lost(manifest, json.loads(json.dumps(kept)), ""):
         raise Wrong(f"{manifest['kind']} has no field {path}")
 
 
-def _lost(given: Any, kept: Any, path: str) -> Iterator[str]:
+def lost(given: Any, kept: Any, path: str) -> Iterator[str]:
+    """The fields of an object that are not in what was kept of it, or have another value there."""
     match given:
         case dict():
             for key, value in given.items():
                 if not isinstance(kept, dict) or key not in kept:
                     yield f"{path}.{key}"
                 else:
-                    yield from _lost(value, kept[key], f"{path}.{key}")
+                    yield from lost(value, kept[key], f"{path}.{key}")
         case list():
             for number, value in enumerate(given):
-                yield from _lost(value, kept[number], f"{path}[{number}]")
+                yield from lost(value, kept[number], f"{path}[{number}]")
         case _:
             if given != kept:
                 yield path

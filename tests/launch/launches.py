@@ -70,7 +70,7 @@ class Launch:
 
 
 def launch_command(folder: Path, *words: str, program: tuple[str, ...]) -> list[str]:
-    """`jaxft launch WORDS -- PROGRAM` in an interpreter of its own."""
+    """`jaxft launch WORDS -- PROGRAM` in a fresh interpreter."""
     return [sys.executable, "-m", "jaxft._cli", "launch", "--folder", str(folder), *words, "--", *program]
 
 

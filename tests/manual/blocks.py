@@ -186,7 +186,7 @@ def check_command(words: list[str]) -> None:
             )
             if done.returncode:
                 raise Wrong(f"{shlex.join(words)}: {done.stderr}")
-        case ["helm", "upgrade", _, chart, "--reuse-values"]:
+        case ["helm", "upgrade", _, chart, "--reuse-values", *_]:
             if not (ROOT / chart / "Chart.yaml").exists():
                 raise Wrong(f"{shlex.join(words)}: there is no chart {chart}")
         case ["python", "-m", "tests.simulation", *flags]:

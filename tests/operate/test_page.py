@@ -146,3 +146,33 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
             "/ /", ""
         )
         assert "innerHTML" not in text
+
+
+def test_a_computer_that_is_slower_than_the_states_shows_the_newest(tmp_path: Path) -> None:
+    """What comes while the page is busy is drawn once. Else a page of 300 groups answers less and less."""
+    gate = tmp_path / "gate"
+    keep = "class Kept extends EventSource { constructor(url) { super(url); window.stream = this; } }"
+    burst = """([state, count]) => {
+        window.drawn = 0;
+        const seen = new MutationObserver(changes => { window.drawn += changes.length; });
+        seen.observe(document.querySelector("#job-name"), {childList: true, characterData: true, subtree: true});
+        for (let number = 1; number <= count; number += 1) {
+            const data = JSON.stringify({...state, job: `toy, state ${number}`});
+            window.stream.dispatchEvent(new MessageEvent("state", {data}));
+        }
+    }"""
+    with cluster(tmp_path) as here:
+        web = port.start(here)
+        worker = here.start("group-0", "--steps", "8", "--gate", f"4:{gate}")
+        here.until(lambda: web.metric("jaxft_step", job="toy") == 4, "step 4")
+        with browser.page("about:blank") as (page, errors):
+            page.add_init_script(f"{keep} window.EventSource = Kept;")
+            page.goto(web.url)
+            expect(page.locator("#job-name")).to_have_text("toy")
+            page.evaluate(burst, [web.job(), 50])
+            # Of those 50, and then of the next one that really comes.
+            expect(page.locator("#job-name")).to_have_text("toy")
+            assert 1 <= page.evaluate("window.drawn") <= 3
+        gate.touch()
+        here.until_finished(worker)
+    assert errors == []

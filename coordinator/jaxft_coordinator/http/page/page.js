@@ -81,7 +81,7 @@ async function open(name) {
     const event = {seq: Number(message.lastEventId), ...JSON.parse(message.data)};
     if (loaded) take(event); else early.push(event);
   });
-  stream.addEventListener("state", message => { if (loaded && stream === source) show(JSON.parse(message.data)); });
+  stream.addEventListener("state", message => { if (loaded && stream === source) showSoon(JSON.parse(message.data)); });
   stream.onopen = async () => {
     setText($("link"), "live");
     // Also after the connection was lost: what happened meanwhile is in the history.
@@ -94,6 +94,7 @@ async function open(name) {
       $("events").replaceChildren();
       whole.events.forEach(event => take(event));
       points = whole.points.slice(0, -1);
+      keepPoint(whole);
       show(whole);
     }
     loaded = true;
@@ -152,6 +153,27 @@ function extend(group, state, t, reason) {
 
 // ---- the job ----
 
+// A slow computer shows fewer of the states that come, and never an old one while newer ones wait.
+let newest = null;
+
+function showSoon(told) {
+  keepPoint(told);
+  if (!newest) {
+    setTimeout(() => {
+      const {stream, told} = newest;
+      newest = null;
+      if (stream === source) show(told);
+    });
+  }
+  newest = {stream: source, told};
+}
+
+function keepPoint(told) {
+  const point = told?.points?.at(-1);
+  if (point && point.t !== points.at(-1)?.t) points.push(point);
+  if (points.length > 600) points.shift();
+}
+
 function show(next) {
   if (!next) { setText($("banner"), "The coordinator does not know this job any more."); return; }
   job = next;
@@ -171,9 +193,6 @@ function show(next) {
     ["Groups", Object.entries(job.groups).map(([state, count]) => `${count} ${state}`).join(", ")],
   ]);
   pairs($("lost"), Object.entries(job.badput_seconds).map(([cause, seconds]) => [LOST[cause] ?? cause, duration(seconds)]));
-  const point = job.points?.at(-1);
-  if (point && point.t !== points.at(-1)?.t) points.push(point);
-  if (points.length > 600) points.shift();
   curve($("rate"), points.map(each => [each.t, each.steps_per_s]));
   setText($("rate-now"), job.steps_per_s.toFixed(job.steps_per_s < 10 ? 2 : 0));
   const name = Object.keys(job.values)[0] ?? $("value-name").textContent;

