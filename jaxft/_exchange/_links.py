@@ -134,7 +134,9 @@ class Links:
         key = (layout.digest, total_shards)
         if key not in self._sheets:
             plan, stamps = self.plan(layout, total_shards), self.stamps(layout, 0)
-            self._sheets = {key: Sheet(plan, layout, stamps, me=self.me, shards=total_shards)}
+            self._sheets[key] = Sheet(
+                plan, layout, stamps, me=self.me, shards=total_shards, scratch=self.scratch
+            )
         return self._sheets[key]
 
     def stamps(self, layout: Layout, step: int) -> list[Stamp]:

@@ -16,6 +16,14 @@ WINDOW = 4
 Scratch = dict[tuple[int, Node], np.ndarray]  # by slot of the window, and node
 
 
+def room(scratch: Scratch, key: tuple[int, Node], size_bytes: int) -> np.ndarray:
+    """Scratch memory of at least this size. All exchanges of a quorum share it, since they are never at once."""
+    slot = scratch.get(key)
+    if slot is None or slot.nbytes < size_bytes:
+        slot = scratch[key] = aligned_empty(size_bytes)
+    return slot
+
+
 class Reducer:
     """Receives the other members' values of this member's slice, and combines them chunk by chunk, in order."""
 
@@ -89,11 +97,7 @@ class Reducer:
         if node == self._in_place and dtype == np.dtype(region.dtype):
             return self.result[chunk.region][chunk.offset : chunk.stop]
         size_bytes = chunk.size * dtype.itemsize
-        key = (number % self._window, node)
-        slot = self._scratch.get(key)
-        if slot is None or slot.nbytes < size_bytes:
-            slot = self._scratch[key] = aligned_empty(size_bytes)
-        return slot[:size_bytes].view(dtype)
+        return room(self._scratch, (number % self._window, node), size_bytes)[:size_bytes].view(dtype)
 
 
 def window_of(plan: Plan, me: int) -> int:

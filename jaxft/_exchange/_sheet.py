@@ -16,7 +16,8 @@ from jaxft._exchange._compiled import address, code, divisor, tree_program
 from jaxft._exchange._frames import HEADER_BYTES, Stamp
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import CHUNK_BYTES, Chunk, Plan, Planned, partials_to, results_from
-from jaxft._exchange._reducer import in_place_node, window_of
+from jaxft._exchange._reducer import Scratch, in_place_node, room, window_of
+from jaxft._exchange._tree import Node
 
 _STEP_WORD = 3  # of a header, in words of 8 bytes
 
@@ -24,7 +25,16 @@ _STEP_WORD = 3  # of a header, in words of 8 bytes
 class Sheet:
     """One quorum's plan in the structures of lane.h, and the memory that they point to."""
 
-    def __init__(self, plan: Plan, layout: Layout, stamps: Sequence[Stamp], *, me: int, shards: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        stamps: Sequence[Stamp],
+        *,
+        me: int,
+        shards: int,
+        scratch: Scratch,
+    ) -> None:
         """Everything but the connections, and what `begin` fills in.
 
         Args:
@@ -33,6 +43,7 @@ class Sheet:
             stamps: of the members; their step does not matter.
             me: this member's number.
             shards: the number of all shards.
+            scratch: where partial sums are received; extended.
         """
         self._layout = layout
         self._own = plan.nodes[me]
@@ -62,7 +73,7 @@ class Sheet:
         rows = {node: at * (len(layout.regions) + 1) for at, node in enumerate(self._own)}
         owner = {node: member for member, held in enumerate(plan.nodes) for node in held}
         received = in_place_node(plan, me)
-        self._scratch = self._received(plan, me, nodes)
+        self._scratch = self._received(plan, me, nodes, scratch)  # kept: the plan has its addresses
         self.plan = c.Plan(
             me=me,
             members_size=len(stamps),
@@ -105,14 +116,14 @@ class Sheet:
         ]
         return [header for header in both if header is not None]
 
-    def _received(self, plan: Plan, me: int, nodes: Sequence[Any]) -> list[np.ndarray]:
+    def _received(self, plan: Plan, me: int, nodes: Sequence[Node], scratch: Scratch) -> list[np.ndarray]:
         """For each slot of the window and each node, where it is received; nothing for this member's own."""
         slots = window_of(plan, me)
         longest = [
             max(map(self._sum_bytes, plan.chunks[me][slot::slots]), default=0) for slot in range(slots)
         ]
         return [
-            aligned_empty(0 if node in self._own else longest[slot])
+            aligned_empty(0) if node in self._own else room(scratch, (slot, node), longest[slot])
             for slot in range(slots)
             for node in nodes
         ]

@@ -115,6 +115,23 @@ def test_links_serve_one_step_after_another() -> None:
                 assert_same_bits(means, wanted)
 
 
+def test_links_serve_several_exchanges_of_each_step() -> None:
+    """They share scratch memory, which the second makes larger."""
+    layouts = [Layout.of(MIXED), Layout.of(BIG)]
+    shards = [[0], [1], [2]]
+    held = [[partials_of(layout, 3, mine) for layout in layouts] for mine in shards]
+    with mesh(shards) as links:
+        calls = [
+            lambda one=one, mine=mine: [
+                run_exchange(one, part, step=step) for step in range(3) for part in mine
+            ]
+            for one, mine in zip(links, held, strict=True)
+        ]
+        for exchanges in together(calls):
+            for number, means in enumerate(exchanges):
+                assert_same_bits(means, reference_means((MIXED, BIG)[number % 2], 3))
+
+
 def test_contributions_are_only_read() -> None:
     layout = Layout.of(BIG)
     shards = [[0, 1], [2]]

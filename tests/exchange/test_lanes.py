@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from jaxft._arrays._layout import DTYPES
 from jaxft._exchange import Layout, LeafSpec, Partials, _compiled, _compiled_lane
+from jaxft._exchange._compiled import address
 from jaxft._exchange._lane import PeerLost
 from jaxft._transport._seals import Connection
 
 from .lanes import INSTRUCTIONS, any_bits, built, loaded
-from .members import MIXED, assert_same_bits, exchange_all, mesh, partials_of, reference_means
+from .members import BIG, MIXED, assert_same_bits, exchange_all, mesh, partials_of, reference_means
 from .single_thread import compiled_lane, cut_into, fed, made_by, python_lane, recorded, run, wired
 
 KINDS = [(operation, dtype) for operation, dtypes in DTYPES.items() for dtype in dtypes]
@@ -237,6 +238,20 @@ def test_a_result_is_freed_with_its_last_view(monkeypatch: pytest.MonkeyPatch) -
             assert [one() for one in alive] == [None] * len(alive)
         finally:
             gc.enable()
+
+
+def test_each_exchange_of_a_step_keeps_its_sheet_and_they_share_memory() -> None:
+    """SAM exchanges the same gradients twice."""
+    twice = [
+        Layout.of([replace(spec, path=f"{name} {spec.path}") for spec in BIG]) for name in ("up", "down")
+    ]
+    with mesh([[0], [1]]) as (links, _):
+        sheets = [links.sheet(layout, 2) for layout in twice]
+        assert sheets[0] is not sheets[1]
+        assert [links.sheet(layout, 2) for layout in twice] == sheets
+        received = [[address(part) for part in sheet._scratch if part.size] for sheet in sheets]
+        assert received[0] == received[1]
+        assert set(received[0]) == {address(part) for part in links.scratch.values()}
 
 
 def test_a_library_of_other_sources_is_not_used(
