@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import threading
-from typing import Any, cast
+from typing import Any
 
 # Simulated devices share few cores; collectives among them would otherwise abort the process after 40 s.
 os.environ["XLA_FLAGS"] = (
@@ -37,8 +37,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis_settings.register_profile("patient", deadline=None)
 hypothesis_settings.load_profile("patient")
 
-# Of the simulation, in each run of the tests; `make simulate` and `make storm` take more.
-SIMULATED_SEEDS = 500
 # For a test that does not stop when asked.
 LAST_RESORT_S = 30.0
 
@@ -56,14 +54,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(shared.remove)
     for name, value in shared.compiled().items():
         jax.config.update(name, value)
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Leave the simulation's later seeds to `make storm`: the same attack, only longer."""
-    if getattr(item, "originalname", "") != "test_a_storm_never_harms_the_run":
-        return
-    if cast(pytest.Function, item).callspec.params["first"] >= SIMULATED_SEEDS:
-        item.add_marker(pytest.mark.storm)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
