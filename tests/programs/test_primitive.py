@@ -7,6 +7,7 @@ import pytest
 
 import jaxft
 from jaxft._errors import StepError
+from jaxft._step import Step
 
 
 def average(x: jax.Array) -> jax.Array:
@@ -24,7 +25,7 @@ def test_nothing_to_average() -> None:
         jaxft.pmean({"a": [], "b": None})
 
 
-def step_of(function: Any) -> jaxft._step.Step:
+def step_of(function: Any) -> Step:
     return jaxft.fault_tolerant(lambda state, batch: (state, function(state, batch)), None)
 
 
