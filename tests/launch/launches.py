@@ -71,14 +71,18 @@ class Launch:
 
 def launch_command(folder: Path, *words: str, program: tuple[str, ...]) -> list[str]:
     """`jaxft launch WORDS -- PROGRAM` in a fresh interpreter."""
-    return [sys.executable, "-m", "jaxft._cli", "launch", "--folder", str(folder), *words, "--", *program]
+    return [sys.executable, "-m", "jaxft._cli", *_words(folder, *words, program=program)]
+
+
+def _words(folder: Path, *words: str, program: tuple[str, ...]) -> tuple[str, ...]:
+    return ("launch", "--folder", str(folder), *words, "--", *program)
 
 
 @contextlib.contextmanager
 def launch(folder: Path, *words: str, program: tuple[str, ...], **environment: str) -> Iterator[Launch]:
     """Start `jaxft launch WORDS -- PROGRAM`; end it when the block ends."""
     out = folder.with_name(f"{folder.name}.out")
-    arguments = ("launch", "--folder", str(folder), *words, "--", *program)
+    arguments = _words(folder, *words, program=program)
     process = Script("jaxft._cli", arguments, out, folder=HERE.parents[1], variables=environment)
     try:
         yield Launch(process, folder, out)

@@ -46,7 +46,7 @@ def record_of(before: Job, after: Job) -> Record | None:
 
 
 def _is_untouched(before: Job, after: Job) -> bool:
-    """Return whether all durable parts of a job are the same objects."""
+    """Return whether nothing that `saved` takes from a job has been replaced."""
     return (
         after.frontier is before.frontier
         and after.quorum is before.quorum

@@ -163,10 +163,6 @@ RULES: Mapping[type[Any], Rule] = {
 }
 
 
-# The events of `_late_in_phase`.
-_DEPENDS_ON_MORE = frozenset({Exchanged, ExchangeBroke, Raised, HealBroke, NewQuorum, Commit, Heal})
-
-
 def late(replica: Replica, event: Event) -> str:
     """Return why `event` is late and must be dropped; "" if it must be handled.
 
@@ -178,7 +174,7 @@ def late(replica: Replica, event: Event) -> str:
     if rule is None:
         raise IllegalEvent(f"{type(said).__name__} is not an event of this protocol")
     if replica.phase in rule.legal:
-        return _late_in_phase(replica, event) if type(said) in _DEPENDS_ON_MORE else ""
+        return _late_in_phase(replica, event)
     if reason := rule.late.get(replica.phase):
         return reason
     raise IllegalEvent(f"{type(said).__name__} is illegal while the group is {replica.phase.value}")

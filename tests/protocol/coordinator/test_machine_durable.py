@@ -1,5 +1,7 @@
 """What a coordinator records, and how it continues from that."""
 
+import dataclasses
+
 import pytest
 from jaxft_protocol.coordinator import durable
 from jaxft_protocol.coordinator.job import (
@@ -15,6 +17,7 @@ from jaxft_protocol.coordinator.job import (
     Send,
 )
 from jaxft_protocol.messages import Commit, Heal, HealId, NewQuorum, Welcome
+from jaxft_protocol.values import changed
 
 from tests.protocol.coordinator.helpers import Desk, Done, healing, members, running
 
@@ -229,3 +232,12 @@ def test_heal_ids_of_one_life_are_never_those_of_another():
 
 def test_an_untouched_job_is_not_written_down():
     assert durable.record_of(Job("job", Options()), Job("job", Options())) is None
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Saved) if field.name != "job"])
+def test_no_durable_part_is_taken_for_untouched(name: str):
+    """The fast path of `record_of` lists them once more."""
+    job = running("group-0", "group-1").job
+    part = {"members": "quorum"}.get(name, name)
+    assert durable._is_untouched(job, changed(job, waiting="something that is not durable"))
+    assert not durable._is_untouched(job, changed(job, **{part: object()}))
