@@ -10,6 +10,8 @@ from jaxft._launch._checks import LaunchError, check_installed
 from jaxft._launch._job import Program
 
 ExampleName = Literal["mlp", "llama3"]
+# Imported by warm processes.
+RANK_CACHES = "lab._rank_caches"
 # Two per group with three groups, three with two.
 SHARDS_PER_GROUP = 2
 

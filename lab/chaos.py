@@ -18,6 +18,7 @@ from jaxft._launch._session import run_folder, signals_as_exit
 from jaxft._launch._verdict import judge
 from lab._examples import (
     EXAMPLES,
+    RANK_CACHES,
     ROOT,
     Example,
     ExampleName,
@@ -80,8 +81,9 @@ def run_chaos(
         with display, Processes(folder, cwd=ROOT) as processes:
             flags = flags_of(example, groups=options.groups, folder=folder, nproc=options.nproc)
             flags |= timeout_flags(options)
+            preload = (*example.needs, RANK_CACHES)
             program = program_of(
-                example.trainer, steps, flags, own_flags=own_flags, takes_orders=True, preload=example.needs
+                example.trainer, steps, flags, own_flags=own_flags, takes_orders=True, preload=preload
             )
             memory = folder / "coordinator"
             started = Coordinator(processes, (*coordinator, *options.coordinator_flags(memory)))

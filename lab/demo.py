@@ -15,7 +15,7 @@ from jaxft._launch._run import SILENCE_TIMEOUT_S, run_job
 from jaxft._launch._session import run_folder, signals_as_exit
 from jaxft._launch._verdict import Verdict, judge
 from jaxft._launch._verdict_text import verdict_json, verdict_text
-from lab._examples import ROOT, check_example, devices_of, program_of
+from lab._examples import RANK_CACHES, ROOT, check_example, devices_of, program_of
 from lab._killer import plan_strikes
 from lab._live import make_display
 from lab._watcher import DemoWatcher
@@ -40,7 +40,7 @@ class DemoOptions:
     nproc: int = 1
     """Processes of each group."""
     steps: int | None = None
-    """Steps that the job commits, with kills and without. None: 80, and 80 more for every further process."""
+    """Steps that the job commits, with kills and without. None: 80, and 40 more for every further process."""
     kills: int | None = None
     """How many processes to kill. None: each one once. Every one is killed once before any is killed twice."""
     seed: int | None = None
@@ -96,7 +96,7 @@ def filled_in(options: DemoOptions) -> DemoOptions:
         LaunchError: a number is too small.
     """
     nproc = options.nproc
-    steps = STEPS * nproc if options.steps is None else options.steps
+    steps = STEPS + STEPS // 2 * (nproc - 1) if options.steps is None else options.steps
     kills = nproc * len(GROUPS) if options.kills is None else options.kills
     if nproc < 1 or steps < 1 or kills < 0:
         raise LaunchError(
@@ -116,7 +116,7 @@ def _train_twice(
     assert options.kills is not None
     nproc = options.nproc
     flags = trainer_flags(processes.folder, nproc)
-    program = program_of(commands.trainer, options.steps, flags, preload=NEEDED)
+    program = program_of(commands.trainer, options.steps, flags, preload=(*NEEDED, RANK_CACHES))
     strikes = plan_strikes(GROUPS, kills=options.kills, seed=seed, nproc=nproc)
     order = ", ".join(
         strike.group if nproc == 1 else f"{strike.group} rank {strike.rank}" for strike in strikes
