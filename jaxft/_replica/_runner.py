@@ -39,12 +39,13 @@ from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._draining import Drained
 from jaxft._replica._engine import Call
+from jaxft._replica._failures import error_of
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
 from jaxft._replica._raised import Raising, report_by
 from jaxft._replica._saving import Saving
-from jaxft._replica._session import Session, error_of
+from jaxft._replica._session import Session
 from jaxft._replica._steps import LoopWatch
 from jaxft._replica._writer import Writer
 from jaxft._report import Record, StepReport

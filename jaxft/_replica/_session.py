@@ -1,4 +1,4 @@
-"""Runs the replica's core: a thread with an event loop, the stream to the coordinator, and the current directive.
+"""Runs the replica's core: a thread with an event loop, and the current directive.
 
 Only the loop's thread changes the replica's state. The training thread posts events and waits for directives. When a
 new directive replaces the current one, work under the old one is aborted.
@@ -14,12 +14,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar, assert_never
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, TypeVar, assert_never
 
-import grpc
-import grpc.aio
-from jaxft_protocol import wire
 from jaxft_protocol.messages import (
     CoordinatorMessage,
     GroupMessage,
@@ -28,11 +25,9 @@ from jaxft_protocol.messages import (
     Leave,
     NewQuorum,
     QuorumId,
-    Sample,
     Step,
     Welcome,
 )
-from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft_protocol.replica import machine
 from jaxft_protocol.replica.deadlines import GREETING_TIMEOUT_S
 from jaxft_protocol.replica.legal import IllegalEvent
@@ -48,8 +43,6 @@ from jaxft_protocol.replica.state import (
     Effect,
     Event,
     Fail,
-    Failure,
-    FailureKind,
     HealFrom,
     Identity,
     Idle,
@@ -69,22 +62,13 @@ from jaxft_protocol.replica.state import (
     Wait,
 )
 
-from jaxft._errors import (
-    CannotHeal,
-    ConfigurationError,
-    CoordinatorUnreachable,
-    Diverged,
-    Evicted,
-    JaxftError,
-    JobHalted,
-    JoinRefused,
-    NonFinite,
-    SessionFailed,
-)
+from jaxft._errors import ConfigurationError, JaxftError, SessionFailed
 from jaxft._ranks._ranks import Leading, OneRank
-from jaxft._replica._credentials import Credentials, Greeting, Unproven
+from jaxft._replica._credentials import Credentials
+from jaxft._replica._failures import error_of
 from jaxft._replica._loop import LoopThread, Watch
 from jaxft._replica._samples import Samples
+from jaxft._replica._stream import Stream
 from jaxft._report import StepReport
 from jaxft._transport._sockets import Abort
 
@@ -97,28 +81,6 @@ FIRST_MENTION_S = 5.0
 LOOK_S = 1.0
 # The loop counts as stuck only after this many checks, however short the failure timeout.
 LEAST_STUCK_LOOKS = 10
-
-_SESSION = f"/{pb.DESCRIPTOR.services_by_name['Coordinator'].full_name}/Session"
-_OPTIONS = [
-    # Detects a coordinator whose machine is gone without a FIN. The server allows one ping per second.
-    ("grpc.keepalive_time_ms", 5000),
-    ("grpc.keepalive_timeout_ms", 5000),
-    ("grpc.http2.max_pings_without_data", 0),
-    # Each dial opens a new channel, so gRPC's backoff never applies; ours is in the core.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-]
-
-# The exception that the user sees for each failure.
-_ERRORS: Mapping[FailureKind, type[JaxftError]] = {
-    FailureKind.COORDINATOR_UNREACHABLE: CoordinatorUnreachable,
-    FailureKind.JOIN_REFUSED: JoinRefused,
-    FailureKind.EVICTED: Evicted,
-    FailureKind.CANNOT_HEAL: CannotHeal,
-    FailureKind.DIVERGED: Diverged,
-    FailureKind.NONFINITE: NonFinite,
-    FailureKind.JOB_HALTED: JobHalted,
-}
 
 _T = TypeVar("_T")
 
@@ -145,8 +107,6 @@ class Session:
         )
         self._pins = pins
         self._ranks: Leading = ranks or OneRank()
-        self._credentials = credentials
-        self._proved = False  # a coordinator has proved that it knows the job's key
         self._changed = threading.Condition()
         self._sequence = 0
         self._directive: Directive = machine.directive(self._replica)
@@ -161,9 +121,14 @@ class Session:
         self.samples = Samples()
         self._samples_wanted = False
         self._loop = LoopThread("jaxft-session", self._fail)
-        self._outbox: asyncio.Queue[GroupMessage | Sample] | None = None
-        self._stream: asyncio.Task[Any] | None = None  # the task of the current call
-        self._hung_up = ""  # why this side ended the call
+        self._stream = Stream(
+            self._loop,
+            credentials,
+            group=identity.group,
+            silence_s=min(GREETING_TIMEOUT_S, failure_timeout_s / 4),
+            on_open=lambda: self._handle(Connected()),
+            on_message=self._hear,
+        )
         self._closing = False
         self._ended: JaxftError | None = None  # why the session has ended
         self._cause: BaseException | None = None  # of `_ended`
@@ -424,16 +389,11 @@ class Session:
     def _do(self, effect: Effect) -> None:
         match effect:
             case Send(message):
-                if self._outbox is not None:
-                    if self._samples_wanted and isinstance(message, Heartbeat | Leave):
-                        self._send_sample(self._outbox)
-                    self._outbox.put_nowait(message)
+                self._send(message)
             case Dial(delay_s, address):
                 self._loop.keep(self._connect(delay_s, address), "stream")
             case Close(reason):
-                if self._stream is not None:
-                    self._hung_up = reason
-                    self._stream.cancel()  # not only the call: gRPC might never report its end
+                self._stream.hang_up(reason)
             case PinState(heal_id, step, log_only):
                 self._pins.pin(heal_id, step, log_only=log_only)
                 self._ranks.pin(heal_id, step, log_only=log_only)
@@ -446,9 +406,11 @@ class Session:
             case _:
                 assert_never(effect)
 
-    def _send_sample(self, outbox: "asyncio.Queue[GroupMessage | Sample]") -> None:
-        if (sample := self.samples.take()) is not None:
-            outbox.put_nowait(sample)
+    def _send(self, message: GroupMessage) -> None:
+        with_sample = self._samples_wanted and isinstance(message, Heartbeat | Leave)
+        if with_sample and self._stream.is_open and (sample := self.samples.take()) is not None:
+            self._stream.send(sample)
+        self._stream.send(message)
 
     def _show(self, replica: Replica) -> None:
         """Publish the new state, and wake the waiting thread if it changed."""
@@ -486,85 +448,10 @@ class Session:
         await asyncio.sleep(delay_s)
         if self._replica.phase is not Phase.OFFLINE:
             return
-        channel = self._credentials.channel(address, _OPTIONS)
-        greeting = Greeting(self._credentials.key, known=self._proved)
-        self._hung_up, self._stream = "", asyncio.current_task()
-        reason = "the coordinator ended the session"
-        writer: asyncio.Task[None] | None = None
-        try:
-            call = channel.stream_stream(_SESSION)()  # bytes in both directions: `greeting` decodes them
-            messages = aiter(call)
-            await self._challenged(greeting, messages)
-            self._outbox = asyncio.Queue()
-            writer = self._loop.keep(self._write(call, self._outbox, greeting), "writer")
-            self._handle(Connected())
-            async for received in messages:
-                message = greeting.decode(received)
-                self._proved |= greeting.proved
-                self._hear(message)
-        except grpc.aio.AioRpcError as error:
-            reason = error.details() or error.code().name
-            if not greeting.begun:
-                reason = self._credentials.explained(reason)
-        except asyncio.CancelledError:
-            assert self._stream is not None
-            if self._hung_up:
-                self._stream.uncancel()
-            elif self._stream.cancelling():
-                raise
-            reason = self._hung_up or "the call was cancelled"
-        except (ConnectionError, TimeoutError) as error:
-            reason = str(error)
-        except Unproven as error:
-            reason = str(error)
-            group = self._replica.identity.group
-            _log.warning("[jaxft %s] does not follow the coordinator %s: %s", group, address, reason)
-        except wire.WireError as error:
-            reason = f"the coordinator sent a message that this version of jaxft cannot read: {error}"
-        except IllegalEvent as error:
-            reason = f"the coordinator sent a message that is not allowed now: {error}"
-            group = self._replica.identity.group
-            _log.warning("[jaxft %s] ends the stream to the coordinator %s: %s", group, address, reason)
-        finally:
-            self._outbox = self._stream = None
-            if writer is not None:
-                writer.cancel()
-            async with asyncio.timeout(GREETING_TIMEOUT_S):
-                await channel.close()
+        reason = await self._stream.run(address)
         with self._changed:
             busy = not self._waits
         self._handle(Disconnected(reason, busy))
-
-    async def _challenged(self, greeting: Greeting, messages: AsyncIterator[bytes]) -> None:
-        """Wait for the stream's first message. A frozen coordinator sends none; then the next one is tried."""
-        timeout_s = min(GREETING_TIMEOUT_S, self._replica.failure_timeout_s / 4)
-        try:
-            async with asyncio.timeout(timeout_s):
-                first = await anext(messages, None)
-        except TimeoutError as error:
-            raise TimeoutError(f"the coordinator has sent nothing for {timeout_s:g} s") from error
-        if first is None:
-            raise ConnectionError("the coordinator ended the session")
-        greeting.challenged(first)
-
-    async def _write(
-        self,
-        call: "grpc.aio.StreamStreamCall[bytes, bytes]",
-        outbox: "asyncio.Queue[GroupMessage | Sample]",
-        greeting: Greeting,
-    ) -> None:
-        # The reader gets the reason why the call ended, or cancels this task.
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
-            try:
-                while True:
-                    await call.write(greeting.encode(await outbox.get()))
-            finally:
-                call.cancel()  # a stream that can only receive would look alive
-
-
-def error_of(failure: Failure) -> JaxftError:
-    """The exception that the user sees."""
-    return _ERRORS[failure.kind](failure.text)
 
 
 def _key(directive: Directive) -> tuple[object, ...]:

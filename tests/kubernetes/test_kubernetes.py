@@ -5,6 +5,7 @@ There is no controller and no node: a JobSet is stored, and the test takes the J
 
 import copy
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,6 @@ def test_the_commands_of_the_docs_install_a_coordinator_and_a_job_and_bring_a_gr
 
     for text in texts[texts.index(more) + 1 :]:
         run(text)
-    run(f"{HELM} uninstall my-run && {HELM} uninstall coordinator")
+    run(f"{shlex.quote(str(HELM))} uninstall my-run && {shlex.quote(str(HELM))} uninstall coordinator")
     assert groups() == {}
     assert server.get("statefulset")["items"] == []

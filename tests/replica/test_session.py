@@ -17,6 +17,7 @@ import jaxft
 from jaxft._errors import SessionFailed
 from jaxft._replica import _session
 from jaxft._replica._credentials import Credentials
+from jaxft._replica._failures import error_of
 from jaxft._replica._loop import LoopThread
 from jaxft._replica._session import Session
 from jaxft._transport._sockets import Abort
@@ -191,7 +192,7 @@ def test_what_the_training_thread_may_not_do_ends_the_session(coordinator: Coord
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_each_failure_has_an_error_of_its_own(kind: FailureKind) -> None:
-    error = _session.error_of(Failure(kind, "why"))
+    error = error_of(Failure(kind, "why"))
     assert type(error).__name__.lower() == kind.value.replace(" ", "")
     assert str(error) == "why"
 
@@ -293,7 +294,7 @@ def test_each_task_of_the_loop_may_be_cancelled_and_none_of_them_in_silence(coor
     assert {
         "Session._tick_forever",
         "Session._connect",
-        "Session._write",
+        "Stream._write",
         "LoopThread._count_turns",
     } <= killed
 
