@@ -427,6 +427,22 @@ def _resumes_while_holders_are_there(resume: Any) -> Any:
     return mutated
 
 
+@mutant(
+    founding,
+    "_finish",
+    die_at_end=True,
+    saves_every=1000,
+    brings=0,
+    faults=(),
+    storm_s=1.0,
+    raises=False,
+    flaky=0.0,
+)
+def _the_end_is_lost_with_the_last_who_holds_it(finish: Any) -> Any:
+    """A group that dies at the last step, when another has ended its loop and left, waits for that state forever."""
+    return lambda draft, frontier: None
+
+
 # ---- long steps, slow links, pauses ----
 
 

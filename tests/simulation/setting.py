@@ -94,6 +94,7 @@ class Setting:
     keeps_bytes: int = 1 << 18  # of groups that are gone, in the coordinator's memory
     one_differs: bool = False  # the last regular group begins with another state, and all must be there
     leaves_early: bool = False  # a founder leaves as finished before the first quorum
+    die_at_end: bool = False  # when the first group ends its loop, others die, and come again
     raises: bool = False  # the coordinator fails on an event of the job once
     fetch_s: float = 0.15  # which a joiner needs for a state, at most
     slow_from_s: float = 0.0  # when the links become slow, if they do
@@ -247,6 +248,7 @@ def _widened(seed: int, setting: Setting, regular: int) -> Setting:
         before = setting.faults
         numbered = [replace(fault, index=len(before) + i) for i, fault in enumerate(raises)]
         setting = replace(setting, faults=(*before, *numbered))
+    setting = replace(setting, die_at_end=random.Random(seed + (1 << 46)).random() < 0.1)
     if (more := random.Random(seed + (1 << 44))).random() < 0.1:
         asked = _faults(more, ["drain", "hold"], setting.storm_s)
         before = setting.faults

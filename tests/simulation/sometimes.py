@@ -52,6 +52,7 @@ RARE: dict[str, str] = {
     "term learned": "a coordinator whose clock is behind takes a higher term than its groups have met",
     "forgotten": "what the coordinator remembers of groups that are gone is beyond its bound",
     "founder left early": "one of several founders leaves as finished before the first quorum",
+    "died at the end": "a group dies while it finishes its last steps, or leaves, and another has ended its loop",
     "drained": "a group that was asked to end leaves at a boundary, or while it takes no part",
     "place handed over": "a spare takes the place of a drained group, without a step tried again",
     "paused": "the job stands between two steps because an operator asked for it",

@@ -230,6 +230,7 @@ class Trainer:
         match directive:
             case r.Attempt() | r.Over() if self._is_done(directive):
                 self.leave(finished=True)
+                self.world.one_has_finished(self.name)
             case r.Attempt(quorum, step):
                 self._waits = False
                 if step < quorum.step:

@@ -74,6 +74,7 @@ class World:
         self.processes: dict[str, Process] = {}  # the newest of each name
         self.incarnations: dict[int, Process] = {}
         self._calm_since_s = 0.0
+        self._some_died = False
         self._without = without
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 
@@ -302,6 +303,23 @@ class World:
         self.sometimes.note("founder left early")
         process.leave(finished=True)
         self.after(0.3, self.launch, process.name)
+
+    def one_has_finished(self, name: str) -> None:
+        """A group leaves at the end of its loop: the first time, others may die while they end theirs."""
+        if not self.setting.die_at_end or self._some_died:
+            return
+        self._some_died = True
+        for other in self.setting.names:
+            if other != name and self.random() < 0.8:
+                self.after(self.between(0.0, 0.1), self._die_at_end, other)
+
+    def _die_at_end(self, name: str) -> None:
+        process = self.processes[name]
+        if process.dead or process.over:
+            return
+        self.sometimes.note("died at the end")
+        process.kill()
+        self.after(self.between(0.0, 0.5), self.launch, name)
 
     def ended(self) -> None:
         """A process has come to its end."""

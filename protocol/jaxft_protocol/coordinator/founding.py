@@ -205,8 +205,12 @@ def _resume(draft: Draft, frontier: Frontier) -> None:
     if following := draft.select(lambda group: group.phase in (GroupPhase.HEALING, GroupPhase.READY)):
         _ask_again(draft, following)
         return
-    of_history = draft.select(lambda group: has_joined(group) and group.history == job.history != 0)
-    if not of_history or len(draft.select(has_joined)) < job.min_replicas:
+    joined = draft.select(has_joined)
+    of_history = [group for group in joined if group.history == job.history != 0]
+    if joined and not of_history and job.ended == frontier.step:
+        _finish(draft, frontier)
+        return
+    if not of_history or len(joined) < job.min_replicas:
         return
     waited_s = draft.now_s - min(group.joined_s for group in of_history)
     if waited_s < job.options.join_timeout_s and draft.select(compiles):
@@ -220,6 +224,14 @@ def _resume(draft: Draft, frontier: Frontier) -> None:
     draft.log(
         f"resumes at step {founders[0].step} with the state of {names_text(founders)}: no group is left that held "
         f"step {frontier.step}" + (f"; {done_again(again)}" if again >= 0 else "")
+    )
+
+
+def _finish(draft: Draft, frontier: Frontier) -> None:
+    """Finish the job where a member has ended its loop: the others died at that step, and no group brings a state."""
+    draft.update(finished=frontier.step)
+    draft.log(
+        f"finished at step {frontier.step}: a group has ended its loop there, and no other is left that holds it"
     )
 
 

@@ -265,6 +265,82 @@ def test_a_late_returner_is_told_that_the_job_is_over():
     assert desk.job.groups == {}
 
 
+def died_where_another_finished(*, finished: bool = True) -> Desk:
+    """A job at step 1, where a has ended its loop, and then b has died; b comes again with nothing."""
+    desk = running("a", "b")
+    desk.commit()
+    desk.leave("a", finished=finished)
+    desk.tick()
+    assert members(desk) == ["b"]
+    desk.close("b")
+    desk.come("b", digest="fresh", incarnation=2)
+    return desk
+
+
+def test_where_the_last_holder_dies_after_another_has_finished_the_job_is_over_after_the_heartbeat_timeout():
+    desk = died_where_another_finished()
+    assert all(done.only(Finished) == {} for done in desk.wait(4.8))
+    done = desk.wait(0.4)
+    assert [one.to("b") for one in done if one.sent] == [[Finished(1), Goodbye()]]
+    text = "finished at step 1: a group has ended its loop there, and no other is left that holds it"
+    assert [f"[job] {text}"] == [report for one in done for report in one.reports if "finished" in report]
+    assert desk.job.finished == 1
+    assert desk.job.groups == {}
+
+
+def test_it_is_over_with_fewer_groups_than_a_step_needs():
+    desk = running("a", "b", min_replicas=2)
+    desk.commit()
+    desk.leave("a", finished=True)
+    desk.close("b")
+    desk.come("b", digest="fresh", incarnation=2)
+    desk.wait(5.2)
+    assert desk.job.finished == 1
+
+
+def test_it_is_not_over_where_the_other_left_early():
+    desk = died_where_another_finished(finished=False)
+    desk.wait(60.0)
+    assert desk.job.finished is None
+
+
+def test_it_is_not_over_where_a_step_was_committed_since():
+    desk = running("a", "b")
+    desk.leave("a", finished=True)
+    desk.tick()
+    desk.vote("b")
+    desk.close("b")
+    desk.come("b", digest="fresh", incarnation=2)
+    desk.wait(60.0)
+    assert desk.job.finished is None
+
+
+def test_one_that_holds_the_last_step_and_comes_back_in_time_goes_on():
+    desk = running("a", "b")
+    desk.commit()
+    desk.leave("a", finished=True)
+    desk.tick()
+    desk.close("b")
+    desk.come("c", digest="fresh")
+    desk.wait(4.0)
+    desk.come("b", step=1, history=desk.job.history)
+    desk.wait(4.0)
+    assert desk.job.finished is None
+    assert members(desk) == ["b"]
+
+
+def test_a_checkpoint_of_an_earlier_step_resumes_the_job_that_had_ended():
+    desk = running("a", "b")
+    desk.commit()
+    desk.commit()
+    desk.leave("a", finished=True)
+    desk.tick()
+    desk.close("b")
+    desk.come("b", step=1, history=desk.job.history, incarnation=2)
+    desk.wait(6.0)
+    assert (desk.job.finished, members(desk), desk.step) == (None, ["b"], 1)
+
+
 def test_a_joiner_still_gets_the_final_state_from_the_leavers():
     desk = running("a", "b")
     desk.commit()
