@@ -59,7 +59,7 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
         gate.touch()
         here.until_finished(*workers.values())
     assert re.search(r"toy: training  step 4  loss \d\.\d+  .* groups 2/2  quorum 1  goodput", shown)
-    assert re.search(r"group-1 +member +\d+ s +4 ", shown)
+    assert re.search(r"group-1 +member( \(away\))? +\d+ s +4 ", shown)
     assert "quorum_changed  step=0  quorum_id=1  members=2" in shown
     assert (told["job"], len(told["group_list"])) == ("toy", 2)
     assert ratio[0] > 0  # of both groups' compute times, as `jaxft launch --health` compares them

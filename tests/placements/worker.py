@@ -57,7 +57,7 @@ def main() -> None:
             group=arguments.group,
             job="placements",
             digest_every=1,
-            checkpoints=arguments.checkpoints and jaxft.Checkpoints(arguments.checkpoints, every_steps=2),
+            checkpoints=arguments.checkpoints and jaxft.Checkpoints(arguments.checkpoints, every_steps=6),
         )
         with manager:
             if arguments.checkpoints:
