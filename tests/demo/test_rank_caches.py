@@ -1,13 +1,13 @@
 """Lets every rank of simulated devices find what it compiled before it was killed."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from lab._examples import RANK_CACHES
+from tests import patience
 
 COMPILE = """
 import importlib, sys
@@ -28,7 +28,7 @@ def entries(folder: Path, *modules: str) -> list[Path]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    subprocess.run([sys.executable, "-c", COMPILE, *modules], env=environment, check=True)
+    patience.run([sys.executable, "-c", COMPILE, *modules], env=environment, check=True)
     return sorted(folder.glob("*-cache"))
 
 

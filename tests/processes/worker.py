@@ -22,10 +22,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import compiler, distributed
 from jax._src.lib import _jax
 
 import jaxft
+import lab._rank_caches  # noqa: F401  (ranks keep what they compile)
 
 GATE_TIMEOUT_S = 3600.0  # the test comes to its end before it
 PAUSE_TIMEOUT_S = 3600.0
@@ -90,25 +90,6 @@ def join_world(
         make = _jax.make_gloo_tcp_collectives
         _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
     jax.distributed.initialize(f"{meet}:{port}", ranks, rank, initialization_timeout=round(GATE_TIMEOUT_S))
-    keep_what_is_compiled()
-
-
-def keep_what_is_compiled() -> None:
-    """Have every rank write to the compilation cache.
-
-    JAX has only rank 0 write. On CPU no other rank finds that: the number of the device is part of the key.
-    """
-    write = compiler._cache_write
-
-    def write_as_rank_0(*arguments: Any) -> None:
-        state = distributed.global_state
-        rank, state.process_id = state.process_id, 0
-        try:
-            write(*arguments)
-        finally:
-            state.process_id = rank
-
-    compiler._cache_write = write_as_rank_0
 
 
 def spread(tree: Any) -> Any:

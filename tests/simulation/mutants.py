@@ -440,7 +440,7 @@ def _resumes_while_holders_are_there(resume: Any) -> Any:
 )
 def _the_end_is_lost_with_the_last_who_holds_it(finish: Any) -> Any:
     """A group that dies at the last step, when another has ended its loop and left, waits for that state forever."""
-    return lambda draft, frontier: None
+    return lambda draft: None
 
 
 # ---- long steps, slow links, pauses ----

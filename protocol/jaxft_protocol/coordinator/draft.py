@@ -110,6 +110,12 @@ class Draft:
         holding = (GroupPhase.MEMBER, GroupPhase.READY, GroupPhase.LEAVING)
         return self.select(lambda group: group.holder in frontier.holders and group.phase in holding)
 
+    def finish(self, why: str = "") -> None:
+        """Finish the job at its frontier."""
+        assert self.job.frontier is not None
+        self.update(finished=self.job.frontier.step, quorum=None)
+        self.log(f"finished at step {self.job.frontier.step}{why}")
+
     def note_state(self, group: Group) -> None:
         """Note that `group` has shown that it holds state `group.step` of this job."""
         frontier = self.job.frontier

@@ -14,7 +14,10 @@ long as that group lives.
 *Resuming.* In a job that has committed something, a fresh state never becomes the frontier. But when no group is left
 that holds the frontier, groups with a state of the same history (from a checkpoint, or because they took part before)
 may continue from the newest of these. This is the only way in which a frontier goes back. The job first waits for
-`heartbeat_timeout_s`, so that a holder that has only lost its connection can return.
+`heartbeat_timeout_s`, so that a holder that has only lost its connection can return. If no group brings such a state,
+or too few groups are there, and a member ended its loop at the frontier, the job is finished: it does not matter
+which came first, the end of that member or the death of the others. Groups that have finished do not come again, so
+the job might never have enough.
 
 *Replacing a founding.* A group with a state that was unknown here may still come later. A history is named after the
 incarnation that founded it. If the coordinator has lost its store and a fresh group was quicker than the groups with
@@ -207,13 +210,11 @@ def _resume(draft: Draft, frontier: Frontier) -> None:
         return
     joined = draft.select(has_joined)
     of_history = [group for group in joined if group.history == job.history != 0]
-    if joined and not of_history and job.ended == frontier.step:
-        _finish(draft, frontier)
-        return
     if not of_history or len(joined) < job.min_replicas:
+        if joined and job.ended == frontier.step and not _one_compiles(draft, joined):
+            _finish(draft)
         return
-    waited_s = draft.now_s - min(group.joined_s for group in of_history)
-    if waited_s < job.options.join_timeout_s and draft.select(compiles):
+    if _one_compiles(draft, of_history):
         return  # it may bring a newer one
     if newer_may_come(draft, of_history):
         return
@@ -227,12 +228,15 @@ def _resume(draft: Draft, frontier: Frontier) -> None:
     )
 
 
-def _finish(draft: Draft, frontier: Frontier) -> None:
-    """Finish the job where a member has ended its loop: the others died at that step, and no group brings a state."""
-    draft.update(finished=frontier.step)
-    draft.log(
-        f"finished at step {frontier.step}: a group has ended its loop there, and no other is left that holds it"
-    )
+def _one_compiles(draft: Draft, joined: Sequence[Group]) -> bool:
+    """Return whether these groups wait for one that still compiles, which may bring a state."""
+    waited_s = draft.now_s - min(group.joined_s for group in joined)
+    return waited_s < draft.job.options.join_timeout_s and bool(draft.select(compiles))
+
+
+def _finish(draft: Draft) -> None:
+    """Finish the job where a member has ended its loop: the others died at that step, and cannot resume it."""
+    draft.finish(": a group has ended its loop there, and no other is left that holds it")
 
 
 def _ask_again(draft: Draft, following: Sequence[Group]) -> None:

@@ -214,7 +214,7 @@ def leave(draft: Draft, group: Group, message: Leave) -> None:
         _end(draft, group)
     last = not draft.select(quorums.is_member)
     if last and message.finished and left in draft.holders() and not _nothing_was_done(draft):
-        _finish_here(draft)
+        draft.finish()
     quorums.mark_lost(draft, left.name)
     # Many groups finish at the same time: the next tick forms one quorum without all of them.
     if not message.finished:
@@ -419,7 +419,7 @@ def _donors(draft: Draft) -> list[Group]:
 def finish(draft: Draft) -> None:
     """Finish the job, tell groups that have caught up, and release leaving groups that are no longer needed."""
     if _spares_are_left(draft):
-        _finish_here(draft)
+        draft.finish()
     job = draft.job
     if job.finished is not None:
         for group in draft.select(lambda group: _stands_at(draft, group, job.finished)):
@@ -431,12 +431,6 @@ def finish(draft: Draft) -> None:
             draft.send(group, Goodbye())
             draft.effects.append(Close(group.session))
             draft.remove(group)
-
-
-def _finish_here(draft: Draft) -> None:
-    assert draft.job.frontier is not None
-    draft.update(finished=draft.job.frontier.step, quorum=None)
-    draft.log(f"finished at step {draft.job.frontier.step}")
 
 
 def _spares_are_left(draft: Draft) -> bool:

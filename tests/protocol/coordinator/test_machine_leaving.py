@@ -298,6 +298,17 @@ def test_it_is_over_with_fewer_groups_than_a_step_needs():
     assert desk.job.finished == 1
 
 
+def test_it_is_over_where_a_checkpoint_comes_but_too_few_groups_are_left_to_resume_from_it():
+    desk = running("a", "b", min_replicas=2)
+    desk.commit()
+    desk.commit()
+    desk.leave("a", finished=True)
+    desk.close("b")
+    desk.come("b", step=1, history=desk.job.history, incarnation=2)
+    done = desk.wait(5.2)
+    assert [one.to("b") for one in done if one.only(Finished)] == [[Finished(2), Goodbye()]]
+
+
 def test_it_is_not_over_where_the_other_left_early():
     desk = died_where_another_finished(finished=False)
     desk.wait(60.0)
@@ -327,6 +338,22 @@ def test_one_that_holds_the_last_step_and_comes_back_in_time_goes_on():
     desk.wait(4.0)
     assert desk.job.finished is None
     assert members(desk) == ["b"]
+
+
+def test_one_that_still_compiles_is_waited_for_since_it_may_bring_a_checkpoint():
+    desk = running("a", "b", join_timeout_s=60.0)
+    desk.commit()
+    desk.commit()
+    desk.leave("a", finished=True)
+    desk.tick()
+    desk.close("b")
+    desk.hello("c")
+    desk.come("b", digest="fresh", incarnation=2)
+    desk.wait(50.0)
+    assert desk.job.finished is None
+    desk.join("c", step=1, history=desk.job.history)
+    desk.wait(6.0)
+    assert (desk.job.finished, members(desk)) == (None, ["c"])
 
 
 def test_a_checkpoint_of_an_earlier_step_resumes_the_job_that_had_ended():
