@@ -96,7 +96,9 @@ def test_a_group_that_ends_with_another_state_makes_it_fail(
 
 def test_kills_that_do_not_fit_any_more_make_it_fail(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_demo(DemoOptions(steps=2, kills=9), commands(launches=3)) == 1
-    assert "kills could be placed before the job was over" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    # The latter, if the last kill of these two steps fell so late that the job was over when the group was back.
+    assert "of 9 kills could be placed" in text or "returned only after the job was over" in text
 
 
 def test_a_group_that_fails_of_itself_ends_the_run_and_shows_its_log(

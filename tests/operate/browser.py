@@ -21,9 +21,9 @@ def browser() -> Iterator[Browser]:
     if found is None:
         pytest.skip(f"needs a browser, one of {', '.join(NAMES)}")
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(
-            executable_path=found, args=["--no-sandbox"], timeout=PATIENCE_MS
-        )
+        # A key scrolls at once, not over frames that a busy machine may not draw.
+        arguments = ["--no-sandbox", "--disable-smooth-scrolling"]
+        started = playwright.chromium.launch(executable_path=found, args=arguments, timeout=PATIENCE_MS)
         try:
             yield started
         finally:
