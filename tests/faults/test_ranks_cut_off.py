@@ -391,7 +391,12 @@ def test_a_rank_whose_exchange_takes_long_is_waited_for_while_bytes_move(net: Sw
         job.go_on()
         try:
             job.here.until(lambda: both[1].leader.says("for rank 1 in 'exchange"), "rank 0 to wait")
-            job.until_steps(both[1], 4)
+            patience.until(
+                lambda: all(len(worker.steps()) >= 4 for worker in both[1].ranks),
+                "group-1 to take 4 steps",
+                limit_s=4 * job.failure_s,
+                context=job.here.logs,
+            )
         finally:
             net.uncap("group-1.1")
         job.finish(undisturbed, *both)
