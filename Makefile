@@ -51,7 +51,7 @@ test-ray:  ## examples/ray under a real Ray, in .venv-ray
 	.venv-ray/bin/uv pip install --quiet --python .venv-ray/bin/python --group ray
 	.venv-ray/bin/pytest -m ray -n 0 tests/ray $(ARGS)
 
-test-kubernetes: $(STAMP) $(BIN)/helm $(BIN)/kubectl  ## the charts in a real API server: kube-apiserver in PATH or KUBEBUILDER_ASSETS
+test-kubernetes: $(STAMP) $(BIN)/helm $(BIN)/kubectl  ## the charts in a real API server, with real controllers: KUBEBUILDER_ASSETS, docs/kubernetes.md
 	$(BIN)/pytest -m kubernetes -n 0 tests/kubernetes $(ARGS)
 
 parity:  ## the Llama 3 example against transformers on torch, in .venv-parity

@@ -1,4 +1,7 @@
-"""A real API server on loopback, with an etcd behind it: it admits, checks and stores. No controller, and no node."""
+"""A real API server on loopback, with an etcd behind it: it admits, checks and stores. No controller, and no node.
+
+`controllers.py` starts controllers beside it.
+"""
 
 import contextlib
 import json
@@ -34,11 +37,17 @@ FLAGS = (
 )
 
 
-def program() -> str | None:
-    """The path of kube-apiserver, if this machine has one."""
-    return shutil.which(
-        "kube-apiserver", path=f"{os.environ.get('KUBEBUILDER_ASSETS', '')}:{os.environ['PATH']}"
-    )
+def program(name: str) -> str | None:
+    """The path of a program of Kubernetes, if this machine has it."""
+    return shutil.which(name, path=f"{os.environ.get('KUBEBUILDER_ASSETS', '')}:{os.environ['PATH']}")
+
+
+def skip_without(name: str) -> str:
+    """The path of a program of Kubernetes. Without it, skip the test."""
+    path = program(name)
+    if path is None:
+        pytest.skip(f"{name} is neither in PATH nor in KUBEBUILDER_ASSETS: docs/kubernetes.md")
+    return path
 
 
 @dataclass
@@ -79,7 +88,7 @@ class ApiServer:
         raise AssertionError(self.log())
 
     def _start_once(self) -> None:
-        path = program()
+        path = program("kube-apiserver")
         assert path is not None
         key = self.folder / "key.pem"
         files = [f"--tls-cert-file={self.folder / 'cert.pem'}", f"--tls-private-key-file={key}"]
@@ -142,6 +151,15 @@ class ApiServer:
         """Objects, as the API server has kept them."""
         return json.loads(self.kubectl("get", "-o", "json", *words))
 
+    def established(self) -> list[str]:
+        """The definitions whose objects the server takes by now."""
+        return [
+            each["metadata"]["name"]
+            for each in self.get("crd")["items"]
+            for condition in each.get("status", {}).get("conditions") or []
+            if (condition["type"], condition["status"]) == ("Established", "True")
+        ]
+
     def space(self, name: str, **labels: str) -> str:
         """Make a namespace, with the account that a controller would make in it."""
         metadata = {"name": name, "labels": labels}
@@ -160,8 +178,7 @@ class ApiServer:
 @contextlib.contextmanager
 def api_server(folder: Path) -> Iterator[ApiServer]:
     """Start an API server and its etcd; end both at the end of the block. Without the program, skip the test."""
-    if program() is None:
-        pytest.skip("kube-apiserver is neither in PATH nor in KUBEBUILDER_ASSETS: docs/kubernetes.md")
+    skip_without("kube-apiserver")
     (folder / "etcd").mkdir()
     with etcd_in(folder / "etcd") as etcd:
         made = ApiServer(folder, etcd)

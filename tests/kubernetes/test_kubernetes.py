@@ -1,6 +1,7 @@
 """What the charts make, in a real API server: it admits every object, drops no field, and roles do what they say.
 
-There is no controller and no node: a JobSet is stored, and the test takes the Jobs and pods in it to the server.
+There is no controller and no node: a JobSet is stored, and the test takes the Jobs and pods in it to the server. In
+`test_controllers.py` there are controllers.
 """
 
 import copy
@@ -28,18 +29,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with api_server(tmp_path_factory.mktemp("kubernetes")) as made:
         for each in definitions():
             made.kubectl("create", STRICT, "-f", "-", given=each)
-        patience.until(lambda: len(established(made)) == len(definitions()), "the definitions")
+        patience.until(lambda: len(made.established()) == len(definitions()), "the definitions")
         yield made
-
-
-def established(server: ApiServer) -> list[str]:
-    """The definitions whose objects the server takes by now."""
-    return [
-        each["metadata"]["name"]
-        for each in server.get("crd")["items"]
-        for condition in each.get("status", {}).get("conditions") or []
-        if (condition["type"], condition["status"]) == ("Established", "True")
-    ]
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -28,6 +28,9 @@ kueue.x-k8s.io/queue-name: {{ . }}
 {{- if not .Values.coordinator }}
 {{- fail "coordinator is empty: the notes of the chart jaxft-coordinator print its addresses" }}
 {{- end }}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" .Release.Name) }}
+{{- fail "JobSet makes names of hosts of the release's name: it must begin with a letter, and have no dots" }}
+{{- end }}
 {{- if and (gt (int .Values.hosts) 1) (gt (int .Values.processes) 1) }}
 {{- fail "processes is for groups of one pod: with hosts, each pod is one process" }}
 {{- end }}
@@ -43,7 +46,22 @@ kueue.x-k8s.io/queue-name: {{ . }}
 {{- define "jaxft-job.command" -}}
 {{- $values := .root.Values }}
 {{- if gt (int $values.hosts) 1 }}
-command: {{- toYaml $values.command | nindent 2 }}
+# A drained program ends with 0, which completes its Job. If SIGTERM drained it, its
+# group has to start on another node, so the pod ends with 75, as with `jaxft launch`.
+command:
+  - sh
+  - -c
+  - |
+    drained=0
+    trap 'drained=75; kill -TERM $program 2>/dev/null' TERM
+    "$@" &
+    program=$!
+    [ $drained = 0 ] || kill -TERM $program
+    while wait $program; status=$?; kill -0 $program 2>/dev/null; do :; done
+    [ $status != 0 ] || status=$drained
+    exit $status
+  - sh
+args: {{- toYaml $values.command | nindent 2 }}
 {{- else }}
 command: [jaxft, launch]
 args:
