@@ -59,8 +59,8 @@ parity:  ## the Llama 3 example against transformers on torch, in .venv-parity
 	.venv-parity/bin/uv pip install --quiet --python .venv-parity/bin/python --group parity $(PARITY)
 	.venv-parity/bin/pytest -n 0 tests/examples/test_llama3_parity.py $(ARGS)
 
-simulate: $(STAMP)  ## the protocol under attack, on a virtual clock: make simulate SEEDS=100000
-	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) --jobs 2 $(ARGS)
+simulate: $(STAMP)  ## the protocol under attack, on a virtual clock: make simulate SEEDS=100000 SIMULATOR=pypy3
+	PYTHONPATH=protocol:coordinator $(or $(SIMULATOR),$(BIN)/python) -m tests.simulation --seeds $(or $(SEEDS),10000) --jobs 2 $(ARGS)
 
 mutants: $(STAMP)  ## bugs planted into the protocol's cores, and in how many seeds each is found
 	$(BIN)/python -m tests.simulation.mutants $(ARGS)
