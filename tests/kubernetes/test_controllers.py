@@ -4,10 +4,7 @@ There is no node. The tests say what a kubelet would say of a pod (`release.py`)
 """
 
 import copy
-import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,21 +12,13 @@ from typing import Any
 import pytest
 from jax._src.clusters.k8s_cluster import K8sCluster
 
-from deploy.render import rendered
-from tests import patience
-from tests.deployment.manifests import needs_helm, of_kind, parsed
+from tests.deployment.ending import program, status_of
+from tests.deployment.manifests import needs_helm, of_kind
 from tests.kubernetes.api_server import ApiServer, api_server
 from tests.kubernetes.controllers import Controllers, controllers, programs
 from tests.kubernetes.release import BASE, CHART, Release, uids
 
 pytestmark = [needs_helm, pytest.mark.kubernetes, pytest.mark.processes, pytest.mark.timeout(400)]
-# A program that a signal drains: it leaves its job, and ends with 0. Else it ends with the status that it is given.
-PROGRAM = """
-import signal, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-print("up", flush=True)
-signal.pause() if sys.argv[1] == "wait" else sys.exit(int(sys.argv[1]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -261,30 +250,6 @@ def test_a_group_whose_node_is_drained_starts_again(server: ApiServer) -> None:
     release.until_restarted(1, times=1, counted=0)
     release.until_pods(2, group=1)
     assert uids(release.pods(0)) == kept
-
-
-def program(word: str) -> list[str]:
-    return [sys.executable, "-c", PROGRAM, word]
-
-
-def status_of(pod: dict[str, Any], number: signal.Signals | None = None) -> int:
-    """What the pod's container ends with, run here, and given this signal once it is up."""
-    [container] = pod["spec"]["containers"]
-    words = [*container["command"], *container.get("args", [])]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert patience.call(process.stdout.readline) == b"up\n"
-        if number is not None:
-            process.send_signal(number)
-        return patience.wait(process)
-
-
-def test_a_pod_of_several_ends_as_its_program_does_and_with_75_if_it_was_told_to() -> None:
-    for word, number, status in (("0", None, 0), ("78", None, 78), ("wait", signal.SIGTERM, 75)):
-        text = rendered("job-hosts.yaml", "--set-json", f"command={json.dumps(program(word))}")
-        [first, *_] = [each for each in parsed(text) if each["kind"] == "JobSet"]
-        [job] = first["spec"]["replicatedJobs"]
-        assert status_of(job["template"]["spec"]["template"], number) == status
 
 
 def gone(release: Release) -> None:
