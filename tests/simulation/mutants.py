@@ -443,6 +443,23 @@ def _the_end_is_lost_with_the_last_who_holds_it(finish: Any) -> Any:
     return lambda draft: None
 
 
+@mutant(
+    sessions,
+    "_too_few_are_left",
+    names=tuple(f"group-{number}" for number in range(5)),
+    spares=frozenset({"group-4"}),
+    min_replicas=4,
+    die_at_end=True,
+    faults=(),
+    storm_s=1.0,
+    raises=False,
+    flaky=0.0,
+)
+def _those_who_come_back_at_the_end_wait_for_those_who_do_not(left: Any) -> Any:
+    """Only spares that are left end a job, not groups that died at the last step and healed from the finished."""
+    return lambda draft: not draft.select(lambda group: not group.spare) and left(draft)
+
+
 # ---- long steps, slow links, pauses ----
 
 

@@ -17,7 +17,8 @@ may continue from the newest of these. This is the only way in which a frontier 
 `heartbeat_timeout_s`, so that a holder that has only lost its connection can return. If no group brings such a state,
 or too few groups are there, and a member ended its loop at the frontier, the job is finished: it does not matter
 which came first, the end of that member or the death of the others. Groups that have finished do not come again, so
-the job might never have enough.
+the job might never have enough. For the same reason it is finished if those others have healed from the groups that
+ended their loop, and are too few (`sessions.finish`).
 
 *Replacing a founding.* A group with a state that was unknown here may still come later. A history is named after the
 incarnation that founded it. If the coordinator has lost its store and a fresh group was quicker than the groups with

@@ -418,8 +418,8 @@ def _donors(draft: Draft) -> list[Group]:
 
 def finish(draft: Draft) -> None:
     """Finish the job, tell groups that have caught up, and release leaving groups that are no longer needed."""
-    if _spares_are_left(draft):
-        draft.finish()
+    if _too_few_are_left(draft):
+        draft.finish(": groups have ended their loop there, and too few others are left")
     job = draft.job
     if job.finished is not None:
         for group in draft.select(lambda group: _stands_at(draft, group, job.finished)):
@@ -433,18 +433,23 @@ def finish(draft: Draft) -> None:
             draft.remove(group)
 
 
-def _spares_are_left(draft: Draft) -> bool:
-    """Return whether all regular groups have finished at this step, and only spares are left, too few to continue.
+def _too_few_are_left(draft: Draft) -> bool:
+    """Return whether the loop has ended here for some members, and the groups that are left are too few to continue.
 
-    Not if a regular group has died: it may come back, and its place must still be filled.
+    Not while a regular member is left: it ends its own loop, or waits for others. A regular group that has died may
+    come back, and its place must still be filled; but groups that have finished do not come again.
     """
     job = draft.job
-    if job.frontier is None or job.ended != job.frontier.step or job.places > 0:
+    if job.frontier is None or job.ended != job.frontier.step or job.orphaned_s is not None:
         return False
     if job.quorum is not None or job.finished is not None or _nothing_was_done(draft):
         return False
     staying = draft.select(lambda group: group.phase is not GroupPhase.LEAVING)
-    return 0 < len(staying) < job.min_replicas and all(group.spare for group in staying)
+    regular = [group for group in staying if not group.spare]
+    if not staying or any(group.phase is GroupPhase.MEMBER for group in regular):
+        return False
+    coming = max(0, job.places - len(regular))
+    return len(staying) + coming < job.min_replicas
 
 
 def _nothing_was_done(draft: Draft) -> bool:

@@ -368,6 +368,40 @@ def test_a_checkpoint_of_an_earlier_step_resumes_the_job_that_had_ended():
     assert (desk.job.finished, members(desk), desk.step) == (None, ["b"], 1)
 
 
+def test_those_who_heal_from_groups_that_have_finished_and_are_too_few_hear_the_end():
+    desk = running("a", "b", "c", "d", min_replicas=4)
+    desk.commit()
+    healing(desk, "e")
+    desk.leave("a", finished=True)
+    desk.leave("b", finished=True)
+    desk.close("c")
+    assert desk.job.finished is None  # d is a member
+    desk.close("d")
+    assert desk.job.finished == 1
+    assert {"a", "b"} <= desk.job.groups.keys()  # e needs them
+    assert healing(desk, "c", incarnation=2)
+    assert desk.ready("c").only(Finished) == {"c": Finished(1)}
+    done = desk.ready("e")
+    assert (done.only(Finished), sorted(done.only(Goodbye))) == ({"e": Finished(1)}, ["a", "b", "c", "e"])
+    assert desk.job.groups == {}
+
+
+def test_they_go_on_if_groups_that_have_died_make_them_enough():
+    desk = running("a", "b", "c", "d", min_replicas=3)
+    desk.commit()
+    healing(desk, "e")
+    desk.leave("a", finished=True)
+    for name in "bcd":
+        desk.close(name)
+    desk.ready("e")
+    desk.wait(60.0)
+    assert desk.job.finished is None  # three places, and b, c and d may take them
+    for name in "bc":
+        healing(desk, name, incarnation=2)
+        desk.ready(name)
+    assert members(desk) == ["b", "c", "e"]
+
+
 def test_a_joiner_still_gets_the_final_state_from_the_leavers():
     desk = running("a", "b")
     desk.commit()
