@@ -44,6 +44,7 @@ def fault_tolerant(
     axis_name: str | None = None,
     arrays: Callable[[Any], bool] | None = None,
     nonfinite: Policy = "warn",
+    overlap: int = 1,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> "Step":
@@ -94,6 +95,9 @@ def fault_tolerant(
             deal with infinities themselves, such as those that scale their loss. "warn" applies it too, and says so
             once in the log; it looks at the first 1,024 elements of each leaf only. The decision is the job's, never
             one group's, and must be chosen alike in all groups.
+        overlap: into how many programs to divide what computes the gradients. With 2 or more, a group exchanges the
+            gradients that are ready first while its devices compute the others (see docs/performance.md). Must be
+            equal in all groups.
         static_argnums: positions of further arguments of `train_step` that are part of the program, as in
             `jax.jit`. They must be hashable; the first two arguments cannot be static.
         static_argnames: the same by name.
@@ -106,7 +110,7 @@ def fault_tolerant(
     """
     statics = Statics.of(train_step, static_argnums, static_argnames)
 
-    return Step(train_step, statics, manager, Axis(axis_name, shards), nonfinite, arrays)
+    return Step(train_step, statics, manager, Axis(axis_name, shards), nonfinite, arrays, overlap=overlap)
 
 
 def from_functions(
@@ -159,6 +163,8 @@ class Step:
         axis: Axis,
         nonfinite: Policy,
         arrays: Callable[[Any], bool] | None = None,
+        *,
+        overlap: int = 1,
     ) -> None:
         axis = _checked_axis(axis)
         if manager is not None and not hasattr(type(manager), "_engine"):
@@ -173,6 +179,7 @@ class Step:
         self._alone = Alone()
         self._axis = axis
         self._shards = axis.shards
+        self._overlap = whole("overlap, the number of programs that compute the gradients,", overlap, 1)
         self._nonfinite: Policy = checked_policy(nonfinite)
         self._pure = PureCheck()
         self._shared = Shared()
@@ -396,7 +403,11 @@ class Step:
         elif _types(first := batch_for(0, 0)) == _types(example):
             return programs
         else:
-            parts = cut_only(self._train_step, state, first, given.args, given.kwargs, axis=self._axis)
+            parts = cut_only(
+                *(self._train_step, state, first, given.args, given.kwargs),
+                axis=self._axis,
+                overlap=self._overlap,
+            )
             settings = program_settings(parts.programs)
         return replace(programs, fingerprint={**programs.fingerprint, **settings})
 
@@ -416,6 +427,7 @@ class Step:
                     *(self._train_step, state, batch, given.args, given.kwargs),
                     shared=self._shared,
                     axis=self._axis,
+                    overlap=self._overlap,
                 )
             _check_repeatable(built, self._reference.setdefault(state_types, built))
             siblings = functools.partial(self._find, given)

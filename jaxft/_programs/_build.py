@@ -6,18 +6,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Sharding
 
 from jaxft._arrays._layout import LeafSpec
 from jaxft._programs import _environment, _fingerprint
 from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._compat import PyTreeDef
-from jaxft._programs._compile import SHARD_SPEC, Applies, Spec, compile_cut
+from jaxft._programs._compile import SHARD_SPEC, Applies, Spec, compile_computes, compile_cut
 from jaxft._programs._leaves import DonationGuard, own, refuse_tracers
+from jaxft._programs._overlap import overlapped
 from jaxft._programs._partition import Cut, cut
 from jaxft._programs._primitive import path_names, pmean
 from jaxft._programs._programs import Programs, batch_key
 from jaxft._programs._randomness import shared_draws, warning
+from jaxft._programs._same_bits import check_same_bits
 from jaxft._programs._shardings import pins, placed, specs
 from jaxft._programs._slice import Part
 from jaxft._programs._trace import Traced, trace_step
@@ -63,20 +66,22 @@ def cut_programs(
     *,
     shared: Shared | None = None,
     axis: Axis = NO_AXIS,
+    overlap: int = 1,
 ) -> Programs:
     """Trace a train step once, cut it at its pmean and psum, and compile the parts.
 
     Args:
         train_step: `train_step(state, batch, *static_args, **static_kwargs) -> (new_state, metrics)`.
-        state: a state of the types to compile for; read for its types only.
-        batch: a batch, read for its types only.
+        state: a state of the types to compile for. Read for its types only, unless the step is overlapped.
+        batch: a batch, read in the same way.
         static_args: further arguments, part of the program.
         static_kwargs: those that are given by name.
         shared: what to share with programs built before of the same step.
         axis: the axis of the shards.
+        overlap: into how many parts to divide what comes before each exchange.
 
     Raises:
-        StepError: the step cannot be cut as written.
+        StepError: the step cannot be cut as written, or not overlapped without other bits.
         ConfigurationError: the state was consumed before, or is made of tracers.
     """
     shared = shared or Shared()
@@ -85,20 +90,30 @@ def cut_programs(
     batch_leaves, batch_tree = jax.tree.flatten(batch)
     refuse_tracers(batch_leaves)
     state_specs, batch_specs = specs(leaves, batch_leaves)
-    traced, parts = _trace_and_cut(
+    traced, whole = _trace_and_cut(
         train_step,
         (state_specs, state_tree),
         (batch_specs, batch_tree),
         static_args,
         static_kwargs or {},
         axis,
+        overlap,
     )
+    parts = overlapped(whole, overlap)
     shared.warn_of_draws(parts, axis)
     kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
     pinned = shared.pins.get(kind) or pins(
         parts.contributions, state_specs, list(map(path_names, traced.state_paths))
     )
-    executables = compile_cut(parts, state_specs, [*batch_specs, SHARD_SPEC], pinned, shared.applies)
+    inputs = [*batch_specs, SHARD_SPEC]
+    executables = compile_cut(parts, state_specs, inputs, pinned, shared.applies)
+    if parts is not whole:
+        pin_of = dict(zip(parts.contributions, pinned, strict=True))
+        undivided = compile_computes(
+            whole, state_specs, inputs, [pin_of[one] for one in whole.contributions]
+        )[0]
+        given = [*batch_leaves, np.int32(0)]
+        check_same_bits((whole, undivided), (parts, executables.computes), leaves, given)
     if any(spec.sharding is not None for spec in state_specs):
         shared.pins[kind] = executables.pins
     contribution = tuple(
@@ -107,7 +122,10 @@ def cut_programs(
     )
     return Programs(
         contribution=contribution,
-        fingerprint=_describe(parts, contribution, traced.state_labels, state_specs, leaves, batch_leaves),
+        fingerprint={
+            "overlap": str(overlap),
+            **_describe(parts, contribution, traced.state_labels, state_specs, leaves, batch_leaves),
+        },
         flops=executables.flops,
         batch_key=batch_key(batch_leaves, batch_tree),
         traced=traced,
@@ -126,19 +144,21 @@ def cut_only(
     static_kwargs: Mapping[str, Any] | None = None,
     *,
     axis: Axis = NO_AXIS,
+    overlap: int = 1,
 ) -> Cut:
     """Trace and cut a step as `cut_programs` does, and compile nothing."""
     (leaves, state_tree), (batch_leaves, batch_tree) = jax.tree.flatten(state), jax.tree.flatten(batch)
     state_specs, batch_specs = specs(own(leaves, state), batch_leaves)
-    _, parts = _trace_and_cut(
+    _, whole = _trace_and_cut(
         train_step,
         (state_specs, state_tree),
         (batch_specs, batch_tree),
         static_args,
         static_kwargs or {},
         axis,
+        overlap,
     )
-    return parts
+    return overlapped(whole, overlap)
 
 
 def _trace_and_cut(
@@ -148,6 +168,7 @@ def _trace_and_cut(
     static_args: tuple[Any, ...],
     static_kwargs: Mapping[str, Any],
     axis: Axis,
+    overlap: int,
 ) -> tuple[Traced, Cut]:
     state_specs = state[0]
     traced = trace_step(train_step, state, batch, static_args, static_kwargs, axis)
@@ -155,7 +176,10 @@ def _trace_and_cut(
     def may_forward(old: int, new: int) -> bool:
         return state_specs[old].sharding == state_specs[new].sharding
 
-    return traced, cut(traced.jaxpr, traced.state_labels, traced.batch_labels, may_forward, axis)
+    parts = cut(
+        *(traced.jaxpr, traced.state_labels, traced.batch_labels, may_forward, axis), all_calls=overlap > 1
+    )
+    return traced, parts
 
 
 def joined(

@@ -1,5 +1,6 @@
 """Compiles the programs of a partitioned step ahead of time."""
 
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,24 +80,11 @@ def compile_cut(
         pins: the sharding in which each contribution of all stages leaves `compute`; None leaves it to XLA.
         applies: the `apply` programs compiled so far; extended.
     """
-    # Without committed inputs nothing is pinned, so that results stay uncommitted, as under jit.
-    devices = max((_devices(spec.sharding) for spec in (*state, *batch)), default=0)
-    computes: list[Program] = []
-    means: list[Spec] = []
-    rest: list[Spec] = []
-    left: list[Sharding | None] = []
-    for number, stage in enumerate(cut.stages):
-        part, count = stage.compute, len(stage.contributions)
-        pinned = pins[len(means) : len(means) + count]
-        name = f"compute_{number}" if number else "compute"
-        compute = _compile(name, part, part.inputs(state, batch=batch, means=means, rest=rest), pinned)
-        # If `compute` does not read the state, its results on one device may move to the state's devices.
-        shardings = compute.output_shardings
-        made = _output_specs(part, [one if _devices(one) == devices else None for one in shardings])
-        computes.append(compute)
-        left += shardings[:count]
-        means += made[:count]
-        rest += made[count + len(stage.direct) :]
+    computes, means, rest = compile_computes(cut, state, batch, pins)
+    left = [
+        program.output_shardings[: len(stage.contributions)]
+        for program, stage in zip(computes, cut.stages, strict=True)
+    ]
     inputs = cut.apply.inputs(state, means=means)
     apply_key = _key(cut, inputs, state)
     if apply_key not in applies:
@@ -107,12 +95,35 @@ def compile_cut(
     if cut.report is not None:
         report = _compile("report", cut.report, cut.report.inputs(state, means=means, rest=rest), ())
     return Executables(
-        computes=tuple(computes),
+        computes=computes,
         apply=applies[apply_key],
         report=report,
         apply_key=apply_key,
-        pins=tuple(left),
+        pins=tuple(itertools.chain(*left)),
     )
+
+
+def compile_computes(
+    cut: Cut, state: Sequence[Spec], batch: Sequence[Spec], pins: Sequence[Sharding | None]
+) -> tuple[tuple[Program, ...], list[Spec], list[Spec]]:
+    """Compile `compute` of each stage; return the types of the means and of what is passed on, too."""
+    # Without committed inputs nothing is pinned, so that results stay uncommitted, as under jit.
+    devices = max((_devices(spec.sharding) for spec in (*state, *batch)), default=0)
+    computes: list[Program] = []
+    means: list[Spec] = []
+    rest: list[Spec] = []
+    for number, stage in enumerate(cut.stages):
+        part, count = stage.compute, len(stage.contributions)
+        pinned = pins[len(means) : len(means) + count]
+        name = f"compute_{number}" if number else "compute"
+        compute = _compile(name, part, part.inputs(state, batch=batch, means=means, rest=rest), pinned)
+        # If `compute` does not read the state, its results on one device may move to the state's devices.
+        shardings = compute.output_shardings
+        made = _output_specs(part, [one if _devices(one) == devices else None for one in shardings])
+        computes.append(compute)
+        means += made[:count]
+        rest += made[count + len(stage.direct) :]
+    return tuple(computes), means, rest
 
 
 def _devices(sharding: Sharding | None) -> int:

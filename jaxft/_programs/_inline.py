@@ -29,8 +29,8 @@ class Flat:
     consts: dict[Var, Any] = field(default_factory=dict)
 
 
-def inline(closed: AnyJaxpr, axis: Axis = NO_AXIS) -> Flat:
-    """Inline the nested calls that contain a pmean, psum or shard_index; keep the others.
+def inline(closed: AnyJaxpr, axis: Axis = NO_AXIS, *, all_calls: bool = False) -> Flat:
+    """Inline the nested calls that contain a pmean, psum or shard_index; with `all_calls`, also all that only call.
 
     Raises:
         StepError: one of these is inside a primitive that does more than call (scan, cond, remat, ...), the step
@@ -39,14 +39,15 @@ def inline(closed: AnyJaxpr, axis: Axis = NO_AXIS) -> Flat:
     jaxpr = _compat.open_jaxpr(closed)
     flat = Flat(invars=[*jaxpr.invars, _compat.new_var(_compat.int32_aval())])
     flat.consts.update(zip(jaxpr.constvars, _compat.consts_of(closed), strict=True))
-    flat.outvars = _Inliner(flat, axis).body(jaxpr, {}, rename=False)
+    flat.outvars = _Inliner(flat, axis, all_calls).body(jaxpr, {}, rename=False)
     return flat
 
 
 class _Inliner:
-    def __init__(self, flat: Flat, axis: Axis) -> None:
+    def __init__(self, flat: Flat, axis: Axis, all_calls: bool) -> None:
         self._flat = flat
         self._axis = axis
+        self._all_calls = all_calls
         self._has_marker: dict[int, bool] = {}
 
     def body(self, jaxpr: AnyJaxpr, env: dict[Var, Atom], *, rename: bool) -> list[Atom]:
@@ -56,7 +57,7 @@ class _Inliner:
                 env[eqn.outvars[0]] = self._flat.invars[-1]
                 continue
             invars = [_read(env, atom) for atom in eqn.invars]
-            if eqn.primitive is not pmean_p and self._contains_marker(eqn):
+            if eqn.primitive is not pmean_p and (self._opens(eqn) or self._contains_marker(eqn)):
                 self._call(eqn, invars, env)
                 continue
             _check_effects(eqn)
@@ -66,6 +67,9 @@ class _Inliner:
                 env.update(zip(eqn.outvars, outvars, strict=True))
             self._flat.eqns.append(eqn.replace(invars=invars, outvars=outvars))
         return [_read(env, atom) for atom in jaxpr.outvars]
+
+    def _opens(self, eqn: Eqn) -> bool:
+        return self._all_calls and eqn.primitive.name in _CALLS and _compat.called_jaxpr(eqn) is not None
 
     def _call(self, eqn: Eqn, invars: Sequence[Atom], env: dict[Var, Atom]) -> None:
         sub = _compat.called_jaxpr(eqn)

@@ -113,6 +113,8 @@ def cut(
     batch_labels: Sequence[str],
     may_forward: Callable[[int, int], bool],
     axis: Axis = NO_AXIS,
+    *,
+    all_calls: bool = False,
 ) -> Cut:
     """Partition a step that was traced over flat leaves of state and batch.
 
@@ -122,12 +124,13 @@ def cut(
         batch_labels: the same for the batch.
         may_forward: whether the old leaf `i` may be reused unchanged as the new leaf `j`.
         axis: the axis of the shards.
+        all_calls: inline all nested calls, so that the programs can be divided further.
 
     Raises:
         StepError: the step has no pmean or psum that matters, has one where it cannot be cut, or has a new state
             that derives from the batch other than through them.
     """
-    flat = inline(closed, axis)
+    flat = inline(closed, axis, all_calls=all_calls)
     count = len(state_labels)
     taints = analyse(flat, flat.invars[count:], axis.shards)
     step = Analysed(

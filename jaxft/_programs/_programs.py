@@ -5,7 +5,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -41,7 +41,11 @@ class Local:
     programs: "Programs"
     stage: int  # the last of them
     direct: Sequence[jax.Array]
-    rest: Sequence[jax.Array]
+    rest: Sequence[jax.Array | None]  # None: no later program reads it
+
+    def only_counts(self) -> "Local":
+        """The same without what later programs read, once they have been started."""
+        return replace(self, rest=())
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +157,20 @@ class Programs:
         """How many exchanges a step has."""
         return len(self.cut.stages)
 
+    def run_of(self, stage: int) -> range:
+        """The stages that can be started together with one."""
+        return next(run for run in self.runs if stage in run)
+
+    @functools.cached_property
+    def runs(self) -> tuple[range, ...]:
+        """The stages, divided where one reads the means of another. Without overlap, each run is one stage."""
+        counts = [len(stage.contributions) for stage in self.cut.stages]
+        begins = [0]
+        for number, stage in enumerate(self.cut.stages):
+            if max(stage.compute.means, default=-1) >= sum(counts[: begins[-1]]):
+                begins.append(number)
+        return tuple(map(range, begins, [*begins[1:], self.stages]))
+
     def joined(self, means: Sequence[np.ndarray], stages: int | None = None) -> list[Any]:
         """The means of the first stages as `compute_next` and `apply` take them, from this process's pieces."""
         found: list[Any] = []
@@ -259,13 +277,25 @@ class Programs:
         return self._split(number, outputs, local.direct, local.rest)
 
     def _split(
-        self, number: int, outputs: list[jax.Array], direct: Sequence[jax.Array], rest: Sequence[jax.Array]
+        self,
+        number: int,
+        outputs: list[jax.Array],
+        direct: Sequence[jax.Array],
+        rest: Sequence[jax.Array | None],
     ) -> tuple[list[jax.Array], Local]:
         stage = self.cut.stages[number]
         count = len(stage.contributions)
         stop = count + len(stage.direct)
-        local = Local(self, number, (*direct, *outputs[count:stop]), (*rest, *outputs[stop:]))
-        return outputs[:count], local
+        read = self._read_after[number]
+        kept = [one if at in read else None for at, one in enumerate((*rest, *outputs[stop:]))]
+        return outputs[:count], Local(self, number, (*direct, *outputs[count:stop]), kept)
+
+    @functools.cached_property
+    def _read_after(self) -> tuple[frozenset[int], ...]:
+        """For each stage, which of the passed values a later program reads."""
+        reads = [set(stage.compute.rest) for stage in self.cut.stages]
+        reads.append(set() if self.cut.report is None else set(self.cut.report.rest))
+        return tuple(frozenset[int]().union(*reads[number + 1 :]) for number in range(self.stages))
 
     def apply(
         self, state: Sequence[jax.Array], means: Sequence[np.ndarray | jax.Array], local: Local | None

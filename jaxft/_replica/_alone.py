@@ -96,21 +96,26 @@ class Alone:
         programs, count = call.programs, call.shards or 1
         means: list[Any] = []
         local: dict[int, Local] = {}
-        for stage, layout in enumerate(programs.layouts):
-            pieces = programs.stage_pieces[stage]
-            partials = Partials(layout, count)
-            made: Sequence[Any] = ()
+        for run in programs.runs:
+            partials = {stage: Partials(programs.layouts[stage], count) for stage in run}
+            made: list[Any] = []
             for shard in range(count):
-                if stage == 0:
-                    made, now = programs.compute(state, call.batch_for(self.step, shard), shard)
-                else:
-                    made, now = programs.compute_next(state, means, local[shard])
-                if shard == 0 or stage + 1 < programs.stages:
-                    local[shard] = now
-                if count > 1:
-                    partials.add(shard, pieces.split(made))
-            # A single contribution stays on the device, and is not waited for.
-            means += pieces.join(partials.mean_alone()) if count > 1 else made
+                made.clear()
+                for stage in run:
+                    if stage == 0:
+                        batch = call.batch_for(self.step, shard)
+                        contribution, local[shard] = programs.compute(state, batch, shard)
+                    else:
+                        contribution, local[shard] = programs.compute_next(state, means, local[shard])
+                    made.append(contribution)
+                if shard > 0 and run.stop == programs.stages:
+                    del local[shard]
+                for stage, contribution in zip(run if count > 1 else (), made, strict=False):
+                    partials[stage].add(shard, programs.stage_pieces[stage].split(contribution))
+            for stage, contribution in zip(run, made, strict=True):
+                # A single contribution stays on the device, and is not waited for.
+                pieces = programs.stage_pieces[stage]
+                means += pieces.join(partials[stage].mean_alone()) if count > 1 else contribution
         return means, local[0]
 
     def _skips(self, call: Call, means: Sequence[Any]) -> bool:

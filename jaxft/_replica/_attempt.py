@@ -70,11 +70,11 @@ class _Work:
             found += stage.means
         return found
 
-    def took(self, number: int, means: list[np.ndarray]) -> None:
-        """Note the means of a stage. If they are not what later stages were computed from, these are dropped."""
+    def took(self, number: int, means: list[np.ndarray], after: int) -> None:
+        """Note the means of a stage. If they are not what the stages `after` were computed from, drop these."""
         stage = self.stages[number]
         if stage.means is not None and not all(map(_same_bits, stage.means, means)):
-            del self.stages[number + 1 :]
+            del self.stages[after:]
         stage.means = means
 
 
@@ -164,66 +164,94 @@ class Attempts:
         self._drop_links()
 
     def _compute(self, call: Call, number: int, quorum: NewQuorum, abort: Abort, record: Record) -> bool:
-        """Compute this group's missing shards of a stage; return False if the attempt was replaced meanwhile."""
+        """Have this group's contribution to a stage; return False if the attempt was replaced meanwhile.
+
+        With the first stage of a run, all of the run is started, and the others are only waited for.
+        """
         began_s = time.perf_counter()
         shards = _shards_of(quorum, self._me)
-        stage, partials = self._stage_for(call, number, quorum, shards)
-        # If each member has one shard, its number is the member's position, which may change. A batch that the group
-        # brings is valid at any position; one that is made for a position is valid only there, as if the step asks
-        # for it.
-        anywhere = isinstance(call.batch_for, OwnBatch) and not call.programs.cut.depends_on_shard
-        own = call.shards is None and anywhere
+        run = call.programs.run_of(number)
+        if number == run.start:
+            self._prepare(call, run, quorum, shards)
+            if not self._start(call, run, shards, abort, record):
+                return False
+        elif shards:
+            self._merge(call, number, shards[-1])
+        record.compute_s += time.perf_counter() - began_s
+        return self._ranks.decide("exchange", not abort.is_set)
+
+    def _start(self, call: Call, run: range, shards: tuple[int, ...], abort: Abort, record: Record) -> bool:
+        """Compute what is missing of a run. Of the last shard, wait only for what the first exchange needs."""
         self._work.counted = ()
         for shard in shards:
             if not self._ranks.decide("go on", not abort.is_set):
                 return False
-            key = 0 if own else shard
-            if key not in stage.locals:
+            key = self._key(call, shard)
+            if key not in self._work.stages[run.stop - 1].locals:
                 self._shard = shard
-                _log.debug("compute step %d shard %d%s", self._work.step, shard, _stage_text(number))
-                leaves, stage.locals[key] = self._contribution(call, number, key, shard)
-                contribution = call.programs.stage_pieces[number].split(leaves)
-                if number == 0:
+                _log.debug("compute step %d shard %d%s", self._work.step, shard, _stage_text(run.start))
+                self._run(call, run, key, shard)
+                if run.start == 0:
                     record.shards.append(shard)
-                if call.shards is None:
-                    stage.contributions[key] = contribution
-                else:
-                    partials.add(shard, contribution)
-            if call.shards is None:
-                partials.add(shard, stage.contributions[key])
+            for number in run if shard != shards[-1] else run[:1]:
+                self._merge(call, number, shard)
             self._work.counted = (*self._work.counted, key)
-            self._shard = None
-            self._ranks.awaits_others(False)
-            self._session.got_on()
-        record.compute_s += time.perf_counter() - began_s
-        return self._ranks.decide("exchange", not abort.is_set)
+        return True
 
-    def _contribution(self, call: Call, number: int, key: int, shard: int) -> tuple[list[jax.Array], Local]:
-        leaves, work = self._held.current, self._work
-        if number == 0:
+    def _run(self, call: Call, run: range, key: int, shard: int) -> None:
+        """Start the programs of a run on a shard, one after the other."""
+        leaves, work, programs = self._held.current, self._work, call.programs
+        means: list[jax.Array] = []
+        if run.start == 0:
             with told(self._session.got_on):
                 batch = call.batch_for(work.step, shard)
             self._ranks.awaits_others(True)
-            return call.programs.compute(leaves, batch, shard)
-        means = call.programs.joined(work.means(number), number)
-        return call.programs.compute_next(leaves, means, work.stages[number - 1].locals[key])
+            made, local = programs.compute(leaves, batch, shard)
+        else:
+            means = programs.joined(work.means(run.start), run.start)
+            made, local = programs.compute_next(leaves, means, work.stages[run.start - 1].locals[key])
+        for number in run:
+            if number > run.start:
+                made, local = programs.compute_next(leaves, means, local)
+            stage = work.stages[number]
+            stage.contributions[key] = programs.stage_pieces[number].split(made)
+            stage.locals[key] = local if number == run.stop - 1 else local.only_counts()
 
-    def _stage_for(
-        self, call: Call, number: int, quorum: NewQuorum, shards: tuple[int, ...]
-    ) -> tuple[_Stage, Partials]:
-        """What is already computed for a stage, and usable in this quorum."""
+    def _merge(self, call: Call, number: int, shard: int) -> None:
+        """Wait for a shard's contribution to a stage, and add it to those of this group's other shards."""
+        stage = self._work.stages[number]
+        key = self._key(call, shard)
+        assert stage.partials is not None
+        if key in stage.contributions and not stage.partials.has(shard):
+            self._shard = shard  # its program may fail only now
+            self._ranks.awaits_others(True)
+            stage.partials.add(shard, stage.contributions[key])
+            if call.shards is not None:
+                del stage.contributions[key]  # its values are held, or summed
+        self._shard = None
+        self._ranks.awaits_others(False)
+        self._session.got_on()
+
+    def _key(self, call: Call, shard: int) -> int:
+        # If each member has one shard, its number is the member's position, which may change. A batch that the group
+        # brings is valid at any position; one that is made for a position is valid only there, as if the step asks
+        # for it.
+        anywhere = isinstance(call.batch_for, OwnBatch) and not call.programs.cut.depends_on_shard
+        return 0 if call.shards is None and anywhere else shard
+
+    def _prepare(self, call: Call, run: range, quorum: NewQuorum, shards: tuple[int, ...]) -> None:
+        """Keep what is already computed for a run, and usable in this quorum."""
         first = self._work.stages[0].locals.keys() if self._work.stages else set[int]()
         if call.shards is not None and not first <= set(shards):
             # Back after a lost connection, and other groups got shards that this group had computed: what was
             # already summed cannot be taken apart.
             self.forget()
         stages = self._work.stages
-        if number == len(stages):
-            stages.append(_Stage())
-        stage = stages[number]
-        if stage.partials is None or call.shards is None:
-            stage.partials = Partials(call.programs.layouts[number], quorum.total_shards)
-        return stage, stage.partials
+        for number in run:
+            if number == len(stages):
+                stages.append(_Stage())
+            if stages[number].partials is None or call.shards is None:
+                stages[number].partials = Partials(call.programs.layouts[number], quorum.total_shards)
 
     def _exchanged(
         self, call: Call, number: int, quorum: NewQuorum, more_s: float, abort: Abort, record: Record
@@ -254,7 +282,7 @@ class Attempts:
             except ExchangeFailed as error:
                 return operation.settle(str(error), tuple(error.peers))
             self._session.got_on()
-            work.took(number, means)
+            work.took(number, means, call.programs.run_of(number).stop)
             last = number == stages - 1
             note = self._finite.look(call, work.means(stages), self._held.step) if last else ""
             return operation.settle(note=note)

@@ -16,21 +16,27 @@ LAST_GATE = 12
 
 
 @pytest.mark.parametrize(
-    ("model", "phase"),
+    ("model", "phase", "overlap"),
     [
-        ("sam", f"exchange step {KILLED_AT} stage 1"),
-        pytest.param("sam", f"exchange step {KILLED_AT}", marks=pytest.mark.storm),
-        pytest.param("gan", f"vote step {KILLED_AT}", marks=pytest.mark.storm),
-        pytest.param("gan", f"exchange step {KILLED_AT} stage 1", marks=pytest.mark.storm),
-        pytest.param("clipped", f"exchange step {KILLED_AT} stage 1", marks=pytest.mark.storm),
-        ("thrice", f"exchange step {KILLED_AT} stage 2"),
+        ("sam", f"exchange step {KILLED_AT} stage 1", 1),
+        pytest.param("sam", f"exchange step {KILLED_AT}", 1, marks=pytest.mark.storm),
+        pytest.param("gan", f"vote step {KILLED_AT}", 1, marks=pytest.mark.storm),
+        pytest.param("gan", f"exchange step {KILLED_AT} stage 1", 1, marks=pytest.mark.storm),
+        pytest.param("clipped", f"exchange step {KILLED_AT} stage 1", 1, marks=pytest.mark.storm),
+        ("thrice", f"exchange step {KILLED_AT} stage 2", 1),
+        ("", f"exchange step {KILLED_AT} stage 1", 3),
+        pytest.param("", f"exchange step {KILLED_AT}", 3, marks=pytest.mark.storm),
+        pytest.param("sam", f"exchange step {KILLED_AT} stage 1", 2, marks=pytest.mark.storm),
+        pytest.param("sam", f"exchange step {KILLED_AT} stage 3", 2, marks=pytest.mark.storm),
     ],
 )
-def test_a_kill_between_two_exchanges_changes_nothing(model: str, phase: str, tmp_path: Path) -> None:
-    undisturbed = digest_alone(STEPS, "--model", model)
+def test_a_kill_between_two_exchanges_changes_nothing(
+    model: str, phase: str, overlap: int, tmp_path: Path
+) -> None:
+    undisturbed = digest_alone(STEPS, "--model", model)  # without overlap
     first, last = tmp_path / "victim-started", tmp_path / "victim-back"
     flags = (
-        *("--steps", str(STEPS), "--model", model),
+        *("--steps", str(STEPS), "--model", model, "--overlap", str(overlap)),
         *("--gate", f"{GATE}:{first}", "--gate", f"{LAST_GATE}:{last}"),
     )
     victim, *others = reversed(GROUPS)

@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--checkpoint-every", type=int, default=10)
     parser.add_argument("--export", type=Path, help="where the writer saves every tenth state with Orbax")
     parser.add_argument("--nonfinite", default="warn")
+    parser.add_argument("--overlap", type=int, default=1)
     parser.add_argument("--vary", action="store_true", help="batches of another shape at each step")
     parser.add_argument("--poison", default="", help="STEP:SHARD: that shard's batch is not finite")
     parser.add_argument(
@@ -272,6 +273,7 @@ def main() -> None:
                 None,
                 shards=arguments.shards or None,
                 nonfinite=arguments.nonfinite,
+                overlap=arguments.overlap,
                 static_argnums=2,
             )
             while step.step < arguments.steps:
@@ -302,6 +304,7 @@ def main() -> None:
                 manager,
                 shards=arguments.shards or None,
                 nonfinite=arguments.nonfinite,
+                overlap=arguments.overlap,
                 static_argnums=2,
             )
             if arguments.checkpoints:

@@ -304,7 +304,7 @@ def test_a_changed_mean_is_noticed_bit_by_bit() -> None:
     nan, other = np.array([np.nan], np.float32), np.array([0.0], np.float32)
     for means, kept in (([nan, other], True), ([nan.copy(), other], True), ([nan, -other], False)):
         work.stages = [*work.stages[:1], _Stage()] if work.stages else [_Stage(), _Stage()]
-        work.took(0, means)
+        work.took(0, means, 1)
         assert (len(work.stages) == 2) == kept
 
 

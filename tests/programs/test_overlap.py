@@ -1,0 +1,232 @@
+"""A stage divided into parts: the same bits, every equation once, and parts that can be started together."""
+
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from staged_models import MODELS
+from step_models import bits
+
+import jaxft
+from jaxft._errors import StepError
+from jaxft._programs._build import Programs, cut_programs
+from jaxft._programs._overlap import _balanced
+
+LAYERS = 8
+RATE = 0.1
+
+
+def batch_for(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng([step, shard]).standard_normal((8, 16), dtype=np.float32)
+    return x, np.tanh(x[:, :4] * 2)
+
+
+def layers() -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    return [np.float32(0.3) * rng.standard_normal((16, 16), np.float32) for _ in range(LAYERS)]
+
+
+def deep(params: Any, batch: Any) -> Any:
+    x, y = batch
+    for weight in params:
+        x = jnp.tanh(x @ weight)
+    return jnp.mean((x[:, :4] - y) ** 2)
+
+
+def remat(params: Any, batch: Any) -> Any:
+    layer = jax.checkpoint(lambda x, weight: jnp.tanh(x @ weight))
+    x, y = batch
+    for weight in params:
+        x = layer(x, weight)
+    return jnp.mean((x[:, :4] - y) ** 2)
+
+
+def trained(loss: Any) -> Any:
+    def train_step(state: Any, batch: Any, rate: float = RATE) -> Any:
+        local, grads = jax.value_and_grad(loss)(state, batch)
+        grads, mean = jaxft.pmean((grads, local))
+        new = jax.tree.map(lambda one, grad: one - rate * grad, state, grads)
+        return new, {"loss": mean, "local": local, "largest": jnp.max(jnp.abs(batch[0]))}
+
+    return train_step
+
+
+LOSSES = {"deep": deep, "in one jit": jax.jit(deep), "remat": remat}
+STEPS: dict[str, tuple[Any, Any]] = {name: (trained(loss), layers) for name, loss in LOSSES.items()}
+STEPS |= {name: (model.step(jaxft.pmean), model.state) for name, model in MODELS.items()}
+
+
+def built(name: str, overlap: int) -> Programs:
+    train_step, state = STEPS[name]
+    return cut_programs(train_step, state(), batch_for(0, 0), (RATE,), overlap=overlap)
+
+
+def run(programs: Programs, state: Any) -> tuple[list[bytes], Any]:
+    """One step of one shard: the bits of the new state, and of the metrics."""
+    leaves, means, local = programs.state_leaves(state), [], None
+    for run in programs.runs:
+        found: list[Any] = []
+        for stage in run:
+            if local is None:
+                made, local = programs.compute(leaves, batch_for(0, 0))
+            else:
+                made, local = programs.compute_next(leaves, means, local)
+            assert len(made) == len(programs.layouts[stage].specs)
+            found += made
+        means += map(np.asarray, found)
+    new, metrics = programs.apply(leaves, means, local)
+    return [bits(leaf) for leaf in new], jax.tree.map(bits, metrics)
+
+
+@pytest.mark.parametrize("overlap", [2, 3, 4])
+@pytest.mark.parametrize("name", STEPS)
+def test_the_same_bits_and_metrics(name: str, overlap: int) -> None:
+    whole, divided = built(name, 1), built(name, overlap)
+    assert divided.stages > whole.stages or name == "thrice", "nothing there is worth dividing"
+    assert len(divided.runs) == whole.stages
+    assert sorted(divided.contribution, key=repr) == sorted(whole.contribution, key=repr)
+    state = STEPS[name][1]
+    assert run(divided, state()) == run(whole, state())
+
+
+@pytest.mark.parametrize("name", ["deep", "sam", "thrice"])
+def test_no_equation_is_computed_twice_or_never(name: str) -> None:
+    def count(programs: Programs) -> Counter[str]:
+        eqns = [eqn for stage in programs.cut.stages for eqn in stage.compute.jaxpr.eqns]
+        return Counter(str(eqn.primitive) for eqn in eqns)
+
+    assert count(built(name, 3)) == count(built(name, 2))
+    if name == "deep":
+        assert count(built(name, 3)) == count(built(name, 1)), "and as many as in one program"
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_parts_have_about_the_same_bytes_the_last_layers_first(name: str) -> None:
+    programs = built(name, 4)
+    layers_of = [
+        [one.path[-1] for one in stage.contributions if one.aval.ndim] for stage in programs.cut.stages
+    ]
+    numbers = [[int(key) for key in keys] for keys in layers_of]
+    assert numbers == [[7, 6], [5, 4], [3, 2], [1, 0]]
+
+
+def test_a_part_makes_only_what_it_and_later_parts_need() -> None:
+    programs = built("deep", 4)
+    products = [
+        sum(str(eqn.primitive) == "dot_general" for eqn in stage.compute.jaxpr.eqns)
+        for stage in programs.cut.stages
+    ]
+    # Forward; for each layer the gradient of its weights; between two layers that of what passes.
+    assert products == [LAYERS + 3, 4, 4, 4]
+    assert programs.cut.stages[0].direct, "metrics are made as soon as they can be"
+    assert not any(stage.direct for stage in programs.cut.stages[1:])
+
+
+def test_what_no_later_part_reads_is_not_kept() -> None:
+    programs = built("deep", 4)
+    leaves = programs.state_leaves(layers())
+    _, local = programs.compute(leaves, batch_for(0, 0))
+    held = [sum(one is not None for one in local.rest)]
+    while local.stage + 1 < programs.stages:
+        _, local = programs.compute_next(leaves, (), local)
+        held.append(sum(one is not None for one in local.rest))
+    assert held[0] > 0
+    assert held == sorted(held, reverse=True)
+    assert held[-1] == 0
+
+
+def test_a_step_with_an_effect_is_refused() -> None:
+    def train_step(state: Any, batch: Any, rate: float) -> Any:
+        jax.debug.print("sum {}", jnp.sum(batch[0]))
+        return trained(deep)(state, batch, rate)
+
+    with pytest.raises(
+        StepError, match=r"'debug_(print|callback)' \(.*test_overlap.py:\d+.*leave out `overlap`"
+    ):
+        cut_programs(train_step, layers(), batch_for(0, 0), (RATE,), overlap=4)
+
+
+def test_an_overlap_that_changes_bits_is_refused() -> None:
+    """The loss as the only result of a program is added up in another order."""
+    with pytest.raises(StepError, match=r"'pmean#0\[1\]' has other bits than computed by 2.*another number"):
+        built("sam", 100)
+
+
+def test_the_number_of_the_shard_reaches_later_parts() -> None:
+    """The first program gets it with the batch, and passes it on."""
+
+    def train_step(state: Any, batch: Any) -> Any:
+        first, second = state
+        made = jnp.sin(batch[0][0] * 2.0)
+        shard = jaxft.shard_index().astype(jnp.float32)
+        return (first - jaxft.pmean(made), second - jaxft.pmean(jnp.cumsum(made * made) + shard)), {}
+
+    state = (jnp.zeros(16), jnp.zeros(16))
+    programs = cut_programs(train_step, state, batch_for(0, 0), overlap=2)
+    assert [len(stage.contributions) for stage in programs.cut.stages] == [1, 1]
+    assert programs.cut.depends_on_shard
+    leaves = programs.state_leaves(state)
+    _, local = programs.compute(leaves, batch_for(0, 0), 5)
+    (found,), _ = programs.compute_next(leaves, (), local)
+    made = jnp.sin(batch_for(0, 0)[0][0] * 2.0)
+    np.testing.assert_allclose(found, jnp.cumsum(made * made) + 5.0, rtol=1e-6)
+
+
+def test_a_batch_that_is_averaged_itself_is_ready_first() -> None:
+    def train_step(state: Any, batch: Any) -> Any:
+        return state - jaxft.pmean(lax.cumsum(batch[0])) - jaxft.pmean(batch[0]), {}
+
+    programs = cut_programs(train_step, jnp.zeros((8, 16)), batch_for(0, 0), overlap=2)
+    assert [one.label for stage in programs.cut.stages for one in stage.contributions] == [
+        "pmean#1",
+        "pmean#0",
+    ]
+    leaves = programs.state_leaves(jnp.zeros((8, 16)))
+    (first,), local = programs.compute(leaves, batch_for(0, 0))
+    (second,), _ = programs.compute_next(leaves, (), local)
+    assert bits(first) == bits(batch_for(0, 0)[0])
+    np.testing.assert_allclose(second, np.cumsum(first, axis=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [
+        ([1, 1, 1, 1], [[0, 1], [2, 3]]),
+        ([1, 1, 8], [[0, 1], [2]]),
+        ([8, 1, 1], [[0], [1, 2]]),
+        ([1, 0, 8], [[0, 1, 2]]),
+        ([8, 1, 0], [[0, 1, 2]]),
+        ([0, 4, 4], [[0, 1], [2]]),
+        ([0, 0], [[0, 1]]),
+        ([5], [[0]]),
+    ],
+)
+def test_groups_of_about_the_same_size(sizes: list[int], groups: list[list[int]]) -> None:
+    assert _balanced(range(len(sizes)), sizes, 2) == groups
+
+
+def test_alone_it_has_the_bits_of_the_undivided_step() -> None:
+    ends: list[list[bytes]] = []
+    for overlap in (1, 3):
+        step = jaxft.fault_tolerant(trained(deep), None, shards=3, overlap=overlap)
+        state: Any = jax.device_put(layers())
+        while step.step < 3:
+            state, _ = step(state, batch_for)
+        ends.append([bits(leaf) for leaf in state])
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("overlap", [0, -1, 1.5, True, "2"])
+def test_a_wrong_number_is_refused(overlap: Any) -> None:
+    with pytest.raises(jaxft.ConfigurationError, match="overlap, the number of programs"):
+        jaxft.fault_tolerant(trained(deep), None, overlap=overlap)
+
+
+def test_groups_must_agree_on_it() -> None:
+    assert built("deep", 1).fingerprint["overlap"] == "1"
+    assert built("deep", 2).fingerprint["overlap"] == "2"
+    assert built("deep", 1).fingerprint["program"] != built("deep", 2).fingerprint["program"]
