@@ -12,7 +12,6 @@ from jax.sharding import Sharding
 from jaxft._arrays._layout import LeafSpec
 from jaxft._programs import _environment, _fingerprint
 from jaxft._programs._axis import NO_AXIS, Axis
-from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._compile import SHARD_SPEC, Applies, Spec, compile_computes, compile_cut
 from jaxft._programs._leaves import DonationGuard, own, refuse_tracers
 from jaxft._programs._overlap import overlapped
@@ -21,7 +20,7 @@ from jaxft._programs._primitive import path_names, pmean
 from jaxft._programs._programs import Programs, batch_key
 from jaxft._programs._randomness import shared_draws, warning
 from jaxft._programs._same_bits import check_same_bits
-from jaxft._programs._shardings import pins, placed, specs
+from jaxft._programs._shardings import Pins, pins, placed, specs
 from jaxft._programs._slice import Part
 from jaxft._programs._trace import Traced, trace_step
 
@@ -90,16 +89,15 @@ def cut_programs(
     batch_leaves, batch_tree = jax.tree.flatten(batch)
     refuse_tracers(batch_leaves)
     state_specs, batch_specs = specs(leaves, batch_leaves)
-    traced, whole = _trace_and_cut(
+    traced = trace_step(
         train_step,
         (state_specs, state_tree),
         (batch_specs, batch_tree),
         static_args,
         static_kwargs or {},
         axis,
-        overlap,
     )
-    parts = overlapped(whole, overlap)
+    parts = _cut(traced, state_specs, axis, overlap)
     shared.warn_of_draws(parts, axis)
     kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
     pinned = shared.pins.get(kind) or pins(
@@ -107,13 +105,12 @@ def cut_programs(
     )
     inputs = [*batch_specs, SHARD_SPEC]
     executables = compile_cut(parts, state_specs, inputs, pinned, shared.applies)
-    if parts is not whole:
-        pin_of = dict(zip(parts.contributions, pinned, strict=True))
-        undivided = compile_computes(
-            whole, state_specs, inputs, [pin_of[one] for one in whole.contributions]
-        )[0]
+    if overlap > 1:
+        whole = _cut(traced, state_specs, axis, 1)
+        pinned = pins(whole.contributions, state_specs, list(map(path_names, traced.state_paths)))
+        computes, _, _ = compile_computes(whole, state_specs, inputs, pinned)
         given = [*batch_leaves, np.int32(0)]
-        check_same_bits((whole, undivided), (parts, executables.computes), leaves, given)
+        check_same_bits((whole, computes), (parts, executables.computes), leaves, given)
     if any(spec.sharding is not None for spec in state_specs):
         shared.pins[kind] = executables.pins
     contribution = tuple(
@@ -149,37 +146,27 @@ def cut_only(
     """Trace and cut a step as `cut_programs` does, and compile nothing."""
     (leaves, state_tree), (batch_leaves, batch_tree) = jax.tree.flatten(state), jax.tree.flatten(batch)
     state_specs, batch_specs = specs(own(leaves, state), batch_leaves)
-    _, whole = _trace_and_cut(
+    traced = trace_step(
         train_step,
         (state_specs, state_tree),
         (batch_specs, batch_tree),
         static_args,
         static_kwargs or {},
         axis,
-        overlap,
     )
-    return overlapped(whole, overlap)
+    return _cut(traced, state_specs, axis, overlap)
 
 
-def _trace_and_cut(
-    train_step: Callable[..., Any],
-    state: tuple[Sequence[Spec], PyTreeDef],
-    batch: tuple[Sequence[Spec], PyTreeDef],
-    static_args: tuple[Any, ...],
-    static_kwargs: Mapping[str, Any],
-    axis: Axis,
-    overlap: int,
-) -> tuple[Traced, Cut]:
-    state_specs = state[0]
-    traced = trace_step(train_step, state, batch, static_args, static_kwargs, axis)
-
+def _cut(traced: Traced, state_specs: Sequence[Spec], axis: Axis, overlap: int) -> Cut:
     def may_forward(old: int, new: int) -> bool:
         return state_specs[old].sharding == state_specs[new].sharding
 
     parts = cut(
-        *(traced.jaxpr, traced.state_labels, traced.batch_labels, may_forward, axis), all_calls=overlap > 1
+        *(traced.jaxpr, traced.state_labels, traced.batch_labels, may_forward, axis),
+        overlap=overlap,
+        is_whole=Pins(state_specs, list(map(path_names, traced.state_paths))).is_whole,
     )
-    return traced, parts
+    return overlapped(parts, overlap)
 
 
 def joined(

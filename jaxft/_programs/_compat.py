@@ -141,6 +141,11 @@ def dtype(atom: Atom) -> Any:
     return aval.dtype
 
 
+def shape(atom: Atom) -> tuple[int, ...]:
+    aval: Any = atom.aval
+    return tuple(aval.shape)
+
+
 def is_var(atom: Atom) -> "TypeIs[Var]":
     return not isinstance(atom, jex.Literal)
 
@@ -317,7 +322,7 @@ def zeros_eqns(variables: Sequence[Var]) -> list[Eqn]:
     """Equations that set variables to zeros."""
     eqns: list[Eqn] = []
     for var in variables:
-        eqns += _eqns_of(trace(lambda var=var: zeros_like_aval(var.aval)), [], var)
+        eqns += named_eqns(trace(lambda var=var: zeros_like_aval(var.aval)), [], [var])
     return eqns
 
 
@@ -326,20 +331,33 @@ def scaled_eqns(atom: Atom, result: Var, factor: int) -> list[Eqn]:
     aval: Any = atom.aval
     wide = np.float32 if aval.dtype.itemsize < 4 else aval.dtype
     made = trace(lambda x: (x.astype(wide) * factor).astype(aval.dtype), aval)
-    return _eqns_of(made, [atom], result)
+    return named_eqns(made, [atom], [result])
 
 
-def _eqns_of(made: AnyJaxpr, inputs: Sequence[Atom], result: Var) -> list[Eqn]:
-    """The equations of a function without constants, from these inputs to a variable."""
+def named_eqns(made: AnyJaxpr, inputs: Sequence[Atom], results: Sequence[Var]) -> list[Eqn]:
+    """The equations of a function without constants, from these inputs to these variables.
+
+    Each result must be made by an equation.
+    """
     jaxpr = open_jaxpr(made)
+    assert not jaxpr.constvars
     names: dict[Var, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
-    names[jaxpr.outvars[0]] = result
+    names.update(zip(jaxpr.outvars, results, strict=True))
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
         invars = [names[atom] if is_var(atom) else atom for atom in eqn.invars]
         outvars = [names.setdefault(out, new_var(out.aval)) for out in eqn.outvars]
         eqns.append(eqn.replace(invars=invars, outvars=outvars))
     return eqns
+
+
+def output_avals(jaxpr: AnyJaxpr) -> list[Any]:
+    return [atom.aval for atom in open_jaxpr(jaxpr).outvars]
+
+
+def with_shape(aval: Any, shape: Sequence[int]) -> Any:
+    """The same abstract value with another shape."""
+    return aval.update(shape=tuple(shape))
 
 
 def zeros_like_aval(aval: Any) -> jax.Array:

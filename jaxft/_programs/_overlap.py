@@ -21,6 +21,7 @@ from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._compat import Atom, Eqn, Var
 from jaxft._programs._partition import Contribution, Cut, Stage
+from jaxft._programs._scans import start_of
 from jaxft._programs._slice import Part
 
 
@@ -96,8 +97,10 @@ class _Divided:
         self._eqns: Sequence[Eqn] = stage.compute.jaxpr.eqns
         self._maker = {var: number for number, eqn in enumerate(self._eqns) for var in eqn.outvars}
         self._input_of = _inputs(stage.compute)
-        self.order = sorted(range(count), key=lambda number: self._made_at(self._given[number]))
-        self._groups = _balanced(self.order, [_size_bytes(one) for one in stage.contributions], parts)
+        makers = {var: eqn for eqn in self._eqns for var in eqn.outvars}
+        ready = [self._made_at(start_of(atom, makers)) for atom in self._given]
+        self.order = sorted(range(count), key=lambda number: ready[number])
+        self._groups = _balanced(self.order, ready, [_size_bytes(one) for one in stage.contributions], parts)
         self._part_of = self._parts_of_equations()
 
     def pieces(self, known: int) -> Iterator[tuple[Stage, Sequence[Atom]]]:
@@ -209,8 +212,17 @@ def _size_bytes(contribution: Contribution) -> int:
     return contribution.aval.size * contribution.aval.dtype.itemsize
 
 
-def _balanced(order: Sequence[int], sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Divide a sequence into groups of about the same size. None has less than a quarter of its share."""
+def _balanced(
+    order: Sequence[int], ready: Sequence[int], sizes: Sequence[int], parts: int
+) -> list[list[int]]:
+    """Divide a sequence into groups of about the same size. None has less than a quarter of its share.
+
+    Args:
+        order: the sequence.
+        ready: when each is ready; those that are ready together stay together.
+        sizes: of each.
+        parts: how many groups there may be.
+    """
     total = sum(sizes)
     groups: list[list[int]] = []
     group: list[int] = []
@@ -218,10 +230,11 @@ def _balanced(order: Sequence[int], sizes: Sequence[int], parts: int) -> list[li
     for number in order:
         middle = before + sizes[number] / 2
         share = min(parts - 1, int(middle * parts / max(1, total)))
-        if share > at and 4 * parts * sum(sizes[one] for one in group) >= total:
+        apart = bool(group) and ready[group[-1]] != ready[number]
+        if share > at and apart and 4 * parts * sum(sizes[one] for one in group) >= total:
             groups.append(group)
             group = []
-        at = max(at, share)
+            at = share
         group.append(number)
         before += sizes[number]
     if groups and 4 * parts * sum(sizes[one] for one in group) < total:

@@ -45,6 +45,7 @@ from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._compat import AnyJaxpr, Atom, Var
 from jaxft._programs._inline import inline
 from jaxft._programs._primitive import Path, call_name, pmean_p
+from jaxft._programs._scans import Rows, divide_scans
 from jaxft._programs._slice import Analysed, Gathered, Kind, Part
 from jaxft._programs._taint import BATCH, analyse
 
@@ -57,6 +58,7 @@ class Contribution:
     path: Path
     label: str
     operation: Operation
+    rows: Rows | None = None  # if it is only some rows of an argument
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ def cut(
     may_forward: Callable[[int, int], bool],
     axis: Axis = NO_AXIS,
     *,
-    all_calls: bool = False,
+    overlap: int = 1,
+    is_whole: Callable[[Path, Sequence[int]], bool] = lambda path, shape: True,
 ) -> Cut:
     """Partition a step that was traced over flat leaves of state and batch.
 
@@ -124,13 +127,16 @@ def cut(
         batch_labels: the same for the batch.
         may_forward: whether the old leaf `i` may be reused unchanged as the new leaf `j`.
         axis: the axis of the shards.
-        all_calls: inline all nested calls, so that the programs can be divided further.
+        overlap: into how many programs each `compute` is to be divided, if into several (`_overlap.py`).
+        is_whole: whether a contribution with this path and shape is not divided over devices along its first axis.
 
     Raises:
         StepError: the step has no pmean or psum that matters, has one where it cannot be cut, or has a new state
             that derives from the batch other than through them.
     """
-    flat = inline(closed, axis, all_calls=all_calls)
+    flat = inline(closed, axis, all_calls=overlap > 1)
+    if overlap > 1:
+        divide_scans(flat, overlap, is_whole)
     count = len(state_labels)
     taints = analyse(flat, flat.invars[count:], axis.shards)
     step = Analysed(
@@ -195,7 +201,8 @@ def _collect(step: Analysed) -> list[list[tuple[Var, Contribution]]]:
     for number, eqn in enumerate(calls):
         operation: Operation = eqn.params["operation"]
         name = f"p{operation}#{number}" if len(calls) > 1 else f"p{operation}"
-        for var, path, label in zip(eqn.outvars, eqn.params["paths"], eqn.params["labels"], strict=True):
+        given = eqn.params["paths"], eqn.params["labels"], eqn.params.get("rows", [None] * len(eqn.outvars))
+        for var, path, label, rows in zip(eqn.outvars, *given, strict=True):
             if var not in step.taints.exchanged:
                 continue
             operand = step.resolve(step.taints.exchanged[var])
@@ -206,7 +213,7 @@ def _collect(step: Analysed) -> list[list[tuple[Var, Contribution]]]:
             result_of[operand, operation] = var
             stage = step.stage(operand)
             means.setdefault(stage, []).append(var)
-            contribution = Contribution(operand.aval, path, name + label, operation)
+            contribution = Contribution(operand.aval, path, name + label, operation, rows)
             found.setdefault(stage, []).append((operand, contribution))
     if not found:
         raise StepError(

@@ -27,12 +27,15 @@ def check_same_bits(
         StepError: a contribution has other bits. It names it.
     """
     wanted = _contributions(*whole, state, batch)
-    for label, found in _contributions(*divided, state, batch).items():
-        if not _same(wanted[label], found):
+    found = _contributions(*divided, state, batch)
+    for one in divided[0].contributions:
+        label = one.label if one.rows is None else one.label.removesuffix(one.rows.text)
+        rows = wanted[label] if one.rows is None else wanted[label][one.rows.start : one.rows.stop]
+        if not _same(jax.device_put(rows, found[one.label].sharding), found[one.label]):
             parts, stages = len(divided[0].stages), len(whole[0].stages)
             raise StepError(
-                f"The step cannot be overlapped in this way: computed by {parts} programs, {label!r} has other bits "
-                f"than computed by {stages}, because XLA adds up in another order at a boundary between two "
+                f"The step cannot be overlapped in this way: computed by {parts} programs, {one.label!r} has other "
+                f"bits than computed by {stages}, because XLA adds up in another order at a boundary between two "
                 "programs. Pass another number as `overlap` to jaxft.fault_tolerant, or leave it out."
             )
 

@@ -54,22 +54,37 @@ def pins(
     On a mesh with automatic axes nothing else ties the gradients that leave a program to the shardings of their
     parameters, and XLA often gathers them (measured: four times the memory and traffic). The parameter is the
     leaf of the state of equal shape whose path has the longest suffix in common with the contribution's. If no
-    name matches, a sharding is chosen only if all leaves of that shape share it.
+    name matches, a sharding is chosen only if all leaves of that shape share it. Some rows of a gradient have the
+    sharding of the whole.
     """
-    by_shape: dict[tuple[int, ...], list[int]] = {}
-    for index, spec in enumerate(state):
-        by_shape.setdefault(tuple(spec.shape), []).append(index)
-    result: list[Sharding | None] = []
-    for contribution in contributions:
-        alike = by_shape.get(tuple(contribution.aval.shape), [])
-        scores = [_common_suffix(contribution.path, state_paths[index]) for index in alike]
+    pin_of = Pins(state, state_paths)
+    return [pin_of(one.path, one.rows.shape if one.rows else one.aval.shape) for one in contributions]
+
+
+class Pins:
+    """The sharding of the parameter that a contribution with some path and shape is the gradient of."""
+
+    def __init__(self, state: Sequence[jax.ShapeDtypeStruct], state_paths: Sequence[Path]) -> None:
+        self._state = state
+        self._paths = state_paths
+        self._by_shape: dict[tuple[int, ...], list[int]] = {}
+        for index, spec in enumerate(state):
+            self._by_shape.setdefault(tuple(spec.shape), []).append(index)
+
+    def __call__(self, path: Path, shape: Sequence[int]) -> Sharding | None:
+        alike = self._by_shape.get(tuple(shape), [])
+        scores = [_common_suffix(path, self._paths[index]) for index in alike]
         best = max(scores, default=0)
         chosen = [index for index, score in zip(alike, scores, strict=True) if score == best]
         if best > 0:
             chosen = chosen[:1]
-        found = [state[index].sharding for index in chosen]
-        result.append(found[0] if found and all(one == found[0] for one in found) else None)
-    return result
+        found = [self._state[index].sharding for index in chosen]
+        return found[0] if found and all(one == found[0] for one in found) else None
+
+    def is_whole(self, path: Path, shape: Sequence[int]) -> bool:
+        """Whether no device holds only some rows of such a contribution."""
+        pin = self(path, shape)
+        return pin is None or not shape or pin.shard_shape(tuple(shape))[0] == shape[0]
 
 
 def _common_suffix(one: Path, other: Path) -> int:

@@ -206,7 +206,11 @@ def test_a_batch_that_is_averaged_itself_is_ready_first() -> None:
     ],
 )
 def test_groups_of_about_the_same_size(sizes: list[int], groups: list[list[int]]) -> None:
-    assert _balanced(range(len(sizes)), sizes, 2) == groups
+    numbers = range(len(sizes))
+    assert _balanced(numbers, numbers, sizes, 2) == groups
+    assert _balanced(numbers, [7] * len(sizes), sizes, 2) == [[*numbers]], (
+        "what is ready together stays together"
+    )
 
 
 def test_alone_it_has_the_bits_of_the_undivided_step() -> None:

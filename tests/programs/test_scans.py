@@ -1,0 +1,199 @@
+"""Scans whose stacked results are exchanged: divided by rows, with the same bits."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from step_models import bits
+
+import jaxft
+from jaxft._errors import StepError
+from jaxft._programs._build import Programs, cut_programs
+
+LAYERS = 6
+Given = dict[str, jax.Array]
+
+
+def weights() -> Given:
+    rng = np.random.default_rng(5)
+    shapes = {"first": (16, 16), "layers": (LAYERS, 16, 16), "scales": (LAYERS, 16)}
+    return {
+        name: jnp.asarray(np.float32(0.3) * rng.standard_normal(shape, np.float32))
+        for name, shape in shapes.items()
+    }
+
+
+def batch() -> np.ndarray:
+    return np.random.default_rng(6).standard_normal((8, 16), np.float32)
+
+
+def net(params: Given, x: jax.Array) -> jax.Array:
+    def layer(x: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        weight, scale = one
+        return jnp.tanh(x @ weight) * scale[None] + x, None
+
+    x, _ = lax.scan(layer, x @ params["first"], (params["layers"], params["scales"]))
+    return jnp.mean(x**2)
+
+
+def remat_net(params: Given, x: jax.Array) -> jax.Array:
+    def layer(x: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        return jnp.tanh(x @ one[0]) * one[1][None] + x, None
+
+    x, _ = lax.scan(jax.checkpoint(layer), x @ params["first"], (params["layers"], params["scales"]))
+    return jnp.mean(x**2)
+
+
+def trained(loss: Any, dtype: str = "float32") -> Any:
+    def train_step(params: Given, x: jax.Array) -> Any:
+        local, grads = jax.value_and_grad(loss)(params, x)
+        grads, mean = jaxft.pmean((jax.tree.map(lambda grad: grad.astype(dtype), grads), local))
+        new = jax.tree.map(lambda one, grad: one - 0.1 * grad.astype(one.dtype), params, grads)
+        return new, {"loss": mean, "local": local, "norm": jnp.sum(grads["layers"].astype(jnp.float32))}
+
+    return train_step
+
+
+def mapped(params: Given, x: jax.Array) -> Any:
+    """A scan forwards whose results are exchanged, and whose carry is a metric; one result is halved before."""
+
+    def turn(total: jax.Array, one: jax.Array) -> Any:
+        made = jnp.tanh(x @ one).sum(axis=0)
+        return total + made, (made, made * 3.0)
+
+    total, (made, more) = lax.scan(turn, jnp.zeros(16), params["layers"])
+    mean, other = jaxft.pmean((made, -(more * 0.5)))
+    return {**params, "scales": params["scales"] - mean * other}, {"total": total, "first": more[0]}
+
+
+STEPS = {
+    "plain": trained(net),
+    "remat": trained(remat_net),
+    "in one jit": trained(jax.jit(net)),
+    "bfloat16": trained(net, "bfloat16"),
+    "forwards": mapped,
+}
+
+
+def run(programs: Programs) -> tuple[list[bytes], Any]:
+    leaves, means = programs.state_leaves(weights()), []
+    made, local = programs.compute(leaves, batch())
+    means += map(np.asarray, made)
+    while local.stage + 1 < programs.stages:
+        made, local = programs.compute_next(leaves, (), local)
+        means += map(np.asarray, made)
+    new, metrics = programs.apply(leaves, means, local)
+    return [bits(leaf) for leaf in new], jax.tree.map(bits, metrics)
+
+
+def labels(programs: Programs) -> list[list[str]]:
+    return [[one.label for one in stage.contributions] for stage in programs.cut.stages]
+
+
+@pytest.mark.parametrize("overlap", [2, 3])
+@pytest.mark.parametrize("name", STEPS)
+def test_the_bits_of_the_whole_scan(name: str, overlap: int) -> None:
+    whole = cut_programs(STEPS[name], weights(), batch())
+    divided = cut_programs(STEPS[name], weights(), batch(), overlap=overlap)
+    assert (whole.stages, divided.stages) == (1, overlap)
+    assert run(divided) == run(whole)
+
+
+def test_the_last_rows_come_first_if_the_scan_runs_backwards() -> None:
+    found = labels(cut_programs(STEPS["plain"], weights(), batch(), overlap=3))
+    assert found == [
+        ["pmean[1]", "pmean[0]['layers'][4:6]", "pmean[0]['scales'][4:6]"],
+        ["pmean[0]['layers'][2:4]", "pmean[0]['scales'][2:4]"],
+        ["pmean[0]['layers'][0:2]", "pmean[0]['scales'][0:2]", "pmean[0]['first']"],
+    ]
+
+
+def test_the_first_rows_come_first_if_it_runs_forwards() -> None:
+    found = labels(cut_programs(mapped, weights(), batch(), overlap=2))
+    assert found == [["pmean[0][0:3]", "pmean[1][0:3]"], ["pmean[0][3:6]", "pmean[1][3:6]"]]
+
+
+def test_more_parts_than_rows() -> None:
+    found = labels(cut_programs(mapped, weights(), batch(), overlap=LAYERS))
+    assert [len(stage) for stage in found] == [2] * LAYERS
+    assert found[-1] == ["pmean[0][5:6]", "pmean[1][5:6]"]
+
+
+def test_no_row_is_computed_twice() -> None:
+    programs = cut_programs(STEPS["plain"], weights(), batch(), overlap=3)
+    scans = [
+        [eqn.params["length"] for eqn in stage.compute.jaxpr.eqns if eqn.primitive.name == "scan"]
+        for stage in programs.cut.stages
+    ]
+    assert scans == [[LAYERS, 2], [2], [2]], "forwards in one, and backwards in three"
+
+
+def on_mesh(spec: P) -> tuple[Given, Any]:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+    state = {
+        name: jax.device_put(leaf, NamedSharding(mesh, spec if leaf.ndim == 3 else P()))
+        for name, leaf in weights().items()
+    }
+    return state, jax.device_put(batch(), NamedSharding(mesh, P("x")))
+
+
+def test_pieces_have_the_sharding_of_their_parameter() -> None:
+    state, x = on_mesh(P(None, None, "x"))
+    programs = cut_programs(STEPS["plain"], state, x, overlap=2)
+    layers = [
+        (one.label, pin.spec)
+        for one, pin in zip(programs.cut.contributions, programs.executables.pins, strict=True)
+        if "layers" in one.label
+    ]
+    assert [label for label, _ in layers] == ["pmean[0]['layers'][3:6]", "pmean[0]['layers'][0:3]"]
+    assert {spec for _, spec in layers} == {P(None, None, "x")}
+
+
+def test_rows_that_lie_on_different_devices_are_not_divided() -> None:
+    state, x = on_mesh(P("x"))
+    found = labels(cut_programs(STEPS["plain"], state, x, overlap=2))
+    assert "pmean[0]['layers']" in [label for stage in found for label in stage]
+    assert "pmean[0]['scales'][0:3]" in [label for stage in found for label in stage]
+
+
+def test_a_scan_with_an_effect_is_refused() -> None:
+    def train_step(params: Given, x: jax.Array) -> Any:
+        def turn(total: jax.Array, one: jax.Array) -> Any:
+            jax.debug.print("row")
+            return total, jnp.tanh(x @ one).sum(axis=0)
+
+        _, made = lax.scan(turn, jnp.zeros(()), params["layers"])
+        return {**params, "scales": params["scales"] - jaxft.pmean(made)}, {}
+
+    with pytest.raises(StepError, match="cannot be overlapped: it has a visible effect"):
+        cut_programs(train_step, weights(), batch(), overlap=2)
+
+
+def test_keys_and_numbers_as_rows() -> None:
+    def train_step(state: Any, x: jax.Array) -> Any:
+        def turn(at: jax.Array, one: Any) -> Any:
+            key, weight = one
+            return at + 1, jax.random.normal(key, (16,)) + weight * x[0] + at
+
+        keys = jax.random.split(state["key"], LAYERS)
+        _, made = lax.scan(turn, jnp.float32(0.0), (keys, state["scales"]))
+        return {**state, "scales": state["scales"] - jaxft.pmean(made)}, {}
+
+    state = {"key": jax.random.key(1), "scales": weights()["scales"]}
+    assert cut_programs(train_step, state, batch(), overlap=2).stages == 2
+
+
+def test_in_a_job_of_one_it_has_the_bits_of_the_undivided_step() -> None:
+    ends: list[list[bytes]] = []
+    for overlap in (1, 3):
+        step = jaxft.fault_tolerant(STEPS["remat"], None, shards=2, overlap=overlap)
+        state: Any = weights()
+        while step.step < 3:
+            state, _ = step(state, lambda step, shard: batch() * (shard + 1))
+        ends.append([bits(leaf) for leaf in jax.tree.leaves(state)])
+    assert ends[0] == ends[1]
