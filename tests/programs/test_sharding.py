@@ -216,6 +216,7 @@ class Named:
     def __init__(self, path: tuple[str, ...], shape: tuple[int, ...]) -> None:
         self.path = path
         self.aval = jax.ShapeDtypeStruct(shape, jnp.float32)
+        self.rows = None
 
 
 def test_pins_go_by_name_then_by_shape() -> None:
