@@ -251,7 +251,7 @@ class Life:
 
     def _check_harmless(self, process: "Process", message: Evicted) -> None:
         """No group is evicted for taking its time; one that is away for long may be set aside."""
-        if process.over:
+        if process.over or process.dead:
             return  # the next of its name was quicker than the end of its stream
         # What is known of it is one heartbeat old, and what is said to it is on its way.
         since_s = self.world.now_s - self._options.heartbeat_timeout_s
