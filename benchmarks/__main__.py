@@ -15,7 +15,7 @@ import tyro
 from benchmarks._result import Result, show, write
 
 # In the order of `all`.
-NAMES = ("rendezvous", "exchange", "heal", "join", "kill", "overhead", "spare", "restart")
+NAMES = ("rendezvous", "exchange", "heal", "join", "kill", "overhead", "overlap", "spare", "restart")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -48,6 +48,8 @@ class Shape:
         moments: whether the state is three times as large as the gradients.
         plain: run a plain step after each step of the job.
         ranks: how many processes each group has; only for ours.
+        overlap: None: the device is a sleep before the program. A number: it is a sleep within the program, a part of
+            it before each leaf of the gradients, and the step is given this `overlap`; only for ours.
     """
 
     step_ms: float
@@ -58,6 +60,7 @@ class Shape:
     moments: bool = False
     plain: bool = False
     ranks: int = 1
+    overlap: int | None = None
 
     @property
     def shard_ms(self) -> float:
@@ -95,7 +98,7 @@ class Ours:
     def options(self, shape: Shape, spare: bool) -> list[dict[str, Any]]:
         """Of each process of a group."""
         shards = None if shape.shards_each is None else shape.shards_each * shape.groups
-        options = {"shard_ms": shape.shard_ms, "shards": shards, "spare": spare}
+        options = {"shard_ms": shape.shard_ms, "shards": shards, "spare": spare, "overlap": shape.overlap}
         if shape.ranks == 1:
             return [options]
         (port,) = free_ports(1)

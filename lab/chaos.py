@@ -55,6 +55,8 @@ class LabChaosOptions(StormOptions):
     """Steps that the job commits. None: as many as the kills need."""
     rate: float | None = None
     """Kills per hundred steps. None: a rate at which one victim is usually back before the next is struck."""
+    overlap: int = 1
+    """Into how many parts the groups of the storm divide the gradients. The undisturbed run has them in one."""
     devices: tuple[int, ...] = ()
     """Numbers of simulated devices of the groups, in turn, for groups with different meshes. Only for mlp."""
 
@@ -82,8 +84,9 @@ def run_chaos(
             flags = flags_of(example, groups=options.groups, folder=folder, nproc=options.nproc)
             flags |= timeout_flags(options)
             preload = (*example.needs, RANK_CACHES)
+            overlapped = {**flags, "--overlap": str(options.overlap)} if options.overlap > 1 else flags
             program = program_of(
-                example.trainer, steps, flags, own_flags=own_flags, takes_orders=True, preload=preload
+                example.trainer, steps, overlapped, own_flags=own_flags, takes_orders=True, preload=preload
             )
             memory = folder / "coordinator"
             started = Coordinator(processes, (*coordinator, *options.coordinator_flags(memory)))

@@ -49,6 +49,42 @@ def make_step(mean: Callable[[Any], Any]) -> Callable[[State, dict[str, Any]], t
     return train_step
 
 
+def layered(mean: Callable[[Any], Any], shard_s: float) -> Callable[..., tuple[State, dict[str, Any]]]:
+    """The same step with a device's time in it: a third forwards, the rest in equal parts before each gradient."""
+
+    def train_step(state: State, batch: dict[str, Any]) -> tuple[State, dict[str, Any]]:
+        count = len(batch["noise"])
+        scale = _busy(batch["scale"], shard_s / 3)
+        scales = [scale := _busy(scale, shard_s * 2 / 3 / count) for _ in range(count)]
+        noise = [one * leaf for one, leaf in zip(scales, batch["noise"], strict=True)]
+        return make_step(mean)(state, {"scale": np.float32(1.0), "noise": noise})
+
+    return train_step
+
+
+def _busy(value: Any, seconds: float) -> jax.Array:
+    """The same value, once a device would have it."""
+
+    def wait(given: np.ndarray) -> np.ndarray:
+        time.sleep(seconds)
+        return np.asarray(given)
+
+    return jax.pure_callback(wait, jax.ShapeDtypeStruct((), np.float32), value)
+
+
+def not_ready(batch: dict[str, Any]) -> dict[str, Any]:
+    """The same batch, of which a leaf is still being computed: JAX then starts a program with a callback and returns.
+
+    Otherwise it would wait for such a program on a CPU, and for no program on a device.
+    """
+    return {**batch, "scale": _soon(batch["scale"], np.zeros((400, 400), np.float32))}
+
+
+@jax.jit
+def _soon(value: jax.Array, zeros: jax.Array) -> jax.Array:
+    return value + (zeros @ zeros)[0, 0]
+
+
 def make_state(megabytes: float, leaves: int, moments: bool) -> tuple[State, list[jax.Array]]:
     """The initial state, equal in all groups, and the noise for its gradients; each process holds a part."""
     random = np.random.default_rng(0)
@@ -84,6 +120,7 @@ def train(
     moments: bool,
     spare: bool,
     plain: bool,
+    overlap: int | None = None,
     world: tuple[int, int, int] | None = None,
 ) -> None:
     """Train until the parent sends "stop"; each event is a line.
@@ -95,7 +132,7 @@ def train(
         worker.join_world(*world)
     _report_plans(words)
     state, noise = make_state(megabytes, leaves, moments)
-    batches = Batches(shard_ms, noise)
+    batches = Batches(0.0 if overlap else shard_ms, noise)
     alone = _Plain(megabytes, leaves, moments, noise) if plain else None
     words.say("made")
     words.hear("enter")
@@ -103,10 +140,12 @@ def train(
     words.listen()
     with jaxft.Manager(address, group=group, spare=spare) as manager:
         words.say("entered")
-        step = jaxft.fault_tolerant(make_step(jaxft.pmean), manager, shards=shards)
+        train_step = layered(jaxft.pmean, shard_ms / 1e3) if overlap else make_step(jaxft.pmean)
+        step = jaxft.fault_tolerant(train_step, manager, shards=shards, overlap=overlap or 1)
+        batch_for = batches if overlap is None else lambda step, shard: not_ready(batches(step, shard))
         while not words.over(manager.step):
             began_s = time.monotonic()
-            state, _ = step(state, batches)
+            state, _ = step(state, batch_for)
             took_s = time.monotonic() - began_s
             plain_s = None if alone is None else alone.step(batches, manager.step)
             _say_commit(words, manager.report, took_s, plain_s)

@@ -65,6 +65,8 @@ class Flags:
     """Scale gradients down to this global norm."""
     grad_dtype: Literal["float32", "bfloat16"] = "float32"
     """The type of the gradients that groups exchange. bfloat16 halves their bytes and rounds them."""
+    overlap: int = 1
+    """Into how many parts to divide the gradients, to exchange the first while others are computed. Same bits."""
 
     held_out: float = 0.01
     """With --eval-every: the fraction of each corpus, at its end, that is evaluated and not trained on."""
@@ -136,11 +138,11 @@ class Flags:
 
 
 # Groups may differ in these, and so may the parts of a run before and after a restart. The corpora are compared by
-# the fingerprint of their tokens; jaxft itself compares the job and its shards.
+# the fingerprint of their tokens; jaxft itself compares the job, its shards, and between groups the overlap.
 OWN_TO_A_GROUP = frozenset(
     {
         *("corpus", "corpus_bytes", "corpus_cache", "tokenizer", "text_field", "shards"),
-        *("cpu_devices", "compilation_cache"),
+        *("cpu_devices", "compilation_cache", "overlap"),
         *("coordinator", "group", "job", "host", "failure_timeout_s", "spare"),
         *("checkpoints", "checkpoint_every", "keep_checkpoints", "changed"),
         *("initial_weights", "export_weights"),

@@ -134,7 +134,9 @@ def train(flags: Flags) -> None:
             accumulate=settings.accumulate,
             grad_dtype=flags.grad_dtype,
         )
-        step = jaxft.fault_tolerant(train_step, manager, shards=flags.shards, nonfinite="raise")
+        step = jaxft.fault_tolerant(
+            train_step, manager, shards=flags.shards, nonfinite="raise", overlap=flags.overlap
+        )
         loss_of = jax.jit(accumulated(make_loss(settings.model, mesh), parts=settings.accumulate))
 
         def held_out_loss() -> float:

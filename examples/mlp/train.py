@@ -47,6 +47,8 @@ class Flags:
     """Samples in a shard."""
     work: int = 1
     """Run the hidden layer this many times, for longer steps."""
+    overlap: int = 1
+    """Into how many parts to divide the gradients, to exchange the first while others are computed. Same bits."""
     seed: int = 0
     """Determines the data set, the initial parameters and the order of the samples."""
 
@@ -128,7 +130,11 @@ def train(flags: Flags) -> str | None:
         if manager is not None and flags.checkpoints is not None:
             state = manager.restore(state, changed=flags.changed)
         step = jaxft.fault_tolerant(
-            make_train_step(mesh, work=flags.work), manager, shards=flags.shards, nonfinite="raise"
+            make_train_step(mesh, work=flags.work),
+            manager,
+            shards=flags.shards,
+            nonfinite="raise",
+            overlap=flags.overlap,
         )
 
         def batch_for(number: int, shard: int) -> Batch:
