@@ -11,6 +11,7 @@ import optax
 import pytest
 from llama3_cases import OPTIMIZER, TINY, abstract_params, batch_of, params_of
 
+import jaxft
 from examples.llama3._config import MODEL_SIZES, SettingsError
 from examples.llama3._corpus import load_corpus
 from examples.llama3._data import Batches
@@ -19,6 +20,7 @@ from examples.llama3._sharding import make_mesh
 from examples.llama3._state import TrainState, init_state
 from examples.llama3._tokenizer import Bytes
 from examples.llama3.train import accumulated, make_loss, make_train_step
+from jaxft._programs._build import cut_programs
 
 pytestmark = pytest.mark.unoptimized
 
@@ -178,6 +180,24 @@ def test_groups_may_exchange_bfloat16_while_moments_stay_float32() -> None:
     assert {leaf.dtype for leaf in jax.tree.leaves(after.params)} == {np.dtype("float32")}
     assert jax.tree.map(lambda leaf: leaf.dtype, after) == jax.tree.map(lambda leaf: leaf.dtype, before)
     assert metrics["loss"].dtype == np.float32
+
+
+@pytest.mark.unoptimized(False)
+def test_the_last_layers_gradients_can_be_exchanged_first() -> None:
+    """Building the programs compares their bits with those of the undivided step."""
+    train_step = make_train_step(TINY, OPTIMIZER, mean=jaxft.pmean)
+    tokens = jnp.arange(2 * 17, dtype=jnp.int32).reshape(2, 17)
+    programs = cut_programs(train_step, _state_of(params_of(TINY)), batch_of(tokens), overlap=2)
+    first, second = ([one.path[1:] for one in stage.contributions] for stage in programs.cut.stages)
+    assert ("head",) in first
+    assert ("embedding",) in second
+    rows = [
+        one.rows
+        for stage in programs.cut.stages
+        for one in stage.contributions
+        if one.path[1:2] == ("blocks",)
+    ]
+    assert {(each.start, each.stop) for each in rows if each is not None} == {(0, 1), (1, 2)}
 
 
 def test_the_mean_is_taken_of_gradients_and_loss_before_anything_uses_them() -> None:

@@ -37,10 +37,15 @@ def undisturbed(folder: Path) -> str:
     return digest
 
 
-def test_a_killed_rank_changes_no_bit_of_a_model_that_is_sharded_over_two_processes(tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path / "alone")
+@pytest.mark.parametrize("overlap", [1, 2])
+def test_a_killed_rank_changes_no_bit_of_a_model_that_is_sharded_over_two_processes(
+    overlap: int, tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path / "alone")  # without overlap
     words = ("--groups", "2", "--nproc", "2", "--preload", "flax,optax,grain")
-    with launch(tmp_path / "job", *words, program=(*TRAIN, *JOB), JAX_PLATFORMS="cpu") as running:
+    with launch(
+        tmp_path / "job", *words, program=(*TRAIN, *JOB, "--overlap", str(overlap)), JAX_PLATFORMS="cpu"
+    ) as running:
         patience.until(
             lambda: all(
                 any(event["step"] >= KILLED_AT and len(event["members"]) == 2 for event in steps)
