@@ -77,7 +77,7 @@ def not_ready(batch: dict[str, Any]) -> dict[str, Any]:
 
     Otherwise it would wait for such a program on a CPU, and for no program on a device.
     """
-    return {**batch, "scale": _soon(batch["scale"], np.zeros((400, 400), np.float32))}
+    return {**batch, "scale": _soon(batch["scale"], np.zeros((800, 800), np.float32))}
 
 
 @jax.jit

@@ -8,7 +8,7 @@ device computes the second.
 
 An equation belongs to the first part that needs it. One that no contribution needs belongs to the first part that
 has its operands. What a part makes for later ones is passed to them, as between stages, even if it derives from the
-state alone: nothing is computed twice. Leaves of the batch are passed too, since only the first program gets them.
+state alone: nothing is computed twice. Every part may read the batch.
 
 The parts have the equations of the undivided program, in the same order. So they compute the same values, as far as
 XLA rounds alike on both sides of a boundary between two programs.
@@ -109,7 +109,7 @@ class _Divided:
         reads = [self._reads(number, made) for number, made in enumerate(outputs)]
         number_of: dict[Atom, int] = {}
         for number, made in enumerate(outputs):
-            later = [var for one in reads[number + 1 :] for var in one if self._is_passed(var, number + 1)]
+            later = [var for one in reads[number + 1 :] for var in one if var in self._maker]
             passed = [var for var in dict.fromkeys([*self.exports, *later]) if self._place(var) == number]
             direct = tuple(
                 i for i, at in zip(self._stage.direct, self._direct, strict=True) if self._place(at) == number
@@ -136,13 +136,13 @@ class _Divided:
         self, number: int, made: Sequence[Atom], reads: Mapping[Var, None], number_of: Mapping[Atom, int]
     ) -> Part:
         whole = self._stage.compute
-        # Values that are passed on unread are read too: they leave through this part.
+        # A result that is an input of the undivided program is one of this part, too.
         also = [
             atom for atom in made if _compat.is_var(atom) and atom in self._input_of and atom not in reads
         ]
         found: dict[str, list[tuple[int, Var]]] = {kind: [] for kind in _KINDS}
         for var in [*reads, *also]:
-            kind, index = ("rest", number_of[var]) if self._is_passed(var, number) else self._input_of[var]
+            kind, index = ("rest", number_of[var]) if var in self._maker else self._input_of[var]
             found[kind].append((index, var))
         for entries in found.values():
             entries.sort(key=lambda entry: entry[0])
@@ -168,10 +168,6 @@ class _Divided:
         """The part that makes a value, or is the only one to get it."""
         at = self._made_at(atom)
         return 0 if at < 0 else self._part_of[at]
-
-    def _is_passed(self, var: Var, number: int) -> bool:
-        """Whether a part gets a value that it reads from an earlier part."""
-        return var in self._maker or (number > 0 and self._input_of[var][0] == "batch")
 
     def _parts_of_equations(self) -> list[int]:
         needs: dict[Atom, int] = {}

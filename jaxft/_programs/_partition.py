@@ -91,7 +91,7 @@ class Cut:
     @property
     def depends_on_shard(self) -> bool:
         """Whether compute reads the number of the shard, which follows the leaves of the batch."""
-        return self.batch_leaves in self.stages[0].compute.batch
+        return any(self.batch_leaves in stage.compute.batch for stage in self.stages)
 
     @property
     def programs(self) -> list[Part]:

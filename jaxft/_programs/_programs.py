@@ -42,10 +42,11 @@ class Local:
     stage: int  # the last of them
     direct: Sequence[jax.Array]
     rest: Sequence[jax.Array | None]  # None: no later program reads it
+    batch: Sequence[Any]  # its leaves, and the number of the shard; empty if no later program reads them
 
     def only_counts(self) -> "Local":
         """The same without what later programs read, once they have been started."""
-        return replace(self, rest=())
+        return replace(self, rest=(), batch=())
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +247,8 @@ class Programs:
         if key != self.batch_key:
             return self._sibling(key, state, batch).compute(state, batch, shard)
         try:
-            inputs = self.cut.stages[0].compute.inputs(state, batch=[*leaves, np.int32(shard)])
+            given = [*leaves, np.int32(shard)]
+            inputs = self.cut.stages[0].compute.inputs(state, batch=given)
             outputs = self._call(self.executables.computes[0], inputs)
         except OtherTypes:
             # A batch of the same type, but placed elsewhere: that is another program too.
@@ -254,7 +256,7 @@ class Programs:
             if found.executables.apply is not self.executables.apply or found is self:
                 raise
             return found.compute(state, batch, shard)
-        return self._split(0, outputs, (), ())
+        return self._split(0, outputs, Local(self, -1, (), (), given))
 
     def compute_next(
         self, state: Sequence[jax.Array], means: Sequence[np.ndarray | jax.Array], local: Local
@@ -272,23 +274,20 @@ class Programs:
         if local.programs is not self:
             return local.programs.compute_next(state, means, local)
         number = local.stage + 1
-        inputs = self.cut.stages[number].compute.inputs(state, means=means, rest=local.rest)
+        inputs = self.cut.stages[number].compute.inputs(
+            state, batch=local.batch, means=means, rest=local.rest
+        )
         outputs = self._call(self.executables.computes[number], inputs)
-        return self._split(number, outputs, local.direct, local.rest)
+        return self._split(number, outputs, local)
 
-    def _split(
-        self,
-        number: int,
-        outputs: list[jax.Array],
-        direct: Sequence[jax.Array],
-        rest: Sequence[jax.Array | None],
-    ) -> tuple[list[jax.Array], Local]:
+    def _split(self, number: int, outputs: list[jax.Array], before: Local) -> tuple[list[jax.Array], Local]:
         stage = self.cut.stages[number]
         count = len(stage.contributions)
         stop = count + len(stage.direct)
         read = self._read_after[number]
-        kept = [one if at in read else None for at, one in enumerate((*rest, *outputs[stop:]))]
-        return outputs[:count], Local(self, number, (*direct, *outputs[count:stop]), kept)
+        rest = [one if at in read else None for at, one in enumerate((*before.rest, *outputs[stop:]))]
+        batch = before.batch if any(later.compute.batch for later in self.cut.stages[number + 1 :]) else ()
+        return outputs[:count], Local(self, number, (*before.direct, *outputs[count:stop]), rest, batch)
 
     @functools.cached_property
     def _read_after(self) -> tuple[frozenset[int], ...]:

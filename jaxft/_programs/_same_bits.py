@@ -46,9 +46,8 @@ def _contributions(
     """What a shard alone contributes to all exchanges, by its label."""
     means: list[jax.Array] = []
     rest: list[jax.Array] = []
-    for number, (stage, program) in enumerate(zip(cut.stages, computes, strict=True)):
-        given = () if number else batch
-        outputs = program(*stage.compute.inputs(state, batch=given, means=means, rest=rest))
+    for stage, program in zip(cut.stages, computes, strict=True):
+        outputs = program(*stage.compute.inputs(state, batch=batch, means=means, rest=rest))
         count = len(stage.contributions)
         means += outputs[:count]
         rest += outputs[count + len(stage.direct) :]

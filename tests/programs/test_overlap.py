@@ -171,7 +171,7 @@ def test_an_overlap_that_changes_bits_is_refused() -> None:
 
 
 def test_the_number_of_the_shard_reaches_later_parts() -> None:
-    """The first program gets it with the batch, and passes it on."""
+    """It is an input like the batch, which every part may read."""
 
     def train_step(state: Any, batch: Any) -> Any:
         first, second = state
