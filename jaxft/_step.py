@@ -23,6 +23,7 @@ from jaxft._programs._checks import (
 )
 from jaxft._programs._leaves import refuse_tracers
 from jaxft._programs._nonfinite import Policy, checked_policy
+from jaxft._programs._partition import Cut
 from jaxft._programs._programs import Programs
 from jaxft._programs._shardings import placed
 from jaxft._programs._static_args import Statics
@@ -395,6 +396,9 @@ class Step:
         each group brings its own batch there is none that all have, and they compare what they do with the means.
         """
         example = batch_for(self._engine.step, 0)
+        if self._overlap > 1 and self._manager is not None and not isinstance(batch_for, OwnBatch):
+            # So is the division of an overlapped step.
+            self._cut_only(given, state, batch_for(0, 0))
         programs = self._find(given, state, example)
         if self._manager is None:
             return programs
@@ -403,13 +407,16 @@ class Step:
         elif _types(first := batch_for(0, 0)) == _types(example):
             return programs
         else:
-            parts = cut_only(
-                *(self._train_step, state, first, given.args, given.kwargs),
-                axis=self._axis,
-                overlap=self._overlap,
-            )
-            settings = program_settings(parts.programs)
+            settings = program_settings(self._cut_only(given, state, first).programs)
         return replace(programs, fingerprint={**programs.fingerprint, **settings})
+
+    def _cut_only(self, given: "_Given", state: Any, batch: Any) -> Cut:
+        return cut_only(
+            *(self._train_step, state, batch, given.args, given.kwargs),
+            shared=self._shared,
+            axis=self._axis,
+            overlap=self._overlap,
+        )
 
     def _find(self, given: "_Given", state: Any, batch: Any) -> Programs:
         """The programs for these types of arguments, built if they are new."""

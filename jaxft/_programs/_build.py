@@ -14,7 +14,7 @@ from jaxft._programs import _environment, _fingerprint
 from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._compile import SHARD_SPEC, Applies, Spec, compile_computes, compile_cut
 from jaxft._programs._leaves import DonationGuard, own, refuse_tracers
-from jaxft._programs._overlap import overlapped
+from jaxft._programs._overlap import Labels, overlapped
 from jaxft._programs._partition import Cut, cut
 from jaxft._programs._primitive import path_names, pmean
 from jaxft._programs._programs import Programs, batch_key
@@ -45,6 +45,8 @@ class Shared:
     # How contributions left the first `compute`, by the types of the state and of the contributions: where
     # that was left to XLA, it must not choose again for each batch, or `apply` would differ.
     pins: dict[Hashable, Sequence[Sharding | None]] = field(default_factory=dict)
+    # How an overlapped step was divided for the first batch, by the types of the state: the same for each batch.
+    divisions: dict[Hashable, Labels] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)  # the lines that the log has been warned of
 
     def warn_of_draws(self, parts: Cut, axis: Axis) -> None:
@@ -97,7 +99,8 @@ def cut_programs(
         static_kwargs or {},
         axis,
     )
-    parts = _cut(traced, state_specs, axis, overlap)
+    is_first = _types(state_specs) not in shared.divisions
+    parts = _cut(traced, state_specs, axis, overlap, shared)
     shared.warn_of_draws(parts, axis)
     kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
     pinned = shared.pins.get(kind) or pins(
@@ -105,8 +108,8 @@ def cut_programs(
     )
     inputs = [*batch_specs, SHARD_SPEC]
     executables = compile_cut(parts, state_specs, inputs, pinned, shared.applies)
-    if overlap > 1:
-        whole = _cut(traced, state_specs, axis, 1)
+    if overlap > 1 and is_first:
+        whole = _cut(traced, state_specs, axis, 1, Shared())
         pinned = pins(whole.contributions, state_specs, list(map(path_names, traced.state_paths)))
         computes, _, _ = compile_computes(whole, state_specs, inputs, pinned)
         given = [*batch_leaves, np.int32(0)]
@@ -120,7 +123,7 @@ def cut_programs(
     return Programs(
         contribution=contribution,
         fingerprint={
-            "overlap": str(overlap),
+            "overlap": _overlap_text(parts, overlap),
             **_describe(parts, contribution, traced.state_labels, state_specs, leaves, batch_leaves),
         },
         flops=executables.flops,
@@ -140,6 +143,7 @@ def cut_only(
     static_args: tuple[Any, ...] = (),
     static_kwargs: Mapping[str, Any] | None = None,
     *,
+    shared: Shared | None = None,
     axis: Axis = NO_AXIS,
     overlap: int = 1,
 ) -> Cut:
@@ -154,10 +158,10 @@ def cut_only(
         static_kwargs or {},
         axis,
     )
-    return _cut(traced, state_specs, axis, overlap)
+    return _cut(traced, state_specs, axis, overlap, shared or Shared())
 
 
-def _cut(traced: Traced, state_specs: Sequence[Spec], axis: Axis, overlap: int) -> Cut:
+def _cut(traced: Traced, state_specs: Sequence[Spec], axis: Axis, overlap: int, shared: Shared) -> Cut:
     def may_forward(old: int, new: int) -> bool:
         return state_specs[old].sharding == state_specs[new].sharding
 
@@ -166,7 +170,22 @@ def _cut(traced: Traced, state_specs: Sequence[Spec], axis: Axis, overlap: int) 
         overlap=overlap,
         is_whole=Pins(state_specs, list(map(path_names, traced.state_paths))).is_whole,
     )
-    return overlapped(parts, overlap)
+    if overlap == 1:
+        return parts
+    kind = _types(state_specs)
+    parts = overlapped(parts, overlap, shared.divisions.get(kind, ()))
+    shared.divisions.setdefault(kind, parts.labels)
+    return parts
+
+
+def _types(state_specs: Sequence[Spec]) -> Hashable:
+    return tuple((spec.shape, str(spec.dtype), spec.sharding) for spec in state_specs)
+
+
+def _overlap_text(parts: Cut, overlap: int) -> str:
+    """What must be equal for groups to exchange part by part."""
+    leaves = " + ".join(str(len(labels)) for labels in parts.labels)
+    return "1" if overlap == 1 else f"{overlap}, {leaves} leaves"
 
 
 def joined(

@@ -214,6 +214,12 @@ def ref_effects(eqn: Eqn) -> bool:
     return internal and not has_sub_jaxprs(eqn)
 
 
+def uses_refs(jaxpr: AnyJaxpr) -> bool:
+    """Whether a jaxpr, or one that it contains, makes, reads or writes a Ref."""
+    eqns = open_jaxpr(jaxpr).eqns
+    return any(ref_effects(eqn) or any(map(uses_refs, sub_jaxprs(eqn))) for eqn in eqns)
+
+
 def visible_effects(eqn: Eqn) -> bool:
     """Whether it shows if an equation runs twice, or never: debug prints and callbacks."""
     return any(map(_visible, eqn.effects))
@@ -341,6 +347,7 @@ def named_eqns(made: AnyJaxpr, inputs: Sequence[Atom], results: Sequence[Var]) -
     """
     jaxpr = open_jaxpr(made)
     assert not jaxpr.constvars
+    assert len({*jaxpr.invars, *jaxpr.outvars}) == len(jaxpr.invars) + len(jaxpr.outvars)
     names: dict[Var, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
     names.update(zip(jaxpr.outvars, results, strict=True))
     eqns: list[Eqn] = []

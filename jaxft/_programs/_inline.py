@@ -69,7 +69,11 @@ class _Inliner:
         return [_read(env, atom) for atom in jaxpr.outvars]
 
     def _opens(self, eqn: Eqn) -> bool:
-        return self._all_calls and eqn.primitive.name in _CALLS and _compat.called_jaxpr(eqn) is not None
+        """Whether to inline an equation just to see inside; not where a Ref lives, which must stay within it."""
+        if not self._all_calls or eqn.primitive.name not in _CALLS:
+            return False
+        sub = _compat.called_jaxpr(eqn)
+        return sub is not None and not _compat.uses_refs(sub)
 
     def _call(self, eqn: Eqn, invars: Sequence[Atom], env: dict[Var, Atom]) -> None:
         sub = _compat.called_jaxpr(eqn)

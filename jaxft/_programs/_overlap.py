@@ -24,23 +24,37 @@ from jaxft._programs._partition import Contribution, Cut, Stage
 from jaxft._programs._scans import start_of
 from jaxft._programs._slice import Part
 
+# The labels of the contributions of each stage of a step, in their order.
+Labels = tuple[tuple[str, ...], ...]
 
-def overlapped(cut: Cut, parts: int) -> Cut:
+
+def overlapped(cut: Cut, parts: int, like: Labels = ()) -> Cut:
     """Divide the program of each stage into so many parts, or into fewer if its contributions cannot be divided so.
 
     The contributions of a stage change their order: first those that are ready first.
 
+    Args:
+        cut: the undivided step.
+        parts: into how many.
+        like: how the contributions of the same step on another type of batch were divided; all must be divided alike.
+
     Raises:
-        StepError: a program that is to be divided has a visible effect.
+        StepError: a program that is to be divided has a visible effect, or makes other contributions than `like`.
     """
     if parts > 1:
         _refuse_effects(cut)
+    if like and {label for labels in like for label in labels} != {one.label for one in cut.contributions}:
+        raise StepError(
+            f"With overlap={parts}, the gradients of this batch come in other pieces than those of an earlier one, "
+            "because the step scans over its layers differently for batches of another shape. All must come in the "
+            "same pieces. Make the step the same program for all shapes, or leave out `overlap`."
+        )
     stages: list[Stage] = []
     means: list[int] = []  # the old number of each new mean
     rest: dict[int, int] = {}  # from the old number of a passed value to the new one
     old_means = old_rest = new_rest = 0
     for stage in cut.stages if parts > 1 else ():
-        divided = _Divided(replace(stage, compute=_renumbered(stage.compute, means, rest)), parts)
+        divided = _Divided(replace(stage, compute=_renumbered(stage.compute, means, rest)), parts, like)
         for piece, passed in divided.pieces(new_rest):
             stages.append(piece)
             rest |= {
@@ -52,7 +66,7 @@ def overlapped(cut: Cut, parts: int) -> Cut:
         means += [old_means + number for number in divided.order]
         old_means += len(stage.contributions)
         old_rest += len(divided.exports)
-    if len(stages) <= len(cut.stages):
+    if parts == 1:
         return cut
     report = None if cut.report is None else _renumbered(cut.report, means, rest)
     return replace(cut, stages=tuple(stages), apply=_renumbered(cut.apply, means, rest), report=report)
@@ -87,7 +101,7 @@ class _Divided:
         exports: what later stages read.
     """
 
-    def __init__(self, stage: Stage, parts: int) -> None:
+    def __init__(self, stage: Stage, parts: int, like: Labels) -> None:
         self._stage = stage
         outvars: Sequence[Atom] = stage.compute.jaxpr.outvars
         count = len(stage.contributions)
@@ -97,11 +111,19 @@ class _Divided:
         self._eqns: Sequence[Eqn] = stage.compute.jaxpr.eqns
         self._maker = {var: number for number, eqn in enumerate(self._eqns) for var in eqn.outvars}
         self._input_of = _inputs(stage.compute)
+        self._groups = self._groups_like(like) or self._groups_by_readiness(parts)
+        self.order = [number for group in self._groups for number in group]
+        self._part_of = self._parts_of_equations()
+
+    def _groups_like(self, like: Labels) -> list[list[int]]:
+        number_of = {one.label: number for number, one in enumerate(self._stage.contributions)}
+        return [[number_of[label] for label in labels] for labels in like if labels[0] in number_of]
+
+    def _groups_by_readiness(self, parts: int) -> list[list[int]]:
         makers = {var: eqn for eqn in self._eqns for var in eqn.outvars}
         ready = [self._made_at(start_of(atom, makers)) for atom in self._given]
-        self.order = sorted(range(count), key=lambda number: ready[number])
-        self._groups = _balanced(self.order, ready, [_size_bytes(one) for one in stage.contributions], parts)
-        self._part_of = self._parts_of_equations()
+        order = sorted(range(len(ready)), key=lambda number: ready[number])
+        return _balanced(order, ready, [_size_bytes(one) for one in self._stage.contributions], parts)
 
     def pieces(self, known: int) -> Iterator[tuple[Stage, Sequence[Atom]]]:
         """The parts as stages, and what each passes to later ones. `known`: how many values are passed already."""

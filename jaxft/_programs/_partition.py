@@ -35,7 +35,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxft._arrays._layout import Operation
@@ -104,6 +104,16 @@ class Cut:
         return tuple(one for stage in self.stages for one in stage.contributions)
 
     @property
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the contributions of each stage."""
+        return tuple(tuple(one.label for one in stage.contributions) for stage in self.stages)
+
+    def rest_read_after(self, number: int) -> frozenset[int]:
+        """Which of the passed values a program after this stage reads."""
+        reads = {index for stage in self.stages[number + 1 :] for index in stage.compute.rest}
+        return frozenset(reads if self.report is None else reads | set(self.report.rest))
+
+    @property
     def direct(self) -> tuple[int, ...]:
         """The metrics that the stages make."""
         return tuple(index for stage in self.stages for index in stage.direct)
@@ -136,7 +146,10 @@ def cut(
     """
     flat = inline(closed, axis, all_calls=overlap > 1)
     if overlap > 1:
-        divide_scans(flat, overlap, is_whole)
+        exchanged = analyse(
+            replace(flat, eqns=[*flat.eqns]), flat.invars[len(state_labels) :], axis.shards
+        ).exchanged
+        divide_scans(flat, overlap, exchanged, is_whole)
     count = len(state_labels)
     taints = analyse(flat, flat.invars[count:], axis.shards)
     step = Analysed(

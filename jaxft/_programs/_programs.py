@@ -291,10 +291,7 @@ class Programs:
 
     @functools.cached_property
     def _read_after(self) -> tuple[frozenset[int], ...]:
-        """For each stage, which of the passed values a later program reads."""
-        reads = [set(stage.compute.rest) for stage in self.cut.stages]
-        reads.append(set() if self.cut.report is None else set(self.cut.report.rest))
-        return tuple(frozenset[int]().union(*reads[number + 1 :]) for number in range(self.stages))
+        return tuple(map(self.cut.rest_read_after, range(self.stages)))
 
     def apply(
         self, state: Sequence[jax.Array], means: Sequence[np.ndarray | jax.Array], local: Local | None

@@ -1,7 +1,7 @@
 """Refuses an overlap that changes bits.
 
-XLA fuses what one program contains. A boundary between two programs can make it add the terms of a reduction in
-another order, and then a step would have other bits than without overlap. Whether it does is seen in the first batch.
+XLA fuses what one program contains. At a boundary between two programs it may round otherwise, and then a step would
+have other bits than without overlap. Whether it does is seen in the first batch.
 """
 
 from collections.abc import Sequence
@@ -12,52 +12,68 @@ import numpy as np
 
 from jaxft._errors import StepError
 from jaxft._programs._compile import Program
-from jaxft._programs._partition import Cut
+from jaxft._programs._partition import Contribution, Cut
+
+Computes = tuple[Cut, Sequence[Program]]
+# On the host, or where other processes hold a part of it on the devices.
+Values = dict[str, np.ndarray | jax.Array]
 
 
-def check_same_bits(
-    whole: tuple[Cut, Sequence[Program]],
-    divided: tuple[Cut, Sequence[Program]],
-    state: Sequence[Any],
-    batch: Sequence[Any],
-) -> None:
+def check_same_bits(whole: Computes, divided: Computes, state: Sequence[Any], batch: Sequence[Any]) -> None:
     """Compute a shard with the undivided programs and with the divided ones, and compare what is exchanged.
 
     Raises:
         StepError: a contribution has other bits. It names it.
     """
-    wanted = _contributions(*whole, state, batch)
-    found = _contributions(*divided, state, batch)
+    wanted, found = _contributions(whole, state, batch), _contributions(divided, state, batch)
     for one in divided[0].contributions:
-        label = one.label if one.rows is None else one.label.removesuffix(one.rows.text)
-        rows = wanted[label] if one.rows is None else wanted[label][one.rows.start : one.rows.stop]
-        if not _same(jax.device_put(rows, found[one.label].sharding), found[one.label]):
-            parts, stages = len(divided[0].stages), len(whole[0].stages)
+        if _same(_of(one, wanted), found[one.label]):
+            continue
+        if not _same(_of(one, _contributions(whole, state, batch)), _of(one, wanted)):
             raise StepError(
-                f"The step cannot be overlapped in this way: computed by {parts} programs, {one.label!r} has other "
-                f"bits than computed by {stages}, because XLA adds up in another order at a boundary between two "
-                "programs. Pass another number as `overlap` to jaxft.fault_tolerant, or leave it out."
+                f"The step cannot be overlapped: it is not deterministic. Computed twice by the same program, "
+                f"{one.label!r} has other bits the second time. On a GPU, set XLA_FLAGS=--xla_gpu_deterministic_ops="
+                "true; also jaxft needs it, to give all groups the same bits. Or leave out `overlap`."
             )
+        raise StepError(
+            f"The step cannot be overlapped in this way: computed by {len(divided[0].stages)} programs, "
+            f"{one.label!r} has other bits than computed by {len(whole[0].stages)}, because XLA rounds otherwise at "
+            "a boundary between two programs. Pass another number as `overlap` to jaxft.fault_tolerant, or leave it "
+            "out."
+        )
 
 
-def _contributions(
-    cut: Cut, computes: Sequence[Program], state: Sequence[Any], batch: Sequence[Any]
-) -> dict[str, jax.Array]:
+def _contributions(computes: Computes, state: Sequence[Any], batch: Sequence[Any]) -> Values:
     """What a shard alone contributes to all exchanges, by its label."""
+    cut, programs = computes
     means: list[jax.Array] = []
-    rest: list[jax.Array] = []
-    for stage, program in zip(cut.stages, computes, strict=True):
+    rest: list[jax.Array | None] = []
+    found: Values = {}
+    for number, (stage, program) in enumerate(zip(cut.stages, programs, strict=True)):
         outputs = program(*stage.compute.inputs(state, batch=batch, means=means, rest=rest))
         count = len(stage.contributions)
-        means += outputs[:count]
-        rest += outputs[count + len(stage.direct) :]
-    return dict(zip([one.label for one in cut.contributions], means, strict=True))
+        made = outputs[:count]
+        for one, array in zip(stage.contributions, made, strict=True):
+            found[one.label] = np.asarray(array) if array.is_fully_addressable else array
+        if any(later.compute.means for later in cut.stages[number + 1 :]):
+            means += made
+        reads = cut.rest_read_after(number)
+        passed = [*rest, *outputs[count + len(stage.direct) :]]
+        rest = [array if index in reads else None for index, array in enumerate(passed)]
+    return found
 
 
-def _same(one: jax.Array, other: jax.Array) -> bool:
-    pairs = zip(one.addressable_shards, other.addressable_shards, strict=True)
-    return all(_bytes(mine.data) == _bytes(theirs.data) for mine, theirs in pairs)
+def _of(contribution: Contribution, values: Values) -> np.ndarray | jax.Array:
+    """The same rows of what the undivided step contributes."""
+    rows = contribution.rows
+    if rows is None:
+        return values[contribution.label]
+    return values[contribution.label.removesuffix(rows.text)][rows.start : rows.stop]
 
 
-def _bytes(array: jax.Array) -> bytes:
-    return np.asarray(array).tobytes()
+def _same(one: np.ndarray | jax.Array, other: np.ndarray | jax.Array) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    moved = jax.device_put(one, other.sharding)
+    pairs = zip(moved.addressable_shards, other.addressable_shards, strict=True)
+    return all(_same(np.asarray(mine.data), np.asarray(theirs.data)) for mine, theirs in pairs)

@@ -9,7 +9,7 @@ compiles a scan. So no operand is copied.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,36 +39,47 @@ class Rows:
         return f"[{self.start}:{self.stop}]"
 
 
-def divide_scans(flat: Flat, parts: int, is_whole: Callable[[Path, Sequence[int]], bool]) -> None:
+def divide_scans(
+    flat: Flat, parts: int, exchanged: Collection[Var], is_whole: Callable[[Path, Sequence[int]], bool]
+) -> None:
     """Divide each scan that makes contributions into so many, or one for each row if it has fewer.
 
     Args:
         flat: the step; its equations are replaced.
         parts: into how many.
+        exchanged: which results of pmean and psum need an exchange.
         is_whole: whether a contribution with this path and shape is not divided over devices along its first axis.
     """
     makers = {var: eqn for eqn in flat.eqns for var in eqn.outvars}
+    found = ((atom, _chain(atom, makers)) for atom in _wanted(flat, exchanged, is_whole))
+    chains = {atom: chain for atom, chain in found if chain is not None}
+    divided = {id(chain.scan) for chain in chains.values()}
+    by_element = {id(eqn) for chain in chains.values() for eqn in chain.eqns}
     pieces: dict[Var, Sequence[Atom]] = {}  # of results of scans, and of what is made of them by element
-    wanted = [eqn for eqn in flat.eqns if eqn.primitive is pmean_p]
-    chains = [
-        _chain(atom, makers)
-        for eqn in wanted
-        for atom, path in zip(eqn.invars, eqn.params["paths"], strict=True)
-        if is_whole(path, _compat.shape(atom))
-    ]
-    divided = {id(chain.scan) for chain in chains if chain is not None}
-    by_element = {id(eqn): eqn for chain in chains if chain is not None for eqn in chain.eqns}
     eqns: list[Eqn] = []
     for eqn in flat.eqns:
         if id(eqn) in divided:
             eqns += _scans(eqn, parts, pieces)
         elif eqn.primitive is pmean_p:
-            eqns += _exchange(eqn, pieces, is_whole)
+            eqns += _exchange(eqn, {atom: pieces[atom] for atom in chains if atom in pieces})
         else:
             eqns.append(eqn)
             if id(eqn) in by_element:
                 eqns += _on_pieces(eqn, pieces)
     flat.eqns = eqns
+
+
+def _wanted(
+    flat: Flat, exchanged: Collection[Var], is_whole: Callable[[Path, Sequence[int]], bool]
+) -> list[Var]:
+    """What is exchanged, and may be in pieces."""
+    whole: dict[Var, bool] = {}
+    for eqn in flat.eqns:
+        if eqn.primitive is pmean_p:
+            for atom, var, path in zip(eqn.invars, eqn.outvars, eqn.params["paths"], strict=True):
+                if var in exchanged and _compat.is_var(atom):
+                    whole[atom] = whole.get(atom, True) and is_whole(path, _compat.shape(atom))
+    return [atom for atom, is_in_one in whole.items() if is_in_one]
 
 
 def start_of(atom: Atom, makers: Mapping[Var, Eqn]) -> Atom:
@@ -105,7 +116,8 @@ def _chain(atom: Atom, makers: Mapping[Var, Eqn]) -> _Chain | None:
 def _source(eqn: Eqn) -> Var | None:
     """The operand of an equation that changes each element of it by itself."""
     variables = [atom for atom in eqn.invars if _compat.is_var(atom)]
-    if eqn.primitive.name not in _BY_ELEMENT or len(variables) != 1:
+    numbers = [atom for atom in eqn.invars if not _compat.is_var(atom)]
+    if eqn.primitive.name not in _BY_ELEMENT or len(variables) != 1 or any(map(_compat.shape, numbers)):
         return None
     return variables[0] if _compat.shape(variables[0]) == _compat.shape(eqn.outvars[0]) else None
 
@@ -164,9 +176,19 @@ def _over_rows(eqn: Eqn, start: int, stop: int) -> Callable[..., list[Any]]:
         carry, made = lax.scan(
             turn, list(init), numbers, reverse=eqn.params["reverse"], unroll=eqn.params["unroll"]
         )
-        return [*carry, *made]
+        return _own([*carry, *made], operands)
 
     return run
+
+
+def _own(results: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """Results of which each is a value of its own: a scan may return what it was given, such as a carry."""
+    seen = {id(one) for one in operands}
+    found: list[Any] = []
+    for one in results:
+        found.append(lax.optimization_barrier(one) if id(one) in seen else one)
+        seen.add(id(one))
+    return found
 
 
 def _on_pieces(eqn: Eqn, pieces: dict[Var, Sequence[Atom]]) -> list[Eqn]:
@@ -184,9 +206,7 @@ def _on_pieces(eqn: Eqn, pieces: dict[Var, Sequence[Atom]]) -> list[Eqn]:
     return made
 
 
-def _exchange(
-    eqn: Eqn, pieces: Mapping[Var, Sequence[Atom]], is_whole: Callable[[Path, Sequence[int]], bool]
-) -> list[Eqn]:
+def _exchange(eqn: Eqn, pieces: Mapping[Var, Sequence[Atom]]) -> list[Eqn]:
     """A pmean or psum of the pieces, where there are any, and what puts the means together."""
     invars: list[Atom] = []
     outvars: list[Var] = []
@@ -195,7 +215,7 @@ def _exchange(
     for atom, var, path, label in zip(
         eqn.invars, eqn.outvars, eqn.params["paths"], eqn.params["labels"], strict=True
     ):
-        parts = pieces.get(atom) if _compat.is_var(atom) and is_whole(path, _compat.shape(var)) else None
+        parts = pieces.get(atom) if _compat.is_var(atom) else None
         if parts is None:
             invars.append(atom)
             outvars.append(var)

@@ -82,8 +82,10 @@ class Pins:
         return found[0] if found and all(one == found[0] for one in found) else None
 
     def is_whole(self, path: Path, shape: Sequence[int]) -> bool:
-        """Whether no device holds only some rows of such a contribution."""
+        """Whether no device holds only some rows of such a contribution, on a mesh of any size."""
         pin = self(path, shape)
+        if isinstance(pin, NamedSharding):
+            return not pin.spec or pin.spec[0] in (None, ())
         return pin is None or not shape or pin.shard_shape(tuple(shape))[0] == shape[0]
 
 

@@ -13,7 +13,7 @@ from step_models import bits
 
 import jaxft
 from jaxft._errors import StepError
-from jaxft._programs._build import Programs, cut_programs
+from jaxft._programs._build import Programs, Shared, cut_programs
 from jaxft._programs._overlap import _balanced
 from jaxft._programs._same_bits import check_same_bits
 
@@ -246,5 +246,81 @@ def test_a_wrong_number_is_refused(overlap: Any) -> None:
 
 def test_groups_must_agree_on_it() -> None:
     assert built("deep", 1).fingerprint["overlap"] == "1"
-    assert built("deep", 2).fingerprint["overlap"] == "2"
+    assert built("deep", 2).fingerprint["overlap"] == "2, 5 + 4 leaves"
     assert built("deep", 1).fingerprint["program"] != built("deep", 2).fingerprint["program"]
+
+
+def order_of(programs: Programs) -> list[list[str]]:
+    return [[*labels] for labels in programs.cut.labels]
+
+
+def by_shape(state: Any, batch: Any) -> Any:
+    """A step whose gradients are ready in another order if the batch is large."""
+    x = batch[0]
+    first, second = (jnp.sum(part, axis=0) for part in ((x @ state[0], x @ state[1])))
+    if len(x) > 8:
+        second, first = (jnp.sum(part, axis=0) for part in ((x @ state[1], x @ state[0])))
+    grads = jaxft.pmean((first, second))
+    return jax.tree.map(lambda one, grad: one - grad[:, None], state, grads), {}
+
+
+def large() -> tuple[np.ndarray, np.ndarray]:
+    return tuple(np.concatenate([one, one]) for one in batch_for(0, 0))  # type: ignore[return-value]
+
+
+def test_all_batches_are_divided_as_the_first_one() -> None:
+    state = (jnp.ones((16, 16)), jnp.ones((16, 16)))
+    alone = [order_of(cut_programs(by_shape, state, one, overlap=2)) for one in (batch_for(0, 0), large())]
+    assert alone[0] != alone[1]
+    shared = Shared()
+    for one in (batch_for(0, 0), large()):
+        assert order_of(cut_programs(by_shape, state, one, shared=shared, overlap=2)) == alone[0]
+    step = jaxft.fault_tolerant(by_shape, None, overlap=2)
+    for number in range(4):
+        state, _ = step(state, large() if number % 2 else batch_for(0, 0))
+    assert step.step == 4
+
+
+def test_a_batch_that_is_scanned_over_otherwise_is_refused() -> None:
+    def train_step(state: Any, batch: Any) -> Any:
+        x = batch[0]
+        if len(x) > 8:
+            made = jnp.stack([x.sum(axis=0)] * 4)
+        else:
+            _, made = lax.scan(lambda carry, _: (carry, x.sum(axis=0)), 0.0, None, length=4)
+        return state - jaxft.pmean(made), {}
+
+    step = jaxft.fault_tolerant(train_step, None, overlap=2)
+    state, _ = step(jnp.zeros((4, 16)), batch_for(0, 0))
+    with pytest.raises(StepError, match="With overlap=2, the gradients of this batch come in other pieces"):
+        step(state, large())
+
+
+def test_a_step_that_is_not_deterministic_is_said_to_be_that() -> None:
+    calls: list[int] = []
+
+    def noise(x: np.ndarray) -> np.ndarray:
+        calls.append(1)
+        return np.float32(len(calls)) * np.asarray(x)
+
+    def train_step(state: Any, batch: Any) -> Any:
+        given = jnp.asarray(batch[0][0])
+        made = jax.pure_callback(noise, jax.ShapeDtypeStruct((16,), jnp.float32), given)
+        return state - jaxft.pmean(made) - jaxft.pmean(lax.cumsum(given)), {}
+
+    with pytest.raises(StepError, match=r"it is not deterministic.*xla_gpu_deterministic_ops"):
+        cut_programs(train_step, jnp.zeros(16), batch_for(0, 0), overlap=2)
+
+
+def test_a_ref_within_a_nested_jit_stays_there() -> None:
+    @jax.jit
+    def doubled(x: Any) -> Any:
+        ref = jax.new_ref(jnp.zeros(16))
+        ref[...] = x.sum(axis=0) * 2.0
+        return ref[...]
+
+    def train_step(state: Any, batch: Any) -> Any:
+        x = batch[0]
+        return state - jaxft.pmean(doubled(x)) - jaxft.pmean(lax.cumsum(x.sum(axis=0))), {}
+
+    assert cut_programs(train_step, jnp.zeros(16), batch_for(0, 0), overlap=2).stages == 2

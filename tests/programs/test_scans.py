@@ -71,7 +71,27 @@ def mapped(params: Given, x: jax.Array) -> Any:
     return {**params, "scales": params["scales"] - mean * other}, {"total": total, "first": more[0]}
 
 
+def aux_net(params: Given, x: jax.Array) -> jax.Array:
+    """A carry that is only added to, as a loss of experts: its gradient leaves the scan as it came."""
+
+    def layer(carry: tuple[jax.Array, jax.Array], one: tuple[jax.Array, jax.Array]) -> Any:
+        y = jnp.tanh(carry[0] @ one[0]) * one[1][None]
+        return (carry[0] + y, carry[1] + jnp.mean(y**2)), None
+
+    start = (x @ params["first"], jnp.float32(0.0))
+    (x, extra), _ = lax.scan(layer, start, (params["layers"], params["scales"]))
+    return jnp.mean(x**2) + 0.01 * extra
+
+
+def of_the_state(params: Given, x: jax.Array) -> Any:
+    """A scan over the state alone: its mean is the identity, and it belongs to `apply`."""
+    _, noise = lax.scan(lambda at, one: (at + 1.0, jnp.sin(one * at)), jnp.float32(0.0), params["scales"])
+    noise, mean = jaxft.pmean((noise * 0.37, jnp.sum(x @ params["first"], axis=0)))
+    return {**params, "scales": params["scales"] - noise, "first": params["first"] - mean[None]}, {}
+
+
 STEPS = {
+    "carry that is added to": trained(aux_net),
     "plain": trained(net),
     "remat": trained(remat_net),
     "in one jit": trained(jax.jit(net)),
@@ -133,6 +153,12 @@ def test_no_row_is_computed_twice() -> None:
     assert scans == [[LAYERS, 2], [2], [2]], "forwards in one, and backwards in three"
 
 
+def test_a_scan_over_the_state_is_not_divided() -> None:
+    programs = cut_programs(of_the_state, weights(), batch(), overlap=3)
+    assert labels(programs) == [["pmean[1]"]]
+    assert run(programs) == run(cut_programs(of_the_state, weights(), batch()))
+
+
 def on_mesh(spec: P) -> tuple[Given, Any]:
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
     state = {
@@ -159,6 +185,18 @@ def test_rows_that_lie_on_different_devices_are_not_divided() -> None:
     found = labels(cut_programs(STEPS["plain"], state, x, overlap=2))
     assert "pmean[0]['layers']" in [label for stage in found for label in stage]
     assert "pmean[0]['scales'][0:3]" in [label for stage in found for label in stage]
+
+
+def test_what_is_exchanged_twice_is_divided_only_if_both_may_be() -> None:
+    state, x = on_mesh(P("x"))
+
+    def train_step(params: Given, x: jax.Array) -> Any:
+        _, made = lax.scan(lambda at, one: (at, jnp.tanh(x[0] @ one)[None] * one), 0.0, params["layers"])
+        means = jaxft.pmean({"layers": made, "more": made})
+        return {**params, "layers": params["layers"] - means["layers"] * means["more"]}, {}
+
+    found = labels(cut_programs(train_step, state, x, overlap=2))
+    assert found == [["pmean['layers']"]]
 
 
 def test_a_scan_with_an_effect_is_refused() -> None:
