@@ -182,7 +182,7 @@ def _over_rows(eqn: Eqn, start: int, stop: int) -> Callable[..., list[Any]]:
 
 
 def _own(results: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-    """Results of which each is a value of its own: a scan may return what it was given, such as a carry."""
+    """Results of which each is a value for itself: a scan may return what it was given, such as a carry."""
     seen = {id(one) for one in operands}
     found: list[Any] = []
     for one in results:
