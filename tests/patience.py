@@ -92,12 +92,15 @@ class Clock:
         return cancel
 
     def stretch(self) -> float:
-        """By how much the machine slowed things down in the worst ten seconds of the last minutes, at least 1."""
+        """By how much the machine slowed things down in the worst ten seconds of the last minutes: 1 to MOST_STRETCH.
+
+        More than that was no load: the machine has been suspended.
+        """
         with self._changed:
             history = list(self._history)
         windows = zip(history, history[_WINDOW_SAMPLES:], strict=False)
         ratios = ((wall - wall_0) / (own - own_0) for (wall_0, own_0), (wall, own) in windows)
-        return max(1.0, *ratios, 1.0)
+        return min(MOST_STRETCH, max(1.0, *ratios, 1.0))
 
     def _sample_forever(self) -> None:
         while True:

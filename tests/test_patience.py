@@ -47,6 +47,15 @@ def test_busy_processes_slow_the_clock() -> None:
     assert patience.stretched(1.0) >= 1.0
 
 
+def test_a_machine_that_was_suspended_stretches_no_deadline_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After an hour without a sample, the next one counts as half a second."""
+    samples = [(number * 0.1, number * 0.1) for number in range(patience._WINDOW_SAMPLES)]
+    monkeypatch.setattr(patience._clock, "_history", [*samples, (3600.0, samples[-1][1] + 0.5)])
+    assert patience.stretched(2.0) == 2.0 * patience.MOST_STRETCH
+
+
 def test_the_clock_only_goes_forward() -> None:
     last = patience.machine_s()
     for _ in range(20_000):
