@@ -444,6 +444,8 @@ class Trainer:
         self.away_until_s = self.world.now_s
         if self.ends_next and replica.failure is None:
             self.ends_next = False
+            if self.leaving:  # told to leave meanwhile
+                self._look_soon()
             self.leave(finished=False)
             self.world.after(0.2, self.world.launch, self.name)
         else:
