@@ -344,7 +344,9 @@ class World:
         self.target, self.over = None, True
 
     def _stuck(self) -> None:
-        if self._is_lost():
+        target = self.target
+        finished = target is not None and any(len(p.history) == target for p in self.incarnations.values())
+        if self._is_lost() and not finished:  # what a group has finished is not lost
             self._end_lost()
             return
         raise Violation("no group waits forever", self.standing())
