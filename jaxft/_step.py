@@ -121,6 +121,7 @@ def from_functions(
     *,
     shards: int | None = None,
     nonfinite: Policy = "warn",
+    overlap: int = 1,
 ) -> "Step":
     """Make a fault-tolerant step of two functions, for those who would rather cut it themselves.
 
@@ -145,12 +146,15 @@ def from_functions(
         manager: as in `jaxft.fault_tolerant`.
         shards: as there.
         nonfinite: as there.
+        overlap: as there.
 
     Returns:
         A `Step`: call it as `state, metrics = step(state, batch)`.
     """
 
-    return Step(joined(grad_fn, update_fn), Statics.none(), manager, Axis(shards=shards), nonfinite)
+    return Step(
+        joined(grad_fn, update_fn), Statics.none(), manager, Axis(shards=shards), nonfinite, overlap=overlap
+    )
 
 
 class Step:
@@ -396,15 +400,16 @@ class Step:
         each group brings its own batch there is none that all have, and they compare what they do with the means.
         """
         example = batch_for(self._engine.step, 0)
-        if self._overlap > 1 and self._manager is not None and not isinstance(batch_for, OwnBatch):
-            # So is the division of an overlapped step.
-            self._cut_only(given, state, batch_for(0, 0))
+        brings = self._manager is None or isinstance(batch_for, OwnBatch)
+        first = example if brings else batch_for(0, 0)
+        if self._overlap > 1 and _types(first) != _types(example):
+            self._cut_only(given, state, first)  # an overlapped step is divided as for that batch
         programs = self._find(given, state, example)
         if self._manager is None:
             return programs
         if isinstance(batch_for, OwnBatch):
             settings = program_settings([programs.cut.apply])
-        elif _types(first := batch_for(0, 0)) == _types(example):
+        elif _types(first) == _types(example):
             return programs
         else:
             settings = program_settings(self._cut_only(given, state, first).programs)

@@ -16,7 +16,7 @@ from jaxft._programs._compile import SHARD_SPEC, Applies, Spec, compile_computes
 from jaxft._programs._leaves import DonationGuard, own, refuse_tracers
 from jaxft._programs._overlap import Labels, overlapped
 from jaxft._programs._partition import Cut, cut
-from jaxft._programs._primitive import path_names, pmean
+from jaxft._programs._primitive import pmean
 from jaxft._programs._programs import Programs, batch_key
 from jaxft._programs._randomness import shared_draws, warning
 from jaxft._programs._same_bits import check_same_bits
@@ -103,14 +103,12 @@ def cut_programs(
     parts = _cut(traced, state_specs, axis, overlap, shared)
     shared.warn_of_draws(parts, axis)
     kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
-    pinned = shared.pins.get(kind) or pins(
-        parts.contributions, state_specs, list(map(path_names, traced.state_paths))
-    )
+    pinned = shared.pins.get(kind) or pins(parts.contributions, state_specs, traced.state_names)
     inputs = [*batch_specs, SHARD_SPEC]
     executables = compile_cut(parts, state_specs, inputs, pinned, shared.applies)
     if overlap > 1 and is_first:
         whole = _cut(traced, state_specs, axis, 1, Shared())
-        pinned = pins(whole.contributions, state_specs, list(map(path_names, traced.state_paths)))
+        pinned = pins(whole.contributions, state_specs, traced.state_names)
         computes, _, _ = compile_computes(whole, state_specs, inputs, pinned)
         given = [*batch_leaves, np.int32(0)]
         check_same_bits((whole, computes), (parts, executables.computes), leaves, given)
@@ -168,7 +166,7 @@ def _cut(traced: Traced, state_specs: Sequence[Spec], axis: Axis, overlap: int, 
     parts = cut(
         *(traced.jaxpr, traced.state_labels, traced.batch_labels, may_forward, axis),
         overlap=overlap,
-        is_whole=Pins(state_specs, list(map(path_names, traced.state_paths))).is_whole,
+        is_whole=Pins(state_specs, traced.state_names).is_whole,
     )
     if overlap == 1:
         return parts

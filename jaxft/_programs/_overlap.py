@@ -35,14 +35,13 @@ def overlapped(cut: Cut, parts: int, like: Labels = ()) -> Cut:
 
     Args:
         cut: the undivided step.
-        parts: into how many.
+        parts: into how many, at least two.
         like: how the contributions of the same step on another type of batch were divided; all must be divided alike.
 
     Raises:
         StepError: a program that is to be divided has a visible effect, or makes other contributions than `like`.
     """
-    if parts > 1:
-        _refuse_effects(cut)
+    _refuse_effects(cut)
     if like and {label for labels in like for label in labels} != {one.label for one in cut.contributions}:
         raise StepError(
             f"With overlap={parts}, the gradients of this batch come in other pieces than those of an earlier one, "
@@ -53,7 +52,7 @@ def overlapped(cut: Cut, parts: int, like: Labels = ()) -> Cut:
     means: list[int] = []  # the old number of each new mean
     rest: dict[int, int] = {}  # from the old number of a passed value to the new one
     old_means = old_rest = new_rest = 0
-    for stage in cut.stages if parts > 1 else ():
+    for stage in cut.stages:
         divided = _Divided(replace(stage, compute=_renumbered(stage.compute, means, rest)), parts, like)
         for piece, passed in divided.pieces(new_rest):
             stages.append(piece)
@@ -66,8 +65,6 @@ def overlapped(cut: Cut, parts: int, like: Labels = ()) -> Cut:
         means += [old_means + number for number in divided.order]
         old_means += len(stage.contributions)
         old_rest += len(divided.exports)
-    if parts == 1:
-        return cut
     report = None if cut.report is None else _renumbered(cut.report, means, rest)
     return replace(cut, stages=tuple(stages), apply=_renumbered(cut.apply, means, rest), report=report)
 

@@ -33,7 +33,7 @@ def check_same_bits(whole: Computes, divided: Computes, state: Sequence[Any], ba
             raise StepError(
                 f"The step cannot be overlapped: it is not deterministic. Computed twice by the same program, "
                 f"{one.label!r} has other bits the second time. On a GPU, set XLA_FLAGS=--xla_gpu_deterministic_ops="
-                "true; also jaxft needs it, to give all groups the same bits. Or leave out `overlap`."
+                "true, which groups need to have the same bits. Or leave out `overlap`."
             )
         raise StepError(
             f"The step cannot be overlapped in this way: computed by {len(divided[0].stages)} programs, "

@@ -12,6 +12,7 @@ from jaxft._programs import _compat
 from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._compat import AnyJaxpr, PyTreeDef
 from jaxft._programs._leaves import labels
+from jaxft._programs._primitive import Path, path_names
 
 Spec = jax.ShapeDtypeStruct
 KeyPath: TypeAlias = tuple[Any, ...]
@@ -28,6 +29,10 @@ class Traced:
     metrics_tree: PyTreeDef
     state_paths: Sequence[KeyPath]
     batch_labels: Sequence[str]
+
+    @property
+    def state_names(self) -> list[Path]:
+        return list(map(path_names, self.state_paths))
 
     @property
     def state_labels(self) -> list[str]:

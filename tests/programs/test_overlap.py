@@ -238,6 +238,22 @@ def test_alone_it_has_the_bits_of_the_undivided_step() -> None:
     assert ends[0] == ends[1]
 
 
+def test_two_functions_overlap_too() -> None:
+    def grad_fn(params: Any, batch: Any) -> Any:
+        local, grads = jax.value_and_grad(deep)(params, batch)
+        return grads, local
+
+    def update_fn(params: Any, grads: Any, local: Any) -> Any:
+        return jax.tree.map(lambda one, grad: one - RATE * grad, params, grads), local
+
+    ends: list[list[bytes]] = []
+    for overlap in (1, 2):
+        step = jaxft.from_functions(grad_fn, update_fn, None, shards=2, overlap=overlap)
+        state, _ = step(jax.device_put(layers()), batch_for)
+        ends.append([bits(leaf) for leaf in state])
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.parametrize("overlap", [0, -1, 1.5, True, "2"])
 def test_a_wrong_number_is_refused(overlap: Any) -> None:
     with pytest.raises(jaxft.ConfigurationError, match="overlap, the number of programs"):
