@@ -5,6 +5,7 @@ from has imported modules, and started no thread and no backend. `Script` is a p
 it; `Actor` holds an object whose methods the test calls over a pipe.
 """
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -87,8 +88,10 @@ class Script:
         return cast(int, self._process.exitcode)
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        # The fork server has reaped a process for a moment before it says so.
+        with contextlib.suppress(ProcessLookupError):
+            if self.poll() is None:
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
