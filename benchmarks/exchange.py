@@ -48,10 +48,17 @@ class Options:
     token: bool = False
     """Also the exchange of groups with a token, in the same rounds: what a MAC in place of each checksum costs."""
 
+    threads: tuple[int, ...] = ()
+    """Also exchanges with so many threads, in the same rounds; one has at most one for each 4 MiB."""
+
     @property
-    def variants(self) -> dict[str, dict[str, bool]]:
+    def variants(self) -> dict[str, dict[str, Any]]:
         """What else is measured of ours: the label of its rows, and the worker's argument."""
-        every = {"Python": {"python": self.python}, "with a token": {"token": self.token}}
+        every: dict[str, dict[str, Any]] = {
+            "Python": {"python": self.python},
+            "with a token": {"token": self.token},
+        }
+        every |= {f"{number} threads": {"threads": number} for number in self.threads}
         return {label: argument for label, argument in every.items() if any(argument.values())}
 
 
@@ -123,7 +130,7 @@ def _measure(
     ours: Sequence[Worker],
     peers: Sequence[Worker],
     rounds: int,
-    variants: dict[str, dict[str, bool]],
+    variants: dict[str, dict[str, Any]],
 ) -> list[Row]:
     same: list[dict[str, Any]] = [{"shapes": case.shapes, "dtype": case.dtype}] * number
     _all(ours, "prepare", same)
@@ -163,7 +170,9 @@ def _measure(
     ]
     for label, (unit, found, _) in itertools.product(variants, figures):
         note = times(found[label], found["ours"])
-        rows.append(Row.of(f"{name}, {label}", unit, found[label], limit=found["limit"], note=note))
+        # Bare sockets move the bytes in one thread.
+        limit = () if "threads" in variants[label] else found["limit"]
+        rows.append(Row.of(f"{name}, {label}", unit, found[label], limit=limit, note=note))
     return rows
 
 

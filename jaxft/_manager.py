@@ -80,8 +80,14 @@ class Manager:
         digest_every: every how many steps the groups compare fingerprints of their states, beside the first step
             of each quorum; by default so often that it costs less than 1 % of a step of 100 ms (see
             docs/guarantees.md). Equal in all groups.
-        host: the address at which the other groups reach this one; by default the one from which this machine
-            reaches the coordinator. As `host:port` where what they dial is forwarded to this process.
+        host: the address at which the other groups reach this one; by default that of the environment variable
+            JAXFT_HOST, or else the one from which this machine reaches the coordinator. As `host:port` where what
+            they dial is forwarded to this process. Several separated by commas, one for each network interface, if
+            exchanges are to use all of them.
+        exchange_threads: how many threads this process offers for a large exchange, each with a connection to every
+            other group. An exchange uses as many as all groups offer, and no more than one for each 4 MiB; the bits
+            do not depend on it. By default that of the environment variable JAXFT_EXCHANGE_THREADS, or else one for
+            every 4 cores, 4 at most, but no fewer than the addresses of `host`.
 
         token: the key of this job, as `jaxft-coordinator token` prints it, where the coordinator asks for one; by
             default that of the environment variable JAXFT_TOKEN. With a token, this group talks only to a coordinator
@@ -127,6 +133,7 @@ class Manager:
         other_meshes: bool = False,
         digest_every: int | None = None,
         host: str | None = None,
+        exchange_threads: int | None = None,
         token: str | None = None,
         tls: TLS | None = None,
         events: str | Path | None = None,
@@ -145,6 +152,7 @@ class Manager:
             other_meshes=other_meshes or os.environ.get("JAXFT_OTHER_MESHES") == "1",
             digest_every=digest_every,
             host=host or os.environ.get("JAXFT_HOST"),
+            exchange_threads=_threads(exchange_threads),
             token=token,
             tls=tls,
             events=events,
@@ -395,3 +403,16 @@ def _given(name: str, value: str | None) -> str:
             "`jaxft launch -- python my_train.py` sets both, and starts a coordinator."
         )
     return found
+
+
+def _threads(given: int | None) -> int | None:
+    """Return the argument `exchange_threads`, or what the environment gives in its place."""
+    text = os.environ.get("JAXFT_EXCHANGE_THREADS", "")
+    if given is not None or not text:
+        return given
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"The environment variable JAXFT_EXCHANGE_THREADS is {text!r}. It is a number of threads, such as 2."
+        ) from None

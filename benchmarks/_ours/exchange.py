@@ -6,18 +6,20 @@ import select
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import jax
 import numpy as np
 import xxhash
 from jaxft_protocol.credentials import DataKey
+from jaxft_protocol.ranks.lanes import Span
 
 from benchmarks._worker import serve
+from jaxft._arrays._pieces import Pieces
 from jaxft._exchange import Layout, LeafSpec, Links, Partials, Patience, Peer, _compiled
-from jaxft._exchange._exchange import exchange
 from jaxft._exchange._plan import CHUNK_BYTES, ONE_TRIP_BYTES
+from jaxft._exchange._spans import Contribution, SpanLinks
 from jaxft._transport._listener import Abort, Listener
 from tests.exchange.members import reference_sum
 
@@ -28,7 +30,7 @@ class Member:
     def __init__(self) -> None:
         self._plain = socket.create_server(("127.0.0.1", 0))
         self._plain.settimeout(TIMEOUT_S)
-        self._links: dict[bool, Links] = {}  # by whether they have a token
+        self._links: dict[tuple[bool, int], SpanLinks] = {}  # by whether they have a token, and threads
         self._socks: list[socket.socket] = []
         self._step = 0
 
@@ -48,22 +50,8 @@ class Member:
         return [*(one.port for one in self._listeners.values()), self._plain.getsockname()[1]]
 
     def join(self, me: int, members: int, ports: Sequence[Sequence[int]]) -> None:
-        """Connect to the others, both with jaxft and with bare sockets."""
-        self._me, self._members = me, members
-        for token, listener in self._listeners.items():
-            peers = [
-                Peer(f"group-{number}", 1, f"127.0.0.1:{each[token]}", (number,))
-                for number, each in enumerate(ports)
-            ]
-            self._links[token] = Links.open(
-                listener,
-                job="benchmark",
-                quorum_id=1,
-                me=f"group-{me}",
-                members=peers,
-                abort=Abort(),
-                patience=Patience(TIMEOUT_S),
-            )
+        """Connect to the others with bare sockets; with jaxft, the first exchange of each kind does."""
+        self._me, self._members, self._ports = me, members, ports
         for *_, port in ports[:me]:
             self._socks.append(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S))
         for _ in ports[me + 1 :]:
@@ -80,17 +68,49 @@ class Member:
         self._checked = False
         self._bare: list[np.ndarray] = []
 
-    def exchange(self, count: int, token: bool = False, python: bool = False) -> dict[str, Any]:
+    def exchange(
+        self, count: int, token: bool = False, python: bool = False, threads: int = 1
+    ) -> dict[str, Any]:
         """Average `count` times, from JAX arrays to arrays that JAX takes without a copy.
 
         Args:
             token: with a MAC in place of the checksum of each frame.
             python: without the compiled lane.
+            threads: how many it has, each with its own connections.
         """
         with _python_lane() if python else contextlib.nullcontext():
-            return self._exchange(count, token)
+            return self._exchange(count, self._links_of(token, threads))
 
-    def _exchange(self, count: int, token: bool) -> dict[str, Any]:
+    def _links_of(self, token: bool, threads: int) -> SpanLinks:
+        if (token, threads) not in self._links:
+            open_links = functools.partial(self._open, token, len(self._links))
+            self._links[token, threads] = SpanLinks(1, [None], Abort(), open_links, strands=threads)
+        return self._links[token, threads]
+
+    def _open(
+        self, token: bool, kind: int, span: Span | None, strand: int, abort: Abort, before: Links | None
+    ) -> Links:
+        peers = [
+            Peer(f"group-{number}", 1, f"127.0.0.1:{each[token]}", (number,))
+            for number, each in enumerate(self._ports)
+        ]
+        return Links.open(
+            self._listeners[token],
+            job="benchmark",
+            quorum_id=1,
+            me=f"group-{self._me}",
+            members=peers,
+            abort=abort,
+            patience=Patience(TIMEOUT_S),
+            lane=kind,  # so that each kind has its own connections
+            strand=strand,
+            before=before,
+        )
+
+    def _exchange(self, count: int, links: SpanLinks) -> dict[str, Any]:
+        given_by = functools.partial(
+            Contribution, pieces=cast(Pieces, None), layout_of=lambda _: self._layout
+        )
         spans: list[tuple[float, float]] = []
         digests: set[str] = set()
         cpu_s = 0.0
@@ -99,13 +119,11 @@ class Member:
             began_cpu_s, began_s = time.process_time(), time.monotonic()
             partials = Partials(self._layout, self._members)
             partials.add(self._me, self._leaves)
-            means = exchange(
-                self._links[token],
-                layout=self._layout,
+            means = links.exchange(
+                given_by(partials),
                 step=self._step,
-                partials=partials,
                 total_shards=self._members,
-                patience=Patience(TIMEOUT_S),
+                patience=lambda: Patience(TIMEOUT_S),
             )
             spans.append((began_s, time.monotonic()))
             cpu_s += time.process_time() - began_cpu_s

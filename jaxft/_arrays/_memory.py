@@ -39,10 +39,11 @@ def aligned_empty(size_bytes: int) -> np.ndarray:
     return array
 
 
-def empty_regions(layout: Layout, dtypes: list[str]) -> tuple[np.ndarray, ...]:
-    """One uninitialised array for each region of the layout, of the dtype given for it."""
-    pairs = zip(layout.regions, map(np.dtype, dtypes), strict=True)
-    return tuple(aligned_empty(region.size * dtype.itemsize).view(dtype) for region, dtype in pairs)
+def result_regions(layout: Layout) -> tuple[np.ndarray, ...]:
+    """One uninitialised array for each region of the layout, for means and sums."""
+    return tuple(
+        aligned_empty(region.size * region.item_bytes).view(region.dtype) for region in layout.regions
+    )
 
 
 def leaves_of(layout: Layout, regions: tuple[np.ndarray, ...]) -> list[np.ndarray]:

@@ -8,27 +8,23 @@ from functools import cache
 
 import xxhash
 
-from jaxft._arrays._layout import Layout
-from jaxft._arrays._memory import empty_regions
 from jaxft._exchange import _lane_structs as c
 from jaxft._exchange._compiled import Library
 from jaxft._exchange._frames import HEADER_BYTES, difference
-from jaxft._exchange._lane import PeerLost, Turn
+from jaxft._exchange._lane import PeerLost, Task, Turn
 from jaxft._exchange._links import Links
-from jaxft._exchange._partials import Partials
 from jaxft._transport._seals import Checksums, Connection, Macs
 
 _FAILED = 3  # LANE_FAILED
 
 
 class CompiledLane:
-    def __init__(self, library: Library, links: Links, layout: Layout, step: int, partials: Partials) -> None:
-        self.result = empty_regions(layout, [region.dtype for region in layout.regions])
+    def __init__(self, library: Library, links: Links, task: Task) -> None:
         self._c = library.c
         self._connections = links.connections
-        self._partials = partials  # its memory is read
-        self._sheet = links.sheet(layout, partials.shards)
-        self._sheet.begin(step, partials, self.result)
+        self.task = task  # its memory is read and written
+        self._sheet = links.sheet(task.layout, task.partials.shards, task.strands)
+        self._sheet.begin(task.step, task.partials, task.result)
         self._looks = (c.Look * len(links.members))()
         plan = self._sheet.plan
         for number, connection in links.connections.items():

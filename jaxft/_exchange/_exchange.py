@@ -3,8 +3,9 @@
 Theory of operation. The exchange is a reduce-scatter and an all-gather, overlapped chunk by chunk. The plan
 (`_plan.py`) makes each member the reducer of one slice of every region. For each chunk of its slice, a reducer
 receives the other members' partial sums, combines all nodes in the order of the tree, and sends the result to all.
-While it sums one chunk, the kernel sends and receives others. One thread does all this around one poll; sockets never
-block; payloads go from the memory of the partial sums straight into the receiver's scratch memory or result.
+While it sums one chunk, the kernel sends and receives others. One thread does all this around one poll, or one for
+each strand of a large exchange (`_spans.py`); sockets never block; payloads go from the memory of the partial sums
+straight into the receiver's scratch memory or result.
 
     partial sums of slice j   --->  reducer j: combine chunk by chunk  --->  results of slice j, to all
 
@@ -40,11 +41,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxft._arrays._layout import Layout
-from jaxft._arrays._memory import leaves_of
+from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import _compiled
 from jaxft._exchange._compiled_lane import CompiledLane
-from jaxft._exchange._lane import Lane, PeerLost, Turn
+from jaxft._exchange._lane import Lane, PeerLost, Task, Turn
 from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import LOOK_S, Patience
@@ -55,66 +56,58 @@ _log = logging.getLogger("jaxft")
 
 
 def exchange(
-    links: Links,
-    *,
-    layout: Layout,
-    step: int,
-    partials: Partials,
-    total_shards: int,
-    patience: Patience,
+    links: Links, *, layout: Layout, step: int, partials: Partials, total_shards: int, patience: Patience
 ) -> list[np.ndarray]:
-    """Average or sum the contributions of all members of a quorum.
-
-    Args:
-        links: the quorum's connections. Closed if this raises.
-        layout: the layout of the leaves, the same at every member.
-        step: the step that the contributions are for.
-        partials: what this member contributes: exactly its shards of the quorum. Only read.
-        total_shards: the number of all shards of the step.
-        patience: the limit on a time without progress.
+    """Average or sum the contributions of all members of a quorum, in this thread. The rest is as `exchange_into`.
 
     Returns:
         The means and sums, in the order of the leaves, in fresh memory. The bits do not depend on the members.
+    """
+    result = result_regions(layout)
+    exchange_into(links, Task(layout, step, partials, result), total_shards, patience)
+    return leaves_of(layout, result)
+
+
+def exchange_into(links: Links, task: Task, total_shards: int, patience: Patience) -> None:
+    """Carry out a task: average or sum the contributions of all members of a quorum.
+
+    Args:
+        links: the quorum's connections for this strand. Closed if this raises.
+        task: the exchange, or one strand of it.
+        total_shards: the number of all shards of the step.
+        patience: the limit on a time without progress.
 
     Raises:
         ExchangeFailed: names the peers that were seen to fail; none, if the abort flag was set.
     """
-    plan = links.plan(layout, total_shards)
+    plan, partials = links.plan(task.layout, total_shards, task.strands), task.partials
     if partials.nodes != plan.nodes[links.me] or partials.shards != total_shards:
         raise ValueError(
             f"Group {links.members[links.me].group!r} holds the nodes {partials.nodes} of {partials.shards} shards, "
             f"but its shards in quorum {links.quorum_id} are the nodes {plan.nodes[links.me]} of {total_shards}."
         )
     if len(links.members) == 1:
-        return partials.mean_alone()
+        partials.mean_into(task.result)
+        return
     if links.closed:
         raise ExchangeFailed(
             f"The connections of quorum {links.quorum_id} are closed. The step needs a new quorum."
         )
     try:
-        means = leaves_of(layout, _carry_out(links, layout, step, partials, patience))
+        _carry_out(links, task, patience)
     except BaseException:
         links.close()
         raise
     links.exchange_ended()
-    return means
 
 
-def _carry_out(
-    links: Links, layout: Layout, step: int, partials: Partials, patience: Patience
-) -> tuple[np.ndarray, ...]:
-    """The regions of the result."""
+def _carry_out(links: Links, task: Task, patience: Patience) -> None:
     library = _compiled.library()
-    lane: Lane = (
-        PythonLane(links, layout, step, partials)
-        if library is None
-        else CompiledLane(library, links, layout, step, partials)
-    )
+    lane: Lane = PythonLane(links, task) if library is None else CompiledLane(library, links, task)
     try:
-        _Run(links, lane, step, patience).until_done()
+        _Run(links, lane, task.step, patience).until_done()
     finally:
         lane.close()
-    return lane.result
 
 
 class _Run:

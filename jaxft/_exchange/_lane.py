@@ -1,9 +1,13 @@
 """What carries out an exchange: `_python_lane.py`, or `_compiled_lane.py` where that was built."""
 
 import enum
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
+from jaxft._arrays._layout import Layout
+from jaxft._exchange._partials import Partials
 
 
 class Turn(enum.IntEnum):
@@ -23,10 +27,29 @@ class PeerLost(Exception):
         self.why = why
 
 
-class Lane(Protocol):
-    """One exchange, in progress. Members are named by their number in the quorum."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a lane carries out: an exchange, or one strand of it.
 
+    Attributes:
+        layout: the layout of the leaves, the same at every member.
+        step: the step that the contributions are for.
+        partials: what this member contributes: exactly its shards of the quorum. Only read.
+        result: where the means and sums are written, region by region. All strands write into the same arrays.
+        strands: into how many strands the exchange is divided; the links know which of them they carry.
+    """
+
+    layout: Layout
+    step: int
+    partials: Partials
     result: tuple[np.ndarray, ...]
+    strands: int = 1
+
+
+class Lane(Protocol):
+    """A task, in progress. Members are named by their number in the quorum."""
+
+    task: Task
 
     def turn(self, seconds: float) -> Turn:
         """Send, receive and sum, for about so long. Returns early if all is done or the abort flag is set.
@@ -49,5 +72,5 @@ class Lane(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the lane holds, but not the result."""
+        """Free what the lane holds."""
         ...

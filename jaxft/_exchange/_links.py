@@ -36,6 +36,7 @@ class Links:
         abort: Abort,
         listener: Listener | None = None,
         ended: Mapping[int, int] | None = None,
+        strand: int = 0,
     ) -> None:
         """Take ownership of connections, keyed by the member's number. See `open`."""
         assert set(connections) == set(range(len(members))) - {me}
@@ -45,13 +46,14 @@ class Links:
         self.members = tuple(members)
         self.connections = dict(connections)
         self.abort = abort
+        self.strand = strand
         self.closed = False
         # How many exchanges have ended over each connection, in this quorum and those before.
         self._ended = dict.fromkeys(connections, 0) | dict(ended or {})
         # Receive buffers for peers' chunks, by slot and node.
         self.scratch: dict[tuple[int, Node], np.ndarray] = {}
-        self._plans: dict[tuple[str, int], Plan] = {}
-        self._sheets: dict[tuple[str, int], Sheet] = {}
+        self._plans: dict[tuple[str, int, int], Plan] = {}
+        self._sheets: dict[tuple[str, int, int], Sheet] = {}
         self._listener = listener
         for connection in self.connections.values():
             connection.sock.setblocking(False)
@@ -67,6 +69,7 @@ class Links:
         abort: Abort,
         patience: Patience,
         lane: int = 0,
+        strand: int = 0,
         before: "Links | None" = None,
     ) -> "Links":
         """Connect to every other member. Ends all older quorums at this listener.
@@ -80,7 +83,9 @@ class Links:
             abort: a flag that ends the wait; the exchanges over these links watch it too.
             patience: the limit on a time without progress.
             lane: the first of the lanes that are exchanged over these links.
-            before: the links of an older quorum for the same lanes. Their connections are used again or closed.
+            strand: the strand of their exchanges that travels over these links.
+            before: the links of an older quorum for the same lanes and strand. Their connections are used again or
+                closed.
 
         Raises:
             ExchangeFailed: names the members that could not be reached; none, if the abort flag was set.
@@ -90,7 +95,7 @@ class Links:
         number = [peer.group for peer in members].index(me)
         # `_mesh.py` fills in the group and incarnation to dial.
         request = ConnectionRequest(
-            "exchange", job, me, members[number].incarnation, "", 0, quorum_id, lane=lane
+            "exchange", job, me, members[number].incarnation, "", 0, quorum_id, lane=lane, strand=strand
         )
         listener.forget(quorum_id - 1)
         stamps = [Stamp(n, tag(job), quorum_id, 0, 0) for n in range(len(members))]
@@ -120,20 +125,22 @@ class Links:
             abort=abort,
             listener=listener,
             ended=ended,
+            strand=strand,
         )
 
-    def plan(self, layout: Layout, total_shards: int) -> Plan:
-        """The plan of an exchange over these links, cached: a step has one for each of its exchanges."""
-        key = (layout.digest, total_shards)
+    def plan(self, layout: Layout, total_shards: int, strands: int = 1) -> Plan:
+        """The plan of this strand of an exchange, cached: a step has one for each of its exchanges."""
+        key = (layout.digest, total_shards, strands)
         if key not in self._plans:
-            self._plans[key] = Plan.of(layout, [peer.shards for peer in self.members], total_shards)
+            shards = [peer.shards for peer in self.members]
+            self._plans[key] = Plan.of(layout, shards, total_shards, self.strand, strands)
         return self._plans[key]
 
-    def sheet(self, layout: Layout, total_shards: int) -> Sheet:
+    def sheet(self, layout: Layout, total_shards: int, strands: int = 1) -> Sheet:
         """The same plan for the compiled lane, cached like it."""
-        key = (layout.digest, total_shards)
+        key = (layout.digest, total_shards, strands)
         if key not in self._sheets:
-            plan, stamps = self.plan(layout, total_shards), self.stamps(layout, 0)
+            plan, stamps = self.plan(layout, total_shards, strands), self.stamps(layout, 0)
             self._sheets[key] = Sheet(
                 plan, layout, stamps, me=self.me, shards=total_shards, scratch=self.scratch
             )

@@ -144,6 +144,7 @@ class _Mesh:
                 group=peer.group,
                 incarnation=peer.incarnation,
                 lane=self.request.lane,
+                strand=self.request.strand,
                 abort=self.abort,
             )
             try:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxft._arrays._layout import Layout, LeafSpec
-from jaxft._arrays._memory import aligned_empty, empty_regions, leaves_of
+from jaxft._arrays._memory import aligned_empty, leaves_of, result_regions
 from jaxft._errors import ConfigurationError
 from jaxft._exchange._node_values import Loose, NodeValues, merged
 from jaxft._exchange._reduce import BLOCK_ELEMENTS
@@ -96,15 +96,19 @@ class Partials:
 
     def mean_alone(self) -> list[np.ndarray]:
         """The means and sums over all shards, in new buffers. Only if this group holds every shard."""
+        result = result_regions(self.layout)
+        self.mean_into(result)
+        return leaves_of(self.layout, result)
+
+    def mean_into(self, result: Sequence[np.ndarray]) -> None:
+        """As `mean_alone`, into one array for each region."""
         whole = root(self.shards)
         assert self.nodes == (whole,), f"holds {self.nodes} of {whole}"
-        result = empty_regions(self.layout, [region.dtype for region in self.layout.regions])
         for number, (region, out) in enumerate(zip(self.layout.regions, result, strict=True)):
             for start in range(0, region.size, BLOCK_ELEMENTS):
                 stop = min(start + BLOCK_ELEMENTS, region.size)
                 total = self.part(whole, number, start, stop)
                 combine_into(out[start:stop], {whole: total}, self.shards, region)
-        return leaves_of(self.layout, result)
 
 
 def _flat(layout: Layout, leaves: "Sequence[np.ndarray | jax.Array]") -> list[np.ndarray]:

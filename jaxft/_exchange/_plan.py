@@ -7,6 +7,9 @@ reducer their partial sums of its slice (reduce-scatter); it combines chunk afte
 A small contribution is not cut: each member sends everything to all others and combines everything itself. That takes
 one round instead of two, and gives the same bits, because the order of the sum does not depend on who computes it.
 
+A large contribution may be divided into *strands*, each with its own plan: every strand has a part of every
+slice. Strands travel at the same time, by separate connections and threads.
+
 Both ends of a connection derive the same plan, and the same frames from it, so each knows exactly what comes next.
 """
 
@@ -26,6 +29,13 @@ _SMALL_CHUNK_BYTES = 128 << 10
 # If each member sends at most this much, contributions take one round. Measured at this size: the same CPU time for
 # two and three members, and one round less; three members with 512 KB would take 1.2 times the CPU time.
 ONE_TRIP_BYTES = 256 << 10
+# A strand has at least this many bytes of the contribution: its thread takes some 100 µs to start and to end.
+STRAND_BYTES = 4 << 20
+
+
+def strands_of(layout: Layout, most: int) -> int:
+    """Into how many strands an exchange is divided. All members agree on `most`."""
+    return max(1, min(most, layout.size_bytes // STRAND_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +66,18 @@ class Plan:
     one_trip: bool
 
     @staticmethod
-    def of(layout: Layout, shards: Sequence[Sequence[int]], total: int) -> "Plan":
-        """Divide an exchange. `shards` lists each member's shards; together they must be all shards, each once."""
+    def of(
+        layout: Layout, shards: Sequence[Sequence[int]], total: int, strand: int = 0, strands: int = 1
+    ) -> "Plan":
+        """Divide an exchange.
+
+        Args:
+            layout: of the contributions.
+            shards: each member's shards; together they must be all shards, each once.
+            total: the number of all shards.
+            strand: which strand of the exchange the plan is for.
+            strands: how many there are.
+        """
         dealt = sorted(shard for held in shards for shard in held)
         if dealt != list(range(total)):
             raise ValueError(
@@ -65,21 +85,23 @@ class Plan:
             )
         members = len(shards)
         nodes = tuple(cover(held, total) for held in shards)
-        if layout.size_bytes * (members - 1) <= ONE_TRIP_BYTES:
+        if strands == 1 and layout.size_bytes * (members - 1) <= ONE_TRIP_BYTES:
             everything = tuple(
                 Chunk(number, 0, region.size) for number, region in enumerate(layout.regions) if region.size
             )
             return Plan(nodes=nodes, chunks=(everything,) * members, one_trip=True)
-        chunks = tuple(_cut(layout, member, members) for member in range(members))
+        parts = members * strands
+        chunks = tuple(_cut(layout, member * strands + strand, parts) for member in range(members))
         return Plan(nodes=nodes, chunks=chunks, one_trip=False)
 
 
-def _cut(layout: Layout, member: int, members: int) -> tuple[Chunk, ...]:
+def _cut(layout: Layout, part: int, parts: int) -> tuple[Chunk, ...]:
+    """One of several equal parts of each region, in chunks."""
     chunks: list[Chunk] = []
     for number, region in enumerate(layout.regions):
         units = region.size // ALIGN_ELEMENTS
-        start = units * member // members * ALIGN_ELEMENTS
-        stop = units * (member + 1) // members * ALIGN_ELEMENTS
+        start = units * part // parts * ALIGN_ELEMENTS
+        stop = units * (part + 1) // parts * ALIGN_ELEMENTS
         step = _chunk_size(region, stop - start)
         chunks += [Chunk(number, at, min(step, stop - at)) for at in range(start, stop, step)]
     return tuple(chunks)

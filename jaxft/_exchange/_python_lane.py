@@ -4,21 +4,27 @@ import select
 import time
 from collections.abc import Iterable, Iterator
 
-from jaxft._arrays._layout import Layout
 from jaxft._exchange._channel import Channel, Frame
-from jaxft._exchange._lane import PeerLost, Turn
+from jaxft._exchange._lane import PeerLost, Task, Turn
 from jaxft._exchange._links import Links
-from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import Planned, partials_to, results_from
 from jaxft._exchange._reducer import Reducer
 
 
 class PythonLane:
-    def __init__(self, links: Links, layout: Layout, step: int, partials: Partials) -> None:
-        plan = links.plan(layout, partials.shards)
-        stamps = links.stamps(layout, step)
-        self._reducer = Reducer(plan, me=links.me, layout=layout, partials=partials, scratch=links.scratch)
-        self.result = self._reducer.result
+    def __init__(self, links: Links, task: Task) -> None:
+        self.task = task
+        layout = task.layout
+        plan = links.plan(layout, task.partials.shards, task.strands)
+        stamps = links.stamps(layout, task.step)
+        self._reducer = Reducer(
+            plan,
+            me=links.me,
+            layout=layout,
+            partials=task.partials,
+            scratch=links.scratch,
+            result=task.result,
+        )
         self._abort = links.abort
         self._results = results_from(stamp=stamps[links.me], plan=plan, layout=layout)
         self._channels = {

@@ -1,9 +1,11 @@
 """A member's part of the reduce-scatter: it reduces one slice, combining what all members hold of it."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxft._arrays._layout import Layout
-from jaxft._arrays._memory import aligned_empty, empty_regions
+from jaxft._arrays._memory import aligned_empty
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import Chunk, Plan, Planned, value_dtype
 from jaxft._exchange._reduce import combine_into
@@ -27,9 +29,18 @@ def room(scratch: Scratch, key: tuple[int, Node], size_bytes: int) -> np.ndarray
 class Reducer:
     """Receives the other members' values of this member's slice, and combines them chunk by chunk, in order."""
 
-    def __init__(self, plan: Plan, *, me: int, layout: Layout, partials: Partials, scratch: Scratch) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        me: int,
+        layout: Layout,
+        partials: Partials,
+        scratch: Scratch,
+        result: Sequence[np.ndarray],
+    ) -> None:
         """Start with nothing received. The caller keeps `scratch` from one exchange to the next."""
-        self.result = empty_regions(layout, [region.dtype for region in layout.regions])
+        self.result = result
         self._plan = plan
         self._me = me
         self._layout = layout

@@ -3,23 +3,32 @@
 Lanes that lie in one process in every member travel together. Usually that is all of a process's lanes, and there is
 one exchange. A process whose lanes are spread over several processes of another member runs several at once, each
 with its own connections: one after the other, a peer that has nothing but the last span would seem to hang.
+
+One thread moves a few gigabytes a second, less than a fast network. So a large exchange is divided into *strands*,
+which travel at once too: each has a part of every slice (`_plan.py`), and its own thread and connections, so no
+strand waits for another. How many there are follows from what all members offer, and from the size of the exchange,
+which all of them know; bits do not depend on it.
 """
 
 import select
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._layout import Layout
+from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange._exchange import exchange
+from jaxft._exchange._exchange import exchange_into
+from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
+from jaxft._exchange._plan import strands_of
 from jaxft._transport._sockets import Abort
 
 
@@ -37,16 +46,35 @@ class Contribution:
     pieces: Pieces
     layout_of: Callable[[Span | None], Layout]
 
+    def tasks(self, span: Span | None, step: int, most_strands: int) -> "list[tuple[Way, Task]]":
+        """The exchange of a span, strand by strand; none if nothing belongs to its lanes, which all members know."""
+        layout, partials = self.layout_of(span), self.partials
+        if not layout.specs:
+            return []
+        if layout.digest != partials.layout.digest:
+            partials = partials.select(layout, self.pieces.picks(span or self.pieces.own))
+        strands = strands_of(layout, most_strands)
+        task = Task(layout, step, partials, result_regions(layout), strands)
+        return [(Way(span, strand), task) for strand in range(strands)]
+
+
+class Way(NamedTuple):
+    """What one thread carries by its own connections: one strand of the exchanges of a span."""
+
+    span: Span | None
+    strand: int
+
 
 class SpanLinks:
-    """This process's connections to all other members of one quorum, for each of its spans.
+    """This process's connections to all other members of one quorum, for each of its spans and their strands.
 
     Args:
         quorum_id: the quorum.
         spans: this process's spans; None: there is one, and leaves travel whole.
         abort: a flag that ends all exchanges.
-        open_links: makes the connections for the lanes of a span: `open_links(span, abort, before)`.
+        open_links: makes the connections for a span and strand: `open_links(span, strand, abort, before)`.
         before: those of an older quorum, of which some may be used again; owned.
+        strands: the most strands of an exchange; the same at every member.
     """
 
     def __init__(
@@ -54,46 +82,41 @@ class SpanLinks:
         quorum_id: int,
         spans: Sequence[Span | None],
         abort: Abort,
-        open_links: Callable[[Span | None, Abort, Links | None], Links],
+        open_links: Callable[[Span | None, int, Abort, Links | None], Links],
         before: "SpanLinks | None" = None,
+        strands: int = 1,
     ) -> None:
         self.quorum_id = quorum_id
         self._spans = tuple(spans)
+        self._strands = strands
         self._abort = abort
         self._open = open_links
+        ways = {Way(span, strand) for span in self._spans for strand in range(strands)}
         # Several exchanges end together, but a failure of one must not look like an abort from outside.
-        self._stop = abort if len(self._spans) == 1 else Abort()
-        self._links: dict[Span | None, Links] = {}
+        self._stop = abort if len(ways) == 1 else Abort()
+        self._links: dict[Way, Links] = {}
         self._before = {} if before is None else {**before._before, **before._links}
-        for span in self._before.keys() - set(self._spans):
-            self._before.pop(span).close()
+        for way in self._before.keys() - ways:
+            self._before.pop(way).close()
 
     def exchange(
         self, given: Contribution, *, step: int, total_shards: int, patience: Callable[[], Patience]
     ) -> list[np.ndarray]:
         """As `_exchange.exchange`, for all spans. Raises ExchangeFailed."""
+        of_spans = [given.tasks(span, step, self._strands) for span in self._spans]
 
-        def one(span: Span | None) -> list[np.ndarray]:
-            layout, partials = given.layout_of(span), given.partials
-            if not layout.specs:
-                return []  # nothing belongs to these lanes, which all members know
-            if span not in self._links:
-                self._links[span] = self._open(span, self._stop, self._before.pop(span, None))
-            if layout.digest != partials.layout.digest:
-                partials = partials.select(layout, given.pieces.picks(span or given.pieces.own))
-            return exchange(
-                self._links[span],
-                layout=layout,
-                step=step,
-                partials=partials,
-                total_shards=total_shards,
-                patience=patience(),
-            )
+        def carry_out(way: Way, task: Task) -> None:
+            if way not in self._links:
+                self._links[way] = self._open(*way, self._stop, self._before.pop(way, None))
+            exchange_into(self._links[way], task, total_shards, patience())
 
-        if len(self._spans) == 1:
-            found = one(self._spans[0])
-        else:
-            found = [mean for means in self._at_once(one) for mean in means]
+        self._at_once(carry_out, [each for tasks in of_spans for each in tasks])
+        found = [
+            mean
+            for tasks in of_spans
+            for _, task in tasks[:1]
+            for mean in leaves_of(task.layout, task.result)
+        ]
         return found if self._spans[0] is None else list(given.pieces.gathered(found))
 
     def close(self) -> None:
@@ -101,11 +124,20 @@ class SpanLinks:
         for links in [*self._links.values(), *self._before.values()]:
             links.close()
 
-    def _at_once(self, one: Callable[[Span | None], list[np.ndarray]]) -> list[list[np.ndarray]]:
-        running = _Running(len(self._spans), self._stop)
+    def _at_once(self, carry_out: Callable[[Way, Task], None], work: Sequence[tuple[Way, Task]]) -> None:
+        if self._stop is self._abort or not work:
+            for way, task in work:
+                carry_out(way, task)
+            return
+        running = _Running(len(work), self._stop)
         threads = [
-            threading.Thread(target=running.run, args=(one, span), name=f"jaxft-span-{span}", daemon=True)
-            for span in self._spans
+            threading.Thread(
+                target=running.run,
+                args=(carry_out, *each),
+                name=f"jaxft-exchange-{number}",
+                daemon=True,
+            )
+            for number, each in enumerate(work)
         ]
         for thread in threads:
             thread.start()
@@ -125,7 +157,6 @@ class SpanLinks:
                 raise error
             finally:
                 del error
-        return [running.results[span] for span in self._spans]
 
     def _joined(self, errors: Sequence[BaseException]) -> BaseException:
         """The error that came first; of the peers, all that were seen to fail."""
@@ -143,20 +174,16 @@ class _Running:
     left: int
     stop: Abort
     over: Abort = field(default_factory=Abort)  # all have ended, or one has failed
-    results: dict[Span | None, list[np.ndarray]] = field(default_factory=dict[Span | None, list[np.ndarray]])
     errors: list[BaseException] = field(default_factory=list[BaseException])
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self, one: Callable[[Span | None], list[np.ndarray]], span: Span | None) -> None:
+    def run(self, carry_out: Callable[[Way, Task], None], way: Way, task: Task) -> None:
         try:
-            found = one(span)
+            carry_out(way, task)
         except BaseException as error:  # raised by the training thread, which waits for all
             with self.lock:
                 self.errors.append(error)
-            self.stop.set("the exchange of other lanes failed")
-        else:
-            with self.lock:
-                self.results[span] = found
+            self.stop.set("another part of the exchange failed")
         with self.lock:
             self.left -= 1
             last = self.left == 0

@@ -105,26 +105,27 @@ def own_address(coordinator: str, host: str | None) -> Iterator[Finding]:
     """
     try:
         with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
-            address = GroupConfig(coordinator=coordinator, group="doctor", host=host).address(
-                listening.getsockname()[1]
-            )
-            where, port = split_address(address)
+            config = GroupConfig(coordinator=coordinator, group="doctor", host=host)
+            addresses = config.endpoint(listening.getsockname()[1]).addresses
             listening.settimeout(TIMEOUT_S)
-            with socket.create_connection((where, port), TIMEOUT_S):
-                pass
+            for where, port in map(split_address, addresses):
+                with socket.create_connection((where, port), TIMEOUT_S):
+                    pass
     except (OSError, JaxftError) as error:
         yield fail(
             f"this machine cannot reach itself at its own address: {error}",
             "pass `Manager(host=...)` or JAXFT_HOST: the address at which the other groups reach this one",
         )
         return
-    if where in ("127.0.0.1", "localhost", "::1") and "localhost" not in coordinator:
+    hosts = [split_address(address)[0] for address in addresses]
+    local = [host for host in hosts if host in ("127.0.0.1", "localhost", "::1")]
+    if local and "localhost" not in coordinator:
         yield warn(
-            f"the other groups would be told to reach this one at {where}, which is every machine's own",
+            f"the other groups would be told to reach this one at {local[0]}, which is every machine's own",
             "pass `Manager(host=...)` or JAXFT_HOST, unless all groups run here",
         )
         return
-    yield ok(f"this machine reaches itself at {where}, which it would tell the other groups")
+    yield ok(f"this machine reaches itself at {', '.join(hosts)}, which it would tell the other groups")
 
 
 def peers(url: str, *, ca: Path | None = None) -> Iterator[Finding]:

@@ -20,16 +20,17 @@ from jaxft_protocol.messages import GroupName, Member, NewQuorum, Step
 from jaxft_protocol.ranks.lanes import Span, rank_of
 from jaxft_protocol.replica.state import Applied, Attempt, ExchangeBroke, Exchanged
 
-from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
+from jaxft._exchange._plan import strands_of
 from jaxft._exchange._spans import Contribution, SpanLinks
 from jaxft._programs._programs import Local
 from jaxft._progress import told
 from jaxft._ranks._ranks import Directing, Ranks, Verdict
-from jaxft._replica._config import GroupConfig, ranks_at
+from jaxft._replica._config import GroupConfig
+from jaxft._replica._endpoints import agreed_threads, endpoints_at
 from jaxft._replica._engine import Call, OwnBatch
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
@@ -109,7 +110,7 @@ class Attempts:
         held = self._held
         assert step == held.step, f"asked for step {step} while holding state {held.step}"
         # Checked even if links exist: once the listener has ended, no group can join or heal from this one.
-        self._listener.check(len(quorum.members))
+        self._listener.check(len(quorum.members), _threads(quorum))
         if self._work.step != step:
             self.forget()
         record.entered(quorum)
@@ -294,8 +295,7 @@ class Attempts:
         self._more_s = more_s
         _log.debug("exchange step %d%s", step, _stage_text(number))
         if self._links is None or self._links.quorum_id != quorum.quorum_id:
-            pieces = call.programs.stage_pieces[number]
-            self._links = self._span_links(quorum, step, pieces, abort)
+            self._links = self._span_links(call, number, quorum, abort)
         partials = self._work.stages[number].partials
         assert partials is not None
         return self._links.exchange(
@@ -309,27 +309,35 @@ class Attempts:
             patience=lambda: self._patience(quorum, step, timeout_s / 2 + more_s),
         )
 
-    def _span_links(self, quorum: NewQuorum, step: int, pieces: Pieces, abort: Abort) -> SpanLinks:
+    def _span_links(self, call: Call, number: int, quorum: NewQuorum, abort: Abort) -> SpanLinks:
+        step, pieces = self._held.step, call.programs.stage_pieces[number]
         # Shorter than the exchange's timeout, so that members that wait for a link fail first.
         timeout_s = self._config.failure_timeout_s / 4
 
-        def open_links(span: Span | None, abort: Abort, before: Links | None) -> Links:
+        def open_links(span: Span | None, strand: int, abort: Abort, before: Links | None) -> Links:
             lane = 0 if span is None else span.start
             return Links.open(
                 self._listener,
                 job=self._config.job,
                 quorum_id=quorum.quorum_id,
                 me=self._me,
-                members=[_peer(member, lane, pieces.lanes.count) for member in quorum.members],
+                members=[_peer(member, lane, pieces.lanes.count, strand) for member in quorum.members],
                 abort=abort,
                 patience=self._patience(quorum, step, timeout_s + self._more_s),
                 lane=lane,
+                strand=strand,
                 before=before,
             )
 
-        sizes = {len(ranks_at(member.address)) for member in quorum.members}
+        sizes = {len(endpoints_at(member.address)) for member in quorum.members}
         mine: tuple[Span | None, ...] = (None,) if sizes == {1} else pieces.spans(sizes)
-        return SpanLinks(quorum.quorum_id, mine, abort, open_links, self._links)
+        # No more than the largest exchange of a step is divided into.
+        layouts = (
+            call.programs.span_layout(stage, span) for stage in range(call.programs.stages) for span in mine
+        )
+        strands = max(strands_of(layout, _threads(quorum)) for layout in layouts)
+        _log.debug("quorum %d: exchanges in up to %d strands", quorum.quorum_id, strands)
+        return SpanLinks(quorum.quorum_id, mine, abort, open_links, self._links, strands)
 
     def _patience(self, quorum: NewQuorum, step: int, timeout_s: float) -> Patience:
         attempt, session = (quorum.quorum_id, step), self._session
@@ -363,8 +371,13 @@ def _shards_of(quorum: NewQuorum, group: GroupName) -> tuple[int, ...]:
     return next(member.shards for member in quorum.members if member.group == group)
 
 
-def _peer(member: Member, lane: int, lanes: int) -> Peer:
-    """The member's process that holds a lane."""
-    addresses = ranks_at(member.address)
-    rank = rank_of(lane, len(addresses), lanes)
-    return Peer(member.group, member.incarnation, addresses[rank], member.shards, rank)
+def _threads(quorum: NewQuorum) -> int:
+    """How many threads an exchange has at most. A quorum of one member exchanges nothing."""
+    return agreed_threads(member.address for member in quorum.members) if len(quorum.members) > 1 else 1
+
+
+def _peer(member: Member, lane: int, lanes: int, strand: int) -> Peer:
+    """The member's process that holds a lane, at the address for a strand."""
+    ranks = endpoints_at(member.address)
+    rank = rank_of(lane, len(ranks), lanes)
+    return Peer(member.group, member.incarnation, ranks[rank].address(strand), member.shards, rank)

@@ -16,7 +16,8 @@ from jaxft._errors import HealFailed
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._spans import SpanFetcher
 from jaxft._ranks._ranks import Directing, Ranks
-from jaxft._replica._config import GroupConfig, ranks_at
+from jaxft._replica._config import GroupConfig
+from jaxft._replica._endpoints import endpoints_at
 from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
@@ -143,7 +144,7 @@ class CatchUp:
         if self._fetcher is None or self._fetches_for != heal.heal_id:
             self.close()
             self._fetches_for = heal.heal_id
-            sizes = {self._ranks.size, *(len(ranks_at(donor.address)) for donor in heal.donors)}
+            sizes = {self._ranks.size, *(len(endpoints_at(donor.address)) for donor in heal.donors)}
             spans: Sequence[Span | None] = (None,) if sizes == {1} else pieces.spans(sizes)
             self._fetcher = SpanFetcher([(span, self._of_span(heal, span, pieces)) for span in spans])
         return self._fetcher
@@ -151,9 +152,9 @@ class CatchUp:
     def _of_span(self, heal: Heal, span: Span | None, pieces: Pieces) -> Fetcher:
         donors: list[DonorAt] = []
         for donor in heal.donors:
-            addresses = ranks_at(donor.address)
-            rank = 0 if span is None else rank_of(span.start, len(addresses), pieces.lanes.count)
-            donors.append(DonorAt(donor.group, donor.incarnation, addresses[rank], rank))
+            ranks = endpoints_at(donor.address)
+            rank = 0 if span is None else rank_of(span.start, len(ranks), pieces.lanes.count)
+            donors.append(DonorAt(donor.group, donor.incarnation, ranks[rank].address(), rank))
         return Fetcher(
             job=self._me.job,
             group=self._me.group,

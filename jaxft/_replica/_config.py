@@ -10,6 +10,7 @@ from jaxft._checkpoints import Checkpoints
 from jaxft._errors import ConfigurationError
 from jaxft._numbers import check_positive, whole
 from jaxft._replica._credentials import TLS
+from jaxft._replica._endpoints import MAX_THREADS, Endpoint, usual_threads
 
 MAX_NAME_LENGTH = 200
 MAX_SETTING_LENGTH = 1000
@@ -35,6 +36,7 @@ class GroupConfig:
     other_meshes: bool = False
     digest_every: int | None = None
     host: str | None = None
+    exchange_threads: int | None = None
     token: str | None = field(default=None, repr=False)  # must not appear in tracebacks and logs
     tls: TLS | None = None
     events: str | Path | None = None
@@ -45,9 +47,15 @@ class GroupConfig:
         _check_name("group", self.group)
         _check_name("job", self.job)
         check_positive("failure_timeout_s", self.failure_timeout_s)
-        for name, least in (("step", 0), ("min_replicas", 1), ("digest_every", 1)):
+        for name, least in (("step", 0), ("min_replicas", 1), ("digest_every", 1), ("exchange_threads", 1)):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole(name, value, least))
+        _check_hosts(self.host)
+        if self.exchange_threads is not None and self.exchange_threads > MAX_THREADS:
+            raise ConfigurationError(
+                f"exchange_threads is {self.exchange_threads}, but an exchange has at most {MAX_THREADS}: each has "
+                "its own connection to every other group."
+            )
         if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpoints):  # pyright: ignore
             raise ConfigurationError(
                 f"checkpoints is {self.checkpoints!r}. It is a jaxft.Checkpoints, which says where and how often to "
@@ -60,19 +68,28 @@ class GroupConfig:
         """The user's settings, prefixed so that they cannot collide with jaxft's."""
         return {f"settings.{name}": value for name, value in self.settings.items()}
 
-    def address(self, port: int) -> str:
-        """The address at which the other groups reach this one, which listens on `port`.
+    def endpoint(self, port: int) -> Endpoint:
+        """Where the other groups reach this process, which listens on `port`.
 
         Raises:
             ConfigurationError: no `host` was given, and this machine has no route to the coordinator.
         """
-        host = self.host or _own_address(self.coordinator)
-        return host if _has_port(host) else f"{host}:{port}"
+        hosts = _hosts(self.host) or [_own_address(self.coordinator)]
+        addresses = tuple(host if _has_port(host) else f"{host}:{port}" for host in hosts)
+        return Endpoint(addresses, self.exchange_threads or usual_threads(len(addresses)))
 
 
-def ranks_at(address: str) -> list[str]:
-    """The addresses of a group's ranks, which its address lists in their order."""
-    return address.split(",")
+def _hosts(host: str | None) -> list[str]:
+    return [each.strip() for each in host.split(",") if each.strip()] if host else []
+
+
+def _check_hosts(host: str | None) -> None:
+    for each in _hosts(host):
+        if not each.isprintable() or any(mark in each for mark in "*+ "):
+            raise ConfigurationError(
+                f"host must be a host name or an address, or several separated by commas, one for each network "
+                f"interface, not {host!r}"
+            )
 
 
 def _check_address(coordinator: str) -> None:

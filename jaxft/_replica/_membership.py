@@ -24,6 +24,7 @@ from jaxft._ranks._link import end_with
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import Credentials
+from jaxft._replica._endpoints import endpoints_at
 from jaxft._replica._raised import report_by
 from jaxft._replica._session import Session
 from jaxft._transport._listener import Connection, ConnectionRequest, Listener, dial
@@ -81,7 +82,7 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
         return _follow(config, store, credentials, rank, size)
     incarnation = Incarnation(secrets.randbits(63))
     listener = _listener(config, store, credentials, incarnation, rank)
-    address = config.address(listener.port)
+    address = str(config.endpoint(listener.port))
     leader = None
     if size > 1:
         _announce(incarnation, address)
@@ -143,7 +144,7 @@ def _listener(
     )
     _log.info(
         "[jaxft %s] rank %d listens on port %d; the others reach it at %s",
-        *(config.group, rank, listener.port, config.address(listener.port)),
+        *(config.group, rank, listener.port, config.endpoint(listener.port)),
     )
     return listener
 
@@ -173,12 +174,13 @@ def _follow(
 
     incarnation, leader_address = _hear_announcement()
     listener = _listener(config, store, credentials, incarnation, rank)
-    address = config.address(listener.port)
+    address = str(config.endpoint(listener.port))
     group = config.group
     request = ConnectionRequest("rank", config.job, group, incarnation, group, incarnation, rank)
     deadline_s = time.monotonic() + config.failure_timeout_s
     with _ends_without(0, config):
-        connection = dial(leader_address, request, deadline_s=deadline_s, key=credentials.data_key)
+        (leader,) = endpoints_at(leader_address)
+        connection = dial(leader.address(), request, deadline_s=deadline_s, key=credentials.data_key)
     follower = Follower(
         connection,
         rank=rank,

@@ -34,11 +34,11 @@ from jaxft._transport._sockets import (
 MAX_NAME_BYTES = 255
 MAX_REASON_BYTES = 512
 
-_VERSION = 3
+_VERSION = 4
 _KINDS = ("exchange", "heal", "rank")
-# magic, version, kind, rank, lane, id of the quorum or heal, the dialler's incarnation, the listener's incarnation,
-# and the length of each name: the job's, the dialler's and the listener's
-_HELLO = struct.Struct("<8sBBHLQQQBBB")
+# magic, version, kind, rank, lane, strand, id of the quorum or heal, the dialler's incarnation, the listener's
+# incarnation, and the length of each name: the job's, the dialler's and the listener's
+_HELLO = struct.Struct("<8sBBHLHQQQBBB")
 _HELLO_MAGIC = b"jaxft-hi"
 # magic, version, status, length of what follows: a reason, a nonce or a proof
 _ANSWER = struct.Struct("<8sBBH")
@@ -80,6 +80,7 @@ class ConnectionRequest:
         number: the id of the quorum or the heal that the connection is for, or the dialler's rank.
         rank: which process of the group is dialled.
         lane: the first lane that an exchange over the connection is for.
+        strand: which strand of that exchange.
     """
 
     kind: str
@@ -91,6 +92,7 @@ class ConnectionRequest:
     number: int
     rank: int = 0
     lane: int = 0
+    strand: int = 0
 
 
 class Dialling:
@@ -295,7 +297,7 @@ def missing_bytes(received: bytes | bytearray) -> int:
         raise BadRequest(f"it has version {version} of the data plane; this process has version {_VERSION}")
     if len(received) < _HELLO.size:
         return _HELLO.size - len(received)
-    _, _, kind, _, _, _, _, _, *lengths = _HELLO.unpack_from(received)
+    _, _, kind, _, _, _, _, _, _, *lengths = _HELLO.unpack_from(received)
     if kind >= len(_KINDS):
         raise BadRequest(f"it asks for a connection of unknown kind {kind}")
     return _HELLO.size + sum(lengths) - len(received)
@@ -304,7 +306,9 @@ def missing_bytes(received: bytes | bytearray) -> int:
 def decode(received: bytes | bytearray) -> ConnectionRequest:
     """Decode a complete request. Raises BadRequest."""
     assert missing_bytes(received) == 0
-    _, _, kind, rank, lane, number, incarnation, to_incarnation, *lengths = _HELLO.unpack_from(received)
+    _, _, kind, rank, lane, strand, number, incarnation, to_incarnation, *lengths = _HELLO.unpack_from(
+        received
+    )
     names = bytes(received[_HELLO.size :])
     group_at, to_at = lengths[0], lengths[0] + lengths[1]
     try:
@@ -316,7 +320,7 @@ def decode(received: bytes | bytearray) -> ConnectionRequest:
     except UnicodeDecodeError as error:
         raise BadRequest(f"a name in it is not UTF-8: {names!r}") from error
     ends = (group, incarnation, to_group, to_incarnation)
-    return ConnectionRequest(_KINDS[kind], job, *ends, number, rank, lane)
+    return ConnectionRequest(_KINDS[kind], job, *ends, number, rank, lane, strand)
 
 
 def accepted(proof: bytes = b"") -> bytes:
@@ -363,6 +367,7 @@ def encode(request: ConnectionRequest) -> bytes:
         _KINDS.index(request.kind),
         request.rank,
         request.lane,
+        request.strand,
         request.number,
         request.incarnation,
         request.to_incarnation,

@@ -22,8 +22,8 @@ job's groups know. So a program that just connects, or speaks another protocol, 
 peer that is evicted dials again at once (`_handshake.py`). When the process runs out of file descriptors, connections
 without a request go first. The limit on accepted connections leaves room for a job of thousands of groups.
 
-A quorum's connections are kept under (quorum, group, incarnation, lane), because a peer may learn of a quorum before
-this process does. `forget` drops those of quorums that are over, and refuses later ones.
+A quorum's connections are kept under (quorum, group, incarnation, lane, strand), because a peer may learn of a quorum
+before this process does. `forget` drops those of quorums that are over, and refuses later ones.
 
 Errors. An error caused by a connection ends that connection. An error of the listener itself ends the listener: it is
 logged, and `check`, which runs before each step and before a quorum's connections are made, raises it on the training
@@ -70,7 +70,7 @@ _log = logging.getLogger("jaxft")
 _unauthenticated_log = logging.getLogger("jaxft.unauthenticated")
 _unauthenticated_log.addFilter(RateLimitFilter())
 
-# A connection request has 43 bytes and three names; a peer that takes longer than this to send it is not jaxft.
+# A connection request has 45 bytes and three names; a peer that takes longer than this to send it is not jaxft.
 _HELLO_TIMEOUT_S = 2.0
 # A peer's request arrives within a round trip of its connection.
 _MAX_UNKNOWN = 256
@@ -152,14 +152,15 @@ class Listener:
         deadline_s: float,
         abort: Abort | None,
         lane: int = 0,
+        strand: int = 0,
     ) -> Connection:
-        """Wait for a peer's connection for the exchange of a quorum, from some lane on, and return it.
+        """Wait for a peer's connection for one strand of the exchange of a quorum, from some lane on, and return it.
 
         Raises:
             TimeoutError: the deadline passed.
             ConnectionError: the quorum was forgotten, the listener closed, or the abort flag set.
         """
-        key = (quorum_id, group, incarnation, lane)
+        key = (quorum_id, group, incarnation, lane, strand)
         return self._pending.take(key, deadline_s=deadline_s, abort=abort)
 
     def take_rank(self, rank: int, *, deadline_s: float) -> Connection:
@@ -169,14 +170,18 @@ class Listener:
             TimeoutError: the deadline passed.
             ConnectionError: the listener closed.
         """
-        return self._ranks.take((rank, *self._me, 0), deadline_s=deadline_s, abort=None)
+        return self._ranks.take((rank, *self._me, 0, 0), deadline_s=deadline_s, abort=None)
 
     def forget(self, quorum_id: int) -> None:
         """Close the connections for this quorum and older ones, and refuse later ones."""
         self._pending.forget(quorum_id)
 
-    def check(self, members: int) -> None:
+    def check(self, members: int, strands: int = 1) -> None:
         """Raise the error that ended this listener, if one did; warn if a quorum of this size needs more descriptors.
+
+        Args:
+            members: of the quorum.
+            strands: how many connections there may be to each of them.
 
         Raises:
             JaxftError: the listener's thread ended with an error.
@@ -187,7 +192,7 @@ class Listener:
                 "other group can reach this one. Restart the group; its log has the traceback."
             ) from self._failure
         # For the current quorum, and for the next one while its connections are made.
-        needed = 2 * members + _OWN_DESCRIPTORS
+        needed = 2 * members * strands + _OWN_DESCRIPTORS
         if needed > self._descriptors and not self._warned_of_descriptors:
             self._warned_of_descriptors = True
             _log.warning(
@@ -355,7 +360,7 @@ class Listener:
             self._admit_exchange(half, request, proof, connection)
         elif request.kind == "rank":
             self._accept_request(half, proof)
-            self._ranks.add((request.number, request.group, request.incarnation, 0), connection)
+            self._ranks.add((request.number, request.group, request.incarnation, 0, 0), connection)
         else:
             self._admit_heal(half, request, proof, connection)
 
@@ -388,7 +393,7 @@ class Listener:
             return
         # Answer first: once it is pending, another thread may take it and send frames.
         self._accept_request(half, proof)
-        key = (request.number, request.group, request.incarnation, request.lane)
+        key = (request.number, request.group, request.incarnation, request.lane, request.strand)
         self._pending.add(key, connection)
 
     def _admit_heal(

@@ -9,12 +9,12 @@ from jaxft._transport._sockets import Abort, wait
 # Connections for the current quorum, and perhaps for the next. Jobs have thousands of groups.
 MAX_PENDING = 16384
 
-# Quorum, group, incarnation, first lane: the lowest key belongs to the oldest quorum.
-_Key = tuple[int, str, int, int]
+# Quorum, group, incarnation, first lane, strand: the lowest key belongs to the oldest quorum.
+_Key = tuple[int, str, int, int, int]
 
 
 class PendingConnections:
-    """A bounded table from (quorum, group, incarnation, lane) to a connection. Thread-safe.
+    """A bounded table from (quorum, group, incarnation, lane, strand) to a connection. Thread-safe.
 
     Args:
         room: how many may wait at once, if that is less than `MAX_PENDING`.
@@ -51,7 +51,7 @@ class PendingConnections:
 
     def take(self, key: _Key, *, deadline_s: float, abort: Abort | None) -> Connection:
         """Wait for a connection and hand it over. Raises TimeoutError or ConnectionError."""
-        quorum_id, group, _, _ = key
+        quorum_id, group, *_ = key
         arrived = Abort()  # used as a flag that can be polled
         with self._lock:
             if key in self._waiting or self._refusal(quorum_id) is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from jaxft._arrays import _memory
 from jaxft._arrays._layout import Layout
-from jaxft._arrays._memory import aligned_empty, empty_regions, leaves_of
+from jaxft._arrays._memory import aligned_empty, leaves_of, result_regions
 from tests.exchange.members import MIXED, together
 
 MB = 1 << 20
@@ -119,7 +119,7 @@ def test_a_computation_that_still_reads_its_argument_keeps_it() -> None:
 
 def test_leaves_are_views_of_regions() -> None:
     layout = Layout.of(MIXED)
-    regions = empty_regions(layout, [region.dtype for region in layout.regions])
+    regions = result_regions(layout)
     leaves = leaves_of(layout, regions)
     for leaf, spec, extent in zip(leaves, MIXED, layout.extents, strict=True):
         assert leaf.shape == spec.shape

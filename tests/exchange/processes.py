@@ -7,17 +7,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import Layout, Links, Partials, Patience, Peer, _compiled, _patience
+from jaxft._exchange import Layout, Links, Partials, Patience, Peer, _compiled, _patience, _plan
+from jaxft._exchange._spans import Contribution, SpanLinks
 from jaxft._transport._listener import Abort, Listener
 from tests import patience
 from tests.forks import Actor
 
-from .members import BIG, contribution, regions_of, run_exchange
+from .members import BIG, contribution, regions_of
 
 
 class _Trap:
@@ -37,7 +39,7 @@ class _Trap:
 class _Process:
     """What runs in a member's process: its methods are called by name from the test."""
 
-    def __init__(self, pipe: Connection, number: int, total: int, lane: str) -> None:
+    def __init__(self, pipe: Connection, number: int, total: int, lane: str, strands: int) -> None:
         if lane == "python":
             _compiled.library = functools.cache(lambda: None)
         assert (_compiled.library() is None) == (lane == "python")
@@ -47,7 +49,9 @@ class _Process:
         )
         self.layout = Layout.of(BIG)
         self.partials = Partials(self.layout, total)
-        self.links: Links | None = None
+        self.strands = strands
+        _plan.STRAND_BYTES = self.layout.size_bytes // strands
+        self.links: SpanLinks | None = None
 
     def port(self) -> int:
         return self.listener.port
@@ -57,18 +61,24 @@ class _Process:
             self.partials.add(shard, contribution(self.layout.specs, shard))
 
     def open(self, quorum_id: int, me: str, members: Sequence[Peer]) -> None:
-        self.links = Links.open(
-            self.listener,
-            job="job",
-            quorum_id=quorum_id,
-            me=me,
-            members=members,
-            abort=Abort(),
-            patience=Patience(patience.FAR_S),
-        )
-        for connection in self.links.connections.values():
-            # So that an exchange takes many moves, however fast the others are.
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
+        def open_links(span: Any, strand: int, abort: Abort, before: Links | None) -> Links:
+            links = Links.open(
+                self.listener,
+                job="job",
+                quorum_id=quorum_id,
+                me=me,
+                members=members,
+                abort=abort,
+                patience=Patience(patience.FAR_S),
+                strand=strand,
+                before=before,
+            )
+            for connection in links.connections.values():
+                # So that an exchange takes many moves, however fast the others are.
+                connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
+            return links
+
+        self.links = SpanLinks(quorum_id, [None], Abort(), open_links, self.links, self.strands)
 
     def exchange(self, trap: int | None, progress_timeout_s: float) -> Any:
         """Returns a digest of the means, or of a failure: whose it is, its text, and when it was."""
@@ -76,11 +86,17 @@ class _Process:
         if trap is not None:
             _patience.LOOK_S = 0.0  # so that each move is reported at once
         moved = _Trap(self.pipe, trap or 0).moved
+        given = Contribution(self.partials, cast(Pieces, None), lambda _: self.layout)
         try:
-            means = run_exchange(
-                self.links, self.partials, progress_timeout_s=progress_timeout_s, moved=moved
+            means = self.links.exchange(
+                given,
+                step=11,
+                total_shards=self.partials.shards,
+                patience=lambda: Patience(progress_timeout_s, moved=moved),
             )
         except ExchangeFailed as error:
+            self.links.close()  # as an attempt does
+            self.links = None
             return error.peers, str(error), time.monotonic()
         return digest(means)
 
@@ -94,15 +110,17 @@ def digest(arrays: Sequence[np.ndarray]) -> str:
 
 
 class Member(Actor):
-    def __init__(self, number: int, total: int, lane: str) -> None:
-        super().__init__(_Process, number, total, lane)
+    def __init__(self, number: int, total: int, lane: str, strands: int = 1) -> None:
+        super().__init__(_Process, number, total, lane, strands)
         self.group = f"group-{number}"
 
 
 @contextmanager
-def started(shards: Sequence[Sequence[int]], total: int, lane: str) -> Iterator[list[Member]]:
-    """Processes that hold these shards, and exchange with this lane."""
-    members = [Member(number, total, lane) for number in range(len(shards))]
+def started(
+    shards: Sequence[Sequence[int]], total: int, lane: str, strands: int = 1
+) -> Iterator[list[Member]]:
+    """Processes that hold these shards, and exchange with this lane, in so many strands."""
+    members = [Member(number, total, lane, strands) for number in range(len(shards))]
     try:
         for member, held in zip(members, shards, strict=True):
             member.tell("add", held)

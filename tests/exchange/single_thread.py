@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from jaxft._arrays._memory import result_regions
 from jaxft._exchange import Abort, Layout, Links, Partials, _compiled, _plan, _reducer
 from jaxft._exchange._compiled_lane import CompiledLane
-from jaxft._exchange._lane import Lane, Turn
+from jaxft._exchange._lane import Lane, Task, Turn
 from jaxft._exchange._python_lane import PythonLane
 from jaxft._transport._seals import Connection
 
@@ -22,21 +23,21 @@ STEP = 11
 # More turns than any exchange of a test takes, even byte by byte.
 MANY_TURNS = 1_000_000
 
-Make = Callable[[Links, Layout, Partials], Lane]
-
-
-def python_lane(links: Links, layout: Layout, partials: Partials) -> Lane:
-    return PythonLane(links, layout, STEP, partials)
+Make = Callable[[Links, Task], Lane]
 
 
 def compiled_lane(library: _compiled.Library) -> Make:
-    return lambda links, layout, partials: CompiledLane(library, links, layout, STEP, partials)
+    return lambda links, task: CompiledLane(library, links, task)
+
+
+def task_of(partials: Partials, strands: int = 1) -> Task:
+    return Task(partials.layout, STEP, partials, result_regions(partials.layout), strands)
 
 
 def made_by(by: str) -> Make:
     """ "python", "compiled", or "compiled" for one instruction set by its name."""
     if by == "python":
-        return python_lane
+        return PythonLane
     return compiled_lane(loaded(None if by == "compiled" else by))
 
 
@@ -84,7 +85,7 @@ def _keys(one: int, other: int) -> bytes:
 
 @contextmanager
 def wired(
-    shards: Sequence[Sequence[int]], *, sealed: bool, pieces: Callable[[], Iterator[int]]
+    shards: Sequence[Sequence[int]], *, sealed: bool, pieces: Callable[[], Iterator[int]], strand: int = 0
 ) -> Iterator[tuple[list[Links], dict[tuple[int, int], Wire]]]:
     """The links of every member, and the wires between them by (from, to). Sealed: with a MAC on every frame."""
     ends: list[dict[int, Connection]] = [{} for _ in shards]
@@ -99,7 +100,15 @@ def wired(
     for sock in outer.values():
         sock.setblocking(False)
     links = [
-        Links(job="job", quorum_id=4, me=me, members=peers_of(shards), connections=connections, abort=Abort())
+        Links(
+            job="job",
+            quorum_id=4,
+            me=me,
+            members=peers_of(shards),
+            connections=connections,
+            abort=Abort(),
+            strand=strand,
+        )
         for me, connections in enumerate(ends)
     ]
     wires = {
@@ -135,7 +144,7 @@ def recorded(
     make = made_by(by)
     with wired(shards, sealed=sealed, pieces=lambda: itertools.repeat(1 << 20)) as (links, wires):
         lanes = [
-            make(one, layout, partials_of(layout, total, mine))
+            make(one, task_of(partials_of(layout, total, mine)))
             for one, mine in zip(links, shards, strict=True)
         ]
         run(lanes, list(wires.values()))
@@ -158,5 +167,5 @@ def fed(lane: Lane, peer: socket.socket, stream: bytes, pieces: Iterator[int], c
     while (turn := lane.turn(0.0)) is Turn.MOVED:
         pass
     if turn is Turn.DONE:
-        return [region.tobytes() for region in lane.result]
+        return [region.tobytes() for region in lane.task.result]
     return turn, lane.owing(), lane.unfinished()

@@ -4,6 +4,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxft._arrays._layout import DTYPES
+from jaxft._arrays._memory import leaves_of
 from jaxft._exchange import Layout, LeafSpec, Partials, _compiled, _compiled_lane
 from jaxft._exchange._compiled import address
 from jaxft._exchange._lane import PeerLost
+from jaxft._exchange._python_lane import PythonLane
 from jaxft._transport._seals import Connection
 
 from .lanes import INSTRUCTIONS, any_bits, built, loaded
 from .members import BIG, MIXED, assert_same_bits, exchange_all, mesh, partials_of, reference_means
-from .single_thread import compiled_lane, cut_into, fed, made_by, python_lane, recorded, run, wired
+from .single_thread import compiled_lane, cut_into, fed, made_by, recorded, run, task_of, wired
 
 KINDS = [(operation, dtype) for operation, dtypes in DTYPES.items() for dtype in dtypes]
 
@@ -53,6 +56,7 @@ def assignments(draw: st.DrawFn) -> list[list[int]]:
     one_trip=st.booleans(),
     sealed=st.booleans(),
     mixed=st.lists(st.sampled_from(["python", *INSTRUCTIONS]), min_size=4, max_size=4),
+    strands=st.integers(1, 3),
     seed=st.integers(0, 2**32),
 )
 def test_any_members_with_any_lanes_get_numpys_bits(
@@ -63,6 +67,7 @@ def test_any_members_with_any_lanes_get_numpys_bits(
     one_trip: bool,
     sealed: bool,
     mixed: list[str],
+    strands: int,
     seed: int,
 ) -> None:
     layout, total, rng = Layout.of(specs), sum(map(len, shards)), np.random.default_rng(seed)
@@ -72,20 +77,21 @@ def test_any_members_with_any_lanes_get_numpys_bits(
         wanted = held_by(layout, range(total), total, leaves).mean_alone()
         held = [held_by(layout, mine, total, leaves) for mine in shards]
     pieces = lambda: map(int, rng.integers(1, 3000, 10**6))  # noqa: E731
-    with (
-        cut_into(chunk_bytes, window, one_trip),
-        wired(shards, sealed=sealed, pieces=pieces) as (links, wires),
-    ):
-        made = [python_lane if kind == "python" else compiled_lane(loaded(kind)) for kind in mixed]
-        lanes = [make(one, layout, mine) for make, one, mine in zip(made, links, held, strict=False)]
-        run(lanes, list(wires.values()))
+    made = [PythonLane if kind == "python" else compiled_lane(loaded(kind)) for kind in mixed]
+    with cut_into(chunk_bytes, window, one_trip), ExitStack() as stack:
+        tasks = [task_of(mine, strands) for mine in held]
+        every = [
+            stack.enter_context(wired(shards, sealed=sealed, pieces=pieces, strand=strand))
+            for strand in range(strands)
+        ]
+        lanes = [
+            make(one, task) for links, _ in every for make, one, task in zip(made, links, tasks, strict=False)
+        ]
+        run(lanes, [wire for _, wires in every for wire in wires.values()])
         for lane in lanes:
-            got = [
-                lane.result[extent.region][extent.offset : extent.stop].reshape(spec.shape)
-                for spec, extent in zip(layout.specs, layout.extents, strict=True)
-            ]
-            assert_same_bits(got, wanted)
             lane.close()
+        for task in tasks:
+            assert_same_bits(leaves_of(layout, task.result), wanted)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -113,12 +119,12 @@ def test_a_stream_may_be_cut_at_every_byte(piece: int, sealed: bool) -> None:
     ):
         make = compiled_lane(loaded(None))
         lanes = [
-            make(one, layout, partials_of(layout, 3, mine)) for one, mine in zip(links, shards, strict=True)
+            make(one, task_of(partials_of(layout, 3, mine))) for one, mine in zip(links, shards, strict=True)
         ]
         run(lanes, list(wires.values()))
         wanted = reference_means(layout.specs, 3)
         for lane in lanes:
-            for region, leaf in zip(lane.result, wanted, strict=True):
+            for region, leaf in zip(lane.task.result, wanted, strict=True):
                 assert_same_bits([region[: leaf.size]], [leaf])
             lane.close()
 
@@ -135,7 +141,7 @@ def outcome(by: str, stream: bytes, pieces: Iterator[int], *, sealed: bool, clos
     make = made_by(by)
     with wired(shards, sealed=sealed, pieces=lambda: itertools.repeat(1)) as (links, wires):
         peer = wires[1, 0].target
-        lane = make(links[0], FUZZED, partials_of(FUZZED, 2, [0]))
+        lane = make(links[0], task_of(partials_of(FUZZED, 2, [0])))
         try:
             return fed(lane, peer, stream, pieces, closes)
         except PeerLost as lost:

@@ -15,7 +15,7 @@ from jaxft._exchange._lane import PeerLost
 from jaxft._transport._seals import Connection, Macs
 from tests.exchange.lanes import INSTRUCTIONS, loaded
 from tests.exchange.members import MIXED, assert_same_bits, partials_of, reference_means
-from tests.exchange.single_thread import compiled_lane, cut_into, fed, made_by, recorded, run, wired
+from tests.exchange.single_thread import compiled_lane, cut_into, fed, made_by, recorded, run, task_of, wired
 
 LAYOUT = Layout.of([LeafSpec("x", (900,), "float32"), LeafSpec("y", (100,), "float16")])
 LANES = ["python", *INSTRUCTIONS]
@@ -64,9 +64,7 @@ def test_c_makes_them_all(instructions: str, monkeypatch: pytest.MonkeyPatch) ->
             wires,
         ),
     ):
-        lanes = [
-            lane(one, Layout.of(MIXED), partials_of(Layout.of(MIXED), 2, [k])) for k, one in enumerate(links)
-        ]
+        lanes = [lane(one, task_of(partials_of(Layout.of(MIXED), 2, [k]))) for k, one in enumerate(links)]
         run(lanes, list(wires.values()))
         for each in lanes:
             each.close()
@@ -87,12 +85,12 @@ def test_both_lanes_count_the_frames_of_a_connection_together() -> None:
         for made in itertools.product(LANES[:1] + LANES[-1:], repeat=2):
             assert one.outgoing.tag(b"control", b"frame") == other.incoming.tag(b"control", b"frame")
             lanes = [
-                made_by(by)(mine, LAYOUT, partials_of(LAYOUT, 2, [number]))
+                made_by(by)(mine, task_of(partials_of(LAYOUT, 2, [number])))
                 for number, (by, mine) in enumerate(zip(made, links, strict=True))
             ]
             run(lanes, list(wires.values()))
             for lane in lanes:
-                for region, leaf in zip(lane.result, wanted, strict=True):
+                for region, leaf in zip(lane.task.result, wanted, strict=True):
                     assert_same_bits([region[: leaf.size]], [leaf])
                 lane.close()
         assert counts(one) == counts(other)[::-1]
@@ -121,7 +119,7 @@ def hears(by: str, *streams: bytes) -> tuple[list[object], tuple[int, ...]]:
     outcomes: list[object] = []
     with wired([[0], [1]], sealed=True, pieces=lambda: itertools.repeat(1)) as (links, wires):
         for stream in streams:
-            lane = made_by(by)(links[0], LAYOUT, partials_of(LAYOUT, 2, [0]))
+            lane = made_by(by)(links[0], task_of(partials_of(LAYOUT, 2, [0])))
             try:
                 got = fed(lane, wires[1, 0].target, stream, itertools.repeat(1 << 20), closes=False)
                 outcomes.append("done" if isinstance(got, list) else got)
@@ -190,7 +188,7 @@ def test_without_the_instructions_python_makes_them(monkeypatch: pytest.MonkeyPa
     library = replace(loaded("baseline"), macs=None)
     with wired([[0], [1]], sealed=True, pieces=lambda: itertools.repeat(999)) as (links, wires):
         made = compiled_lane(library)
-        lanes = [made(one, LAYOUT, partials_of(LAYOUT, 2, [k])) for k, one in enumerate(links)]
+        lanes = [made(one, task_of(partials_of(LAYOUT, 2, [k]))) for k, one in enumerate(links)]
         monkeypatch.setattr(Macs, "tag", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(lanes, list(wires.values()))

@@ -36,13 +36,14 @@ def test_processes_agree_with_the_reference(lane: str, shards: list[list[int]]) 
         assert [member.answer() for member in members] == [wanted] * len(members)
 
 
+@pytest.mark.parametrize("strands", [1, 3])
 @pytest.mark.parametrize("trap", [1, 6, 11])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_survivors_of_a_kill_end_the_same_step_with_the_undisturbed_bits(
-    lane: str, victim: int, trap: int
+    lane: str, victim: int, trap: int, strands: int
 ) -> None:
     shards = [[0, 1], [2], [3]]
-    with started(shards, 4, lane) as members:
+    with started(shards, 4, lane, strands) as members:
         before = [member.ask("held") for member in members]
         join(1, members, shards)
         # With such a timeout, they notice the kill by the end of its connections, or never.

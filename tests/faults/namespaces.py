@@ -6,6 +6,7 @@ nothing but silence.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -14,21 +15,28 @@ from collections.abc import Iterator, Sequence
 from tests import patience
 
 MISSING = "needs ip (iproute2) and nft (nftables), and the right to make network namespaces"
-# The hosts see only each other, so any network will do.
-NETWORK = "10.213.7"
+# The hosts see only each other, so any networks will do: this for their first interface, and the next ones.
+NETWORK = (10, 213, 7)
 COMMAND_TIMEOUT_S = 30.0
 
 
 class Switch:
-    """The hosts, by name, and the rules between them."""
+    """The hosts, by name, and the rules between them.
 
-    def __init__(self, hosts: Sequence[str]) -> None:
+    Args:
+        hosts: their names.
+        interfaces: how many each of them has, `eth0`, `eth1`, ..., each in another network. Rules are for the first.
+    """
+
+    def __init__(self, hosts: Sequence[str], interfaces: int = 1) -> None:
         self.hosts = tuple(hosts)
+        self._interfaces = interfaces
         self._prefix = f"jaxft-{os.getpid()}-"
         self._made: list[str] = []
 
-    def address(self, host: str) -> str:
-        return f"{NETWORK}.{1 + self.hosts.index(host)}"
+    def address(self, host: str, interface: int = 0) -> str:
+        first, second, third = NETWORK
+        return f"{first}.{second}.{third + interface}.{1 + self.hosts.index(host)}"
 
     def namespace(self, host: str) -> str:
         """The name by which `ip netns` knows a host."""
@@ -44,15 +52,22 @@ class Switch:
         self._run("ip", "-n", self._prefix + "switch", "link", "set", "bridge0", "up")
         for number, host in enumerate(self.hosts):
             self._new(host)
-            switch, own = self._prefix + "switch", self._prefix + host
-            port = f"port{number}"
-            self._run(*f"ip -n {switch} link add {port} type veth peer name eth0 netns {own}".split())
-            self._run(*f"ip -n {switch} link set {port} master bridge0 up".split())
-            self._run(*f"ip -n {own} addr add {self.address(host)}/24 dev eth0".split())
-            self._run(*f"ip -n {own} link set eth0 up".split())
+            own = self._prefix + host
+            for interface in range(self._interfaces):
+                self._connect(
+                    host, f"port{number}" if not interface else f"port{number}-{interface}", interface
+                )
             self._run(*f"ip -n {own} link set lo up".split())
         self._nft("add table bridge rules")
         self._nft("add chain bridge rules forward { type filter hook forward priority 0; }")
+
+    def _connect(self, host: str, port: str, interface: int) -> None:
+        switch, own = self._prefix + "switch", self._prefix + host
+        eth = f"eth{interface}"
+        self._run(*f"ip -n {switch} link add {port} type veth peer name {eth} netns {own}".split())
+        self._run(*f"ip -n {switch} link set {port} master bridge0 up".split())
+        self._run(*f"ip -n {own} addr add {self.address(host, interface)}/24 dev {eth}".split())
+        self._run(*f"ip -n {own} link set {eth} up".split())
 
     def remove(self) -> None:
         """Remove everything. Processes that still run on a host keep it alive, unseen, until they end."""
@@ -78,10 +93,15 @@ class Switch:
         """Let a host receive as much as before."""
         self._run(*self.within("switch"), *f"tc qdisc del dev port{self.hosts.index(host)} root".split())
 
-    def cap_sending(self, host: str, bits_per_s: int) -> None:
-        """Let a host send only so much."""
-        tbf = f"tc qdisc add dev eth0 root tbf rate {bits_per_s}bit burst 256kb latency 50ms"
+    def cap_sending(self, host: str, bits_per_s: int, interface: int = 0) -> None:
+        """Let a host send only so much by an interface."""
+        tbf = f"tc qdisc add dev eth{interface} root tbf rate {bits_per_s}bit burst 256kb latency 50ms"
         self._run(*self.within(host), *tbf.split())
+
+    def sent_bytes(self, host: str, interface: int) -> int:
+        """How much a host has sent by an interface."""
+        shown = self._run(*f"ip -n {self.namespace(host)} -s -j link show dev eth{interface}".split())
+        return json.loads(shown)[0]["stats64"]["tx"]["bytes"]
 
     def cut_off(self, host: str, *others: str) -> None:
         """Drop everything between a host and others; without any named, between it and all others."""
@@ -104,13 +124,13 @@ class Switch:
     def _nft(self, rule: str) -> None:
         self._run(*self.within("switch"), "nft", rule)
 
-    def _run(self, *command: str) -> None:
-        patience.run(command, check=True, capture_output=True, limit_s=COMMAND_TIMEOUT_S)
+    def _run(self, *command: str) -> bytes:
+        return patience.run(command, check=True, capture_output=True, limit_s=COMMAND_TIMEOUT_S).stdout
 
 
 @contextlib.contextmanager
-def switch(hosts: Sequence[str]) -> Iterator[Switch]:
-    made = Switch(hosts)
+def switch(hosts: Sequence[str], interfaces: int = 1) -> Iterator[Switch]:
+    made = Switch(hosts, interfaces)
     try:
         made.make()
         yield made

@@ -188,6 +188,7 @@ def main() -> None:
     parser.add_argument("--export", type=Path, help="where the writer saves every tenth state with Orbax")
     parser.add_argument("--nonfinite", default="warn")
     parser.add_argument("--overlap", type=int, default=1)
+    parser.add_argument("--exchange-threads", type=int)
     parser.add_argument("--vary", action="store_true", help="batches of another shape at each step")
     parser.add_argument("--poison", default="", help="STEP:SHARD: that shard's batch is not finite")
     parser.add_argument(
@@ -289,6 +290,7 @@ def main() -> None:
             token=arguments.token,
             tls=arguments.tls and jaxft.TLS(*arguments.tls),
             host=arguments.host,
+            exchange_threads=arguments.exchange_threads,
             spare=arguments.spare,
             digest_every=arguments.digest_every,
             checkpoints=arguments.checkpoints

@@ -17,8 +17,8 @@ from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
 import jaxft
 from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._exchange import _spans
+from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links
-from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._heal._store import StateStore
 from jaxft._programs._build import Programs, cut_programs, joined
@@ -261,11 +261,11 @@ def test_a_later_exchange_waits_longer_because_peers_may_still_compute(
 ) -> None:
     waits_s: list[float] = []
 
-    def alone(links: object, *, patience: Patience, partials: Partials, **_: object) -> list[np.ndarray]:
+    def alone(links: object, task: Task, shards: int, patience: Patience) -> None:
         waits_s.append(patience.timeout_s)
-        return partials.mean_alone()
+        task.partials.mean_into(task.result)
 
-    monkeypatch.setattr(_spans, "exchange", alone)
+    monkeypatch.setattr(_spans, "exchange_into", alone)
     group = staged(listener, shards=1)
     began_s = time.monotonic()
     group.attempt(quorum(1, 1, group_1=(0,)))
@@ -286,14 +286,14 @@ def test_links_that_are_opened_for_a_later_exchange_wait_longer_too(
         waits_s.append(patience.timeout_s)
         return opened(*args, patience=patience, **kwargs)
 
-    def alone(links: Links, *, partials: Partials, **_: object) -> list[np.ndarray]:
+    def alone(links: Links, task: Task, shards: int, patience: Patience) -> None:
         assert group.attempts._links is not None
         group.attempts._links._links.clear()
         links.close()
-        return partials.mean_alone()
+        task.partials.mean_into(task.result)
 
     monkeypatch.setattr(_attempt.Links, "open", noted)
-    monkeypatch.setattr(_spans, "exchange", alone)
+    monkeypatch.setattr(_spans, "exchange_into", alone)
     group.attempt(quorum(1, 1, group_1=(0,)))
     assert waits_s[0] == 7.5
     assert waits_s[1] > 7.5

@@ -265,7 +265,7 @@ def test_a_listener_that_cannot_prove_itself_is_not_believed(answers: bytes) -> 
 
 
 def test_a_listener_that_announces_a_long_speech_is_not_listened_to() -> None:
-    head = struct.pack("<8sBBH", b"jaxft-re", 3, 1, MAX_REASON_BYTES + 1)
+    head = struct.pack("<8sBBH", b"jaxft-re", 4, 1, MAX_REASON_BYTES + 1)
     with (
         impostor([head]) as address,
         pytest.raises(ConnectionError, match="Another program, or another version"),

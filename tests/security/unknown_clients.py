@@ -10,7 +10,7 @@ from tests import patience
 
 
 def raw_request(
-    version: int = 3,
+    version: int = 4,
     kind: int = 0,
     job: bytes = b"job",
     group: bytes = b"group-1",
@@ -22,7 +22,10 @@ def raw_request(
     numbers = (quorum_id, 3, to_incarnation)
     lengths = (len(job), len(group), len(to))
     return (
-        struct.pack("<8sBBHLQQQBBB", b"jaxft-hi", version, kind, 0, 0, *numbers, *lengths) + job + group + to
+        struct.pack("<8sBBHLHQQQBBB", b"jaxft-hi", version, kind, 0, 0, 0, *numbers, *lengths)
+        + job
+        + group
+        + to
     )
 
 

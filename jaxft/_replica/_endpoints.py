@@ -1,0 +1,61 @@
+"""Where the other groups reach the processes of a group: the address of a member, which is text to the coordinator.
+
+A member's address lists its ranks in their order, separated by commas. Each gives one `host:port`, or several that
+are joined by "+": one for each of its network interfaces. "*4" at the end says that it offers four threads for an
+exchange: "10.0.0.1:7000+10.1.0.1:7000*4".
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# Each thread has a connection to every other member.
+MAX_THREADS = 64
+# Unless told, one thread for so many cores of a process, but no more than a few: the rest compute, and each thread
+# keeps a window of chunks for each peer. One thread moves some 3 GB/s.
+_CORES_A_THREAD = 4
+_USUAL_MAX_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One process, as the others reach it.
+
+    Attributes:
+        addresses: `host:port`, one for each network interface that takes part.
+        threads: how many threads it offers for an exchange.
+    """
+
+    addresses: tuple[str, ...]
+    threads: int = 1
+
+    def __str__(self) -> str:
+        return "+".join(self.addresses) + (f"*{self.threads}" if self.threads > 1 else "")
+
+    def address(self, strand: int = 0) -> str:
+        """The address that a strand of an exchange dials: strands take turns at the interfaces."""
+        return self.addresses[strand % len(self.addresses)]
+
+
+def endpoints_at(address: str) -> tuple[Endpoint, ...]:
+    """The processes of a member, by rank."""
+    return tuple(map(_endpoint, address.split(",")))
+
+
+def agreed_threads(addresses: Iterable[str]) -> int:
+    """How many threads the members of a quorum use for an exchange: as many as all of them offer."""
+    return min(endpoint.threads for address in addresses for endpoint in endpoints_at(address))
+
+
+def usual_threads(interfaces: int) -> int:
+    """How many threads this process offers for an exchange if the user has not said."""
+    cores = len(os.sched_getaffinity(0))
+    return max(interfaces, min(_USUAL_MAX_THREADS, cores // _CORES_A_THREAD), 1)
+
+
+def _endpoint(text: str) -> Endpoint:
+    # What is no number stays part of an address, and dialling it fails with a word about it.
+    addresses, star, threads = text.partition("*")
+    if not (star and threads.isascii() and threads.isdigit() and 0 < int(threads[:4]) <= MAX_THREADS):
+        return Endpoint(tuple(text.split("+")))
+    return Endpoint(tuple(addresses.split("+")), int(threads))

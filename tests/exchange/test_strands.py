@@ -1,0 +1,253 @@
+"""Large exchanges in several strands: the same bits, one end for all of them, and connections that live on."""
+
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from jaxft._arrays._pieces import Pieces
+from jaxft._errors import ExchangeFailed
+from jaxft._exchange import Abort, Layout, Links, Patience, Peer, _plan, _spans
+from jaxft._exchange._plan import Plan, strands_of
+from jaxft._exchange._spans import Contribution, SpanLinks, Way
+from jaxft._transport._listener import Listener
+from tests import patience
+
+from .members import BIG, MIXED, assert_same_bits, partials_of, reference_means, together
+
+LAYOUT = Layout.of(BIG)
+SHARDS = [[0, 1], [2], []]
+STRANDS = 3
+
+
+@pytest.fixture(autouse=True)
+def small_strands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_plan, "STRAND_BYTES", LAYOUT.size_bytes // STRANDS)
+
+
+class Member:
+    """One member, with a listener on loopback."""
+
+    def __init__(self, number: int) -> None:
+        self.name = f"group-{number}"
+        self.number = number
+        self.listener = Listener(host="127.0.0.1", job="job", group=self.name, incarnation=1, on_heal=None)
+        self.links: SpanLinks | None = None
+        self.abort = Abort()
+
+    def open(self, quorum_id: int, members: Sequence["Member"], shards: Sequence[Sequence[int]]) -> None:
+        peers = [
+            Peer(member.name, 1, f"127.0.0.1:{member.listener.port}", tuple(held))
+            for member, held in zip(members, shards, strict=True)
+        ]
+        abort = self.abort = Abort()
+
+        def open_links(span: Any, strand: int, stop: Abort, before: Links | None) -> Links:
+            return Links.open(
+                self.listener,
+                job="job",
+                quorum_id=quorum_id,
+                me=self.name,
+                members=peers,
+                abort=stop,
+                patience=Patience(patience.FAR_S),
+                strand=strand,
+                before=before,
+            )
+
+        self.links = SpanLinks(quorum_id, [None], abort, open_links, self.links, STRANDS)
+
+    def exchange(self, layout: Layout, shards: Sequence[int], total: int) -> list[np.ndarray]:
+        assert self.links is not None
+        given = Contribution(
+            partials_of(layout, total, shards), cast(Pieces, SimpleNamespace()), lambda _: layout
+        )
+        return self.links.exchange(
+            given, step=11, total_shards=total, patience=lambda: Patience(patience.FAR_S)
+        )
+
+    def connections(self) -> set[int]:
+        """The sockets to all others, by their inode."""
+        assert self.links is not None
+        return {
+            connection.sock.fileno()
+            for links in self.links._links.values()
+            for connection in links.connections.values()
+        }
+
+    def close(self) -> None:
+        if self.links is not None:
+            self.links.close()
+        self.listener.close()
+
+
+@contextmanager
+def quorum(count: int = 3) -> Iterator[list[Member]]:
+    with ExitStack() as stack:
+        members = [Member(number) for number in range(count)]
+        for member in members:
+            stack.callback(member.close)
+        yield members
+
+
+def open_all(members: Sequence[Member], quorum_id: int, shards: Sequence[Sequence[int]] = SHARDS) -> None:
+    for member in members:
+        member.open(quorum_id, members, shards)
+
+
+def exchange_all(
+    members: Sequence[Member], layout: Layout = LAYOUT, shards: Sequence[Sequence[int]] = SHARDS
+) -> list[Any]:
+    total = sum(map(len, shards))
+    return together(
+        [
+            lambda member=member, mine=mine: member.exchange(layout, mine, total)
+            for member, mine in zip(members, shards, strict=True)
+        ]
+    )
+
+
+def test_strands_divide_every_slice_and_leave_nothing_out() -> None:
+    shards = [[0, 1], [2]]
+    plans = [Plan.of(LAYOUT, shards, 3, strand, STRANDS) for strand in range(STRANDS)]
+    for number, region in enumerate(LAYOUT.regions):
+        for member in range(len(shards)):
+            whole = _covered(number, Plan.of(LAYOUT, shards, 3).chunks[member])
+            assert _covered(number, [chunk for plan in plans for chunk in plan.chunks[member]]) == whole
+        every = [chunk for plan in plans for mine in plan.chunks for chunk in mine]
+        assert _covered(number, every) == [(0, region.size)]
+    assert not any(plan.one_trip for plan in plans), "one trip has no slices to divide"
+
+
+def _covered(region: int, chunks: Sequence[_plan.Chunk]) -> list[tuple[int, int]]:
+    """What chunks cover of a region; they do not overlap."""
+    found: list[tuple[int, int]] = []
+    for chunk in sorted((each for each in chunks if each.region == region), key=lambda each: each.offset):
+        if found and found[-1][1] == chunk.offset:
+            found[-1] = (found[-1][0], chunk.stop)
+        else:
+            found.append((chunk.offset, chunk.stop))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("most", "layout", "strands"), [(8, BIG, 3), (2, BIG, 2), (8, MIXED, 1), (1, BIG, 1)]
+)
+def test_a_strand_has_enough_to_carry(most: int, layout: Any, strands: int) -> None:
+    assert strands_of(Layout.of(layout), most) == strands
+
+
+def test_all_strands_give_the_bits_of_one_and_live_on_in_the_next_quorum() -> None:
+    with quorum() as members:
+        open_all(members, 1)
+        for _ in range(2):
+            for means in exchange_all(members):
+                assert_same_bits(means, reference_means(BIG, 3))
+        before = [member.connections() for member in members]
+        assert [len(each) for each in before] == [2 * STRANDS] * 3
+        open_all(members, 2, [[2], [1], [0]])
+        for means in exchange_all(members, shards=[[2], [1], [0]]):
+            assert_same_bits(means, reference_means(BIG, 3))
+        assert [member.connections() for member in members] == before
+
+
+def test_small_exchanges_between_large_ones_need_one_strand() -> None:
+    with quorum() as members:
+        open_all(members, 1)
+        for specs, used in ((MIXED, 1), (BIG, STRANDS), (MIXED, STRANDS)):
+            for means in exchange_all(members, Layout.of(specs)):
+                assert_same_bits(means, reference_means(specs, 3))
+            for member in members:
+                assert member.links is not None
+                assert len(member.links._links) == used
+
+
+def _held_up(monkeypatch: pytest.MonkeyPatch, then: Callable[[Links], None], strand: int) -> None:
+    """Do something to one strand's links of group-0 once they are made, before its exchange."""
+    carry_out = _spans.exchange_into
+
+    def held(links: Links, *rest: Any) -> None:
+        if links.members[links.me].group == "group-0" and links.strand == strand:
+            then(links)
+        carry_out(links, *rest)
+
+    monkeypatch.setattr(_spans, "exchange_into", held)
+
+
+@pytest.mark.parametrize("strand", range(STRANDS))
+def test_a_link_that_breaks_in_one_strand_ends_all_and_is_blamed(
+    strand: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with quorum() as members:
+        open_all(members, 1)
+        _held_up(monkeypatch, lambda links: links.connections[2].sock.shutdown(socket.SHUT_RDWR), strand)
+        errors = exchange_all(members)
+        assert all(isinstance(error, ExchangeFailed) for error in errors), errors
+        assert "group-0" in errors[2].peers
+        for member in members:
+            assert member.links is not None
+            member.links.close()  # as an attempt does
+        monkeypatch.undo()
+        monkeypatch.setattr(_plan, "STRAND_BYTES", LAYOUT.size_bytes // STRANDS)
+        open_all(members, 2)
+        for means in exchange_all(members):
+            assert_same_bits(means, reference_means(BIG, 3))
+
+
+def test_the_flag_of_the_attempt_ends_all_strands(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    with quorum(2) as members:
+        shards = [[0], [1]]
+        open_all(members, 1, shards)
+        # One strand of group-0 never begins, so that all of its others end and group-1's wait.
+        _held_up(monkeypatch, lambda _: patience.wait(gate), 1)
+        ended: list[Any] = []
+        runs = threading.Thread(target=lambda: ended.extend(exchange_all(members, shards=shards)))
+        runs.start()
+        patience.until(
+            lambda: members[1].links is not None and len(members[1].links._links) == STRANDS, "all to begin"
+        )
+        for member in members:
+            member.abort.set("the quorum has changed")
+        gate.set()
+        patience.join(runs)
+        for error in ended:
+            assert isinstance(error, ExchangeFailed)
+            assert error.peers == (), "no group is to blame"
+            assert "the quorum has changed" in str(error)
+
+
+def test_an_error_of_our_own_ends_all_strands_and_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Links) -> None:
+        raise MemoryError("no room for a strand")
+
+    with quorum(2) as members:
+        open_all(members, 1, [[0], [1]])
+        _held_up(monkeypatch, fails, 2)
+        mine, other = exchange_all(members, shards=[[0], [1]])
+        assert isinstance(mine, MemoryError)
+        assert members[0].links is not None
+        members[0].links.close()
+        assert isinstance(other, ExchangeFailed)
+        assert other.peers == ("group-0",)
+
+
+def test_what_a_new_quorum_does_not_need_is_closed() -> None:
+    with quorum(2) as members:
+        shards = [[0], [1]]
+        open_all(members, 1, shards)
+        exchange_all(members, shards=shards)
+        member = members[0]
+        assert member.links is not None
+        left = SpanLinks(2, [None], Abort(), lambda *_: None, member.links, 1)  # type: ignore[arg-type]
+        closed = [
+            links.closed for way, links in sorted(member.links._links.items(), key=lambda pair: pair[0][1])
+        ]
+        assert closed == [False, *itertools.repeat(True, STRANDS - 1)]
+        assert list(left._before) == [Way(None, 0)]

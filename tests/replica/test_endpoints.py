@@ -1,0 +1,88 @@
+import os
+
+import pytest
+
+import jaxft
+from jaxft._replica._config import GroupConfig
+from jaxft._replica._endpoints import (
+    MAX_THREADS,
+    Endpoint,
+    agreed_threads,
+    endpoints_at,
+    usual_threads,
+)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        Endpoint(("a:1",)),
+        Endpoint(("a:1",), 4),
+        Endpoint(("10.0.0.1:7000", "[fe80::1%eth0]:7000"), MAX_THREADS),
+    ],
+)
+def test_an_endpoint_is_read_as_it_was_written(endpoint: Endpoint) -> None:
+    assert endpoints_at(str(endpoint)) == (endpoint,)
+    assert endpoints_at(f"{endpoint},b:2") == (endpoint, Endpoint(("b:2",)))
+
+
+@pytest.mark.parametrize(
+    "text", ["a:1*", "a:1*x", "a:1*0", "a:1*65", "a:1*-2", "a:1*²", "a:1*9999999999", "*"]
+)
+def test_what_is_no_number_of_threads_stays_part_of_the_address(text: str) -> None:
+    """Dialling it fails with a word about it; a text of a peer never raises here."""
+    assert endpoints_at(text) == (Endpoint((text,)),)
+
+
+def test_strands_take_turns_at_the_interfaces() -> None:
+    endpoint = Endpoint(("a:1", "b:1"), 3)
+    assert [endpoint.address(strand) for strand in range(3)] == ["a:1", "b:1", "a:1"]
+
+
+def test_members_use_as_many_threads_as_all_of_them_offer() -> None:
+    assert agreed_threads(["a:1*4,a:2*3", "b:1*8"]) == 3
+    assert agreed_threads(["a:1*4", "b:1"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "interfaces", "threads"), [(2, 1, 1), (2, 2, 2), (4, 1, 1), (8, 1, 2), (16, 1, 4), (256, 1, 4)]
+)
+def test_a_process_offers_threads_by_its_cores(
+    cores: int, interfaces: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert usual_threads(interfaces) == threads
+
+
+def config(**fields: object) -> GroupConfig:
+    return GroupConfig(**{"coordinator": "here:1", "group": "g", **fields})  # type: ignore[arg-type]
+
+
+def test_a_group_announces_each_of_its_hosts() -> None:
+    assert str(config(host="a", exchange_threads=1).endpoint(7)) == "a:7"
+    assert str(config(host="a, b:9", exchange_threads=4).endpoint(7)) == "a:7+b:9*4"
+    assert config(host="a,b").endpoint(7).threads >= 2
+
+
+@pytest.mark.parametrize("host", ["a+b", "a*2", "a b", "a\tb"])
+def test_a_host_that_would_not_be_read_back_is_refused(host: str) -> None:
+    with pytest.raises(jaxft.ConfigurationError, match="host must be"):
+        config(host=host)
+
+
+@pytest.mark.parametrize(
+    ("threads", "match"), [(0, "at least 1"), (65, "at most 64"), ("2", "must be an int")]
+)
+def test_a_number_of_threads_that_cannot_be_is_refused(threads: object, match: str) -> None:
+    with pytest.raises(jaxft.ConfigurationError, match=match):
+        config(exchange_threads=threads)
+
+
+def test_the_environment_gives_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXFT_EXCHANGE_THREADS", "3")
+    made = lambda **given: jaxft.Manager("here:1", group="g", host="a", **given)._config  # noqa: E731
+    assert str(made().endpoint(7)) == "a:7*3"
+    assert str(made(exchange_threads=1).endpoint(7)) == "a:7"
+    monkeypatch.setenv("JAXFT_EXCHANGE_THREADS", "many")
+    with pytest.raises(jaxft.ConfigurationError, match="JAXFT_EXCHANGE_THREADS is 'many'"):
+        made()
