@@ -26,6 +26,13 @@ CHUNK_BYTES = 1 << 20
 _CHUNKS_PER_SLICE = 4
 # ... unless they would be smaller than this, where the cost per frame becomes visible.
 _SMALL_CHUNK_BYTES = 128 << 10
+# A reducer keeps up to this many chunks of each node of the other members in scratch memory. One is summed, one is
+# received, and two absorb differences in speed between members.
+WINDOW = 4
+# In a large job chunks are smaller than that, so that all scratch memory of a process takes no more than this ...
+_SCRATCH_BYTES = 256 << 20
+# ... but not smaller than this, where a frame costs as much as its bytes.
+_LEAST_CHUNK_BYTES = 16 << 10
 # If each member sends at most this much, contributions take one round. Measured at this size: the same CPU time for
 # two and three members, and one round less; three members with 512 KB would take 1.2 times the CPU time.
 ONE_TRIP_BYTES = 256 << 10
@@ -91,25 +98,28 @@ class Plan:
             )
             return Plan(nodes=nodes, chunks=(everything,) * members, one_trip=True)
         parts = members * strands
-        chunks = tuple(_cut(layout, member * strands + strand, parts) for member in range(members))
+        most_bytes = _SCRATCH_BYTES // (WINDOW * sum(map(len, nodes)) * strands)
+        chunks = tuple(
+            _cut(layout, member * strands + strand, parts, most_bytes) for member in range(members)
+        )
         return Plan(nodes=nodes, chunks=chunks, one_trip=False)
 
 
-def _cut(layout: Layout, part: int, parts: int) -> tuple[Chunk, ...]:
-    """One of several equal parts of each region, in chunks."""
+def _cut(layout: Layout, part: int, parts: int, most_bytes: int) -> tuple[Chunk, ...]:
+    """One of several equal parts of each region, in chunks of about so many bytes at most."""
     chunks: list[Chunk] = []
     for number, region in enumerate(layout.regions):
         units = region.size // ALIGN_ELEMENTS
         start = units * part // parts * ALIGN_ELEMENTS
         stop = units * (part + 1) // parts * ALIGN_ELEMENTS
-        step = _chunk_size(region, stop - start)
+        step = _chunk_size(region, stop - start, most_bytes)
         chunks += [Chunk(number, at, min(step, stop - at)) for at in range(start, stop, step)]
     return tuple(chunks)
 
 
-def _chunk_size(region: Region, slice_size: int) -> int:
+def _chunk_size(region: Region, slice_size: int, most_bytes: int) -> int:
     share_bytes = slice_size * region.sum_item_bytes // _CHUNKS_PER_SLICE
-    chunk_bytes = min(CHUNK_BYTES, max(_SMALL_CHUNK_BYTES, share_bytes))
+    chunk_bytes = min(CHUNK_BYTES, max(_SMALL_CHUNK_BYTES, share_bytes), max(_LEAST_CHUNK_BYTES, most_bytes))
     return chunk_bytes // region.sum_item_bytes // ALIGN_ELEMENTS * ALIGN_ELEMENTS
 
 

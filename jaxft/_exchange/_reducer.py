@@ -7,13 +7,9 @@ import numpy as np
 from jaxft._arrays._layout import Layout
 from jaxft._arrays._memory import aligned_empty
 from jaxft._exchange._partials import Partials
-from jaxft._exchange._plan import Chunk, Plan, Planned, value_dtype
+from jaxft._exchange._plan import WINDOW, Chunk, Plan, Planned, value_dtype
 from jaxft._exchange._reduce import combine_into
 from jaxft._exchange._tree import Node
-
-# How many chunks of a slice may be in progress at its reducer. One is summed, one is received, and two absorb
-# differences in speed between members.
-WINDOW = 4
 
 Scratch = dict[tuple[int, Node], np.ndarray]  # by slot of the window, and node
 

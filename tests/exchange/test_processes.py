@@ -1,5 +1,6 @@
 """Real processes that are killed and stopped in the middle of an exchange."""
 
+import logging
 import os
 import signal
 import statistics
@@ -12,6 +13,8 @@ from tests import patience
 
 from .members import BIG, reference_means
 from .processes import Member, digest, join, started
+
+figures = logging.getLogger("figures")
 
 pytestmark = pytest.mark.processes
 
@@ -86,6 +89,29 @@ def test_a_stopped_process_is_noticed_by_its_silence_and_may_come_back(lane: str
         for member in members:
             member.tell("exchange", None, 30.0)
         assert [member.answer() for member in members] == [digest(reference_means(SPECS, 3))] * 3
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("strands", [1, 2])
+def test_64_members(lane: str, strands: int) -> None:
+    shards = [[number] for number in range(64)]
+    with started(shards, 64, lane, strands) as members:
+        join(1, members, shards)
+        exchange_with_trap(members, 63, 3, progress_timeout_s=patience.FAR_S)
+        members[63].process.kill()
+        for member in members[:63]:
+            peers, text, _ = member.answer()
+            assert peers
+            assert "lost a peer" in text
+        members[0].ask("add", [63])
+        dealt = [[0, 63], *shards[1:63]]
+        join(2, members[:63], dealt)
+        began_s = time.monotonic()
+        for member in members[:63]:
+            member.tell("exchange", None, patience.FAR_S)
+        wanted = digest(reference_means(SPECS, 64))
+        assert [member.answer() for member in members[:63]] == [wanted] * 63
+        figures.info("63 members exchanged in %.1f s, in %d strands", time.monotonic() - began_s, strands)
 
 
 @pytest.mark.storm

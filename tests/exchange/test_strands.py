@@ -13,7 +13,7 @@ import pytest
 
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import Abort, Layout, Links, Patience, Peer, _plan, _spans
+from jaxft._exchange import Abort, Layout, LeafSpec, Links, Patience, Peer, _plan, _spans
 from jaxft._exchange._plan import Plan, strands_of
 from jaxft._exchange._spans import Contribution, SpanLinks, Way
 from jaxft._transport._listener import Listener
@@ -123,6 +123,18 @@ def test_strands_divide_every_slice_and_leave_nothing_out() -> None:
         every = [chunk for plan in plans for mine in plan.chunks for chunk in mine]
         assert _covered(number, every) == [(0, region.size)]
     assert not any(plan.one_trip for plan in plans), "one trip has no slices to divide"
+
+
+@pytest.mark.parametrize("strands", [1, 4])
+@pytest.mark.parametrize("members", [2, 16, 200, 1000])
+def test_scratch_memory_has_a_bound(members: int, strands: int) -> None:
+    """8 billion gradients, a shard for each member: with chunks of 1 MiB, 1,000 members would need 4 GB."""
+    layout = Layout.of([LeafSpec("x", (8_000_000_000,), "bfloat16")])
+    plan = Plan.of(layout, [[member] for member in range(members)], members, 0, strands)
+    longest = max(chunk.size * 4 for chunk in plan.chunks[0])
+    assert 4 * longest * members * strands <= 257 << 20
+    assert longest >= (16 << 10)
+    assert sum(chunk.size for mine in plan.chunks for chunk in mine) >= 8_000_000_000 // strands
 
 
 def _covered(region: int, chunks: Sequence[_plan.Chunk]) -> list[tuple[int, int]]:
