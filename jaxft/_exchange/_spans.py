@@ -10,6 +10,7 @@ strand waits for another. How many there are follows from what all members offer
 which all of them know; bits do not depend on it.
 """
 
+import contextlib
 import select
 import threading
 from collections.abc import Callable, Sequence
@@ -139,16 +140,21 @@ class SpanLinks:
             )
             for number, each in enumerate(work)
         ]
-        for thread in threads:
-            thread.start()
-        poller = select.poll()
-        poller.register(self._abort, select.POLLIN)
-        poller.register(running.over, select.POLLIN)
-        poller.poll()  # no deadline needed: every wait of an exchange has one
-        if self._abort.is_set:
-            self._stop.set(self._abort.reason)
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.start()
+            poller = select.poll()
+            poller.register(self._abort, select.POLLIN)
+            poller.register(running.over, select.POLLIN)
+            poller.poll()  # no deadline needed: every wait of an exchange has one
+            if self._abort.is_set:
+                self._stop.set(self._abort.reason)
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # such as Ctrl-C, or no room for another thread
+            self._stop.set(f"this group ends it: {error!r}")
+            _wait_for(threads)  # or they would use connections that the caller closes
+            raise
         if running.errors:
             error = self._joined(running.errors)
             # Their tracebacks hold this frame: without this, all that was received stays until the next collection.
@@ -165,6 +171,14 @@ class SpanLinks:
             return first
         peers = {peer for error in errors if isinstance(error, ExchangeFailed) for peer in error.peers}
         return ExchangeFailed(str(first), tuple(sorted(peers)))
+
+
+def _wait_for(threads: Sequence[threading.Thread]) -> None:
+    """Wait for threads that end soon. A second Ctrl-C is ignored: the first is about to be raised."""
+    for thread in threads:
+        while thread.is_alive():
+            with contextlib.suppress(KeyboardInterrupt):
+                thread.join()
 
 
 @dataclass

@@ -14,6 +14,7 @@ from jaxft._operate._findings import Finding, fail, ok, warn
 from jaxft._operate._port import ask, job_path
 from jaxft._operate._ports import held_here, host_and_port
 from jaxft._replica._config import GroupConfig
+from jaxft._replica._endpoints import endpoints_at
 from jaxft._transport._sockets import split_address
 
 TIMEOUT_S = 5.0
@@ -157,12 +158,17 @@ def _http_certificate(url: str) -> Iterator[Finding]:
 
 
 def _reached(job: str, group: str, address: str) -> Finding:
+    """Check each process of a group, at each of its network interfaces."""
+    every = [each for endpoint in endpoints_at(address) for each in endpoint.addresses][:_MOST_GROUPS]
+    each = ""
     try:
-        with socket.create_connection(split_address(address), TIMEOUT_S):
-            return ok(f"group {group!r} of job {job!r} is reached at {address}")
+        for each in every:
+            with socket.create_connection(split_address(each), TIMEOUT_S):
+                pass
+        return ok(f"group {group!r} of job {job!r} is reached at {', '.join(every)}")
     except OSError as error:
         return fail(
-            f"group {group!r} of job {job!r} is not reached at {address}: {error}",
+            f"group {group!r} of job {job!r} is not reached at {each}: {error}",
             "open all ports between the hosts of a job's groups; if it listens elsewhere, set its JAXFT_HOST",
         )
 

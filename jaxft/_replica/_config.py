@@ -10,7 +10,7 @@ from jaxft._checkpoints import Checkpoints
 from jaxft._errors import ConfigurationError
 from jaxft._numbers import check_positive, whole
 from jaxft._replica._credentials import TLS
-from jaxft._replica._endpoints import MAX_THREADS, Endpoint, usual_threads
+from jaxft._replica._endpoints import MAX_THREADS, Endpoint, endpoint_of
 
 MAX_NAME_LENGTH = 200
 MAX_SETTING_LENGTH = 1000
@@ -75,21 +75,24 @@ class GroupConfig:
             ConfigurationError: no `host` was given, and this machine has no route to the coordinator.
         """
         hosts = _hosts(self.host) or [_own_address(self.coordinator)]
-        addresses = tuple(host if _has_port(host) else f"{host}:{port}" for host in hosts)
-        return Endpoint(addresses, self.exchange_threads or usual_threads(len(addresses)))
+        return endpoint_of(hosts, port, self.exchange_threads)
 
 
 def _hosts(host: str | None) -> list[str]:
     return [each.strip() for each in host.split(",") if each.strip()] if host else []
 
 
-def _check_hosts(host: str | None) -> None:
-    for each in _hosts(host):
-        if not each.isprintable() or any(mark in each for mark in "*+ "):
-            raise ConfigurationError(
-                f"host must be a host name or an address, or several separated by commas, one for each network "
-                f"interface, not {host!r}"
-            )
+def _check_hosts(host: Any) -> None:
+    hosts = _hosts(host) if host is None or isinstance(host, str) else [""]
+    if len(hosts) > MAX_THREADS or not all(map(_is_host, hosts)):
+        raise ConfigurationError(
+            "host must be a host name or an address, or several separated by commas, one for each network interface "
+            f"and at most {MAX_THREADS}, not {host!r:.200}"
+        )
+
+
+def _is_host(text: str) -> bool:
+    return bool(text) and text.isprintable() and not any(mark in text for mark in "*+ ")
 
 
 def _check_address(coordinator: str) -> None:
@@ -132,12 +135,6 @@ def _checked_settings(settings: Mapping[str, str]) -> dict[str, str]:
                 f"{name!r}: {value!r:.100}"
             )
     return dict(settings)
-
-
-def _has_port(host: str) -> bool:
-    name, colon, port = host.rpartition(":")
-    # The colons of an IPv6 address without brackets do not separate a port.
-    return bool(colon) and port.isdigit() and (":" not in name or name.endswith("]"))
 
 
 def _own_address(coordinator: str) -> str:

@@ -6,7 +6,7 @@ exchange: "10.0.0.1:7000+10.1.0.1:7000*4".
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 # Each thread has a connection to every other member.
@@ -15,6 +15,8 @@ MAX_THREADS = 64
 # keeps a window of chunks for each peer. One thread moves some 3 GB/s.
 _CORES_A_THREAD = 4
 _USUAL_MAX_THREADS = 4
+# Compared as text: a peer may send digits without end.
+_COUNTS = {str(number): number for number in range(1, MAX_THREADS + 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,21 @@ def usual_threads(interfaces: int) -> int:
     return max(interfaces, min(_USUAL_MAX_THREADS, cores // _CORES_A_THREAD), 1)
 
 
+def endpoint_of(hosts: Sequence[str], port: int, threads: int | None) -> Endpoint:
+    """The endpoint of this process, which listens on `port`. Hosts may name another port."""
+    addresses = tuple(host if has_port(host) else f"{host}:{port}" for host in hosts)
+    return Endpoint(addresses, threads or usual_threads(len(addresses)))
+
+
+def has_port(host: str) -> bool:
+    name, colon, port = host.rpartition(":")
+    # The colons of an IPv6 address without brackets do not separate a port.
+    return bool(colon) and port.isdigit() and (":" not in name or name.endswith("]"))
+
+
 def _endpoint(text: str) -> Endpoint:
-    # What is no number stays part of an address, and dialling it fails with a word about it.
     addresses, star, threads = text.partition("*")
-    if not (star and threads.isascii() and threads.isdigit() and 0 < int(threads[:4]) <= MAX_THREADS):
-        return Endpoint(tuple(text.split("+")))
-    return Endpoint(tuple(addresses.split("+")), int(threads))
+    if star and (number := _COUNTS.get(threads)) is not None:
+        return Endpoint(tuple(addresses.split("+")), number)
+    # What is no number stays part of an address, and dialling it fails with a message about it.
+    return Endpoint(tuple(text.split("+")))

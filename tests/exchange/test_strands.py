@@ -1,6 +1,7 @@
 """Large exchanges in several strands: the same bits, one end for all of them, and connections that live on."""
 
 import itertools
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -248,6 +249,55 @@ def test_an_error_of_our_own_ends_all_strands_and_is_raised(monkeypatch: pytest.
         members[0].links.close()
         assert isinstance(other, ExchangeFailed)
         assert other.peers == ("group-0",)
+
+
+class _CannotStart(threading.Thread):
+    def start(self) -> None:
+        if self.name == f"jaxft-exchange-{STRANDS - 1}":
+            raise RuntimeError("can't start new thread")
+        super().start()
+
+
+def _strands_running() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("jaxft-exchange-")]
+
+
+def test_no_strand_runs_on_if_there_is_no_room_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_spans.threading, "Thread", _CannotStart)
+    with quorum(2) as members:
+        open_all(members, 1, [[0], [1]])
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            members[0].exchange(LAYOUT, [0], 2)
+        assert not _strands_running()
+
+
+def test_no_strand_runs_on_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller closes its connections, and the next sockets of the process would get their descriptors."""
+    carry_out, begun = _spans.exchange_into, threading.Barrier(STRANDS)
+
+    def interrupted(*rest: Any) -> None:
+        if begun.wait() == 0:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        carry_out(*rest)
+
+    monkeypatch.setattr(_spans, "exchange_into", interrupted)
+    with quorum(2) as members:
+        member, peer = members
+        open_all(members, 1, [[0], [1]])
+        # The peer is connected, and does not exchange.
+        threads = [threading.Thread(target=_connect, args=(peer, strand)) for strand in range(STRANDS)]
+        for thread in threads:
+            thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            member.exchange(LAYOUT, [0], 2)
+        assert not _strands_running()
+        for thread in threads:
+            patience.join(thread)
+
+
+def _connect(member: Member, strand: int) -> None:
+    assert member.links is not None
+    member.links._links[Way(None, strand)] = member.links._open(None, strand, Abort(), None)
 
 
 def test_what_a_new_quorum_does_not_need_is_closed() -> None:

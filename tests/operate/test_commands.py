@@ -225,6 +225,15 @@ def test_an_address_of_a_coordinator_that_is_none() -> None:
     assert none.text == "no coordinator leads"
 
 
+def test_each_process_of_a_group_is_reached_at_each_interface() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        first, second = (f"127.0.0.1:{each.getsockname()[1]}" for each in (one, other))
+        found = _network_checks._reached("job", "group", f"{first}+{second}*4,{second}")
+        assert (found.level, f"{first}, {second}, {second}" in found.text) == ("ok", True), found.text
+    found = _network_checks._reached("job", "group", f"{first}+{second}*4")
+    assert (found.level, f"at {first}: " in found.text) == ("fail", True), found.text
+
+
 def test_a_host_that_leads_nowhere_is_a_failure() -> None:
     (found,) = _network_checks.own_address("localhost:29510", "host.invalid")
     assert (found.level, "JAXFT_HOST" in found.advice) == ("fail", True)
