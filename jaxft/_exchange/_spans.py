@@ -10,7 +10,6 @@ strand waits for another. How many there are follows from what all members offer
 which all of them know; bits do not depend on it.
 """
 
-import contextlib
 import select
 import threading
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import strands_of
 from jaxft._transport._sockets import Abort
+from jaxft._transport._threads import join_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class SpanLinks:
                 thread.join()
         except BaseException as error:  # such as Ctrl-C, or no room for another thread
             self._stop.set(f"this group ends it: {error!r}")
-            _wait_for(threads)  # or they would use connections that the caller closes
+            join_all(threads)
             raise
         if running.errors:
             error = self._joined(running.errors)
@@ -171,14 +171,6 @@ class SpanLinks:
             return first
         peers = {peer for error in errors if isinstance(error, ExchangeFailed) for peer in error.peers}
         return ExchangeFailed(str(first), tuple(sorted(peers)))
-
-
-def _wait_for(threads: Sequence[threading.Thread]) -> None:
-    """Wait for threads that end soon. A second Ctrl-C is ignored: the first is about to be raised."""
-    for thread in threads:
-        while thread.is_alive():
-            with contextlib.suppress(KeyboardInterrupt):
-                thread.join()
 
 
 @dataclass

@@ -25,6 +25,7 @@ from jaxft._heal._frames import BadFrame, Kind, Request, Status, manifest, read_
 from jaxft._heal._stripes import Stripes, ask, header, text
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, dial
 from jaxft._transport._sockets import Aborted
+from jaxft._transport._threads import join_all
 
 _log = logging.getLogger("jaxft")
 
@@ -175,12 +176,17 @@ class Fetcher:
             )
             for donor in usable
         ]
-        for thread in threads:
-            thread.start()
-        if threads:
-            stripes.wait(cancel)
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.start()
+            if threads:
+                stripes.wait(cancel)
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # such as Ctrl-C, or no room for another thread
+            stripes.end(f"this group ends it: {error!r}")
+            join_all(threads)
+            raise
         if cancel.is_set:
             raise HealFailed(f"the heal was superseded: {cancel.reason}")
         if not stripes.complete:

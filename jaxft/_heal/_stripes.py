@@ -97,7 +97,13 @@ class Stripes:
         poller.register(self.over, select.POLLIN)
         poller.register(cancel, select.POLLIN)
         poller.poll()  # no deadline needed: every wait of a donor's thread has one
-        self._end("cancelled")
+        self.end("cancelled")
+
+    def end(self, reason: str) -> None:
+        """End the fetch, and all waits of the donors' threads."""
+        self.over.set(reason)
+        with self._changed:
+            self._changed.notify_all()
 
     # ---- the donors' threads ----
 
@@ -136,7 +142,7 @@ class Stripes:
             self._donors -= 1
             last = self._donors == 0
         if last:
-            self._end("no donor is left")
+            self.end("no donor is left")
 
     def _ask_for_some(self, connection: Connection, taken: _Taken) -> bool:
         """Make sure that this donor has a request to answer; return False when every chunk has arrived."""
@@ -155,7 +161,7 @@ class Stripes:
                 self.complete = True
                 span = None
         if span is None:
-            self._end("complete")
+            self.end("complete")
             return False
         self._ask(connection, span)
         return True
@@ -258,11 +264,6 @@ class Stripes:
         if not _received(connection, reply, target, deadline_s, self.over, "a donor's chunk"):
             raise BadFrame(f"chunk {chunk} was damaged or changed on the way: its tag does not match")
         return ""
-
-    def _end(self, reason: str) -> None:
-        self.over.set(reason)
-        with self._changed:
-            self._changed.notify_all()
 
 
 def ask(connection: Connection, request: Request, deadline_s: float, abort: Abort | None) -> None:

@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import signal
 import socket
 import threading
 import time
@@ -367,6 +368,31 @@ def test_cancelling_takes_less_than_a_tenth_of_a_second() -> None:
                     waiting()
                 delays_s.append(patience.machine_s() - began_s)
     assert min(delays_s) < 0.1
+
+
+def test_no_donors_thread_runs_on_after_ctrl_c() -> None:
+    """The caller closes its connections, and the next sockets of the process would get their descriptors."""
+    state = [values((3,))]
+    with donor(leaves=state) as one, joiner(one) as fetcher:
+        asked = threading.Event()
+        state_of = one.store.state
+
+        def noted(*given: Any, deadline_s: float) -> Any:
+            asked.set()
+            return state_of(*given, deadline_s=deadline_s)  # the state is never pinned
+
+        one.store.state = noted  # pyright: ignore[reportAttributeAccessIssue]
+
+        def interrupt() -> None:
+            assert asked.wait(LONG_S)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            fetch_state(fetcher, 0, state)
+        assert not [thread for thread in threading.enumerate() if thread.name == f"jaxft-heal-{one.name}"]
+        patience.join(interrupter)
 
 
 def test_a_cancel_before_the_start() -> None:
