@@ -10,6 +10,7 @@ strand waits for another. How many there are follows from what all members offer
 which all of them know; bits do not depend on it.
 """
 
+import functools
 import select
 import threading
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import strands_of
 from jaxft._transport._sockets import Abort
-from jaxft._transport._threads import join_all
+from jaxft._transport._threads import Team
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,29 +132,20 @@ class SpanLinks:
                 carry_out(way, task)
             return
         running = _Running(len(work), self._stop)
-        threads = [
-            threading.Thread(
-                target=running.run,
-                args=(carry_out, *each),
-                name=f"jaxft-exchange-{number}",
-                daemon=True,
-            )
-            for number, each in enumerate(work)
-        ]
+        team = Team()
         try:
-            for thread in threads:
-                thread.start()
+            for number, each in enumerate(work):
+                team.start(f"jaxft-exchange-{number}", functools.partial(running.run, carry_out, *each))
             poller = select.poll()
             poller.register(self._abort, select.POLLIN)
             poller.register(running.over, select.POLLIN)
             poller.poll()  # no deadline needed: every wait of an exchange has one
             if self._abort.is_set:
                 self._stop.set(self._abort.reason)
-            for thread in threads:
-                thread.join()
+            team.wait()
         except BaseException as error:  # such as Ctrl-C, or no room for another thread
             self._stop.set(f"this group ends it: {error!r}")
-            join_all(threads)
+            team.end()  # or they would use connections that the caller closes
             raise
         if running.errors:
             error = self._joined(running.errors)
@@ -165,12 +157,15 @@ class SpanLinks:
                 del error
 
     def _joined(self, errors: Sequence[BaseException]) -> BaseException:
-        """The error that came first; of the peers, all that were seen to fail."""
-        first = errors[0]
-        if self._abort.is_set or not isinstance(first, ExchangeFailed):
-            return first
-        peers = {peer for error in errors if isinstance(error, ExchangeFailed) for peer in error.peers}
-        return ExchangeFailed(str(first), tuple(sorted(peers)))
+        """The cause of all of them; of the peers, all that were seen to fail."""
+        failed = [error for error in errors if isinstance(error, ExchangeFailed)]
+        if len(failed) < len(errors):  # an error of this group, which has ended the others
+            return next(error for error in errors if not isinstance(error, ExchangeFailed))
+        if self._abort.is_set:
+            return failed[0]
+        # A strand that was ended by another may have said so first.
+        first = next((error for error in failed if error.peers), failed[0])
+        return ExchangeFailed(str(first), tuple(sorted({peer for error in failed for peer in error.peers})))
 
 
 @dataclass

@@ -5,9 +5,9 @@ Each donor has a connection and a thread. A donor that fails in any way (EOF, si
 donor is left. An unresponsive donor delays nothing while the others have all that is wanted.
 """
 
+import functools
 import logging
 import select
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from jaxft._heal._frames import BadFrame, Kind, Request, Status, manifest, read_
 from jaxft._heal._stripes import Stripes, ask, header, text
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, dial
 from jaxft._transport._sockets import Aborted
-from jaxft._transport._threads import join_all
+from jaxft._transport._threads import Team
 
 _log = logging.getLogger("jaxft")
 
@@ -167,25 +167,17 @@ class Fetcher:
         stripes = Stripes(
             request, layout, arena, timeout_s=self._timeout_s, donors=len(usable), moved=self._moved
         )
-        threads = [
-            threading.Thread(
-                target=self._serve,
-                args=(donor, request, stripes, types),
-                name=f"jaxft-heal-{donor.name}",
-                daemon=True,
-            )
-            for donor in usable
-        ]
+        team = Team()
         try:
-            for thread in threads:
-                thread.start()
-            if threads:
+            for donor in usable:
+                serve = functools.partial(self._serve, donor, request, stripes, types)
+                team.start(f"jaxft-heal-{donor.name}", serve)
+            if usable:
                 stripes.wait(cancel)
-            for thread in threads:
-                thread.join()
+            team.wait()
         except BaseException as error:  # such as Ctrl-C, or no room for another thread
             stripes.end(f"this group ends it: {error!r}")
-            join_all(threads)
+            team.end()  # or they would use connections that the caller closes
             raise
         if cancel.is_set:
             raise HealFailed(f"the heal was superseded: {cancel.reason}")

@@ -110,7 +110,7 @@ class Attempts:
         held = self._held
         assert step == held.step, f"asked for step {step} while holding state {held.step}"
         # Checked even if links exist: once the listener has ended, no group can join or heal from this one.
-        self._listener.check(len(quorum.members), _threads(quorum))
+        self._listener.check(len(quorum.members))
         if self._work.step != step:
             self.forget()
         record.entered(quorum)
@@ -336,6 +336,7 @@ class Attempts:
             call.programs.span_layout(stage, span) for stage in range(call.programs.stages) for span in mine
         )
         strands = max(strands_of(layout, _threads(quorum)) for layout in layouts)
+        self._listener.check(len(quorum.members), strands)
         _log.debug("quorum %d: exchanges in up to %d strands", quorum.quorum_id, strands)
         return SpanLinks(quorum.quorum_id, mine, abort, open_links, self._links, strands)
 

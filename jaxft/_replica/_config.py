@@ -92,6 +92,10 @@ def _check_hosts(host: Any) -> None:
 
 
 def _is_host(text: str) -> bool:
+    try:
+        text.encode("idna")  # as the other groups will, to ask for its address
+    except UnicodeError:
+        return False
     return bool(text) and text.isprintable() and not any(mark in text for mark in "*+ ")
 
 

@@ -8,6 +8,7 @@ exchange: "10.0.0.1:7000+10.1.0.1:7000*4".
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 # Each thread has a connection to every other member.
 MAX_THREADS = 64
@@ -15,6 +16,8 @@ MAX_THREADS = 64
 # keeps a window of chunks for each peer. One thread moves some 3 GB/s.
 _CORES_A_THREAD = 4
 _USUAL_MAX_THREADS = 4
+# The quota of this container in microseconds of each period: "200000 100000", or "max 100000" (cgroup-v2, cpu.max).
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 # Compared as text: a peer may send digits without end.
 _COUNTS = {str(number): number for number in range(1, MAX_THREADS + 1)}
 
@@ -51,8 +54,17 @@ def agreed_threads(addresses: Iterable[str]) -> int:
 
 def usual_threads(interfaces: int) -> int:
     """How many threads this process offers for an exchange if the user has not said."""
+    return max(interfaces, min(_USUAL_MAX_THREADS, _cores() // _CORES_A_THREAD), 1)
+
+
+def _cores() -> int:
+    """How many cores this process may use, also by the quota of its container."""
     cores = len(os.sched_getaffinity(0))
-    return max(interfaces, min(_USUAL_MAX_THREADS, cores // _CORES_A_THREAD), 1)
+    try:
+        quota_us, period_us = _CPU_MAX.read_text().split()
+    except (OSError, ValueError):  # no control groups of version 2
+        return cores
+    return cores if quota_us == "max" else min(cores, int(quota_us) // int(period_us))
 
 
 def endpoint_of(hosts: Sequence[str], port: int, threads: int | None) -> Endpoint:

@@ -197,7 +197,7 @@ class Listener:
             self._warned_of_descriptors = True
             _log.warning(
                 "A quorum of %d groups may need %d file descriptors, but this process may open only %d: raise the "
-                "hard limit (`ulimit -Hn`, LimitNOFILE= of systemd).",
+                "hard limit (`ulimit -Hn`, LimitNOFILE= of systemd), or lower `exchange_threads`.",
                 *(members, needed, self._descriptors),
             )
 

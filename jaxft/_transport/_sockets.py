@@ -244,7 +244,7 @@ def tune(sock: socket.socket) -> None:
 def split_address(address: str) -> tuple[str, int]:
     """Split "host:port" or "[v6::address]:port". Raises ConnectionError for anything else."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535):
         raise ConnectionError(f"{address!r} is not an address: expected host:port, or [v6 address]:port.")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

@@ -1,17 +1,74 @@
-"""Threads that work for the one that waits for them."""
+"""Threads that work for the one that waits for them, with what belongs to it, such as its connections."""
 
 import contextlib
+import select
+import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+
+from jaxft._transport._sockets import Abort
 
 
-def join_all(threads: Sequence[threading.Thread]) -> None:
-    """Wait for threads that have been told to end, before an exception goes on.
+@contextlib.contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Within the context, Ctrl-C does not interrupt this thread. One that came is taken at its end."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        yield  # signals do not interrupt it, or only in C
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
-    They may use connections that the caller is about to close. A second Ctrl-C is ignored meanwhile: the first is
-    about to be raised.
+
+class Team:
+    """The threads of one piece of work. All methods are for the thread that waits for it.
+
+    `Thread.join` cannot tell that they have ended: where Ctrl-C interrupts it, CPython 3.11 takes a thread that runs
+    for one that has ended. So each thread sets a flag.
     """
-    for thread in threads:
-        while thread.is_alive():
-            with contextlib.suppress(KeyboardInterrupt):
-                thread.join()
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self._begun: list[Abort] = []  # a flag for each thread that has begun, set when it has ended
+        self._closed = False
+
+    def start(self, name: str, work: Callable[[], None]) -> None:
+        """Start a thread. Raises RuntimeError if the system has no room for it.
+
+        Args:
+            name: of the thread.
+            work: must raise nothing.
+        """
+        thread = threading.Thread(target=self._run, args=(work, Abort()), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def wait(self) -> None:
+        """Wait until all have ended. Ctrl-C is raised; call `end` then."""
+        for thread in self._threads:
+            thread.join()
+
+    def end(self) -> None:
+        """Wait until no thread works any more, before an exception goes on. They must know that they are to end.
+
+        A second Ctrl-C has to wait as well.
+        """
+        with _ctrl_c_later():
+            self._closed = True  # who begins later sees it
+            for ended in list(self._begun):
+                poller = select.poll()
+                poller.register(ended, select.POLLIN)
+                poller.poll()  # no deadline needed: each is about to end, and its waits have one
+
+    def _run(self, work: Callable[[], None], ended: Abort) -> None:
+        self._begun.append(ended)
+        try:
+            if not self._closed:
+                work()
+        finally:
+            ended.set("ended")

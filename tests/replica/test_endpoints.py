@@ -1,8 +1,10 @@
 import os
+from pathlib import Path
 
 import pytest
 
 import jaxft
+from jaxft._replica import _endpoints
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._endpoints import (
     MAX_THREADS,
@@ -63,7 +65,21 @@ def test_a_process_offers_threads_by_its_cores(
     cores: int, interfaces: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(_endpoints, "_CPU_MAX", Path("none"))
     assert usual_threads(interfaces) == threads
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads"), [("max 100000", 4), ("800000 100000", 2), ("50000 100000", 1), ("", 4), ("what", 4)]
+)
+def test_the_quota_of_a_container_counts(
+    quota: str, threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(_endpoints, "_CPU_MAX", tmp_path / "cpu.max")
+    assert usual_threads(1) == 4, "no such file"
+    (tmp_path / "cpu.max").write_text(quota + "\n")
+    assert usual_threads(1) == threads
 
 
 def config(**fields: object) -> GroupConfig:
@@ -76,7 +92,7 @@ def test_a_group_announces_each_of_its_hosts() -> None:
     assert config(host="a,b").endpoint(7).threads >= 2
 
 
-@pytest.mark.parametrize("host", ["a+b", "a*2", "a b", "a\tb", "a," * 65, ["a"], 7])
+@pytest.mark.parametrize("host", ["a+b", "a*2", "a b", "a\tb", "a," * 65, "10.0.0..1", "a" * 64, ["a"], 7])
 def test_a_host_that_would_not_be_read_back_is_refused(host: object) -> None:
     with pytest.raises(jaxft.ConfigurationError, match="host must be"):
         config(host=host)
