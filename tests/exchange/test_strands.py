@@ -206,7 +206,8 @@ def test_a_link_that_breaks_in_one_strand_ends_all_and_is_blamed(
         _held_up(monkeypatch, lambda links: links.connections[2].sock.shutdown(socket.SHUT_RDWR), strand)
         errors = exchange_all(members)
         assert all(isinstance(error, ExchangeFailed) for error in errors), errors
-        assert "group-0" in errors[2].peers
+        # Who sees a connection close does not know who was first: the third group's close in a cascade.
+        assert "group-2" in errors[0].peers or "group-0" in errors[2].peers
         monkeypatch.undo()
         monkeypatch.setattr(_plan, "STRAND_BYTES", LAYOUT.size_bytes // STRANDS)
         open_all(members, 2)
@@ -229,6 +230,10 @@ def test_the_flag_of_the_attempt_ends_all_strands(monkeypatch: pytest.MonkeyPatc
         )
         for member in members:
             member.abort.set("the quorum has changed")
+        all_links = [member.links for member in members]
+        patience.until(
+            lambda: all(links and links._stop.is_set for links in all_links), "all strands to know"
+        )
         gate.set()
         patience.join(runs)
         first, second = ended
