@@ -31,10 +31,7 @@ KNOWN = {
     ("jaxft/_checkpoints/_checkpoints.py", "Checkpoints.save"): "tests/checkpoints/test_saving.py",
     ("jaxft/data/_prefetch.py", "Prefetch.__init__"): "tests/data/test_prefetch.py",
     ("jaxft/data/_prefetch.py", "Prefetch.__call__"): "tests/data/test_prefetch.py",
-    (
-        "jaxft/_transport/_threads.py",
-        "Team.start",
-    ): "tests/exchange/test_strands.py and tests/heal/test_hostile.py",
+    ("jaxft/_transport/_threads.py", "Team.start"): "tests/exchange/test_strands.py",
     ("jaxft/_ranks/_link.py", "Link.__init__"): "tests/ranks/test_link.py",
     ("jaxft/_ranks/_link.py", "Link.expect_end"): "tests/ranks/test_link.py",
     ("jaxft/_telemetry/_line_file.py", "LineFile.__init__"): "tests/telemetry/test_line_file.py",
