@@ -1,7 +1,7 @@
 """The all-reduce across groups, over TCP on the host."""
 
 from jaxft._arrays._layout import Layout, LeafSpec
-from jaxft._exchange._exchange import exchange
+from jaxft._exchange._exchange import exchange_into
 from jaxft._exchange._links import Links
 from jaxft._exchange._mesh import Peer
 from jaxft._exchange._partials import Partials
@@ -19,5 +19,5 @@ __all__ = [
     "Patience",
     "Peer",
     "cover",
-    "exchange",
+    "exchange_into",
 ]

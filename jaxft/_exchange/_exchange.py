@@ -38,16 +38,11 @@ import select
 import time
 from collections.abc import Iterable
 
-import numpy as np
-
-from jaxft._arrays._layout import Layout
-from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import _compiled
 from jaxft._exchange._compiled_lane import CompiledLane
 from jaxft._exchange._lane import Lane, PeerLost, Task, Turn
 from jaxft._exchange._links import Links
-from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import LOOK_S, Patience
 from jaxft._exchange._python_lane import PythonLane
 from jaxft._transport._sockets import SLOW_WAIT_S
@@ -55,21 +50,10 @@ from jaxft._transport._sockets import SLOW_WAIT_S
 _log = logging.getLogger("jaxft")
 
 
-def exchange(
-    links: Links, *, layout: Layout, step: int, partials: Partials, total_shards: int, patience: Patience
-) -> list[np.ndarray]:
-    """Average or sum the contributions of all members of a quorum, in this thread. The rest is as `exchange_into`.
-
-    Returns:
-        The means and sums, in the order of the leaves, in fresh memory. The bits do not depend on the members.
-    """
-    result = result_regions(layout)
-    exchange_into(links, Task(layout, step, partials, result), total_shards, patience)
-    return leaves_of(layout, result)
-
-
 def exchange_into(links: Links, task: Task, total_shards: int, patience: Patience) -> None:
     """Carry out a task: average or sum the contributions of all members of a quorum.
+
+    The bits of the result do not depend on the members.
 
     Args:
         links: the quorum's connections for this strand. Closed if this raises.

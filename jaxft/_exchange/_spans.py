@@ -4,7 +4,7 @@ Lanes that lie in one process in every member travel together. Usually that is a
 one exchange. A process whose lanes are spread over several processes of another member runs several at once, each
 with its own connections: one after the other, a peer that has nothing but the last span would seem to hang.
 
-One thread moves a few gigabytes a second, less than a fast network. So a large exchange is divided into *strands*,
+One thread has a limit, which a fast network may exceed. So a large exchange is divided into *strands*,
 which travel at once too: each has a part of every slice (`_plan.py`), and its own thread and connections, so no
 strand waits for another. How many there are follows from what all members offer, and from the size of the exchange,
 which all of them know; bits do not depend on it.
@@ -104,7 +104,14 @@ class SpanLinks:
     def exchange(
         self, given: Contribution, *, step: int, total_shards: int, patience: Callable[[], Patience]
     ) -> list[np.ndarray]:
-        """As `_exchange.exchange`, for all spans. Raises ExchangeFailed."""
+        """Average or sum the contributions of all members; return the means in fresh memory. Raises ExchangeFailed.
+
+        Args:
+            given: what this process contributes.
+            step: the step that the contributions are for.
+            total_shards: the number of all shards of the step.
+            patience: makes the limit on a time without progress, for each thread.
+        """
         of_spans = [given.tasks(span, step, self._strands) for span in self._spans]
 
         def carry_out(way: Way, task: Task) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 # Each thread has a connection to every other member.
 MAX_THREADS = 64
 # Unless told, one thread for so many cores of a process, but no more than a few: the rest compute, and each thread
-# keeps a window of chunks for each peer. One thread moves some 3 GB/s.
+# keeps a window of chunks for each peer.
 _CORES_A_THREAD = 4
 _USUAL_MAX_THREADS = 4
 # The quota of this container in microseconds of each period: "200000 100000", or "max 100000" (cgroup-v2, cpu.max).
@@ -62,18 +62,18 @@ def _cores() -> int:
     cores = len(os.sched_getaffinity(0))
     try:
         quota_us, period_us = _CPU_MAX.read_text().split()
-    except (OSError, ValueError):  # no control groups of version 2
+        return cores if quota_us == "max" else min(cores, int(quota_us) // int(period_us))
+    except (OSError, ValueError, ZeroDivisionError):  # no control groups of version 2
         return cores
-    return cores if quota_us == "max" else min(cores, int(quota_us) // int(period_us))
 
 
 def endpoint_of(hosts: Sequence[str], port: int, threads: int | None) -> Endpoint:
     """The endpoint of this process, which listens on `port`. Hosts may name another port."""
-    addresses = tuple(host if has_port(host) else f"{host}:{port}" for host in hosts)
+    addresses = tuple(host if _has_port(host) else f"{host}:{port}" for host in hosts)
     return Endpoint(addresses, threads or usual_threads(len(addresses)))
 
 
-def has_port(host: str) -> bool:
+def _has_port(host: str) -> bool:
     name, colon, port = host.rpartition(":")
     # The colons of an IPv6 address without brackets do not separate a port.
     return bool(colon) and port.isdigit() and (":" not in name or name.endswith("]"))

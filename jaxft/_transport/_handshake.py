@@ -380,10 +380,8 @@ def _resolve(address: str) -> list[tuple[int, tuple[Any, ...]]]:
     host, port = split_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (
-        OSError,
-        UnicodeError,
-    ) as error:  # a name with an empty or too long label cannot even be asked for
+    except (OSError, UnicodeError) as error:
+        # UnicodeError: a label of the name is empty or too long.
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise _Unanswered(f"The host name in {address!r} is unknown: {why}. Check the address.") from error
     return [(family, target) for family, _, _, _, target in found]

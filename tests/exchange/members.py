@@ -11,7 +11,9 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
-from jaxft._exchange import Abort, Layout, LeafSpec, Links, Node, Partials, Patience, Peer, exchange
+from jaxft._arrays._memory import leaves_of, result_regions
+from jaxft._exchange import Abort, Layout, LeafSpec, Links, Node, Partials, Patience, Peer, exchange_into
+from jaxft._exchange._lane import Task
 from jaxft._transport._seals import Connection
 from tests import patience
 
@@ -148,14 +150,10 @@ def run_exchange(
     moved: Callable[[], None] = lambda: None,
 ) -> list[np.ndarray]:
     """One member's exchange, with a patience that only a hanging test would reach."""
-    return exchange(
-        links,
-        layout=partials.layout,
-        step=step,
-        partials=partials,
-        total_shards=partials.shards,
-        patience=Patience(progress_timeout_s, counts=counts, moved=moved),
-    )
+    layout = partials.layout
+    task = Task(layout, step, partials, result_regions(layout))
+    exchange_into(links, task, partials.shards, Patience(progress_timeout_s, counts=counts, moved=moved))
+    return leaves_of(layout, task.result)
 
 
 def exchange_all(links: Sequence[Links], partials: Sequence[Partials], *, step: int = 11) -> list[Any]:

@@ -19,6 +19,8 @@ figures = logging.getLogger("figures")
 pytestmark = pytest.mark.processes
 
 SPECS = Layout.of(BIG).specs
+# Each strand connects for itself, so one may still do so when another moves bytes.
+UNCONNECTED = "could not connect to all members of quorum 1"
 
 
 def exchange_with_trap(members: list[Member], trapped: int, trap: int, *, progress_timeout_s: float) -> None:
@@ -57,7 +59,7 @@ def test_survivors_of_a_kill_end_the_same_step_with_the_undisturbed_bits(
             peers, text, _ = members[number].answer()
             assert peers
             assert set(peers) <= {f"group-{other}" for other in range(3) if other != number}
-            assert "step 11 in quorum 1 lost a peer" in text
+            assert "step 11 in quorum 1 lost a peer" in text or (strands > 1 and UNCONNECTED in text)
             assert members[number].ask("held") == before[number]
 
         # The next quorum: the first survivor computes what is missing.
@@ -102,7 +104,7 @@ def test_64_members(lane: str, strands: int) -> None:
         for member in members[:63]:
             peers, text, _ = member.answer()
             assert peers
-            assert "lost a peer" in text
+            assert "lost a peer" in text or (strands > 1 and UNCONNECTED in text)
         members[0].ask("add", [63])
         dealt = [[0, 63], *shards[1:63]]
         join(2, members[:63], dealt)

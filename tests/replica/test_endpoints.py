@@ -70,7 +70,16 @@ def test_a_process_offers_threads_by_its_cores(
 
 
 @pytest.mark.parametrize(
-    ("quota", "threads"), [("max 100000", 4), ("800000 100000", 2), ("50000 100000", 1), ("", 4), ("what", 4)]
+    ("quota", "threads"),
+    [
+        ("max 100000", 4),
+        ("800000 100000", 2),
+        ("50000 100000", 1),
+        ("", 4),
+        ("what", 4),
+        ("many 100000", 4),
+        ("1 0", 4),
+    ],
 )
 def test_the_quota_of_a_container_counts(
     quota: str, threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -12,8 +12,10 @@ import pytest
 from jaxft_protocol.messages import GroupName, Heal, HealId, Incarnation, Member, NewQuorum, QuorumId, Step
 from jaxft_protocol.replica.state import Attempt, Directive, Event, HealFrom, Identity, Over, Replay
 
+from jaxft._arrays._memory import result_regions
 from jaxft._errors import JobFinished
-from jaxft._exchange._exchange import exchange
+from jaxft._exchange._exchange import exchange_into
+from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
@@ -126,7 +128,9 @@ def test_a_group_that_has_left_its_quorum_closes_its_connections(then: str) -> N
             partials = Partials(programs.layouts[0], 2)
             partials.add(0, [batch])
             waits = Patience(patience.FAR_S)
-            exchange(links, layout=partials.layout, step=5, partials=partials, total_shards=2, patience=waits)
+            exchange_into(
+                links, Task(partials.layout, 5, partials, result_regions(partials.layout)), 2, waits
+            )
             return links
 
         members = tuple(
