@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -79,7 +78,7 @@ def test_a_watch_without_a_terminal_begins_before_its_coordinator(
     def ask(url: str, path: str, *, ca: Path | None) -> Any:
         look = next(looks, None)
         if look is None:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             raise AssertionError("it should have ended")
         if isinstance(look, Exception):
             raise look

@@ -1,6 +1,5 @@
 """SIGTERM asks for a drain, if the program has no handler for it."""
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ def test_each_sigterm_drains_and_none_ends_the_process() -> None:
     asked: list[None] = []
     SigtermDrains(lambda: asked.append(None))
     for _ in range(2):  # under Slurm one comes from Slurm and one from the launcher
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
     assert len(asked) == 2
 
 
