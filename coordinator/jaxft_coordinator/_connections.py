@@ -18,8 +18,6 @@ from jaxft_coordinator.limits import MAX_UNAUTHENTICATED
 
 # Since a connection was first seen: a group is admitted within milliseconds, and a health check is answered by then.
 UNAUTHENTICATED_TIMEOUT_S = 15.0
-# Event loop, standard streams, listening sockets, a log file: with so few descriptors there is nothing to end.
-_FEW_DESCRIPTORS = 12
 
 Peer = tuple[str, int]
 
@@ -31,6 +29,7 @@ class Connections:
         self._port = port
         self._unauthenticated: dict[Peer, float] = {}  # when each was first seen, oldest first
         self._ended: Set[Peer] = set()  # gRPC may not have noticed yet
+        self._groups: dict[str, Peer] = {}  # descriptors of admitted groups' connections, at the last sweep
 
     def sweep(self, groups: Set[Peer], now_s: float) -> int:
         """End unauthenticated connections that are too old or too many; return how many were ended.
@@ -39,11 +38,8 @@ class Connections:
             groups: the connections of admitted groups, which are left alone.
             now_s: the time, on a monotonic clock.
         """
-        if len(os.listdir("/proc/self/fd")) <= len(groups) + _FEW_DESCRIPTORS:
-            self._unauthenticated.clear()
-            return 0
-        found = _connections(self._port)
-        here = found.keys() - groups - self._ended
+        found = self._strangers(groups)
+        here = found.keys() - self._ended
         waiting = {peer: since_s for peer, since_s in self._unauthenticated.items() if peer in here}
         waiting |= {peer: now_s for peer in found if peer in here and peer not in waiting}
         ended = {peer for peer, since_s in waiting.items() if now_s - since_s > UNAUTHENTICATED_TIMEOUT_S}
@@ -52,6 +48,23 @@ class Connections:
         self._unauthenticated = {peer: since_s for peer, since_s in waiting.items() if peer not in ended}
         self._ended = (self._ended & found.keys()) | ended
         return sum(_end(found[peer], peer) for peer in ended)
+
+    def _strangers(self, groups: Set[Peer]) -> dict[Peer, int]:
+        """The descriptors of all connections to the port that are not an admitted group's."""
+        found: dict[Peer, int] = {}
+        admitted: dict[str, Peer] = {}
+        for name in os.listdir("/proc/self/fd"):
+            peer = self._groups.get(name)
+            if peer is None or peer not in groups:  # otherwise it is open, and has kept its descriptor
+                peer = _peer(int(name), self._port)
+            if peer is None:
+                continue
+            if peer in groups:
+                admitted[name] = peer
+            else:
+                found[peer] = int(name)
+        self._groups = admitted
+        return found
 
 
 def peer_of(name: str) -> Peer | None:
@@ -63,23 +76,19 @@ def peer_of(name: str) -> Peer | None:
     return _plain(host.strip("[]")), int(port)
 
 
-def _connections(port: int) -> dict[Peer, int]:
-    """The descriptors of all connections to a port of this process."""
-    found: dict[Peer, int] = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # not a socket, not connected, or gone
-            if (peer := _peer(int(name), port)) is not None:
-                found[peer] = int(name)
-    return found
-
-
 def _peer(fd: int, port: int) -> Peer | None:
-    sock = socket.socket(fileno=fd)
+    """The other end of a connection to a port; None if the descriptor is not, or no longer, that of such a one."""
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError:
+        return None
     try:
         if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getsockname()[1] != port:
             return None
         host, peer_port = sock.getpeername()[:2]
         return _plain(host), peer_port
+    except OSError:  # not connected
+        return None
     finally:
         sock.detach()  # gRPC owns the descriptor
 

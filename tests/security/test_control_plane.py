@@ -325,9 +325,42 @@ def test_a_group_whose_session_is_over_cannot_keep_its_connection(monkeypatch: p
             with contextlib.suppress(grpc.aio.AioRpcError):
                 while await group.read() is not None:
                     pass
-            await until(lambda: not _connections._connections(server.port), "its connection to be ended")
+            await until(
+                lambda: not Connections(server.port)._strangers(frozenset()), "its connection to be ended"
+            )
 
     run(scenario)
+
+
+def test_who_gets_the_descriptor_of_a_group_that_has_gone_is_not_taken_for_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        connections = Connections(port)
+        with socket.create_connection(("127.0.0.1", port)) as other, listener.accept()[0] as served:
+            gone = ("127.0.0.1", 1)
+            connections._groups = {str(served.fileno()): gone}  # as the sweep before has left it
+            assert connections.sweep({("127.0.0.1", 2)}, 1.0) == 0
+            assert connections.sweep(set(), 2.0 + _connections.UNAUTHENTICATED_TIMEOUT_S) == 1
+            other.settimeout(patience.stretched(10.0))
+            assert other.recv(1) == b""
+
+
+def test_a_group_is_looked_for_once_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        connections = Connections(port)
+        with socket.create_connection(("127.0.0.1", port)) as group:
+            served, peer = listener.accept()
+            with served:
+                assert connections.sweep({peer}, 0.0) == 0
+                looked: list[int] = []
+                look = _connections._peer
+                monkeypatch.setattr(
+                    _connections, "_peer", lambda fd, port: looked.append(fd) or look(fd, port)
+                )
+                assert connections.sweep({peer}, 1000.0) == 0
+                assert served.fileno() not in looked
+                assert group.fileno() in looked
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::]", "[::1]"])
@@ -339,7 +372,7 @@ def test_connections_are_known_by_the_addresses_that_grpc_gives_them(host: str) 
             async with Group(server.port) as group:
                 assert isinstance(await group.greet(), Welcome)
                 (session,) = server._sessions.values()
-                assert session.peer in _connections._connections(server.port)
+                assert session.peer in Connections(server.port)._strangers(frozenset())
                 assert Connections(server.port).sweep({session.peer}, 0.0) == 0
         finally:
             await server.stop(grace_s=0.0)
