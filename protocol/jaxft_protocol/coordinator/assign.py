@@ -46,7 +46,8 @@ def after_loss(
 
 def _lengths(total_shards: int, weights: Sequence[int]) -> list[int]:
     # The first ones are known: no member gets less than its share, rounded down.
-    lengths = [total_shards * weight // sum(weights) for weight in weights]
+    together = sum(weights)
+    lengths = [total_shards * weight // together for weight in weights]
     ends = [
         (_ends(length, weight), place)
         for place, (length, weight) in enumerate(zip(lengths, weights, strict=True))
