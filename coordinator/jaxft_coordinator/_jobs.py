@@ -87,6 +87,8 @@ class Jobs:
         self._on_stand_down = on_stand_down
         self._observer = observer
         self._jobs: dict[str, Job] = {}
+        # When each session of a job last sent anything, if that was after its Hello.
+        self._heard_s: dict[SessionId, float] = {} if observer is None else observer.heard_s
         self._journal: Journal | None = None
         self._unreadable: dict[str, str] = {}
         self._forgot_s = 0.0
@@ -176,6 +178,8 @@ class Jobs:
         Raises:
             IllegalEvent: its sender broke the protocol; the job is untouched.
         """
+        if isinstance(event, SessionClosed):
+            self._heard_s.pop(event.session, None)
         if not self.leading:
             return
         is_hello = isinstance(event, Received) and isinstance(event.message, Hello)
@@ -191,15 +195,17 @@ class Jobs:
         if is_hello:
             self._stopped.discard(name)
         now_s = time.monotonic()
+        if isinstance(event, Received):
+            self._heard_s[event.session] = now_s
         try:
-            job, effects = machine.step(job, event, now_s)
+            after, effects = machine.step(job, event, now_s)
         except Exception as error:
             if isinstance(error, machine.IllegalEvent) and isinstance(event, Received):
                 raise
             self._fail(job, event, error)
             return
-        self._jobs[name] = durable.emptied(job) if job.empty else job
-        self._tell(job, event, effects, now_s)
+        self._jobs[name] = durable.emptied(after) if after.empty else after
+        self._tell(job, after, event, effects, now_s)
 
     def evict(self, name: str, group: GroupName, reason: str) -> str:
         """End a group's part in a job for good: its process gets the error `Evicted`, and must be started again.
@@ -257,6 +263,7 @@ class Jobs:
         self._unreadable = dict(opened.unreadable)
         self._journal = None if self._store is None else Journal(self._store, opened.jobs, self._refused)
         self._stopped.clear()
+        self._heard_s.clear()
         self.leading = True
         if self._observer is not None:
             self._observer.leads(opened.term)
@@ -340,9 +347,9 @@ class Jobs:
 
     # ---- announcing ----
 
-    def _tell(self, job: Job, event: Event, effects: Sequence[Effect], now_s: float) -> None:
+    def _tell(self, before: Job, job: Job, event: Event, effects: Sequence[Effect], now_s: float) -> None:
         observer = self._observer
-        if observer is None or not observer.interested(event, effects):
+        if observer is None or not observer.interested(before, job, event, effects):
             if not effects:
                 return
             observer = None
@@ -408,7 +415,7 @@ class Jobs:
             for name, job in list(self._jobs.items()):
                 idle = job.idle_since is not None and job.restored_s is None and not job.groups
                 if not (idle or name in self._stopped or self._is_blocked(name)):
-                    self.step(name, Tick(unix_s))
+                    self.step(name, Tick(self._heard_s, unix_s))
             if time.monotonic() - self._forgot_s > _FORGET_EVERY_S:
                 self._forgot_s = time.monotonic()
                 self._forget_the_old()

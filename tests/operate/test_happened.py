@@ -8,11 +8,12 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from jaxft_coordinator.http import _views
 from jaxft_coordinator.observe._happened import Happened, happened
 from jaxft_coordinator.observe._watched import GONE
 from jaxft_coordinator.observe.observer import Observer, as_json
 from jaxft_protocol.coordinator.job import Event, Job, PauseAsked, SessionClosed
-from jaxft_protocol.messages import Drain, GroupName, Step
+from jaxft_protocol.messages import Drain, GroupName, Heartbeat, Step
 
 from tests.protocol.coordinator.helpers import Desk, Done, digest_of, healing, running
 
@@ -29,9 +30,13 @@ class Watching(Desk):
     seen: list[Happened] = field(default_factory=list)
     before: Job | None = None
 
+    def __post_init__(self) -> None:
+        self.heard_s = self.observer.heard_s
+
     def do(self, event: Event) -> Done:
+        before = self.job
         done = super().do(event)
-        if self.observer.interested(event, done.effects):
+        if self.observer.interested(before, self.job, event, done.effects):
             news = list(happened(self.before, self.job, event, done.effects))
             self.seen += news
             self.before = self.job
@@ -196,6 +201,25 @@ def test_a_drain_and_a_pause_are_told_and_retry_no_step():
     assert desk.news() == ["job_paused", "quorum_ended", "job_waiting"]
     desk.do(PauseAsked(False))
     assert desk.news() == ["job_unpaused", "quorum_changed"]
+
+
+def test_people_see_that_a_group_is_away_from_training_and_that_it_is_back():
+    desk = watching("a", "b")
+    seen: list[bool] = []
+    for away in (False, True, True, False):
+        desk.say("a", Heartbeat(away=away, moves=True))
+        told, _ = _views.detail(desk.observer.jobs["job"], desk.now_s, history=False)["group_list"]  # pyright: ignore
+        seen.append(told["away"])  # pyright: ignore
+    assert seen == [False, True, True, False]
+
+
+def test_people_see_when_a_group_last_sent_anything():
+    desk = watching("a", "b")
+    desk.now_s += 1.0
+    desk.say("a", Heartbeat())
+    desk.now_s += 2.0
+    told = _views.detail(desk.observer.jobs["job"], desk.now_s, history=False)["group_list"]  # pyright: ignore
+    assert [each["heard_s_ago"] for each in told] == [2.0, 3.0]  # pyright: ignore
 
 
 def test_the_json_form_leaves_out_what_is_empty():

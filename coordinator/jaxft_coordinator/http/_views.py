@@ -120,7 +120,7 @@ def _group(name: GroupName, known: WatchedGroup, watched: WatchedJob, now_s: flo
             "draining": group.draining,
             "address": group.address,
             "incarnation": f"{group.incarnation:016x}",
-            "heard_s_ago": round(max(0.0, now_s - group.last_heard_s), 1),
+            "heard_s_ago": round(max(0.0, now_s - watched.heard_s(group)), 1),
         }
     if (sample := known.sample) is not None and sample.steps:
         view["step"] = sample.step

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jaxft_protocol.coordinator.job import GroupPhase, Job
+from jaxft_protocol.coordinator.job import Group, GroupPhase, Job, SessionId
 from jaxft_protocol.messages import GroupName, Sample
 
 from jaxft_coordinator.observe._goodput import Account, Standing
@@ -60,10 +60,17 @@ class WatchedGroup:
 
 
 class WatchedJob:
-    """Follows one job."""
+    """Follows one job.
 
-    def __init__(self, name: str, now_s: float) -> None:
+    Args:
+        name: of the job.
+        now_s: the time, on the monotonic clock.
+        heard_s: when each session last sent anything, now and later.
+    """
+
+    def __init__(self, name: str, now_s: float, heard_s: Mapping[SessionId, float]) -> None:
         self.name = name
+        self._heard_s = heard_s
         self.job: Job | None = None
         self.account = Account(now_s)
         self.groups: dict[GroupName, WatchedGroup] = {}
@@ -77,6 +84,10 @@ class WatchedJob:
         self.step_s, self.exchange_s = Histogram(), Histogram()
         self.vote_s, self.heal_s = Histogram(), Histogram()
         self._pointed_s, self._pointed_at = now_s, 0
+
+    def heard_s(self, group: Group) -> float:
+        """Return when a group last sent anything, on the monotonic clock."""
+        return self._heard_s.get(group.session, group.came_s)
 
     def advances(self, job: Job, now_s: float) -> None:
         """Take over the job's new state: book time and commits."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from jaxft_protocol.admission import RateLimitFilter
-from jaxft_protocol.coordinator.job import Effect, Event, Job, Received, Tick
+from jaxft_protocol.coordinator.job import Effect, Event, Job, Received, SessionId, Tick
 from jaxft_protocol.messages import GroupName, Heartbeat, Sample, Vote
 
 from jaxft_coordinator.observe._happened import Happened, happened
@@ -34,6 +34,9 @@ class Observer:
 
     def __init__(self) -> None:
         self.jobs: dict[str, WatchedJob] = {}
+        self.heard_s: dict[
+            SessionId, float
+        ] = {}  # when each session last sent anything; `Jobs` notes it here
         self.appends = Histogram()  # of the store
         self.errors = 0  # of the observer itself
         self.dropped = 0  # events, because a job had too many
@@ -48,12 +51,19 @@ class Observer:
         return lambda: self._listeners.remove(listener)
 
     @staticmethod
-    def interested(event: Event, effects: Sequence[Effect]) -> bool:
-        """Whether `saw` must be told of an event: not of votes, heartbeats and ticks from which nothing follows."""
+    def interested(before: Job, job: Job, event: Event, effects: Sequence[Effect]) -> bool:
+        """Whether `saw` must be told of an event, which made `job` of `before`.
+
+        Not of votes and ticks from which nothing follows, nor of heartbeats, unless a group says that it is away from
+        training, or back.
+        """
         if effects:
             return True
+        if isinstance(event, Received) and isinstance(event.message, Heartbeat):
+            name = job.sessions.get(event.session)
+            return name is not None and job.groups[name].away is not before.groups[name].away
         if isinstance(event, Received):
-            return not isinstance(event.message, Vote | Heartbeat)
+            return not isinstance(event.message, Vote)
         return not isinstance(event, Tick)
 
     def saw(self, job: Job, event: Event | None, effects: Sequence[Effect], now_s: float) -> None:
@@ -115,7 +125,7 @@ class Observer:
     def _saw(self, job: Job, event: Event | None, effects: Sequence[Effect], now_s: float) -> None:
         watched = self.jobs.get(job.name)
         if watched is None:
-            watched = self.jobs[job.name] = WatchedJob(job.name, now_s)
+            watched = self.jobs[job.name] = WatchedJob(job.name, now_s, self.heard_s)
         before = watched.job
         watched.advances(job, now_s)
         unix_s = time.time()

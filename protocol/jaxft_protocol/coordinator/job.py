@@ -47,6 +47,8 @@ class Options:
     # How long losses are collected before a step is retried, for each member of the quorum. Announcing a quorum to a
     # thousand members takes about as long, so collecting costs little; a small job does not wait.
     gather_s_per_member: float = 5e-5
+    # All but one of them may be late. Reading them is most of what a coordinator of idle groups has to do.
+    heartbeats_in_timeout: int = 4
 
     def gather_s(self, members: int) -> float:
         """How long to wait for further losses after the first, in a quorum of `members` members."""
@@ -59,8 +61,7 @@ class Options:
 
     @property
     def heartbeat_interval_ms(self) -> int:
-        """Five heartbeats fit into the timeout, so four may be lost or late."""
-        return max(1, round(self.heartbeat_timeout_s * 1000 / 5))
+        return max(1, round(self.heartbeat_timeout_s * 1000 / self.heartbeats_in_timeout))
 
     @property
     def vote_grace_s(self) -> float:
@@ -85,7 +86,6 @@ class Group:
     incarnation: Incarnation
     session: SessionId
     address: str
-    last_heard_s: float
     stream: int = 0  # which of the streams of its process this is
     phase: GroupPhase = GroupPhase.PRESENT
     step: Step = Step(0)
@@ -234,10 +234,10 @@ class Job:
     # The step at which a member last ended its loop.
     ended: Step | None = None
     last_tick_s: float | None = None
+    # Until when the coordinator was last suspended: silence before that says nothing about a group.
+    suspended_s: float = 0.0
     # How long the last steps took, each from the start of its last attempt to its commit: see progress.py.
     recent_s: tuple[float, ...] = ()
-    # All holders of the committed frontier have voted since this time: the start of the committed ballot.
-    voted_s: float = 0.0
     # How often since the last commit members were evicted because others waited for them.
     hung: int = 0
     # Groups that were evicted because they disturbed others: how often, and when last.
@@ -329,8 +329,15 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. `unix_s` is the time of day, used only to note since when a job is idle."""
+    """Time has passed.
 
+    Attributes:
+        heard_s: when each session last sent anything, if that was after its Hello. Most messages change nothing in
+            the job but this, so the shell keeps it.
+        unix_s: the time of day, used only to note since when a job is idle.
+    """
+
+    heard_s: Mapping[SessionId, float] = field(default_factory=dict[SessionId, float])
     unix_s: int = 0
 
 

@@ -35,6 +35,7 @@ What holds after every event:
 Deliberately not here: sockets, clocks (time is an argument), files, groups of several ranks.
 """
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from jaxft_protocol.coordinator import (
@@ -105,8 +106,8 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
             if group is None:
                 return job, ()
             sessions.closed(draft, group, reason)
-        case Tick(unix_s):
-            _tick(draft)
+        case Tick(heard_s, unix_s):
+            _tick(draft, heard_s)
             _note_idle(draft, unix_s)
         case DrainAsked(name, reason):
             draining.ask(draft, name, reason)
@@ -156,7 +157,7 @@ def _said(draft: Draft, group: Group, message: GroupMessage) -> bool:
         case Join() if group.phase is not GroupPhase.PRESENT:
             raise IllegalEvent(f"group {group.name!r} joined twice")
         case _:
-            _said_rarely(draft, draft.put(group, last_heard_s=draft.now_s), message)
+            _said_rarely(draft, group, message)
     return True
 
 
@@ -202,26 +203,21 @@ def _is_steady(job: Job) -> bool:
     )
 
 
-def _last_heard_s(job: Job, group: Group) -> float:
-    """Return when a group was last known to be alive. The commit notes the votes, for all members at once."""
-    voted = job.frontier is not None and group.holder in job.frontier.holders
-    return max(group.last_heard_s, job.voted_s) if voted else group.last_heard_s
-
-
-def _tick(draft: Draft) -> None:
+def _tick(draft: Draft, heard_s: Mapping[SessionId, float]) -> None:
     job, now_s = draft.job, draft.now_s
     timeout_s = job.options.heartbeat_timeout_s
     # If the coordinator itself was suspended, no group is to blame for the silence.
     last_tick_s = now_s if job.last_tick_s is None else job.last_tick_s
     draft.update(last_tick_s=now_s)
     if now_s - last_tick_s > timeout_s / 2:
-        draft.put_all(job.groups.values(), last_heard_s=now_s)
+        draft.update(suspended_s=now_s)
         return
-    silent = draft.select(lambda group: now_s - _last_heard_s(draft.job, group) > timeout_s)
+    silent: list[Group] = []
+    if now_s - job.suspended_s > timeout_s:
+        silent = draft.select(lambda group: now_s - heard_s.get(group.session, group.came_s) > timeout_s)
     for group in silent:
-        draft.expel(
-            group, f"no heartbeat for {now_s - _last_heard_s(draft.job, group):.1f} s", may_return=True
-        )
+        silent_s = now_s - max(job.suspended_s, heard_s.get(group.session, group.came_s))
+        draft.expel(group, f"no heartbeat for {silent_s:.1f} s", may_return=True)
     quorums.lose(draft, *(group.name for group in silent))
     quorums.end_gathering(draft)
     quorums.end_grace(draft, last_tick_s)

@@ -106,11 +106,13 @@ def measure(draft: Draft) -> None:
 def heard(draft: Draft, group: Group, message: Heartbeat) -> None:
     """Note what a heartbeat says about a group's training thread."""
     returned = group.away and not message.away
-    moved_s = draft.now_s if message.moves or returned else group.moved_s
-    stored = draft.put(group, last_heard_s=draft.now_s, away=message.away, moved_s=moved_s)
+    if message.moves or returned:
+        draft.put(group, away=message.away, moved_s=draft.now_s)
+    elif message.away is not group.away:
+        draft.put(group, away=message.away)
     if message.away and group.phase is GroupPhase.MEMBER:
         draft.update(ballot=changed(draft.job.ballot, away_s=draft.now_s))
-    _computed(draft, stored, message)
+    _computed(draft, group, message)
 
 
 def _computed(draft: Draft, group: Group, message: Heartbeat) -> None:

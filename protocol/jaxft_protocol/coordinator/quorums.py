@@ -282,7 +282,7 @@ def commit(draft: Draft, quorum: NewQuorum) -> None:
     progress.measure(draft)
     tried = draft.job.raised
     fresh = progress.fresh_ballot(draft)
-    draft.update(frontier=frontier, ballot=fresh, voted_s=ballot.began_s, raised={}, tried=False)
+    draft.update(frontier=frontier, ballot=fresh, raised={}, tried=False)
     for group in living:
         draft.release_heal(group)  # a member since this step: donors no longer need to keep anything for it
     for group in draft.job.groups.values():

@@ -68,7 +68,6 @@ def hello(draft: Draft, session: SessionId, message: Hello) -> None:
         message.incarnation,
         session,
         message.address,
-        draft.now_s,
         message.stream,
         came_s=draft.now_s,
     )

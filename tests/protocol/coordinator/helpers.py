@@ -87,6 +87,7 @@ class Desk:
     now_s: float = 0.0
     sessions: dict[str, SessionId] = field(default_factory=dict)
     names: dict[SessionId, str] = field(default_factory=dict)
+    heard_s: dict[SessionId, float] = field(default_factory=dict)
     # Donors send the digest of a pinned state as soon as they are asked for it.
     tells_digests: bool = True
 
@@ -96,6 +97,10 @@ class Desk:
         return cls(Job(name, Options(**options)))  # pyright: ignore[reportArgumentType]
 
     def do(self, event: Event) -> Done:
+        if isinstance(event, Received):
+            self.heard_s[event.session] = self.now_s
+        elif isinstance(event, Tick):
+            event = Tick(self.heard_s, event.unix_s)
         self.job, effects = machine.step(self.job, event, self.now_s)
         done = Done(effects, dict(self.names))
         if not self.tells_digests:

@@ -143,8 +143,7 @@ def crowd(number: int, name: str) -> Job:
     job = Job("job", Options(), {}, 65536, 1)
     names = [GroupName(name.format(index)) for index in range(number)]
     groups = {
-        each: Group(each, Incarnation((1 << 63) + at), SessionId(at), "h:1", 0.0)
-        for at, each in enumerate(names)
+        each: Group(each, Incarnation((1 << 63) + at), SessionId(at), "h:1") for at, each in enumerate(names)
     }
     holders = frozenset(group.holder for group in groups.values())
     share = 65536 // number
