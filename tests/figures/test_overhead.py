@@ -14,9 +14,9 @@ def test_steps_are_measured_beside_plain_ones(monkeypatch: pytest.MonkeyPatch):
     rows, notes = overhead.run(TINY)
     assert [row.case for row in rows] == [
         "2 groups, 1 ms steps: step",
-        "2 groups, 1 ms steps: without the exchange",
+        "2 groups, 1 ms steps: beyond a plain step and the exchange",
         "2 groups of 2 processes, 1 ms steps: step",
-        "2 groups of 2 processes, 1 ms steps: without the exchange",
+        "2 groups of 2 processes, 1 ms steps: beyond a plain step and the exchange",
         "dispatch beyond the two compiled programs, 3 leaves",
     ]
     assert rows[0].ours
