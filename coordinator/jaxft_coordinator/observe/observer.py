@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 from jaxft_protocol.admission import RateLimitFilter
 from jaxft_protocol.coordinator.job import Effect, Event, Job, Received, SessionId, Tick
@@ -59,7 +60,7 @@ class Observer:
         """
         if effects:
             return True
-        if isinstance(event, Received) and isinstance(event.message, Heartbeat):
+        if _is_heartbeat(event):
             name = job.sessions.get(event.session)
             return name is not None and job.groups[name].away is not before.groups[name].away
         if isinstance(event, Received):
@@ -126,6 +127,11 @@ class Observer:
         watched = self.jobs.get(job.name)
         if watched is None:
             watched = self.jobs[job.name] = WatchedJob(job.name, now_s, self.heard_s)
+        elif not effects and _is_heartbeat(event):
+            watched.job = (
+                job  # only its groups' `away` differs, and in a large job one comes every millisecond
+            )
+            return
         before = watched.job
         watched.advances(job, now_s)
         unix_s = time.time()
@@ -151,6 +157,10 @@ class Observer:
     def _failed(self, job: str) -> None:
         self.errors += 1
         _log.exception("[%s] could not be observed; the job itself is not affected", job)
+
+
+def _is_heartbeat(event: Event | None) -> TypeGuard[Received]:
+    return isinstance(event, Received) and isinstance(event.message, Heartbeat)
 
 
 def as_json(job: str, found: Happened, unix_s: float) -> dict[str, object]:
