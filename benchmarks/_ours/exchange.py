@@ -16,8 +16,13 @@ from jaxft_protocol.credentials import DataKey
 from jaxft_protocol.ranks.lanes import Span
 
 from benchmarks._worker import serve
+from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._pieces import Pieces
-from jaxft._exchange import Layout, LeafSpec, Links, Partials, Patience, Peer, _compiled
+from jaxft._exchange import _compiled
+from jaxft._exchange._links import Links
+from jaxft._exchange._mesh import Peer
+from jaxft._exchange._partials import Partials
+from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import CHUNK_BYTES, ONE_TRIP_BYTES
 from jaxft._exchange._spans import Contribution, SpanLinks
 from jaxft._transport._listener import Abort, Listener

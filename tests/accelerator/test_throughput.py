@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from jaxft._exchange import Layout, LeafSpec, Partials
+from jaxft._arrays._layout import Layout, LeafSpec
+from jaxft._exchange._partials import Partials
 from tests import patience
 from tests.accelerator import models
 from tests.exchange.members import assert_same_bits, exchange_all, mesh

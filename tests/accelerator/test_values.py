@@ -8,7 +8,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 import jaxft
 from jaxft._arrays._device_digest import StateDigest
-from jaxft._exchange import Layout, LeafSpec, Partials
+from jaxft._arrays._layout import Layout, LeafSpec
+from jaxft._exchange._partials import Partials
 from tests.accelerator import models
 from tests.arrays.test_device_digest import reference
 from tests.exchange.members import assert_same_bits

@@ -11,10 +11,17 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
+from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._memory import leaves_of, result_regions
-from jaxft._exchange import Abort, Layout, LeafSpec, Links, Node, Partials, Patience, Peer, exchange_into
+from jaxft._exchange._exchange import exchange_into
 from jaxft._exchange._lane import Task
+from jaxft._exchange._links import Links
+from jaxft._exchange._mesh import Peer
+from jaxft._exchange._partials import Partials
+from jaxft._exchange._patience import Patience
+from jaxft._exchange._tree import Node
 from jaxft._transport._seals import Connection
+from jaxft._transport._sockets import Abort
 from tests import patience
 
 MIXED = (

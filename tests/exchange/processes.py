@@ -11,9 +11,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from jaxft._arrays._layout import Layout
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import Layout, Links, Partials, Patience, Peer, _compiled, _patience, _plan
+from jaxft._exchange import _compiled, _patience, _plan
+from jaxft._exchange._links import Links
+from jaxft._exchange._mesh import Peer
+from jaxft._exchange._partials import Partials
+from jaxft._exchange._patience import Patience
 from jaxft._exchange._spans import Contribution, SpanLinks
 from jaxft._transport._listener import Abort, Listener
 from tests import patience

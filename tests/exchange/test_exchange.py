@@ -7,7 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxft._exchange import Layout, LeafSpec, Node, Partials, _plan, _reducer
+from jaxft._arrays._layout import Layout, LeafSpec
+from jaxft._exchange import _plan, _reducer
+from jaxft._exchange._partials import Partials
+from jaxft._exchange._tree import Node
 
 from .members import (
     BIG,

@@ -15,11 +15,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials, _exchange, _patience, _reducer
+from jaxft._exchange import _exchange, _patience, _reducer
 from jaxft._exchange._frames import PARTIAL, Stamp, tag
+from jaxft._exchange._links import Links
+from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import Plan, partials_to, results_from
 from jaxft._transport._seals import Checksums, Connection
+from jaxft._transport._sockets import Abort
 from tests import patience
 
 from .members import (

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxft._arrays._layout import DTYPES
+from jaxft._arrays._layout import DTYPES, Layout, LeafSpec
 from jaxft._arrays._memory import leaves_of
-from jaxft._exchange import Layout, LeafSpec, Partials, _compiled, _compiled_lane
+from jaxft._exchange import _compiled, _compiled_lane
 from jaxft._exchange._compiled import address
 from jaxft._exchange._lane import PeerLost
+from jaxft._exchange._partials import Partials
 from jaxft._exchange._python_lane import PythonLane
 from jaxft._transport._seals import Connection
 

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 from jaxft_protocol.credentials import DataKey
 
+from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._errors import ExchangeFailed, JaxftError
-from jaxft._exchange import Layout, LeafSpec, Links, Patience, Peer
 from jaxft._exchange._continuing import Continuing, NotContinued
+from jaxft._exchange._links import Links
+from jaxft._exchange._mesh import Peer
+from jaxft._exchange._patience import Patience
 from jaxft._transport._listener import Abort, ConnectionRequest, Listener, dial
 from jaxft._transport._seals import Connection, Macs
 from tests import patience

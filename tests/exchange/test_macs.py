@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxft._exchange import Layout, LeafSpec, _compiled
+from jaxft._arrays._layout import Layout, LeafSpec
+from jaxft._exchange import _compiled
 from jaxft._exchange._frames import HEADER_BYTES, PARTIAL, RESULT
 from jaxft._exchange._lane import PeerLost
 from jaxft._transport._seals import Connection, Macs

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._errors import ConfigurationError
-from jaxft._exchange import Layout, LeafSpec, Node, Partials, cover
+from jaxft._exchange._partials import Partials
+from jaxft._exchange._tree import Node, cover
 
 from .members import MIXED, assert_same_bits, contribution, partials_of, reference_means, regions_of
 

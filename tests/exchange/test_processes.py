@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from jaxft._exchange import Layout
+from jaxft._arrays._layout import Layout
 from tests import patience
 
 from .members import BIG, reference_means

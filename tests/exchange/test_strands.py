@@ -12,12 +12,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import Abort, Layout, LeafSpec, Links, Patience, Peer, _plan, _spans
+from jaxft._exchange import _plan, _spans
+from jaxft._exchange._links import Links
+from jaxft._exchange._mesh import Peer
+from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import Plan, strands_of
 from jaxft._exchange._spans import Contribution, SpanLinks, Way
 from jaxft._transport._listener import Listener
+from jaxft._transport._sockets import Abort
 from tests import patience
 
 from .members import BIG, MIXED, assert_same_bits, partials_of, reference_means, together

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import Abort, Layout, LeafSpec, Links, Partials
 from jaxft._exchange._frames import HEADER_BYTES
+from jaxft._exchange._links import Links
+from jaxft._exchange._partials import Partials
 from jaxft._transport._seals import Connection
+from jaxft._transport._sockets import Abort
 from tests.clusters import digest_alone
 from tests.exchange.members import (
     assert_same_bits,

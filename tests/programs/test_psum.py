@@ -14,7 +14,7 @@ from step_models import bits
 
 import jaxft
 from jaxft._errors import StepError
-from jaxft._exchange import Partials
+from jaxft._exchange._partials import Partials
 from jaxft._programs._build import Programs, cut_programs
 
 STATE = {"w": np.ones(3, np.float32), "seen": np.zeros(4, np.int32)}

@@ -14,9 +14,12 @@ import pytest
 from jaxft_protocol import credentials
 from jaxft_protocol.credentials import DataKey, JobKey
 
+from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._leaf_types import type_of
 from jaxft._errors import ExchangeFailed, HealFailed
-from jaxft._exchange import Layout, LeafSpec, Links, Peer, _compiled
+from jaxft._exchange import _compiled
+from jaxft._exchange._links import Links
+from jaxft._exchange._mesh import Peer
 from jaxft._exchange._patience import Patience
 from jaxft._heal._blob import BlobLayout
 from jaxft._heal._fetch import DonorAt, Fetcher
