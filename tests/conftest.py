@@ -24,9 +24,13 @@ import pytest
 import pytest_timeout
 from hypothesis import settings as hypothesis_settings
 from jax._src import compiler
+from jaxft_coordinator import _listener
 from jaxft_protocol.admission import RateLimitFilter
 
 from tests import dealing, patience, shared
+
+# Coordinators in tests listen as those of users do.
+_listener.choose()
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)

@@ -1,21 +1,13 @@
 """The command `jaxft-coordinator`. It imports the server once its arguments are known to be right."""
 
 import logging
-import os
 import sys
-from importlib.metadata import version
 
 import tyro
 
+from jaxft_coordinator import _listener
 from jaxft_coordinator._arguments import Arguments, TokenArguments, exposure_of, problem_of
 from jaxft_coordinator._version import __version__
-
-# gRPC's newer listener passes each message through a pool of threads. Its older one wakes the thread that waits for
-# all of them: 93 instead of 150 µs for a message and its answer if they come one by one, 78 instead of 105 in a burst
-# (1,000 streams, grpcio 1.85, CPU time of the server). A version that no longer knows it would complain, so only
-# those up to the newest one that was measured are told.
-_GRPC_EXPERIMENTS = "-event_engine_listener"
-_GRPC_MEASURED = (1, 85)
 
 
 def main() -> None:
@@ -33,8 +25,7 @@ def main() -> None:
         level=arguments.log_level.upper(), format="%(asctime)s [jaxft coordinator] %(message)s"
     )
 
-    if tuple(map(int, version("grpcio").split(".")[:2])) <= _GRPC_MEASURED:
-        os.environ.setdefault("GRPC_EXPERIMENTS", _GRPC_EXPERIMENTS)
+    _listener.choose()
 
     from jaxft_coordinator._serve import run
 

@@ -1,6 +1,7 @@
 """The command `jaxft-coordinator`, as a separate process."""
 
 import logging
+import os
 import queue
 import re
 import resource
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+from jaxft_coordinator import _listener
 from jaxft_coordinator._arguments import Arguments, problem_of
 from jaxft_coordinator._cli import main
 from jaxft_protocol import wire
@@ -180,3 +182,20 @@ def run_here(
     if isinstance(ended.value.code, str):  # the interpreter would print it and exit with 1
         return 1, ended.value.code
     return int(ended.value.code or 0), said.out + said.err
+
+
+def test_the_listener_is_chosen_once_and_left_to_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
+    monkeypatch.setattr(_listener, "version", lambda name: "1.85.3")
+    _listener.choose()
+    assert os.environ["GRPC_EXPERIMENTS"] == "-event_engine_listener"
+    monkeypatch.setenv("GRPC_EXPERIMENTS", "tcp_frame_size_tuning")
+    _listener.choose()
+    assert os.environ["GRPC_EXPERIMENTS"] == "tcp_frame_size_tuning"
+
+
+def test_a_grpc_that_was_not_measured_keeps_its_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
+    monkeypatch.setattr(_listener, "version", lambda name: "1.86.0rc1")
+    _listener.choose()
+    assert "GRPC_EXPERIMENTS" not in os.environ
