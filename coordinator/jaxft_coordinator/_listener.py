@@ -9,7 +9,7 @@ import os
 from importlib.metadata import version
 
 _OLDER = "-event_engine_listener"
-# A version that no longer knows it would complain, so only those up to the newest one that was measured are told.
+# A version that no longer knows it would complain, so only those up to the newest one that was measured get it.
 _MEASURED = (1, 85)
 
 

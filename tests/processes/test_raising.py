@@ -201,7 +201,7 @@ def test_a_cell_that_is_run_again_is_told_at_once_what_to_do(
         for w, step in ((jnp.zeros(3), 0), (newest["run"], 3)):
             caplog.clear()
             with pytest.raises(jaxft.CannotHeal, match="or start a new run under another job name"):
-                cell(w, step=step, timeout_s=patience.stretched(8.0))
+                cell(w, step=step, timeout_s=patience.stretched(5.0))
             assert "such as a notebook cell that is run again, choose another job name" in caplog.text
         cell(newest["run"], "run-2", step=3, timeout_s=600.0)
         assert newest["run-2"].tolist() == [-12.5] * 3
