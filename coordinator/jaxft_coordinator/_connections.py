@@ -29,7 +29,8 @@ class Connections:
         self._port = port
         self._unauthenticated: dict[Peer, float] = {}  # when each was first seen, oldest first
         self._ended: Set[Peer] = set()  # gRPC may not have noticed yet
-        self._groups: dict[str, Peer] = {}  # descriptors of admitted groups' connections, at the last sweep
+        # The sockets of admitted groups at the last sweep, by descriptor and inode: a new socket has another inode.
+        self._groups: dict[tuple[str, str], Peer] = {}
 
     def sweep(self, groups: Set[Peer], now_s: float) -> int:
         """End unauthenticated connections that are too old or too many; return how many were ended.
@@ -52,15 +53,17 @@ class Connections:
     def _strangers(self, groups: Set[Peer]) -> dict[Peer, int]:
         """The descriptors of all connections to the port that are not an admitted group's."""
         found: dict[Peer, int] = {}
-        admitted: dict[str, Peer] = {}
+        admitted: dict[tuple[str, str], Peer] = {}
         for name in os.listdir("/proc/self/fd"):
-            peer = self._groups.get(name)
-            if peer is None or peer not in groups:  # otherwise it is open, and has kept its descriptor
-                peer = _peer(int(name), self._port)
+            try:
+                key = (name, os.readlink(f"/proc/self/fd/{name}"))
+            except OSError:  # closed in the meantime
+                continue
+            peer = self._groups.get(key) or _peer(int(name), self._port)
             if peer is None:
                 continue
             if peer in groups:
-                admitted[name] = peer
+                admitted[key] = peer
             else:
                 found[peer] = int(name)
         self._groups = admitted

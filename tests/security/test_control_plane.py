@@ -332,15 +332,18 @@ def test_a_group_whose_session_is_over_cannot_keep_its_connection(monkeypatch: p
     run(scenario)
 
 
-def test_who_gets_the_descriptor_of_a_group_that_has_gone_is_not_taken_for_it() -> None:
+def test_who_gets_the_descriptor_of_a_group_is_not_taken_for_it() -> None:
+    """Even while that group, back from the same port, has another one."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         connections = Connections(port)
         with socket.create_connection(("127.0.0.1", port)) as other, listener.accept()[0] as served:
-            gone = ("127.0.0.1", 1)
-            connections._groups = {str(served.fileno()): gone}  # as the sweep before has left it
-            assert connections.sweep({("127.0.0.1", 2)}, 1.0) == 0
-            assert connections.sweep(set(), 2.0 + _connections.UNAUTHENTICATED_TIMEOUT_S) == 1
+            group = ("127.0.0.1", 1)
+            connections._groups = {
+                (str(served.fileno()), "socket:[1]"): group
+            }  # as the sweep before has left it
+            assert connections.sweep({group}, 1.0) == 0
+            assert connections.sweep({group}, 2.0 + _connections.UNAUTHENTICATED_TIMEOUT_S) == 1
             other.settimeout(patience.stretched(10.0))
             assert other.recv(1) == b""
 
