@@ -51,7 +51,7 @@ class Options:
 def run(options: Options) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     notes = [
-        "ours includes the heartbeats of all groups, one in 1.25 s; the peer's groups send none here",
+        "ours includes the heartbeats of all groups, one a second; the peer's groups send none here",
         f"the peer's own clients run with {', '.join(f'{k}={v}' for k, v in _PEER_CLIENT.items())}",
     ]
     for groups in options.groups:

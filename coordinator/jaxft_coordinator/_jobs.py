@@ -87,7 +87,7 @@ class Jobs:
         self._on_stand_down = on_stand_down
         self._observer = observer
         self._jobs: dict[str, Job] = {}
-        # When each session of a job last sent anything, if that was after its Hello.
+        # When the last message for a job came on each session.
         self._heard_s: dict[SessionId, float] = {} if observer is None else observer.heard_s
         self._journal: Journal | None = None
         self._unreadable: dict[str, str] = {}

@@ -6,6 +6,7 @@ streams, grpcio 1.85, CPU time of the server).
 """
 
 import os
+import re
 from importlib.metadata import version
 
 _OLDER = "-event_engine_listener"
@@ -15,5 +16,6 @@ _MEASURED = (1, 85)
 
 def choose() -> None:
     """Have this process listen with the older one. Call this before gRPC is imported; users' own choice is kept."""
-    if tuple(map(int, version("grpcio").split(".")[:2])) <= _MEASURED:
+    known = re.match(r"(\d+)\.(\d+)", version("grpcio"))
+    if known is not None and (int(known[1]), int(known[2])) <= _MEASURED:
         os.environ.setdefault("GRPC_EXPERIMENTS", _OLDER)

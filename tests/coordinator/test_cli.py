@@ -196,6 +196,28 @@ def test_the_listener_is_chosen_once_and_left_to_users(monkeypatch: pytest.Monke
 
 def test_a_grpc_that_was_not_measured_keeps_its_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
-    monkeypatch.setattr(_listener, "version", lambda name: "1.86.0rc1")
-    _listener.choose()
-    assert "GRPC_EXPERIMENTS" not in os.environ
+    for unknown in ("1.86.0rc1", "2.0rc1", "a fork"):
+        monkeypatch.setattr(_listener, "version", lambda name, unknown=unknown: unknown)
+        _listener.choose()
+        assert "GRPC_EXPERIMENTS" not in os.environ
+
+
+def test_the_command_chooses_its_listener_before_grpc_is_imported() -> None:
+    """Where it does not, gRPC's threads for the newer listener carry the messages."""
+    program = (
+        "import os, sys\n"
+        "from jaxft_coordinator import _cli, _listener\n"
+        "_listener.version = lambda name: '1.85.3'\n"
+        "def served(arguments): print(os.environ['GRPC_EXPERIMENTS'])\n"
+        "def chosen(choose=_listener.choose):\n"
+        "    assert 'grpc' not in sys.modules\n"
+        "    choose()\n"
+        "    import jaxft_coordinator._serve\n"
+        "    jaxft_coordinator._serve.run = served\n"
+        "_listener.choose = chosen\n"
+        "sys.argv = ['jaxft-coordinator', '--bind', 'localhost:0']\n"
+        "_cli.main()\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    done = patience.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=env)
+    assert (done.returncode, done.stdout) == (0, "-event_engine_listener\n")

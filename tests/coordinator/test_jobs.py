@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from jaxft_coordinator._jobs import Jobs
-from jaxft_protocol.coordinator.job import Close, Effect, Options, Received, Send, SessionId
+from jaxft_protocol.coordinator.job import Close, Effect, Options, Received, Send, SessionClosed, SessionId
 from jaxft_protocol.messages import (
     Evicted,
     GroupMessage,
@@ -105,3 +105,21 @@ def test_nobody_is_judged_by_a_silence_in_which_nobody_could_be_told_anything():
         await desk.is_told(1, Evicted)  # now it is silent by itself
 
     run(scenario, tick_s=0.02, heartbeat_timeout_s=0.2)
+
+
+def test_of_sessions_that_are_over_nothing_is_kept():
+    async def scenario(store: HeldStore, desk: Desk) -> None:
+        store.gate.set()
+        desk.come(1, "a")
+        desk.come(2, "b", shards=0)  # is refused
+        await turns()
+        desk.say(1, Heartbeat())
+        desk.jobs.evict("job", GroupName("a"), "an operator says so")
+        await turns()
+        for session in (1, 2):
+            desk.jobs.step("job", SessionClosed(SessionId(session), "its connection closed"))
+        desk.jobs.stand_down()
+        desk.come(3, "a")  # comes too late, and is not served
+        assert not desk.jobs._heard_s
+
+    run(scenario)

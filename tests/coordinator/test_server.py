@@ -173,7 +173,7 @@ def test_welcome_answers_hello():
             before_s = int(time.time())
             welcome = await client.hello()
             assert isinstance(welcome, Welcome)
-            assert replace(welcome, term=0) == Welcome(1250)
+            assert replace(welcome, term=0) == Welcome(1000)
             assert before_s - 60 < welcome.term <= time.time(), "terms grow with the clock"
 
     run(scenario)
@@ -580,9 +580,9 @@ def test_what_a_group_says_survives_the_wire(message: GroupMessage):
 @pytest.mark.parametrize(
     "message",
     [
-        Welcome(1250),
-        Welcome(1250, Step(0), QuorumId(0)),
-        Welcome(1250, Step(3), QuorumId(2), frontier_held=True),
+        Welcome(1000),
+        Welcome(1000, Step(0), QuorumId(0)),
+        Welcome(1000, Step(3), QuorumId(2), frontier_held=True),
         Commit(
             QuorumId(1),
             Step(0),

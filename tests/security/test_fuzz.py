@@ -172,15 +172,17 @@ def a_job(stage: str) -> tuple[Job, float]:
 def test_a_job_takes_whatever_groups_say(stage: str, happens: list[tuple[int, Any]]) -> None:
     """It moves or stays as it is; what it sends fits the wire, and what it must remember fits the store."""
     job, now_s = a_job(stage)
+    heard_s: dict[SessionId, float] = {}
     for session, what in happens:
         try:
             if session == 0:
                 now_s += what
-                job, effects = machine.step(job, Tick(), now_s)
+                job, effects = machine.step(job, Tick(heard_s), now_s)
             elif what == "closed":
                 job, effects = machine.step(job, SessionClosed(SessionId(session), "gone"), now_s)
             else:
                 message = wire.group_from_proto(what)
+                heard_s[SessionId(session)] = now_s
                 job, effects = machine.step(job, Said(SessionId(session), message), now_s)
         except (wire.WireError, machine.IllegalEvent):
             continue

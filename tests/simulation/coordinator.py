@@ -72,7 +72,6 @@ class Life:
             heals_from=HealId(life << durable.HEALS_PER_LIFE_BITS),
             founding_wait_s=setting.founding_wait_s,
             gather_s_per_member=setting.gather_s_per_member,
-            heartbeats_in_timeout=5,  # with another number, the seeds that mutants.py names tell other stories
         )
         self.job = durable.new(JOB, self._options)
         if saved is not None:

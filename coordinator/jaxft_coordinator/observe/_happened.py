@@ -1,7 +1,7 @@
 """What has happened in a job, found by comparing two of its states: the events that people see.
 
 docs/operate-api.md documents them. The comparison is pure. It runs once for each change of a job that the coordinator
-announces, and not for votes and heartbeats, which change nothing that people see.
+announces, and not for votes and heartbeats, of which people see only whether a group is away.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

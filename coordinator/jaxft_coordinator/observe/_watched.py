@@ -65,7 +65,7 @@ class WatchedJob:
     Args:
         name: of the job.
         now_s: the time, on the monotonic clock.
-        heard_s: when each session last sent anything, now and later.
+        heard_s: when the last message for a job came on each session, now and later.
     """
 
     def __init__(self, name: str, now_s: float, heard_s: Mapping[SessionId, float]) -> None:

@@ -35,9 +35,8 @@ class Observer:
 
     def __init__(self) -> None:
         self.jobs: dict[str, WatchedJob] = {}
-        self.heard_s: dict[
-            SessionId, float
-        ] = {}  # when each session last sent anything; `Jobs` notes it here
+        # When the last message for a job came on each session; `Jobs` notes it.
+        self.heard_s: dict[SessionId, float] = {}
         self.appends = Histogram()  # of the store
         self.errors = 0  # of the observer itself
         self.dropped = 0  # events, because a job had too many
@@ -128,9 +127,8 @@ class Observer:
         if watched is None:
             watched = self.jobs[job.name] = WatchedJob(job.name, now_s, self.heard_s)
         elif not effects and _is_heartbeat(event):
-            watched.job = (
-                job  # only its groups' `away` differs, and in a large job one comes every millisecond
-            )
+            # Of what people see, only `away` differs. In a large job one comes every millisecond.
+            watched.job = job
             return
         before = watched.job
         watched.advances(job, now_s)

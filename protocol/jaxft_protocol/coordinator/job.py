@@ -47,8 +47,6 @@ class Options:
     # How long losses are collected before a step is retried, for each member of the quorum. Announcing a quorum to a
     # thousand members takes about as long, so collecting costs little; a small job does not wait.
     gather_s_per_member: float = 5e-5
-    # All but one of them may be late. Reading them is most of what a coordinator of idle groups has to do.
-    heartbeats_in_timeout: int = 4
 
     def gather_s(self, members: int) -> float:
         """How long to wait for further losses after the first, in a quorum of `members` members."""
@@ -61,7 +59,8 @@ class Options:
 
     @property
     def heartbeat_interval_ms(self) -> int:
-        return max(1, round(self.heartbeat_timeout_s * 1000 / self.heartbeats_in_timeout))
+        """Five heartbeats fit into the timeout, so four may be lost or late."""
+        return max(1, round(self.heartbeat_timeout_s * 1000 / 5))
 
     @property
     def vote_grace_s(self) -> float:
@@ -332,8 +331,8 @@ class Tick:
     """Time has passed.
 
     Attributes:
-        heard_s: when each session last sent anything, if that was after its Hello. Most messages change nothing in
-            the job but this, so the shell keeps it.
+        heard_s: when the last message for a job came on each session. Most messages change nothing in the job but
+            this, so the shell keeps it.
         unix_s: the time of day, used only to note since when a job is idle.
     """
 

@@ -7,7 +7,7 @@ from jaxft_protocol.replica.state import Close, FailureKind, Phase, Tick
 
 # A coordinator answers a Hello in milliseconds. If it is frozen, or its machine is gone, it does not answer at all.
 GREETING_TIMEOUT_S = 5.0
-# One more than the coordinator waits for: it has many groups to hear, and all of them would reconnect at once.
+# The coordinator waits for as many heartbeats of a group: the timeout is the same in both directions.
 HEARTBEATS_UNANSWERED = 5
 
 
