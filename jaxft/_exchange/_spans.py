@@ -11,7 +11,6 @@ which all of them know; bits do not depend on it.
 """
 
 import functools
-import select
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import strands_of
-from jaxft._transport._sockets import Abort
+from jaxft._transport._sockets import Abort, wait_flags
 from jaxft._transport._threads import Team
 
 
@@ -143,10 +142,7 @@ class SpanLinks:
         try:
             for number, each in enumerate(work):
                 team.start(f"jaxft-exchange-{number}", functools.partial(running.run, carry_out, *each))
-            poller = select.poll()
-            poller.register(self._abort, select.POLLIN)
-            poller.register(running.over, select.POLLIN)
-            poller.poll()  # no deadline needed: every wait of an exchange has one
+            wait_flags(self._abort, running.over)  # every wait of an exchange has a deadline
             if self._abort.is_set:
                 self._stop.set(self._abort.reason)
             team.wait()

@@ -13,7 +13,6 @@ none are, it is cut off much sooner than a donor that is alone (`_STALL_S`).
 """
 
 import contextlib
-import select
 import socket
 import threading
 import time
@@ -27,7 +26,7 @@ from jaxft._heal._blob import BlobLayout
 from jaxft._heal._frames import MAX_TEXT_BYTES, REPLY_BYTES, BadFrame, Reply, Request, Status
 from jaxft._transport._listener import Abort, Connection, recv_exactly, send_all
 from jaxft._transport._seals import is_tag
-from jaxft._transport._sockets import Aborted
+from jaxft._transport._sockets import Aborted, wait_flags
 
 # At most this many chunks are taken at once: with as many again requested ahead, enough to keep a connection busy.
 SPAN_CHUNKS = 8
@@ -93,10 +92,7 @@ class Stripes:
 
     def wait(self, cancel: Abort) -> None:
         """Return when the fetch has ended, in success or failure. The donors' threads then end at once."""
-        poller = select.poll()
-        poller.register(self.over, select.POLLIN)
-        poller.register(cancel, select.POLLIN)
-        poller.poll()  # no deadline needed: every wait of a donor's thread has one
+        wait_flags(self.over, cancel)  # every wait of a donor's thread has a deadline
         self.end("cancelled")
 
     def end(self, reason: str) -> None:

@@ -36,6 +36,9 @@ SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 # sendmsg takes at most IOV_MAX (1024) buffers; far fewer fill the socket's buffer.
 _MAX_BUFFERS = 64
 
+# How long Ctrl-C may take at most where it has just missed a poll.
+_LOOK_MS = 500
+
 # The longest single poll, so that a deadline may be infinite.
 _LONGEST_POLL_S = 3600.0
 
@@ -98,6 +101,19 @@ def wait(
     """
     fd = source if isinstance(source, int) else source.fileno()
     wait_any({fd: events}, deadline_s=deadline_s, what=what, abort=abort)
+
+
+def wait_flags(*flags: Abort) -> None:
+    """Return once one of the flags is set. No deadline: each must be set in the end, by what has deadlines.
+
+    Ctrl-C interrupts this, but a signal that comes just before a poll begins does not wake that poll. So it is one of
+    many short ones.
+    """
+    poller = select.poll()
+    for flag in flags:
+        poller.register(flag, select.POLLIN)
+    while not poller.poll(_LOOK_MS):
+        pass
 
 
 def wait_any(

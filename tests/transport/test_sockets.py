@@ -3,9 +3,11 @@
 import itertools
 import logging
 import re
+import select
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -171,3 +173,25 @@ def test_a_request_of_any_bytes_is_read_or_refused(received: bytes) -> None:
         assert missing <= 512
         received += b"\x01" * missing
     pytest.fail("never whole")
+
+
+def test_a_wait_for_flags_is_one_of_many_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that comes just before a poll does not wake it, so with an endless one Ctrl-C would be taken late."""
+    looks: list[float | None] = []
+    first, second = Abort(), Abort()
+
+    class Noted:
+        def __init__(self) -> None:
+            self._poll = select.poll()
+            self.register = self._poll.register
+
+        def poll(self, timeout_ms: float | None = None) -> list[tuple[int, int]]:
+            looks.append(timeout_ms)
+            if len(looks) == 3:
+                second.set("now")
+            return self._poll.poll(timeout_ms)
+
+    monkeypatch.setattr(_sockets, "_LOOK_MS", 1)
+    monkeypatch.setattr(_sockets, "select", SimpleNamespace(poll=Noted, POLLIN=select.POLLIN))
+    _sockets.wait_flags(first, second)
+    assert looks == [1, 1, 1]
