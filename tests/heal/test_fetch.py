@@ -3,7 +3,6 @@
 import gc
 import json
 import logging
-import signal
 import socket
 import threading
 import time
@@ -21,6 +20,7 @@ from jaxft._heal._frames import Kind, Request
 from jaxft._heal._store import StateStore
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, dial
 from tests import patience
+from tests.interrupts import interrupt, interrupted
 
 from .donors import (
     LONG_S,
@@ -392,13 +392,13 @@ def test_no_donors_thread_runs_on_after_ctrl_c() -> None:
 
         fetcher._serve = noted_serve  # pyright: ignore[reportAttributeAccessIssue]
 
-        def interrupt() -> None:
+        def interrupt_once_asked() -> None:
             assert asked.wait(LONG_S)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            interrupt()
 
-        interrupter = threading.Thread(target=interrupt)
+        interrupter = threading.Thread(target=interrupt_once_asked)
         interrupter.start()
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted():
             fetch_state(fetcher, 0, state)
         assert serving == []
         patience.join(interrupter)
