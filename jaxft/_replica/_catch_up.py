@@ -21,6 +21,7 @@ from jaxft._replica._endpoints import endpoints_at
 from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
+from jaxft._replica._rehearsal import rehearse
 from jaxft._report import HealReport, Record
 from jaxft._transport._listener import Abort, Listener
 
@@ -62,6 +63,7 @@ class CatchUp:
             self._session.activity(directive, Abort()) as abort,
             self._ranks.operation("heal", abort) as operation,
         ):
+            rehearse(call, self._held, self._ranks.size)
             fetcher = self._fetcher_for(heal, pieces)
             fetched: Sequence[np.ndarray] = ()
             try:

@@ -29,6 +29,7 @@ class HeldState:
         self, session: Directing, store: StateStore, ranks: Ranks, step: int, *, digest_every: int | None
     ) -> None:
         self.step = step
+        self.first_step = step  # that of the first call
         self.leaves: Sequence[
             jax.Array
         ] = ()  # of state `step`: what the first call passed, or a step or a heal made

@@ -60,6 +60,7 @@ class Joining:
             return
         self._saving.check_asked()
         self._held.leaves, self._held.programs = state, call.programs
+        self._held.first_step = self._held.step
         settings = self._settings_of(call)
         if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):
             _log.warning("[jaxft %s] %s", self._config.group, text)

@@ -86,8 +86,8 @@ def test_a_joiner_killed_while_it_heals_changes_nothing(undisturbed: str, tmp_pa
     with cluster(tmp_path) as here:
         workers = start_all(here, gates, "group-1", f"compute step {KILLED_AT}")
         here.until_dead(workers["group-1"])
-        for _ in range(2):
-            joiner = here.start("group-1", "--steps", str(STEPS), *gates, "--die", "heals to step")
+        for phase in ("heals to step", "rehearse step"):
+            joiner = here.start("group-1", "--steps", str(STEPS), *gates, "--die", phase)
             here.until_dead(joiner)
         joiner = here.start("group-1", "--steps", str(STEPS), *gates, "--die", "replay step")
         here.until(lambda: joiner.says("heals to step"), "the joiner to heal")

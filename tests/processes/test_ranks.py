@@ -164,14 +164,16 @@ def test_a_rank_that_is_stopped_ends_its_group(rank: int, undisturbed: str, tmp_
         assert {worker.digest for worker in (*survivor.ranks, *back.ranks)} == {undisturbed}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_killed_while_its_group_heals(rank: int, undisturbed: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rank", "phase"), [(0, "heals"), (1, "heals"), (1, "rehearse")])
+def test_a_rank_that_is_killed_while_its_group_heals(
+    rank: int, phase: str, undisturbed: str, tmp_path: Path
+) -> None:
     back_in = tmp_path / "back"
     with cluster(tmp_path) as here:
         here.start_coordinator()
         first = start(here, "group-0", "--gate", f"{GATE}:{back_in}")
         here.until(lambda: first.leader.step >= KILLED_AT, "a few steps")
-        victim = start(here, "group-1", die=(rank, "heals to step"))
+        victim = start(here, "group-1", die=(rank, f"{phase} "))
         here.until_dead(victim.ranks[rank])
         here.until(lambda: victim.ranks[1 - rank].process.poll() is not None, "the other rank to end too")
         back = start(here, "group-1")

@@ -1,0 +1,104 @@
+"""A joiner runs `compute` once while its donors send, so that its first step is not slower than others."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxft._arrays._memory import result_regions
+from jaxft._heal._store import StateStore
+from jaxft._programs._build import cut_programs, joined
+from jaxft._programs._programs import Programs
+from jaxft._ranks._ranks import OneRank
+from jaxft._replica._engine import Call
+from jaxft._replica._held_state import HeldState
+from jaxft._replica._rehearsal import rehearse
+
+STEP = 7
+SIZE = 1 << 19  # a large enough contribution for its memory to be kept
+
+
+def grad_fn(state: Any, batch: jax.Array) -> tuple[Any, Any]:
+    return [batch * leaf for leaf in state], None
+
+
+def update_fn(state: Any, mean: Any, local: Any) -> tuple[Any, Any]:
+    return [leaf - one for leaf, one in zip(state, mean, strict=True)], {}
+
+
+class Joiner:
+    """A group that came with the state of `STEP`, and heals."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, overlap: int = 1) -> None:
+        state = [jnp.ones(SIZE, jnp.float32), jnp.ones(SIZE, jnp.float32)]
+        self.asked: list[tuple[int, int]] = []
+        self.ran: list[str] = []
+        self.programs = cut_programs(joined(grad_fn, update_fn), state, self.batch_for(0, 0), overlap=overlap)
+        self.held = HeldState(cast(Any, None), StateStore(), OneRank(), STEP, digest_every=1)
+        self.held.leaves = self.programs.state_leaves(state)
+        self.held.first_step = STEP
+        self.asked.clear()
+        for name in ("compute", "compute_next"):
+            monkeypatch.setattr(Programs, name, self.noted(name, getattr(Programs, name)))
+
+    def batch_for(self, step: int, shard: int) -> jax.Array:
+        self.asked.append((step, shard))
+        return jnp.float32(2.0)
+
+    def noted(self, name: str, run: Any) -> Any:
+        def note(programs: Programs, state: Sequence[jax.Array], *rest: Any) -> Any:
+            self.ran.append(name)
+            assert [leaf.shape for leaf in state] == [(SIZE,), (SIZE,)]
+            return run(programs, state, *rest)
+
+        return note
+
+    def rehearse(self) -> None:
+        rehearse(Call(self.programs, self.batch_for, 2, "allow"), self.held, 1)
+
+
+def test_it_computes_once_on_the_batch_that_it_was_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    joiner = Joiner(monkeypatch)
+    joiner.rehearse()
+    assert joiner.asked == [(STEP, 0)]
+    assert joiner.ran == ["compute"]
+    assert not any(leaf.is_deleted() for leaf in joiner.held.leaves), "the state is still held"
+
+
+def test_all_programs_of_an_overlapped_step_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    joiner = Joiner(monkeypatch, overlap=2)
+    joiner.rehearse()
+    assert joiner.ran == ["compute", "compute_next"]
+
+
+def test_the_memory_for_the_results_was_written_before_and_is_taken_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joiner = Joiner(monkeypatch)
+    layout = joiner.programs.layout
+    (used,) = result_regions(layout)
+    used.fill(3.0)
+    address = used.ctypes.data
+    del used  # kept for the next of this size
+    joiner.rehearse()
+    (result,) = result_regions(layout)
+    assert result.ctypes.data == address
+    assert not np.any(result), "the rehearsal has written to all of it"
+
+
+def test_a_group_that_has_taken_a_step_does_not_rehearse(monkeypatch: pytest.MonkeyPatch) -> None:
+    joiner = Joiner(monkeypatch)
+    joiner.held.made = True
+    joiner.rehearse()
+    assert (joiner.asked, joiner.ran) == ([], [])
+
+
+def test_a_batch_that_was_never_asked_for_is_not_asked_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint may be of the end of the data."""
+    joiner = Joiner(monkeypatch)
+    joiner.held.step = STEP + 1
+    joiner.rehearse()
+    assert (joiner.asked, joiner.ran) == ([], [])
