@@ -190,6 +190,11 @@ class Group(Worker):
         for worker in self.followers:
             worker.kill()
 
+    def keep_to(self, core: int) -> None:
+        """Have all threads that its process has, and those that these start, run on one core."""
+        for thread in Path(f"/proc/{self.pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {core})
+
     def until(self, accept: Callable[[Event], bool], timeout_s: float = EVENT_TIMEOUT_S) -> Event:
         """Skip to the first event of this kind. Raises WorkerFailed."""
         deadline_s = time.monotonic() + timeout_s
@@ -225,6 +230,7 @@ class Job:
         self.side = side
         self.shape = shape
         self.groups: dict[str, Group] = {}
+        self.cores: dict[str, int] = {}  # the only core that a group may use, by its name
         self._ready: list[tuple[str, Group]] = []
         self._drained: list[Group] = []
         self._forked = forked
@@ -288,8 +294,10 @@ class Job:
     def prepare(self, *names: str, spare: bool = False) -> None:
         """Start incarnations ahead: interpreter, imports and first state are ready when this returns."""
         started = [self.launch(name, spare=spare) for name in names]
-        for group in started:
+        for name, group in zip(names, started, strict=True):
             group.event("made")
+            if name in self.cores:
+                group.keep_to(self.cores[name])
 
     def enter(self, name: str) -> Group:
         """Let a prepared incarnation join the job."""

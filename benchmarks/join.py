@@ -5,9 +5,11 @@ so that only the join is measured: handshake, compiling (from the cache), the tr
 and joining the quorum. Each group brings its own shard, as TorchFT's groups do.
 
 If a joiner shares cores with the others, its start is most of the cost. So the start is also measured without a join:
-of an unrelated group, which starts a separate job on the same machine.
+of an unrelated group, which starts a separate job on the same machine. And joins are measured once more with a core
+for the joiner alone, as a group on another host has: the other groups then share one core.
 """
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -60,43 +62,68 @@ class Joins:
 
 
 def run(options: Options) -> tuple[list[Row], list[str]]:
+    rows: list[Row] = []
+    notes: list[str] = []
+    for own_core in (False, True)[: len(os.sched_getaffinity(0))]:
+        more_rows, more_notes = _compared(options, own_core=own_core)
+        rows += more_rows
+        notes += more_notes
+    return rows, notes
+
+
+def _compared(options: Options, *, own_core: bool) -> tuple[list[Row], list[str]]:
     shape = Shape(options.step_ms, options.megabytes, shards_each=None, moments=True)
+    unrelated = 0 if own_core else options.unrelated
     with cached() as side:
-        ours = measure(side, shape, options.joins, options, unrelated=options.unrelated)
-    peer = of_peer(torchft(STEADY), lambda side: measure(side, shape, options.peer_joins, options)) or Joins()
+        ours = measure(side, shape, options.joins, options, unrelated=unrelated, own_core=own_core)
+    peer = of_peer(
+        torchft(STEADY), lambda side: measure(side, shape, options.peer_joins, options, own_core=own_core)
+    )
+    peer = peer or Joins()
     case = f"{options.step_ms:g} ms steps, {3 * options.megabytes:g} MB state"
-    goal = Goal(limit=1 / 1.05)
+    if own_core:
+        case += ", the joiner on its own core"
+    mean_goal, slowest_goal = (Goal(limit=1 / 1.05), Goal(limit=1 / 1.5)) if own_core else (None, None)
     cases = (
-        ("mean step during a join", ours.mean_ms, peer.mean_ms, ours.expected_ms, goal),
-        ("slowest step of a join", ours.slowest_ms, peer.slowest_ms, ours.expected_ms, None),
+        ("mean step during a join", ours.mean_ms, peer.mean_ms, ours.expected_ms, mean_goal),
+        ("slowest step of a join", ours.slowest_ms, peer.slowest_ms, ours.expected_ms, slowest_goal),
         ("mean step while an unrelated group starts", ours.beside_ms, (), ours.expected_ms, None),
         ("first message to first contribution", ours.lasted_ms, peer.lasted_ms, (), None),
     )
     rows = [
         Row.of(f"{case}: {what}", "ms", mine, peer=theirs, limit=limit, goal=goal)
         for what, mine, theirs, limit, goal in cases
+        if mine
     ]
     notes = [
-        f"limit: their normal step. Ours: healing itself takes {statistics.median(ours.heal_ms):.0f} ms of a join."
+        f"{case}: limit: their normal step. Ours: healing itself takes {statistics.median(ours.heal_ms):.0f} ms of a "
+        "join."
     ]
     if peer.mean_ms:
         normal_ms, mean_ms = map(statistics.median, (peer.expected_ms, peer.mean_ms))
         notes.append(
-            f"TorchFT (heartbeats of 1 s): normal step {normal_ms:.0f} ms, during a join {mean_ms / normal_ms:.2f} "
-            "times that; ours "
+            f"{case}: TorchFT (heartbeats of 1 s): normal step {normal_ms:.0f} ms, during a join "
+            f"{mean_ms / normal_ms:.2f} times that; ours "
             f"{statistics.median(ours.mean_ms) / statistics.median(ours.expected_ms):.2f} times."
         )
     return rows, notes
 
 
-def measure(side: Side, shape: Shape, count: int, options: Options, unrelated: int = 0) -> Joins:
-    """Let groups join in turn; before some of them, start an unrelated group."""
+def measure(
+    side: Side, shape: Shape, count: int, options: Options, *, unrelated: int = 0, own_core: bool = False
+) -> Joins:
+    """Let groups join in turn, or always the one with its own core; before some joins, start an unrelated group."""
     found = Joins()
     with Job(side, shape) as job:
+        *others, last = job.names
+        if own_core:
+            first_core, last_core = sorted(os.sched_getaffinity(0))[:2]
+            job.cores = {last: last_core, **dict.fromkeys(others, first_core)}
         job.start()
         for number in range(options.warm_ups + count):
             beside = options.warm_ups <= number < options.warm_ups + unrelated
-            one = _join(job, job.names[number % shape.groups], options.settled, beside=beside)
+            name = last if own_core else job.names[number % shape.groups]
+            one = _join(job, name, options.settled, beside=beside)
             if number >= options.warm_ups:
                 for name, values in vars(one).items():
                     getattr(found, name).extend(values)
