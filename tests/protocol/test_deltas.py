@@ -115,25 +115,6 @@ def test_one_loss_among_a_thousand_is_told_in_a_few_hundred_bytes():
         assert told(new, None)[1] > 30_000
 
 
-@pytest.mark.parametrize("total", [4096, None])
-def test_one_joiner_among_a_thousand_is_told_in_a_few_hundred_bytes(total: int | None):
-    """It has no shards yet, and the others keep theirs; one step later it gets some."""
-    names = [f"group-{i}" for i in range(1000)]
-    others = [name for name in names if name != "group-500"]
-    dealt = {name: (place,) for place, name in enumerate(others)}
-    then = {name: (place,) for place, name in enumerate(names)}
-    if total is not None:
-        dealt = assign.at_boundary(total, weighed(others))
-        then = assign.at_boundary(total, weighed(names))
-    base = quorum(1, dealt, total or 999)
-    entered = quorum(2, {**dealt, "group-500": ()}, total or 999)
-    balanced = quorum(3, then, total or 1000)
-    for new, old in ((entered, base), (balanced, entered)):
-        arrived, size_bytes = told(new, old)
-        assert arrived == new
-        assert size_bytes < 300
-
-
 def test_members_that_are_not_in_order_are_all_listed():
     base = quorum(3, {"a": (0,), "b": (1,)}, 2)
     members = tuple(reversed(base.members))

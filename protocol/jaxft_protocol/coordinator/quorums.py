@@ -370,12 +370,11 @@ def _install(draft: Draft, members: list[Group], *, again: bool, announce: bool)
     assert job.frontier is not None
     total = job.total_shards
     names = [group.name for group in members]
-    computing = _computing(draft, members)
-    weights = _weights(computing)
+    weights = _weights(members)
     left = {change.group: change for change in job.left if change.group in job.positions}
     if total is None:
-        shards = {group.name: (position,) for position, group in enumerate(computing)}
-        total = len(computing)
+        shards = {name: (position,) for position, name in enumerate(names)}
+        total = len(names)
     elif again and any(name in job.held for name in names):
         shards = assign.after_loss(total, weights, {str(name): value for name, value in job.held.items()})
     else:
@@ -384,7 +383,7 @@ def _install(draft: Draft, members: list[Group], *, again: bool, announce: bool)
         QuorumId(job.last_quorum_id + 1),
         job.frontier.step,
         total,
-        tuple(as_member(group, shards.get(group.name, ())) for group in members),
+        tuple(as_member(group, shards[group.name]) for group in members),
         joined=tuple(Change(name) for name in names if name not in job.positions or name in left),
         left=tuple(left.values()),
         history=job.history,
@@ -413,23 +412,6 @@ def _install(draft: Draft, members: list[Group], *, again: bool, announce: bool)
         for group in members:
             draft.send(group, quorum)
     return quorum
-
-
-def _computing(draft: Draft, members: list[Group]) -> list[Group]:
-    """Return the members that get shards in the first step of a new quorum: all but joiners that would be late.
-
-    A joiner that lacks the sum of the last step fetches and applies it first, and the others would wait for it. So it
-    only takes part in the exchange, and gets shards at the next boundary. A spare applies one step after the other
-    anyway, so it is as fast as a member; and it is called up to compute at once.
-    """
-    frontier = draft.job.frontier
-    assert frontier is not None
-    on_time = [
-        group
-        for group in members
-        if group.phase is not GroupPhase.READY or group.spare or group.step >= frontier.step
-    ]
-    return on_time if len(on_time) >= max(1, draft.job.min_replicas) else members
 
 
 def _relieve(draft: Draft, quorum: NewQuorum) -> None:
@@ -491,7 +473,7 @@ def _differs(draft: Draft, quorum: NewQuorum, members: list[Group]) -> bool:
         return True
     total = draft.job.total_shards
     if total is None:
-        return any(not member.shards for member in quorum.members)
+        return False
     dealt = assign.at_boundary(total, _weights(members))
     return any(member.shards != dealt[member.group] for member in quorum.members)
 

@@ -510,8 +510,6 @@ def test_a_group_that_comes_back_with_other_devices_is_dealt_by_these():
     desk.come("b", incarnation=2, weight=4)
     desk.ready("b")
     desk.commit()
-    desk.ready("b", step=3)
-    desk.commit()
     assert shards(desk.quorum) == {"a": (0,), "b": (1, 2, 3, 4), "c": (5,)}
     desk.close("c")
     # Those that have computed theirs keep them. The slower one would now end with two, the faster one with five.

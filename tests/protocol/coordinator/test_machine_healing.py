@@ -198,54 +198,9 @@ def test_a_joiner_that_is_ready_at_the_frontier_enters_with_the_commit():
     done = desk.commit()
     following = done.only(Commit)["a"].next
     assert following is not None
-    assert (following.step, members(desk)) == (1, ["a", "b", "c"])
+    assert (following.step, shards(following)) == (1, {"a": (0, 1), "b": (2, 3), "c": (4, 5)})
     assert done.only(NewQuorum) == {"c": following}
     assert [change.group for change in following.joined] == ["c"]
-
-
-def test_a_joiner_gets_shards_one_step_after_it_has_entered():
-    """In its first step it would begin to compute only once it has fetched and applied the last sum."""
-    desk = running("a", "b")
-    healing(desk, "c")
-    desk.ready("c")
-    desk.commit()
-    assert shards(desk.quorum) == {"a": (0, 1, 2), "b": (3, 4, 5), "c": ()}
-    desk.ready("c", step=1)
-    done = desk.commit()
-    following = done.only(Commit)["c"].next
-    assert following is not None
-    assert shards(following) == {"a": (0, 1), "b": (2, 3), "c": (4, 5)}
-    assert (following.step, following.joined, following.left) == (2, (), ())
-
-
-def test_a_joiner_that_brings_its_own_shard_does_so_one_step_after_it_has_entered():
-    desk = running("a", "b", shards=None)
-    desk.come("A", shards=None)
-    desk.ready("A")
-    desk.commit()
-    assert (desk.quorum.total_shards, shards(desk.quorum)) == (2, {"A": (), "a": (0,), "b": (1,)})
-    desk.ready("A", step=1)
-    desk.commit()
-    assert (desk.quorum.total_shards, shards(desk.quorum)) == (3, {"A": (0,), "a": (1,), "b": (2,)})
-
-
-def test_a_joiner_computes_at_once_where_too_few_would_do_so_without_it():
-    desk = running("a", "b", min_replicas=2)
-    healing(desk, "c")
-    desk.ready("c")
-    desk.close("b")
-    desk.vote("a")
-    assert shards(desk.quorum) == {"a": (0, 1, 2), "c": (3, 4, 5)}
-
-
-def test_a_joiner_takes_over_shards_in_its_first_step_once_a_member_is_lost():
-    desk = running("a", "b")
-    healing(desk, "c")
-    desk.ready("c")
-    desk.commit()
-    desk.ready("c", step=1)
-    desk.close("b")
-    assert shards(desk.quorum) == {"a": (0, 1, 2), "c": (3, 4, 5)}
 
 
 def test_a_joiner_that_is_one_more_step_behind_does_not_enter():
@@ -338,7 +293,7 @@ def test_a_member_that_cannot_get_the_last_sum_goes_back_to_healing_and_the_step
     done = desk.heal_failed("c")
     again = tried_again(done)
     assert again is not None
-    assert shards(again) == {"a": (0, 1, 2), "b": (3, 4, 5)}
+    assert shards(again) == {"a": (0, 1, 4), "b": (2, 3, 5)}
     assert [(change.group, change.reason) for change in again.left] == [("c", "it could not catch up")]
     assert done.only(Heal)["c"].step == 1
 
