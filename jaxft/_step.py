@@ -461,8 +461,8 @@ def _checked_axis(axis: Axis) -> Axis:
 
 
 def _asked_once(batch_for: BatchFor) -> BatchFor:
-    """The same batches for a first call, which needs a shard's batch for its types before it computes the shard."""
-    return batch_for if isinstance(batch_for, OwnBatch) else functools.lru_cache(maxsize=1)(batch_for)
+    """The same batches for a first call, which needs up to two for their types before it computes a shard."""
+    return batch_for if isinstance(batch_for, OwnBatch) else functools.lru_cache(maxsize=2)(batch_for)
 
 
 def _check_repeatable(built: Programs, reference: Programs) -> None:

@@ -71,14 +71,12 @@ def overlapped(cut: Cut, parts: int, like: Labels = ()) -> Cut:
 
 def _refuse_effects(cut: Cut) -> None:
     """The first batch is computed more than once, to compare bits (`_same_bits.py`)."""
-    for stage in cut.stages:
-        for eqn in stage.compute.jaxpr.eqns:
-            if _compat.visible_effects(eqn):
-                raise StepError(
-                    f"The step cannot be overlapped: it has a visible effect, {eqn.primitive.name!r} "
-                    f"({_compat.source_line(eqn)}), and an overlapped step is computed twice at first, to compare "
-                    "its bits. Remove the effect (a debug print, a host callback), or leave out `overlap`."
-                )
+    if (eqn := cut.visible) is not None:
+        raise StepError(
+            f"The step cannot be overlapped: it has a visible effect, {eqn.primitive.name!r} "
+            f"({_compat.source_line(eqn)}), and an overlapped step is computed twice at first, to compare its bits. "
+            "Remove the effect (a debug print, a host callback), or leave out `overlap`."
+        )
 
 
 def _renumbered(part: Part, means: Sequence[int], rest: Mapping[int, int]) -> Part:

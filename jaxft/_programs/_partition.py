@@ -42,7 +42,7 @@ from jaxft._arrays._layout import Operation
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._axis import NO_AXIS, Axis
-from jaxft._programs._compat import AnyJaxpr, Atom, Var
+from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._inline import inline
 from jaxft._programs._primitive import Path, call_name, pmean_p
 from jaxft._programs._scans import Rows, divide_scans
@@ -97,6 +97,12 @@ class Cut:
     def programs(self) -> list[Part]:
         """What a group needs for the new state: compute of each stage, and apply."""
         return [*(stage.compute for stage in self.stages), self.apply]
+
+    @property
+    def visible(self) -> Eqn | None:
+        """The first equation of `compute` that shows if it runs once more: a debug print, a host callback."""
+        equations = (eqn for stage in self.stages for eqn in stage.compute.jaxpr.eqns)
+        return next(filter(_compat.visible_effects, equations), None)
 
     @property
     def contributions(self) -> tuple[Contribution, ...]:

@@ -21,7 +21,7 @@ from jaxft._replica._endpoints import endpoints_at
 from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
-from jaxft._replica._rehearsal import rehearse
+from jaxft._replica._rehearsal import Rehearsal
 from jaxft._report import HealReport, Record
 from jaxft._transport._listener import Abort, Listener
 
@@ -48,6 +48,7 @@ class CatchUp:
         self._key = listener.key
         self._held = held
         self._finite = finite
+        self._rehearsal = Rehearsal(session, ranks, held)
         self._fetcher: SpanFetcher | None = None
         self._fetches_for = 0  # the heal that the fetcher is for
         self._began_s = 0.0
@@ -59,11 +60,11 @@ class CatchUp:
         donors = tuple(donor.group for donor in heal.donors)
         _log.info("[jaxft %s] heals to step %d from %s", self._me.group, heal.step, ", ".join(donors))
         pieces = call.programs.state_pieces
+        self._rehearsal.start(call)
         with (
             self._session.activity(directive, Abort()) as abort,
             self._ranks.operation("heal", abort) as operation,
         ):
-            rehearse(call, self._held, self._ranks.size)
             fetcher = self._fetcher_for(heal, pieces)
             fetched: Sequence[np.ndarray] = ()
             try:
@@ -76,6 +77,7 @@ class CatchUp:
                 # Also if it was aborted: a reconnected session waits for a report of what this group holds.
                 self._session.post(HealBroke(heal.heal_id, verdict.failure))
                 return False
+            self._rehearsal.touch_results(call)
             self._held.replace(heal.step, pieces.place(fetched, self._held.leaves))
             self._session.post(Healed(heal.heal_id, heal.step))
         record.caught_up_with(call.programs.blank_metrics())

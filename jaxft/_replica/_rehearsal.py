@@ -10,43 +10,67 @@ import logging
 import numpy as np
 
 from jaxft._arrays._memory import result_regions
+from jaxft._progress import told
+from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._engine import Call
 from jaxft._replica._held_state import HeldState
 
 _log = logging.getLogger("jaxft")
 
 
-def rehearse(call: Call, held: HeldState, ranks: int) -> None:
-    """Start `compute` on the state that a heal is about to replace, and drop what it makes.
-
-    Nothing happens if this process has taken a step before, or has read a checkpoint since its first call. All ranks
-    of a group decide the same.
+class Rehearsal:
+    """One rehearsal, with this process's first heal. All ranks of a group make the same decisions.
 
     Args:
-        call: the step.
-        held: the state that this group came with.
-        ranks: how many processes the group has.
+        held: the state that this group came with, which the heal is about to replace.
     """
-    if held.made or held.step != held.first_step:
-        return
-    _log.debug("rehearse step %d", held.step)
-    # The first call has asked for this batch, to know its type.
-    batch = call.batch_for(held.step, 0)
-    programs, leaves = call.programs, held.current
-    local = programs.compute(leaves, batch)[1]
-    for _ in programs.run_of(0)[1:]:
-        local = programs.compute_next(leaves, (), local)[1]
-    _touch_results(call, ranks)
 
+    def __init__(self, session: Directing, ranks: Ranks, held: HeldState) -> None:
+        self._session = session
+        self._ranks = ranks
+        self._held = held
+        self._due = True
 
-def _touch_results(call: Call, ranks: int) -> None:
-    """Have the memory for the results of an exchange ready for use: it is kept, and taken again."""
-    programs = call.programs
-    results = [
-        region
-        for number, pieces in enumerate(programs.stage_pieces)
-        for span in (pieces.spans({ranks}) if ranks > 1 else (None,))
-        for region in result_regions(programs.span_layout(number, span))
-    ]
-    for region in results:
-        region.view(np.uint8).fill(0)
+    def start(self, call: Call) -> None:
+        """Start `compute` on the state that this group came with. What it makes is dropped.
+
+        Nothing happens if this process has taken a step, has read a checkpoint since its first call, or if it would
+        show that the step runs once more. An exception ends the rehearsal alone, with a warning. In a group of
+        several processes it is raised, since the others may wait for this one in a collective.
+        """
+        held, self._due, due = self._held, False, self._due
+        if not due or held.made or held.step != held.first_step or call.programs.cut.visible is not None:
+            return
+        _log.debug("rehearse step %d", held.step)
+        try:
+            self._compute(call)
+        except Exception:
+            if self._ranks.size > 1:
+                raise
+            _log.warning("The step could not be rehearsed; the heal goes on.", exc_info=True)
+
+    def _compute(self, call: Call) -> None:
+        programs, leaves = call.programs, self._held.current
+        with told(self._session.got_on):
+            # The first call has asked for this batch, to know its type.
+            batch = call.batch_for(self._held.step, 0)
+        local = programs.compute(leaves, batch)[1]
+        for _ in programs.run_of(0)[1:]:
+            local = programs.compute_next(leaves, (), local)[1]
+
+    def touch_results(self, call: Call) -> None:
+        """Write once to the memory that the results of an exchange will take. Call it before the first state is held.
+
+        The memory is kept, and taken by the next results of the same size.
+        """
+        if self._held.made:
+            return
+        programs, ranks = call.programs, self._ranks.size
+        results = [
+            region
+            for number, pieces in enumerate(programs.stage_pieces)
+            for span in (pieces.spans({ranks}) if ranks > 1 else (None,))
+            for region in result_regions(programs.span_layout(number, span))
+        ]
+        for region in results:
+            region.view(np.uint8).fill(0)
