@@ -193,7 +193,8 @@ class Group(Worker):
     def keep_to(self, core: int) -> None:
         """Have all threads that its process has, and those that these start, run on one core."""
         for thread in Path(f"/proc/{self.pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), {core})
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(thread.name), {core})
 
     def until(self, accept: Callable[[Event], bool], timeout_s: float = EVENT_TIMEOUT_S) -> Event:
         """Skip to the first event of this kind. Raises WorkerFailed."""
