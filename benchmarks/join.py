@@ -122,8 +122,8 @@ def measure(
         job.start()
         for number in range(options.warm_ups + count):
             beside = options.warm_ups <= number < options.warm_ups + unrelated
-            name = last if own_core else job.names[number % shape.groups]
-            one = _join(job, name, options.settled, beside=beside)
+            joiner = last if own_core else job.names[number % shape.groups]
+            one = _join(job, joiner, options.settled, beside=beside)
             if number >= options.warm_ups:
                 for name, values in vars(one).items():
                     getattr(found, name).extend(values)

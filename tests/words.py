@@ -28,6 +28,7 @@ SEARCHED = (
 )
 SUFFIXES = {".md", ".py", ".proto", ".txt", ".sh", ""}
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$|(^|/)(_build|__pycache__|[\w.-]+\.egg-info)/|(^|/)LICENSE$")
+
 # Between two words of a phrase: a space, or a line's end with a comment sign or quotes.
 _GAP = r"[\s#\"']+"
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxft._arrays import _memory
 from jaxft._arrays._memory import result_regions
 from jaxft._heal._store import StateStore
 from jaxft._programs._build import cut_programs, joined
@@ -36,10 +37,15 @@ def update_fn(state: Any, mean: Any, local: Any) -> tuple[Any, Any]:
     return [leaf - one for leaf, one in zip(state, mean, strict=True)], {}
 
 
+def torn(step: int, shard: int) -> Any:
+    raise OSError("the disk is gone")
+
+
 class Joiner:
     """A group that came with the state of `STEP`, and heals."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, overlap: int = 1, prints: bool = False) -> None:
+        _memory._idle.clear()  # of other tests: the first block that is kept is the next to be taken
         state = [jnp.ones(SIZE, jnp.float32), jnp.ones(SIZE, jnp.float32)]
         self.asked: list[tuple[int, int]] = []
         self.ran: list[str] = []
@@ -106,8 +112,14 @@ def test_the_memory_for_the_results_was_written_before_and_is_taken_again(
 def test_a_group_that_has_taken_a_step_does_not_rehearse(monkeypatch: pytest.MonkeyPatch) -> None:
     joiner = Joiner(monkeypatch)
     joiner.held.made = True
+    (used,) = result_regions(joiner.programs.layout)
+    used.fill(3.0)
+    del used
     joiner.rehearse()
+    joiner.rehearsal.touch_results(joiner.call)
     assert (joiner.asked, joiner.ran) == ([], [])
+    (result,) = result_regions(joiner.programs.layout)
+    assert np.all(result == 3.0), "it is left as it was"
 
 
 def test_a_batch_that_was_never_asked_for_is_not_asked_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +147,6 @@ def test_an_error_of_the_batch_function_does_not_end_the_heal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     joiner = Joiner(monkeypatch)
-
-    def torn(step: int, shard: int) -> Any:
-        raise OSError("the disk is gone")
-
     joiner.batch_for = torn  # pyright: ignore[reportAttributeAccessIssue]
     with caplog.at_level(logging.WARNING, "jaxft"):
         joiner.rehearse()
@@ -152,10 +160,6 @@ def test_in_a_group_of_several_processes_an_error_is_raised(monkeypatch: pytest.
     joiner = Joiner(monkeypatch)
     session, ranks = SimpleNamespace(got_on=lambda: None), SimpleNamespace(size=2)
     joiner.rehearsal = Rehearsal(cast(Any, session), cast(Any, ranks), joiner.held)
-
-    def torn(step: int, shard: int) -> Any:
-        raise OSError("the disk is gone")
-
     joiner.batch_for = torn  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(OSError, match="the disk is gone"):
         joiner.rehearse()
