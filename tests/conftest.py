@@ -1,9 +1,11 @@
 """Settings for every test. They must stand before JAX starts a backend."""
 
+import gc
 import logging
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 # Simulated devices share few cores; collectives among them would otherwise abort the process after 40 s.
@@ -115,6 +117,25 @@ def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
     cancels = [patience.alarm(settings.timeout, ring)]
     item.cancel_timeout = cancel
     return True
+
+
+def _what_ctrl_c_does() -> tuple[object, ...]:
+    """How this process takes Ctrl-C: its handler, the blocked signals, the wakeup descriptor, and garbage collection.
+
+    The last, since a collection calls back into JAX, where a KeyboardInterrupt is lost (`tests/interrupts.py`).
+    """
+    wakeup_fd = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup_fd)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return signal.getsignal(signal.SIGINT), blocked, wakeup_fd, gc.isenabled()
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_stays_as_it_was() -> Iterator[None]:
+    """Fail the test that changes what Ctrl-C does, instead of one that needs it later in the same process."""
+    before = _what_ctrl_c_does()
+    yield
+    assert before == _what_ctrl_c_does() == (signal.default_int_handler, set(), -1, True)
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,12 @@
 """Runs the coordinator: the server, its store, and what shows it to people."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -59,9 +61,27 @@ async def serve(arguments: Arguments) -> None:
     events = _event_file(arguments, observer)
     http = _http_port(arguments, server, observer, secret)
     stopped = asyncio.Event()
+    with _set_by_signals(stopped):
+        await _serve_until(stopped, server, http, events)
+
+
+@contextlib.contextmanager
+def _set_by_signals(stopped: asyncio.Event) -> Iterator[None]:
+    """Within the context, SIGTERM and SIGINT set the event. A closed loop of uvloop would keep its handlers."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
         loop.add_signal_handler(number, stopped.set)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _serve_until(
+    stopped: asyncio.Event, server: Server, http: "HttpPort | None", events: EventFile | None
+) -> None:
     await server.start()
     writing = None if events is None else asyncio.create_task(events.run())
     if http is not None:
