@@ -35,13 +35,14 @@ _BYTES_PER_S_ELSEWHERE = 500e9
 _Sums: TypeAlias = tuple[jax.Array, jax.Array]
 # From the leaves to the sums of each mesh's leaves, [leaves, 2] each.
 _Fold: TypeAlias = Callable[[Sequence[jax.Array]], list[jax.Array]]
+_Kind: TypeAlias = tuple[Sharding, tuple[int, ...], np.dtype]  # of a leaf
 
 
 class StateDigest:
-    """Computes digests of the states of one program, with one compiled function per set of shardings."""
+    """Computes digests of the states of one program, with one compiled program per set of shapes and shardings."""
 
     def __init__(self) -> None:
-        self._folds: dict[tuple[Sharding, ...], tuple[_Fold, list[int]]] = {}
+        self._folds: dict[tuple[_Kind, ...], tuple[_Fold, list[int]]] = {}
 
     def start(self, leaves: Sequence[jax.Array]) -> "PendingDigest":
         """Dispatch the digest of a state's leaves without waiting for it. The first call compiles.
@@ -64,11 +65,11 @@ class StateDigest:
                 "other code that donates it, so the state cannot be compared with that of the other groups. Use only "
                 "the state that the step returned (`state, metrics = step(state, batch)`)."
             )
-        shardings = tuple(leaf.sharding for leaf in leaves)
-        if shardings not in self._folds:
-            self._folds[shardings] = _fold_for(shardings)
-        fold, order = self._folds[shardings]
-        return PendingDigest(fold(leaves), order)
+        kinds = tuple((leaf.sharding, leaf.shape, leaf.dtype) for leaf in leaves)
+        if kinds not in self._folds:
+            self._folds[kinds] = _fold_for(leaves)
+        fold, order = self._folds[kinds]
+        return PendingDigest(fold(list(leaves)), order)
 
 
 class PendingDigest:
@@ -98,11 +99,13 @@ def period_steps(state_bytes: int, platform: str) -> int:
     return max(1, math.ceil(state_bytes / (_BYTES_PER_S.get(platform, _BYTES_PER_S_ELSEWHERE) * _BUDGET_S)))
 
 
-def _fold_for(shardings: Sequence[Sharding]) -> tuple[_Fold, list[int]]:
-    """Return the function that sums leaves of these shardings, mesh by mesh, and the order of its results.
+def _fold_for(like: Sequence[jax.Array]) -> tuple[_Fold, list[int]]:
+    """Return the program that sums leaves like these, mesh by mesh, and the order of its results.
 
-    Its results are joined on the host: no program adds arrays on different meshes with explicit axes.
+    Its results are joined on the host: no program adds arrays on different meshes with explicit axes. Compiled here,
+    since jit would compile once more after the first step, whose leaves are often not committed to their devices.
     """
+    shardings = [leaf.sharding for leaf in like]
     meshes: dict[Mesh | None, list[int]] = {}
     for number, sharding in enumerate(shardings):
         on = sharding.mesh if isinstance(sharding, NamedSharding) else None
@@ -125,7 +128,8 @@ def _fold_for(shardings: Sequence[Sharding]) -> tuple[_Fold, list[int]]:
         None if placed is None else NamedSharding(placed if mesh is None else mesh, PartitionSpec())
         for mesh in meshes
     ]
-    return jax.jit(fold, out_shardings=results), [number for numbers in meshes.values() for number in numbers]
+    program = jax.jit(fold, out_shardings=results).lower(list(like)).compile()
+    return program, [number for numbers in meshes.values() for number in numbers]
 
 
 def _on_device(leaf: jax.Array, sharding: Sharding) -> jax.Array:
@@ -188,14 +192,14 @@ def _leaf_sums(piece: jax.Array, offsets: Sequence[jax.Array]) -> _Sums:
     """The two sums over a piece of a leaf that starts at these offsets; missing offsets are zero."""
     words = _words(piece)
     first, second = _position_words(words.shape, offsets, 1), _position_words(words.shape, offsets, 2)
-    mixed = _mix(words ^ first)
-    zero = jnp.uint32(0)
+    mixed = _mix(lax.bitwise_xor(words, first))
+    zero = np.uint32(0)
     # One reduction of two operands: XLA's CPU backend runs that ten times as fast as two of one, or even as one. The
     # leaf's number is left out here, so that equal shapes share one kernel; otherwise 300 leaves compile for 10 s.
     return lax.reduce(
-        (mixed, _mix(mixed ^ second)),
+        (mixed, _mix(lax.bitwise_xor(mixed, second))),
         (zero, zero),
-        lambda one, other: (one[0] + other[0], one[1] + other[1]),
+        lambda one, other: (lax.add(one[0], other[0]), lax.add(one[1], other[1])),
         tuple(range(words.ndim)),
     )
 
@@ -219,18 +223,27 @@ def _position_words(shape: Sequence[int], offsets: Sequence[jax.Array], lane: in
     for dimension in range(len(shape)):
         index = lax.broadcasted_iota(jnp.uint32, shape, dimension)
         if dimension < len(offsets):
-            index = index + offsets[dimension]
-        position_words = position_words + index * jnp.uint32(_scramble(lane + 2 * dimension + 2) | 1)
+            index = lax.add(index, lax.broadcast(offsets[dimension], shape))
+        index = lax.mul(index, _constant(index, _scramble(lane + 2 * dimension + 2) | 1))
+        position_words = lax.add(position_words, index)
     return position_words
 
 
 def _mix(x: jax.Array) -> jax.Array:
     """A bijection of 32-bit words; each bit of the result depends on all bits (C. Wellons' lowbias32)."""
-    x = x ^ (x >> jnp.uint32(16))
-    x = x * jnp.uint32(0x7FEB352D)
-    x = x ^ (x >> jnp.uint32(15))
-    x = x * jnp.uint32(0x846CA68B)
-    return x ^ (x >> jnp.uint32(16))
+    x = _fold_right(x, 16)
+    x = lax.mul(x, _constant(x, 0x7FEB352D))
+    x = _fold_right(x, 15)
+    x = lax.mul(x, _constant(x, 0x846CA68B))
+    return _fold_right(x, 16)
+
+
+def _fold_right(x: jax.Array, bits: int) -> jax.Array:
+    return lax.bitwise_xor(x, lax.shift_right_logical(x, _constant(x, bits)))
+
+
+def _constant(like: jax.Array, value: int) -> jax.Array:
+    return lax.full(like.shape, value, jnp.uint32)
 
 
 def _scramble(number: int) -> int:

@@ -237,9 +237,31 @@ def test_there_is_one_collective_for_all_leaves() -> None:
     fold = StateDigest()
     fold.start(leaves)
     ((program, _),) = fold._folds.values()
-    text = program.lower(leaves).compile().as_text()  # pyright: ignore[reportFunctionMemberAccess]
+    text = program.as_text()  # pyright: ignore[reportFunctionMemberAccess]
     assert len(re.findall(r" = \S+ all-gather\(", text)) == 1
     assert "all-reduce" not in text
+
+
+def test_one_program_for_leaves_that_are_committed_and_that_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A first state is often not committed to its devices, and later ones are: jit would compile twice."""
+    first = jnp.arange(6.0)
+    later = jax.device_put(first, first.sharding)
+    assert (first.committed, later.committed) == (False, True)
+    digests = StateDigest()
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        one = digests.start([first]).result()
+        assert "Compiling" in caplog.text
+        caplog.clear()
+        assert digests.start((later,)).result() == one
+    assert caplog.text == ""
+
+
+def test_states_of_other_shapes_have_programs_of_their_own() -> None:
+    digests = StateDigest()
+    ones = [digests.start([jnp.ones(size)]).result() for size in (3, 4, 3)]
+    assert ones[0] == ones[2] != ones[1]
 
 
 def test_the_period_grows_with_the_state() -> None:
