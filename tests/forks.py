@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from jaxft._launch._warm_process import ALWAYS
+from jaxft._launch._warm_process import ALWAYS, WHERE_FOUND
 from tests import patience
 
 # Of <sched.h>.
@@ -28,6 +28,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         *ALWAYS,
+        *WHERE_FOUND,
         "jaxft._cli",
         "jaxft._exchange",
         "jaxft._heal._server",

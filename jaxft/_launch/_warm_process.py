@@ -39,6 +39,8 @@ ALWAYS = (
     "jaxft.data",
     "cryptography.hazmat.primitives.ciphers.aead",
 )
+# JAX imports these when it lowers its first program: 40 ms of 150. A later JAX may have others.
+WHERE_FOUND = ("jaxlib.mlir.dialects.mhlo", "jaxlib.mlir.dialects.builtin")
 # JAX reads these when it is imported, which is over.
 READ_AT_IMPORT = {
     "JAX_CUDA_VISIBLE_DEVICES": str,
@@ -67,6 +69,9 @@ def imported(modules: list[str]) -> str:
     """Import the modules; return why this process cannot be forked after that, or ""."""
     for name in ALWAYS:
         importlib.import_module(name)
+    for name in WHERE_FOUND:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     before = _threads()
     for name in modules:
         try:

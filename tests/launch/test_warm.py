@@ -59,8 +59,8 @@ with jaxft.Manager(min_replicas=2) as manager:
         state, metrics = step(state, batch_for)
     print(len(manager.report.members))
 public = [getattr(jaxft, name) for name in jaxft.__all__]
-ours = ("jaxft", "jaxft_protocol", "grpc", "google", "cryptography", "xxhash")
-print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] in ours))
+heavy = ("jax", "jaxlib", "jaxft", "jaxft_protocol", "grpc", "google", "cryptography", "xxhash")
+print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] in heavy))
 """
 
 
