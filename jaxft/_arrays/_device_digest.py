@@ -13,8 +13,8 @@ changes the digest.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +33,6 @@ _BYTES_PER_S = {"cpu": 5e9}
 _BYTES_PER_S_ELSEWHERE = 500e9
 
 _Sums: TypeAlias = tuple[jax.Array, jax.Array]
-# From the leaves to the sums of each mesh's leaves, [leaves, 2] each.
-_Fold: TypeAlias = Callable[[Sequence[jax.Array]], list[jax.Array]]
 _Kind: TypeAlias = tuple[Sharding, tuple[int, ...], np.dtype]  # of a leaf
 
 
@@ -72,6 +70,29 @@ class StateDigest:
         return PendingDigest(fold(list(leaves)), order)
 
 
+class _Fold:
+    """From the leaves to the sums of each mesh's leaves, [leaves, 2] each: one compiled program.
+
+    The leaves of a first state are often not committed, and later ones are: jit would compile twice.
+    """
+
+    def __init__(self, jitted: Any) -> None:
+        self._jitted = jitted
+        self._program: Any = None
+
+    def __call__(self, leaves: list[jax.Array]) -> list[jax.Array]:
+        program = self._program
+        if program is None:
+            program = self._program = self._jitted.lower(leaves).compile()
+        try:
+            return program(leaves)
+        except (
+            ValueError
+        ):  # jit takes leaves of int4 with another layout in memory, and a compiled program does not
+            self._program = self._jitted
+            return self._jitted(leaves)
+
+
 class PendingDigest:
     """A digest that a device may still be computing."""
 
@@ -100,10 +121,9 @@ def period_steps(state_bytes: int, platform: str) -> int:
 
 
 def _fold_for(like: Sequence[jax.Array]) -> tuple[_Fold, list[int]]:
-    """Return the program that sums leaves like these, mesh by mesh, and the order of its results.
+    """Return what sums leaves like these, mesh by mesh, and the order of its results.
 
-    Its results are joined on the host: no program adds arrays on different meshes with explicit axes. Compiled here,
-    since jit would compile once more after the first step, whose leaves are often not committed to their devices.
+    Its results are joined on the host: no program adds arrays on different meshes with explicit axes.
     """
     shardings = [leaf.sharding for leaf in like]
     meshes: dict[Mesh | None, list[int]] = {}
@@ -128,8 +148,8 @@ def _fold_for(like: Sequence[jax.Array]) -> tuple[_Fold, list[int]]:
         None if placed is None else NamedSharding(placed if mesh is None else mesh, PartitionSpec())
         for mesh in meshes
     ]
-    program = jax.jit(fold, out_shardings=results).lower(list(like)).compile()
-    return program, [number for numbers in meshes.values() for number in numbers]
+    order = [number for numbers in meshes.values() for number in numbers]
+    return _Fold(jax.jit(fold, out_shardings=results)), order
 
 
 def _on_device(leaf: jax.Array, sharding: Sharding) -> jax.Array:

@@ -237,7 +237,7 @@ def test_there_is_one_collective_for_all_leaves() -> None:
     fold = StateDigest()
     fold.start(leaves)
     ((program, _),) = fold._folds.values()
-    text = program.as_text()  # pyright: ignore[reportFunctionMemberAccess]
+    text = program._program.as_text()  # pyright: ignore[reportFunctionMemberAccess]
     assert len(re.findall(r" = \S+ all-gather\(", text)) == 1
     assert "all-reduce" not in text
 
@@ -256,6 +256,14 @@ def test_one_program_for_leaves_that_are_committed_and_that_are_not(
         caplog.clear()
         assert digests.start((later,)).result() == one
     assert caplog.text == ""
+
+
+def test_a_leaf_that_changes_its_layout_in_memory_is_compiled_for_again() -> None:
+    """XLA keeps two numbers of four bits in a byte, and JAX does not when it brings them to a device."""
+    brought = jax.device_put(np.arange(5).astype(jnp.int4))
+    made = jax.jit(lambda x: x + jnp.int4(0))(brought)
+    digests = StateDigest()
+    assert len({digests.start([leaf]).result() for leaf in (brought, made, brought)}) == 1
 
 
 def test_states_of_other_shapes_have_programs_of_their_own() -> None:
