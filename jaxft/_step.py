@@ -441,6 +441,8 @@ class Step:
                     axis=self._axis,
                     overlap=self._overlap,
                 )
+                if (self._axis.shards or 1) > 1:
+                    built.compile_sums()
             _check_repeatable(built, self._reference.setdefault(state_types, built))
             siblings = functools.partial(self._find, given)
             programs = self._programs[signature] = replace(built, siblings=siblings)

@@ -31,6 +31,7 @@ KNOWN = {
     ("jaxft/_checkpoints/_checkpoints.py", "Checkpoints.save"): "tests/checkpoints/test_saving.py",
     ("jaxft/data/_prefetch.py", "Prefetch.__init__"): "tests/data/test_prefetch.py",
     ("jaxft/data/_prefetch.py", "Prefetch.__call__"): "tests/data/test_prefetch.py",
+    ("jaxft/_heal/_store.py", "StateStore._start_copies"): "tests/heal/test_accelerator_state.py",
     ("jaxft/_transport/_threads.py", "Team.start"): "tests/exchange/test_strands.py",
     ("jaxft/_ranks/_link.py", "Link.__init__"): "tests/ranks/test_link.py",
     ("jaxft/_ranks/_link.py", "Link.expect_end"): "tests/ranks/test_link.py",
@@ -71,7 +72,7 @@ KNOWN = {
         "coordinator/jaxft_coordinator/http/serve.py",
         "HttpPort._run",
     ): "a task group raises what its tasks raise",
-    ("coordinator/jaxft_coordinator/_serve.py", "serve"): "tests/operate/test_http.py",
+    ("coordinator/jaxft_coordinator/_serve.py", "_serve_until"): "tests/operate/test_http.py",
     (
         "coordinator/jaxft_coordinator/_server.py",
         "Server._sweep_forever",

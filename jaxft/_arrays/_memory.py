@@ -8,8 +8,10 @@ read; there is no manual reference counting, and nothing has to be released expl
 
 import contextlib
 import mmap
+import re
 import weakref
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 
@@ -52,6 +54,15 @@ def leaves_of(layout: Layout, regions: tuple[np.ndarray, ...]) -> list[np.ndarra
         regions[extent.region][extent.offset : extent.stop].reshape(spec.shape)
         for spec, extent in zip(layout.specs, layout.extents, strict=True)
     ]
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """The host memory that programs can still get; None where the kernel does not tell."""
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
+    except OSError:
+        return None
+    return None if found is None else int(found[1]) * 1024
 
 
 def _take_idle(size_bytes: int) -> mmap.mmap | None:

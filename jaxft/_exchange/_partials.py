@@ -12,48 +12,90 @@ Invariants:
 - `add` changes nothing if it raises: leaves are checked before anything is merged.
 - The arrays passed to `add` are read for as long as their node is held (`_node_values.py`): they must not be donated
   or written to. Numpy arrays are copied, since the caller may write to them.
+
+On an accelerator nodes stay on the device, and are merged there, until `start_copies`: the sums of many shards are
+copied to the host once. Where the device has no room for a sum, the host adds.
 """
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+import jax
 import numpy as np
 
+from jaxft._arrays._device_sums import DeviceSums
+from jaxft._arrays._host_copies import flat_on_host, host_copies, on_accelerator
 from jaxft._arrays._layout import Layout, LeafSpec
-from jaxft._arrays._memory import aligned_empty, leaves_of, result_regions
+from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._errors import ConfigurationError
 from jaxft._exchange._node_values import Loose, NodeValues, merged
 from jaxft._exchange._reduce import BLOCK_ELEMENTS
 from jaxft._exchange._sums import combine_into
 from jaxft._exchange._tree import Node, parent, root
 
-if TYPE_CHECKING:
-    import jax
+_NUMPY = (np.ndarray, np.generic)
+
+
+@dataclass
+class _OnDevice:
+    """The leaves of a node in the memory of an accelerator, and their copies on the host once these were started."""
+
+    arrays: list[jax.Array]
+    summed: bool
+    copies: "list[jax.Array] | None" = None
+
+    def start_copies(self) -> None:
+        if self.copies is None:
+            self.copies = host_copies(self.arrays)
+
+    def on_host(self, layout: Layout) -> Loose:
+        self.start_copies()
+        assert self.copies is not None
+        return Loose(layout, list(map(flat_on_host, self.copies)), summed=self.summed)
 
 
 class Partials:
-    """The contributions of one group to one step, in which the whole job computes `shards` shards."""
+    """The contributions of one group to one step, in which the whole job computes `shards` shards.
 
-    def __init__(self, layout: Layout, shards: int) -> None:
+    Args:
+        layout: of the contributions.
+        shards: the number of all shards.
+        sums: adds them on the device that makes them; None: the host adds them.
+    """
+
+    def __init__(self, layout: Layout, shards: int, sums: DeviceSums | None = None) -> None:
         self.layout = layout
         self.shards = shards
+        self._sums = sums
         self._values: dict[Node, NodeValues] = {}
+        self._on_device: dict[Node, _OnDevice] = {}  # of the nodes that are not in `_values` yet
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes held: the cover of the shards that were added."""
-        return tuple(sorted(self._values))
+        return tuple(sorted([*self._values, *self._on_device]))
 
     def has(self, shard: int) -> bool:
-        return any(node.start <= shard < node.stop for node in self._values)
+        return any(node.start <= shard < node.stop for node in (*self._values, *self._on_device))
+
+    def start_copies(self) -> None:
+        """Start to copy to the host what is on a device, without waiting for it."""
+        for held in self._on_device.values():
+            held.start_copies()
+
+    def to_host(self) -> None:
+        """Have all nodes in host memory: what comes next reads them. Waits for copies."""
+        for node in list(self._on_device):
+            self._values[node] = self._on_device[node].on_host(self.layout)
+            del self._on_device[node]
 
     def part(self, node: Node, region: int, start: int, stop: int) -> np.ndarray:
-        """The elements [start, stop) of a region of a held node, as one flat array. Read-only."""
+        """The elements [start, stop) of a region of a node on the host, as one flat array. Read-only."""
         return self._values[node].part(region, start, stop)
 
     def pieces(self, node: Node, region: int) -> list[tuple[int, np.ndarray]]:
-        """What lies together of a region of a held node, in order, each with its offset. Between them is zero."""
+        """What lies together of a region of a node on the host, in order, each with its offset. The rest is zero."""
         return self._values[node].pieces(region)
 
     def select(self, layout: Layout, picks: Sequence[tuple[int, tuple[slice, ...]]]) -> "Partials":
@@ -63,6 +105,7 @@ class Partials:
             layout: the layout of the blocks.
             picks: for each block the number of its leaf, and where in the leaf it lies.
         """
+        self.to_host()
         found = Partials(layout, self.shards)
         for node, values in self._values.items():
             blocks = [
@@ -85,14 +128,41 @@ class Partials:
         assert 0 <= shard < self.shards
         assert not self.has(shard), f"shard {shard} was already added"
         node = Node(shard, shard + 1)
-        self._values[node] = Loose(self.layout, _flat(self.layout, leaves))
+        _check_all(self.layout, leaves)
+        arrays = [leaf for leaf in leaves if not isinstance(leaf, _NUMPY)]
+        if arrays and len(arrays) == len(leaves) and on_accelerator(arrays[0]):
+            self._on_device[node] = _OnDevice(arrays, summed=False)
+        else:
+            self._values[node] = Loose(self.layout, _flat(leaves))
         while node != root(self.shards):
-            above = parent(node, self.shards)
-            left, right = above.children
-            if left not in self._values or right not in self._values:
+            node = parent(node, self.shards)
+            held = self.nodes
+            if not all(child in held for child in node.children):
                 return
-            self._values[above] = merged(self.layout, self._values.pop(left), self._values.pop(right))
-            node = above
+            self._merge(node)
+
+    def _merge(self, node: Node) -> None:
+        """Add the two children of a node: on the device if both are there and it has room."""
+        left, right = node.children
+        if self._merged_on_device(node):
+            return
+        for child in node.children:
+            if child in self._on_device:
+                self._values[child] = self._on_device.pop(child).on_host(self.layout)
+        self._values[node] = merged(self.layout, self._values.pop(left), self._values.pop(right))
+
+    def _merged_on_device(self, node: Node) -> bool:
+        pair = [self._on_device.get(child) for child in node.children]
+        left, right = pair
+        if self._sums is None or left is None or right is None or left.copies is not None:
+            return False  # what is copied to the host is not consumed
+        if not left.summed and not self._sums.have_room():
+            return False
+        made = self._sums.add(left.arrays, right.arrays, summed=(left.summed, right.summed))
+        for child in node.children:
+            del self._on_device[child]
+        self._on_device[node] = _OnDevice(made, summed=True)
+        return True
 
     def mean_alone(self) -> list[np.ndarray]:
         """The means and sums over all shards, in new buffers. Only if this group holds every shard."""
@@ -102,6 +172,7 @@ class Partials:
 
     def mean_into(self, result: Sequence[np.ndarray]) -> None:
         """As `mean_alone`, into one array for each region."""
+        self.to_host()
         whole = root(self.shards)
         assert self.nodes == (whole,), f"holds {self.nodes} of {whole}"
         for number, (region, out) in enumerate(zip(self.layout.regions, result, strict=True)):
@@ -111,8 +182,7 @@ class Partials:
                 combine_into(out[start:stop], {whole: total}, self.shards, region)
 
 
-def _flat(layout: Layout, leaves: "Sequence[np.ndarray | jax.Array]") -> list[np.ndarray]:
-    """The leaves on the host, flat and contiguous; copied only if they are not so already."""
+def _check_all(layout: Layout, leaves: "Sequence[np.ndarray | jax.Array]") -> None:
     if len(leaves) != len(layout.specs):
         raise ConfigurationError(
             f"A contribution has {len(leaves)} leaves, but the exchange was laid out for {len(layout.specs)}. "
@@ -120,17 +190,6 @@ def _flat(layout: Layout, leaves: "Sequence[np.ndarray | jax.Array]") -> list[np
         )
     for leaf, spec in zip(leaves, layout.specs, strict=True):
         _check(leaf, spec)
-    for leaf in leaves if _on_accelerator(leaves) else ():
-        if not isinstance(leaf, np.ndarray | np.generic) and leaf.is_fully_addressable:
-            leaf.copy_to_host_async()  # so that copies from a device overlap
-    return [_on_host(leaf) for leaf in leaves]
-
-
-def _on_accelerator(leaves: "Sequence[np.ndarray | jax.Array]") -> bool:
-    """Whether the leaves, which one program made, are in the memory of an accelerator."""
-    if not leaves or isinstance(leaves[0], np.ndarray | np.generic):
-        return any(not isinstance(leaf, np.ndarray | np.generic) for leaf in leaves)
-    return next(iter(leaves[0].sharding.device_set)).platform != "cpu"
 
 
 def _check(leaf: "np.ndarray | jax.Array", spec: LeafSpec) -> None:
@@ -141,25 +200,20 @@ def _check(leaf: "np.ndarray | jax.Array", spec: LeafSpec) -> None:
             f"was laid out for {spec.shape} and {spec.dtype}. Every call of the step must pass the same "
             "shapes and dtypes."
         )
+    if not isinstance(leaf, _NUMPY) and not leaf.is_fully_addressable:
+        raise ConfigurationError(
+            f"Leaf {spec.path!r} is spread over several processes, but each process can only contribute "
+            "arrays on its own devices. Keep a group's arrays on the devices of its process."
+        )
 
 
 _dtype = functools.cache(np.dtype)
 
 
-def _on_host(leaf: "np.ndarray | jax.Array") -> np.ndarray:
-    """A leaf on the host, flat. Of an array on several devices, each piece is read once."""
-    if isinstance(leaf, np.ndarray | np.generic):
-        return np.array(leaf).reshape(-1)
-    if not leaf.is_fully_addressable:
-        raise ConfigurationError(
-            f"A leaf of shape {leaf.shape} is spread over several processes, but each process can only contribute "
-            "arrays on its own devices. Keep a group's arrays on the devices of its process."
-        )
-    if len(leaf.sharding.device_set) == 1:
-        return np.ascontiguousarray(leaf).reshape(-1)
-    flat = aligned_empty(leaf.size * leaf.dtype.itemsize).view(leaf.dtype)
-    target = flat.reshape(leaf.shape)
-    for piece in leaf.addressable_shards:
-        if piece.replica_id == 0:
-            target[piece.index] = np.asarray(piece.data)
-    return flat
+def _flat(leaves: "Sequence[np.ndarray | jax.Array]") -> list[np.ndarray]:
+    """The leaves on the host, flat and contiguous; copied only if they are not so already."""
+    copies = iter(host_copies([leaf for leaf in leaves if not isinstance(leaf, _NUMPY)]))
+    return [
+        np.array(leaf).reshape(-1) if isinstance(leaf, _NUMPY) else flat_on_host(next(copies))
+        for leaf in leaves
+    ]

@@ -111,6 +111,7 @@ class SpanLinks:
             total_shards: the number of all shards of the step.
             patience: makes the limit on a time without progress, for each thread.
         """
+        given.partials.to_host()
         of_spans = [given.tasks(span, step, self._strands) for span in self._spans]
 
         def carry_out(way: Way, task: Task) -> None:

@@ -6,7 +6,9 @@ the donation of its array, when the first joiner asks for it, and at the latest 
 * On the CPU backend a host view of an array is not a copy, and JAX copies an array that has a live view instead of
   donating it. So the view is a copy-on-write snapshot. jaxlib does this but does not promise it, so every reader
   checks afterwards whether the array was overwritten (`intact`).
-* Elsewhere, and for the few types that XLA packs (int4), a host view is a copy from the start.
+* On an accelerator a copy to host memory is started, and not waited for: the device makes it while training goes on,
+  and reads the array before a donation overwrites it.
+* For the few types that XLA packs (int4), a host view is a copy from the start.
 
 A leaf on several devices is joined, in C order, when its first byte is read. A joiner of several processes asks for
 the parts that belong to some lanes; these are read where they lie, if they lie together.
@@ -20,6 +22,7 @@ import jax
 import numpy as np
 from jaxft_protocol.ranks.lanes import Span
 
+from jaxft._arrays._host_copies import host_copies, on_accelerator
 from jaxft._arrays._leaf_types import LeafType, is_key, type_of
 from jaxft._arrays._pieces import Pieces
 from jaxft._heal._blob import Blob, BlobLayout, Spoiled, bytes_of
@@ -57,6 +60,12 @@ class Snapshot:
         with self._lock:
             return self._sources is None or all(source.intact() for source in self._sources)
 
+    @property
+    def copied_bytes(self) -> int:
+        """The host memory that it takes beyond the state itself: the size of what is on an accelerator."""
+        with self._lock:
+            return sum(source.copied_bytes for source in self._leaf_sources())
+
     def _leaf_sources(self) -> "list[_Leaf]":
         if self._sources is None:
             self._sources = [_Leaf(leaf) for leaf in self._leaves]
@@ -77,12 +86,18 @@ class Snapshot:
 
 
 class _Leaf:
-    """One leaf: first the array, then (captured) host views or copies of its pieces, then one run of bytes."""
+    """One leaf: first the array, then (captured) host views or copies of its pieces, then one run of bytes.
+
+    Of an accelerator's array, a copy is started in between.
+    """
 
     def __init__(self, leaf: Any) -> None:
         self.type = type_of(leaf)
+        away = isinstance(leaf, jax.Array) and not is_key(leaf) and on_accelerator(leaf)
+        self.copied_bytes = self.type.size_bytes if away else 0
         self._lock = threading.Lock()
         self._leaf: Any = leaf
+        self._copy: jax.Array | None = None
         self._pieces: list[_Piece] = []
         self._watched: list[jax.Array] = []  # arrays whose memory the pieces are
         self._flat: memoryview | None = None
@@ -96,7 +111,7 @@ class _Leaf:
 
     def flat(self) -> memoryview:
         with self._lock:
-            self._capture()
+            self._read()
             if self._flat is None:
                 self._flat = self._join()
             return self._flat
@@ -104,7 +119,7 @@ class _Leaf:
     def part(self, index: tuple[slice, ...]) -> tuple[np.ndarray, list[jax.Array]]:
         """A block of the leaf, contiguous, and the arrays whose memory it may share."""
         with self._lock:
-            self._capture()
+            self._read()
             for where, piece in self._pieces:
                 if where == index and piece.flags.c_contiguous:
                     return piece, list(self._watched)
@@ -121,10 +136,19 @@ class _Leaf:
         if self._leaf is None:
             return
         try:
-            self._pieces, self._watched = _host_pieces(self._leaf, self.type)
+            if self.copied_bytes:
+                (self._copy,) = host_copies([self._leaf])
+            else:
+                self._pieces, self._watched = _host_pieces(self._leaf, self.type)
         except RuntimeError as error:  # deleted: released here, and donated, before a server read it
             raise Spoiled(str(error)) from error
         self._leaf = None
+
+    def _read(self) -> None:
+        """Have the leaf's pieces in host memory; waits for a copy."""
+        self._capture()
+        if self._copy is not None:
+            self._pieces, self._copy = _pieces_of(self._copy), None
 
     def _join(self) -> memoryview:
         if len(self._pieces) == 1 and self._pieces[0][1].flags.c_contiguous:
@@ -182,6 +206,15 @@ def _host_pieces(leaf: Any, leaf_type: LeafType) -> tuple[list[_Piece], list[jax
             view = np.array(view)  # offloaded to host memory: the view may share the array's memory
         pieces.append((_plain(shard.index, leaf.shape), view))
     return pieces, watched
+
+
+def _pieces_of(copy: jax.Array) -> list[_Piece]:
+    """The pieces of a copy that only this leaf has, where they lie in host memory."""
+    return [
+        (_plain(shard.index, copy.shape), np.asarray(shard.data))
+        for shard in copy.addressable_shards
+        if shard.replica_id == 0
+    ]
 
 
 def _plain(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:

@@ -5,6 +5,10 @@ and releases; server threads read. No thread holds the lock while it copies or r
 heartbeats wait for a joiner. Before the training thread donates a pinned state, it captures the leaves that no joiner
 has asked for yet (see `_snapshot`).
 
+On an accelerator a thread starts the copies to host memory as soon as a state is pinned, beside the step. A state
+that would take more than half of the available host memory is not kept: its heal ends here, and the other donors may
+have room.
+
 Everything is kept only while a joiner needs it. A joiner that holds a state says so (`holds`), and everything before
 that state is freed; `release` frees the rest. Joiners pinned at the same step share a snapshot.
 """
@@ -20,6 +24,7 @@ from typing import Any
 import numpy as np
 from jaxft_protocol.ranks.lanes import Span
 
+from jaxft._arrays._memory import available_bytes
 from jaxft._arrays._pieces import Pieces
 from jaxft._heal._blob import Blob, blob_of
 from jaxft._heal._snapshot import Snapshot
@@ -31,6 +36,9 @@ _log = logging.getLogger("jaxft")
 LOG_LIMIT_STATES = 2
 LOG_LIMIT_MIN_BYTES = 64 << 20
 LOG_LIMIT_MIN_STEPS = 8
+
+# The copy of a state on an accelerator may take this part of the host memory that is available.
+HOST_PART = 0.5
 
 # How many ended heals are remembered, so that their joiners get an answer at once.
 _REMEMBERED_HEALS = 256
@@ -137,8 +145,9 @@ class StateStore:
             self._leaves = list(leaves)
             for kept in [kept for kept, snapshot in self._snapshots.items() if not snapshot.intact()]:
                 self._abandon_state(kept, "it was overwritten")
-            self._take_snapshot()
+            taken = self._take_snapshot()
             self._changed.notify_all()
+        self._start_copies(step, taken)
 
     def before_donation(self) -> None:
         """Capture the current state if a joiner needs it: the donation overwrites it."""
@@ -146,13 +155,8 @@ class StateStore:
             step, self._leaves = self._step, []
             self._oldest = step + 1
             snapshot = self._snapshots.get(step)
-        if snapshot is None:
-            return
-        try:
-            snapshot.capture(lambda: self._snapshots.get(step) is snapshot)
-        except Exception as error:  # such as out of memory: must not end the donor's own training
-            with self._changed:
-                self._abandon_state(step, f"it could not be captured: {error!r}")
+        if snapshot is not None:
+            self._capture(step, snapshot)
 
     def log(
         self,
@@ -181,8 +185,9 @@ class StateStore:
         """Keep state `step` for a heal, unless the joiner has it (`log_only`), and the means of each step since."""
         with self._changed:
             self._pins[heal_id] = _Pin(step, self._own, {None: step} if log_only else {})
-            self._take_snapshot()
+            taken = self._take_snapshot()
             self._changed.notify_all()
+        self._start_copies(step, taken)
 
     def release(self, heal_id: int) -> None:
         with self._changed:
@@ -237,6 +242,33 @@ class StateStore:
                 pin.holds[span] = max(pin.holds.get(span, -1), step)
                 self._trim()
 
+    # ---- copies, in any thread ----
+
+    def _start_copies(self, step: int, taken: Snapshot | None) -> None:
+        """Have an accelerator copy a new snapshot to the host, beside the step."""
+        copied_bytes = 0 if taken is None else taken.copied_bytes
+        if taken is None or not copied_bytes:
+            return
+        free_bytes = available_bytes()
+        if free_bytes is not None and copied_bytes > HOST_PART * free_bytes:
+            with self._changed:
+                self._abandon_state(
+                    step,
+                    f"its copy would take {copied_bytes / 1e9:.1f} GB, and may take {HOST_PART:.0%} of the "
+                    f"{free_bytes / 1e9:.1f} GB of host memory that are available. Use hosts with more memory, or "
+                    "shard the state over more of them",
+                )
+            return
+        threading.Thread(target=self._capture, args=(step, taken), name="jaxft-snapshot", daemon=True).start()
+
+    def _capture(self, step: int, snapshot: Snapshot) -> None:
+        """Protect a state from its donation. A failure ends the heals that need it, and not the training here."""
+        try:
+            snapshot.capture(lambda: self._snapshots.get(step) is snapshot)
+        except Exception as error:  # such as out of memory
+            with self._changed:
+                self._abandon_state(step, f"it could not be captured: {error!r}")
+
     # ---- under the lock ----
 
     @property
@@ -254,11 +286,14 @@ class StateStore:
                 f"{asked} are asked for, and this process holds the lanes from {own.start} up to {own.stop}"
             )
 
-    def _take_snapshot(self) -> None:
+    def _take_snapshot(self) -> Snapshot | None:
+        """Keep the current state if a joiner needs it; return the snapshot if it is new."""
         if self._oldest != self._step or self._step in self._snapshots:
-            return
-        if any(pin.step == self._step and pin.needs_state for pin in self._pins.values()):
-            self._snapshots[self._step] = Snapshot(self._leaves, self._pieces)
+            return None
+        if not any(pin.step == self._step and pin.needs_state for pin in self._pins.values()):
+            return None
+        taken = self._snapshots[self._step] = Snapshot(self._leaves, self._pieces)
+        return taken
 
     def _drop(self, heal_id: int) -> None:
         if self._pins.pop(heal_id, None) is not None:

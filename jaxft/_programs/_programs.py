@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxft_protocol.ranks.lanes import Span
 
+from jaxft._arrays._device_sums import DeviceSums, device_sums
+from jaxft._arrays._host_copies import is_accelerator
 from jaxft._arrays._lanes import Lanes, lane_devices
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._leaf_types import LeafType, type_of
@@ -152,6 +154,25 @@ class Programs:
             specs = self.stage_pieces[stage].specs(self._stage_specs[stage], span)
             self._layouts[key] = Layout.of(specs)
         return self._layouts[key]
+
+    @functools.cached_property
+    def on_accelerator(self) -> bool:
+        """Whether contributions are made in the memory of accelerators."""
+        shardings = jax.tree.leaves(self.executables.computes[0].output_shardings)
+        return any(is_accelerator(device.platform) for one in shardings[:1] for device in one.device_set)
+
+    def compile_sums(self) -> None:
+        """Compile what adds contributions on an accelerator, before a step needs it."""
+        for stage in range(self.stages):
+            self.sums(stage)
+
+    def sums(self, stage: int) -> DeviceSums | None:
+        """What adds this process's contributions to an exchange on an accelerator. The first call compiles."""
+        specs, pieces = self._stage_specs[stage], self.stage_pieces[stage]
+        if not pieces.whole:
+            return None  # the pieces are on several devices, one by one
+        shardings = self.executables.computes[stage].output_shardings[: len(specs)]
+        return device_sums(self.layouts[stage], tuple(shardings))
 
     @property
     def stages(self) -> int:

@@ -97,7 +97,7 @@ class Alone:
         means: list[Any] = []
         local: dict[int, Local] = {}
         for run in programs.runs:
-            partials = {stage: Partials(programs.layouts[stage], count) for stage in run}
+            partials = {stage: Partials(programs.layouts[stage], count, call.sums(stage)) for stage in run}
             made: list[Any] = []
             for shard in range(count):
                 made.clear()

@@ -178,12 +178,19 @@ class Attempts:
                 return False
         elif shards:
             self._merge(call, number, shards[-1])
+        partials = self._work.stages[number].partials
+        assert partials is not None
+        partials.start_copies()
         record.compute_s += time.perf_counter() - began_s
         return self._ranks.decide("exchange", not abort.is_set)
 
     def _start(self, call: Call, run: range, shards: tuple[int, ...], abort: Abort, record: Record) -> bool:
         """Compute what is missing of a run. Of the last shard, wait only for what the first exchange needs."""
         self._work.counted = ()
+        started: list[int] = []
+        # An accelerator has its next programs, and their batch, before it has ended the last. On CPU they would take
+        # the cores from each other.
+        ahead = 1 if call.programs.on_accelerator else 0
         for shard in shards:
             if not self._ranks.decide("go on", not abort.is_set):
                 return False
@@ -194,9 +201,13 @@ class Attempts:
                 self._run(call, run, key, shard)
                 if run.start == 0:
                     record.shards.append(shard)
-            for number in run if shard != shards[-1] else run[:1]:
-                self._merge(call, number, shard)
-            self._work.counted = (*self._work.counted, key)
+            started.append(shard)
+            last = shard == shards[-1]
+            while len(started) > (0 if last else ahead):
+                one = started.pop(0)
+                for number in run if started or not last else run[:1]:
+                    self._merge(call, number, one)
+                self._work.counted = (*self._work.counted, self._key(call, one))
         return True
 
     def _run(self, call: Call, run: range, key: int, shard: int) -> None:
@@ -226,6 +237,8 @@ class Attempts:
         if key in stage.contributions and not stage.partials.has(shard):
             self._shard = shard  # its program may fail only now
             self._ranks.awaits_others(True)
+            if call.programs.on_accelerator:  # there, `add` waits for nothing
+                jax.block_until_ready(stage.contributions[key])
             stage.partials.add(shard, stage.contributions[key])
             if call.shards is not None:
                 del stage.contributions[key]  # its values are held, or summed
@@ -252,7 +265,9 @@ class Attempts:
             if number == len(stages):
                 stages.append(_Stage())
             if stages[number].partials is None or call.shards is None:
-                stages[number].partials = Partials(call.programs.layouts[number], quorum.total_shards)
+                stages[number].partials = Partials(
+                    call.programs.layouts[number], quorum.total_shards, call.sums(number)
+                )
 
     def _exchanged(
         self, call: Call, number: int, quorum: NewQuorum, more_s: float, abort: Abort, record: Record

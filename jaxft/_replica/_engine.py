@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from jaxft._arrays._device_sums import DeviceSums
 from jaxft._programs._nonfinite import Policy
 from jaxft._programs._programs import Programs
 from jaxft._replica._steps import LoopWatch
@@ -32,6 +33,10 @@ class Call(NamedTuple):
     batch_for: BatchFor
     shards: int | None  # None: one per member of the quorum
     nonfinite: Policy
+
+    def sums(self, stage: int) -> DeviceSums | None:
+        """What adds a group's shards on an accelerator; None: it has one, or the host adds them."""
+        return None if (self.shards or 1) == 1 else self.programs.sums(stage)
 
 
 class Engine(Protocol):

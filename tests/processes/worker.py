@@ -26,6 +26,7 @@ from jax._src.lib import _jax
 
 import jaxft
 import lab._rank_caches  # noqa: F401  (ranks keep what they compile)
+from tests.accelerators import pretend
 
 GATE_TIMEOUT_S = 3600.0  # the test comes to its end before it
 PAUSE_TIMEOUT_S = 3600.0
@@ -202,6 +203,9 @@ def main() -> None:
         "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
     )
     parser.add_argument(
+        "--accelerator", action="store_true", help="have the CPU devices count as an accelerator"
+    )
+    parser.add_argument(
         "--sum-after", type=int, help="after that step, sum over all ranks outside of the step"
     )
     parser.add_argument(
@@ -229,6 +233,8 @@ def main() -> None:
         text, _, gate = arguments.hold.rpartition(":")
         logger.setLevel(logging.DEBUG)
         logger.addFilter(hold_at(text, Path(gate)))
+    if arguments.accelerator:
+        pretend()
     if arguments.precision:
         jax.config.update("jax_default_matmul_precision", arguments.precision)
     if arguments.world == "env":

@@ -19,6 +19,7 @@ from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._exchange import _spans
 from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links
+from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._heal._store import StateStore
 from jaxft._programs._build import Programs, cut_programs, joined
@@ -35,6 +36,7 @@ from jaxft._replica._saving import Saving
 from jaxft._report import Record, StepReport
 from jaxft._transport._listener import Abort, Listener
 from tests import patience
+from tests.accelerators import pretended
 
 ME = GroupName("group-1")
 STEP = Step(5)
@@ -196,6 +198,58 @@ def test_a_step_that_asks_for_its_place_counts_only_there(listener: Listener) ->
     assert group.summed(1) == [8.0, 8.0, 8.0]
     assert group.compute(quorum(2, 1, group_1=(0,)))
     assert group.summed(0) == [7.0, 7.0, 7.0]
+
+
+@pytest.mark.parametrize("accelerator", [True, False])
+def test_an_accelerator_starts_the_next_shard_before_it_waits_for_the_last(
+    accelerator: bool, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    add = Partials.add
+
+    def noted(self: Partials, shard: int, leaves: Any) -> None:
+        done.append(f"add {shard}")
+        add(self, shard, leaves)
+
+    def noted_batch(step: int, shard: int) -> jax.Array:
+        done.append(f"batch {shard}")
+        return batch_for(step, shard)
+
+    monkeypatch.setattr(Partials, "add", noted)
+    with pretended() if accelerator else contextlib.nullcontext():
+        group = Group(listener, shards=3, batch_for=noted_batch)
+        group.attempt(quorum(1, 3, group_1=(0, 1, 2)))
+    if accelerator:
+        assert done == ["batch 0", "batch 1", "add 0", "batch 2", "add 1", "add 2"]
+    else:
+        assert done == ["batch 0", "add 0", "batch 1", "add 1", "batch 2", "add 2"]
+    assert group.counted == (0, 1, 2)
+    assert group.heard.progress == 4, "after each shard, and after the exchange"
+    group.attempts.apply(group.call, STEP, group.record)
+    np.testing.assert_array_equal(group.held.leaves[0], np.full(3, -15.0))
+
+
+def test_an_accelerator_computes_nothing_again_after_an_attempt_that_ended_between_two_shards(
+    listener: Listener,
+) -> None:
+    abort = Abort()
+
+    def batch_for_and_end(step: int, shard: int) -> jax.Array:
+        asked.append(shard)
+        if asked == [0, 1]:
+            abort.set("a new quorum")
+        return batch_for(step, shard)
+
+    asked: list[int] = []
+    with pretended():
+        group = Group(listener, shards=3, batch_for=batch_for_and_end)
+        assert not group.attempts._compute(
+            group.call, 0, quorum(1, 3, group_1=(0, 1, 2)), abort, group.record
+        )
+        group.attempt(quorum(2, 3, group_1=(0, 1, 2)))
+    assert asked == [0, 1, 2]
+    group.attempts.apply(group.call, STEP, group.record)
+    np.testing.assert_array_equal(group.held.leaves[0], np.full(3, -15.0))
 
 
 # Several exchanges

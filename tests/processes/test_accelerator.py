@@ -1,0 +1,39 @@
+"""The paths of an accelerator on real processes, with CPU devices in its place: the bits of numpy's sums."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import cluster, digest_alone
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+STEPS = 30
+GROUPS = ("group-0", "group-1", "group-2")
+
+
+@pytest.mark.parametrize("accelerated", [GROUPS, GROUPS[:1]], ids=["all", "one of three"])
+def test_a_kill_changes_nothing(accelerated: tuple[str, ...], tmp_path: Path) -> None:
+    """Two groups compute what the third had, add it on their devices, and keep the state for it when it is back."""
+    back = tmp_path / "back"
+    gate = ("--gate", f"20:{back}")
+
+    def flags(group: str) -> tuple[str, ...]:
+        own = ("--accelerator",) if group in accelerated else ()
+        return ("--steps", str(STEPS), *gate, *own)
+
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        workers = here.start_together(
+            GROUPS,
+            lambda group: (*flags(group), *(("--die", "exchange step 5") if group == "group-2" else ())),
+        )
+        here.until_dead(workers["group-2"])
+        again = here.start("group-2", *flags("group-2"))
+        here.until(lambda: again.says("heals to step"), "the killed group to heal")
+        back.touch()
+        survivors = [workers[group] for group in GROUPS[:2]]
+        here.until_finished(*survivors, again)
+        assert {worker.digest for worker in (*survivors, again)} == {digest_alone(STEPS)}
+        for worker in survivors:
+            assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))
