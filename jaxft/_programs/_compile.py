@@ -47,6 +47,7 @@ class Executables:
     """The compiled programs of a step, each over the flat leaves that it reads."""
 
     computes: tuple[Program, ...]  # one for each stage
+    means: tuple[Spec, ...]  # the types of the means of all stages, as later programs and `apply` take them
     apply: Program
     report: Program | None
     apply_key: Hashable  # equal keys mean the same apply program
@@ -96,6 +97,7 @@ def compile_cut(
         report = _compile("report", cut.report, cut.report.inputs(state, means=means, rest=rest), ())
     return Executables(
         computes=computes,
+        means=tuple(means),
         apply=applies[apply_key],
         report=report,
         apply_key=apply_key,

@@ -36,12 +36,28 @@ class OtherTypes(ConfigurationError):
     """The programs were called with a state or a batch of other types than they were compiled for."""
 
 
+# On an accelerator, what a program contributes is exchanged in up to so many buckets: while one is exchanged, the
+# next is copied to the host, and the means of the last one to the devices.
+MOST_BUCKETS = 8
+# A bucket has at least about so many bytes: each is one more exchange, whose members wait for each other.
+BUCKET_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What one exchange takes: contributions of one program, from `first` up to but not including `stop`."""
+
+    program: int
+    first: int
+    stop: int
+
+
 @dataclass(frozen=True, slots=True)
 class Local:
     """What the stages so far made of a shard besides contributions: for its later ones, and for metrics."""
 
     programs: "Programs"
-    stage: int  # the last of them
+    program: int  # the last of those that made it
     direct: Sequence[jax.Array]
     rest: Sequence[jax.Array | None]  # None: no later program reads it
     batch: Sequence[Any]  # its leaves, and the number of the shard; empty if no later program reads them
@@ -90,11 +106,15 @@ class Programs:
     def stage_pieces(self) -> tuple[Pieces, ...]:
         """How the leaves of each stage's contribution are split in this process."""
         made: list[Pieces] = []
-        for specs, program in zip(self._stage_specs, self.executables.computes, strict=True):
+        for number, specs in enumerate(self._stage_specs):
             shapes = [spec.shape for spec in specs]
             types = [LeafType(spec.shape, spec.dtype) for spec in specs]
-            made.append(self._pieces(shapes, types, program.output_shardings[: len(specs)]))
+            made.append(self._pieces(shapes, types, self._shardings(number)))
         return tuple(made)
+
+    def _shardings(self, stage: int) -> Sequence[Any]:
+        """How the contributions to an exchange leave `compute`."""
+        return self.bucket(stage, self.executables.computes[self.buckets[stage].program].output_shardings)
 
     @functools.cached_property
     def state_pieces(self) -> Pieces:
@@ -168,16 +188,52 @@ class Programs:
 
     def sums(self, stage: int) -> DeviceSums | None:
         """What adds this process's contributions to an exchange on an accelerator. The first call compiles."""
-        specs, pieces = self._stage_specs[stage], self.stage_pieces[stage]
-        if not pieces.whole:
+        if not self.stage_pieces[stage].whole:
             return None  # the pieces are on several devices, one by one
-        shardings = self.executables.computes[stage].output_shardings[: len(specs)]
-        return device_sums(self.layouts[stage], tuple(shardings))
+        return device_sums(self.layouts[stage], tuple(self._shardings(stage)))
+
+    def to_devices(self, stage: int, means: Sequence[np.ndarray]) -> Sequence[Any]:
+        """Start to bring the means of an exchange to the devices of an accelerator, ahead of `apply`.
+
+        Returns them as `joined` takes them: on CPU, and in a group of several processes, as they are.
+        """
+        if not self.on_accelerator or not self.stage_pieces[stage].whole:
+            return means
+        start = sum(len(specs) for specs in self._stage_specs[:stage])
+        shardings = [spec.sharding for spec in self.executables.means[start : start + len(means)]]
+        if self.devices and None in shardings:
+            return means  # `apply` decides where they go
+        return jax.device_put(list(means), shardings)
 
     @property
     def stages(self) -> int:
         """How many exchanges a step has."""
-        return len(self.cut.stages)
+        return len(self.buckets)
+
+    @functools.cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """What each exchange takes. Groups that have the same programs on the same kind of device divide alike."""
+        rest = iter(self.contribution)
+        most = MOST_BUCKETS if self.on_accelerator else 1
+        found: list[Bucket] = []
+        for number, stage in enumerate(self.cut.stages):
+            specs = list(itertools.islice(rest, len(stage.contributions)))
+            found += _buckets(number, [Layout.of([spec]).size_bytes for spec in specs], most)
+        return tuple(found)
+
+    def bucket(self, stage: int, made: Sequence[Any]) -> Sequence[Any]:
+        """Of what a program made, what one exchange takes."""
+        bucket = self.buckets[stage]
+        return made[bucket.first : bucket.stop]
+
+    def begins(self, stage: int) -> bool:
+        """Whether a program is run before an exchange; otherwise the one before has made its bucket, too."""
+        return self.buckets[stage].first == 0
+
+    def made_with(self, stage: int) -> range:
+        """An exchange, and those after it whose buckets the same program makes."""
+        program = self.buckets[stage].program
+        return range(stage, max(n for n, bucket in enumerate(self.buckets) if bucket.program == program) + 1)
 
     def run_of(self, stage: int) -> range:
         """The stages that can be started together with one."""
@@ -186,10 +242,11 @@ class Programs:
     @functools.cached_property
     def runs(self) -> tuple[range, ...]:
         """The stages, divided where one reads the means of another. Without overlap, each run is one stage."""
-        counts = [len(stage.contributions) for stage in self.cut.stages]
+        counts = [bucket.stop - bucket.first for bucket in self.buckets]
         begins = [0]
-        for number, stage in enumerate(self.cut.stages):
-            if max(stage.compute.means, default=-1) >= sum(counts[: begins[-1]]):
+        for number, bucket in enumerate(self.buckets):
+            means = self.cut.stages[bucket.program].compute.means
+            if self.begins(number) and max(means, default=-1) >= sum(counts[: begins[-1]]):
                 begins.append(number)
         return tuple(map(range, begins, [*begins[1:], self.stages]))
 
@@ -222,9 +279,9 @@ class Programs:
 
     @functools.cached_property
     def _stage_specs(self) -> tuple[tuple[LeafSpec, ...], ...]:
-        """The contribution, stage by stage."""
+        """The contribution, exchange by exchange."""
         rest = iter(self.contribution)
-        return tuple(tuple(itertools.islice(rest, len(stage.contributions))) for stage in self.cut.stages)
+        return tuple(tuple(itertools.islice(rest, bucket.stop - bucket.first)) for bucket in self.buckets)
 
     def state_leaves(self, state: Any) -> list[jax.Array]:
         """The leaves of a state, as `compute` and `apply` take them. Numbers and numpy arrays are copied to a device.
@@ -294,7 +351,7 @@ class Programs:
         """
         if local.programs is not self:
             return local.programs.compute_next(state, means, local)
-        number = local.stage + 1
+        number = local.program + 1
         inputs = self.cut.stages[number].compute.inputs(
             state, batch=local.batch, means=means, rest=local.rest
         )
@@ -312,7 +369,7 @@ class Programs:
 
     @functools.cached_property
     def _read_after(self) -> tuple[frozenset[int], ...]:
-        return tuple(map(self.cut.rest_read_after, range(self.stages)))
+        return tuple(map(self.cut.rest_read_after, range(len(self.cut.stages))))
 
     def apply(
         self, state: Sequence[jax.Array], means: Sequence[np.ndarray | jax.Array], local: Local | None
@@ -393,6 +450,19 @@ class Programs:
         if key not in self._known:
             self._known[key] = self.siblings(self.unflatten(state), batch)
         return self._known[key]
+
+
+def _buckets(program: int, sizes: Sequence[int], most: int) -> list[Bucket]:
+    """Divide contributions of so many bytes into consecutive buckets of about equal size."""
+    total = sum(sizes)
+    count = max(1, min(most, total // BUCKET_BYTES))
+    ends: list[int] = []
+    so_far = 0
+    for number, size in enumerate(sizes, 1):
+        so_far += size
+        if so_far * count >= total * (len(ends) + 1) or number == len(sizes):
+            ends.append(number)
+    return [Bucket(program, *pair) for pair in itertools.pairwise([0, *ends])]
 
 
 def batch_key(leaves: Sequence[Any], tree: PyTreeDef) -> BatchKey:

@@ -101,13 +101,14 @@ class Alone:
             made: list[Any] = []
             for shard in range(count):
                 made.clear()
+                contribution: list[jax.Array] = []
                 for stage in run:
                     if stage == 0:
                         batch = call.batch_for(self.step, shard)
                         contribution, local[shard] = programs.compute(state, batch, shard)
-                    else:
+                    elif programs.begins(stage):
                         contribution, local[shard] = programs.compute_next(state, means, local[shard])
-                    made.append(contribution)
+                    made.append(programs.bucket(stage, contribution))
                 if shard > 0 and run.stop == programs.stages:
                     del local[shard]
                 for stage, contribution in zip(run if count > 1 else (), made, strict=False):

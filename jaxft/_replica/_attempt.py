@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -52,6 +53,7 @@ class _Stage:
     locals: dict[int, Local] = field(default_factory=dict[int, Local])
     partials: Partials | None = None
     means: list[np.ndarray] | None = None
+    given: Sequence[Any] = ()  # the means as programs take them: on the devices of an accelerator
 
 
 @dataclass
@@ -70,6 +72,10 @@ class _Work:
             assert stage.means is not None
             found += stage.means
         return found
+
+    def given(self, stages: int) -> list[Any]:
+        """The same as `means`, as programs take them."""
+        return [mean for stage in self.stages[:stages] for mean in stage.given]
 
     def took(self, number: int, means: list[np.ndarray], after: int) -> None:
         """Note the means of a stage. If they are not what the stages `after` were computed from, drop these."""
@@ -140,7 +146,8 @@ class Attempts:
         local = work.stages[-1].locals[min(work.counted)] if work.counted else None
         skip = call.nonfinite == "skip" and bool(work.nonfinite)
         try:
-            record.metrics = self._held.advance(call.programs, means, local, skip=skip)
+            given = work.given(call.programs.stages)
+            record.metrics = self._held.advance(call.programs, means, local, skip=skip, given=given)
         finally:
             if self._held.step == step + 1:  # also if Ctrl-C came while it was applied
                 self._session.post(Applied(Step(self._held.step)))
@@ -176,11 +183,13 @@ class Attempts:
             self._prepare(call, run, quorum, shards)
             if not self._start(call, run, shards, abort, record):
                 return False
-        elif shards:
-            self._merge(call, number, shards[-1])
-        partials = self._work.stages[number].partials
-        assert partials is not None
-        partials.start_copies()
+        elif shards and call.programs.begins(number):
+            for each in call.programs.made_with(number):
+                self._merge(call, each, shards[-1])
+        for each in call.programs.made_with(number):
+            partials = self._work.stages[each].partials
+            assert partials is not None
+            partials.start_copies()
         record.compute_s += time.perf_counter() - began_s
         return self._ranks.decide("exchange", not abort.is_set)
 
@@ -205,7 +214,7 @@ class Attempts:
             last = shard == shards[-1]
             while len(started) > (0 if last else ahead):
                 one = started.pop(0)
-                for number in run if started or not last else run[:1]:
+                for number in run if started or not last else call.programs.made_with(run.start):
                     self._merge(call, number, one)
                 self._work.counted = (*self._work.counted, self._key(call, one))
         return True
@@ -220,13 +229,13 @@ class Attempts:
             self._ranks.awaits_others(True)
             made, local = programs.compute(leaves, batch, shard)
         else:
-            means = programs.joined(work.means(run.start), run.start)
+            means = programs.joined(work.given(run.start), run.start)
             made, local = programs.compute_next(leaves, means, work.stages[run.start - 1].locals[key])
         for number in run:
-            if number > run.start:
+            if number > run.start and programs.begins(number):
                 made, local = programs.compute_next(leaves, means, local)
             stage = work.stages[number]
-            stage.contributions[key] = programs.stage_pieces[number].split(made)
+            stage.contributions[key] = programs.stage_pieces[number].split(programs.bucket(number, made))
             stage.locals[key] = local if number == run.stop - 1 else local.only_counts()
 
     def _merge(self, call: Call, number: int, shard: int) -> None:
@@ -299,6 +308,7 @@ class Attempts:
                 return operation.settle(str(error), tuple(error.peers))
             self._session.got_on()
             work.took(number, means, call.programs.run_of(number).stop)
+            work.stages[number].given = call.programs.to_devices(number, means)
             last = number == stages - 1
             note = self._finite.look(call, work.means(stages), self._held.step) if last else ""
             return operation.settle(note=note)

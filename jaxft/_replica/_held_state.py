@@ -95,7 +95,15 @@ class HeldState:
         self._digest = None
         self.publish()
 
-    def advance(self, programs: Programs, means: list[np.ndarray], local: Local | None, *, skip: bool) -> Any:
+    def advance(
+        self,
+        programs: Programs,
+        means: list[np.ndarray],
+        local: Local | None,
+        *,
+        skip: bool,
+        given: Sequence[Any] | None = None,
+    ) -> Any:
         """Apply the means and return the metrics. The only place that donates a state.
 
         Args:
@@ -103,6 +111,7 @@ class HeldState:
             means: the means of the step: this process's pieces.
             local: this group's local values of the step, if it computed a shard.
             skip: keep the state, but count the step.
+            given: the same means as programs take them, if some are on the devices already.
         """
         self._log(programs, means)
         wanted = self._session.wants_digest(Step(self.step))
@@ -113,7 +122,9 @@ class HeldState:
         if skip:
             leaves, metrics = self.current, programs.blank_metrics()
         else:
-            leaves, metrics = programs.apply(self.current, programs.joined(means), local)
+            leaves, metrics = programs.apply(
+                self.current, programs.joined(means if given is None else given), local
+            )
         try:
             jax.block_until_ready(leaves)
         finally:

@@ -55,7 +55,7 @@ class Rehearsal:
             # The first call has asked for this batch, to know its type.
             batch = call.batch_for(self._held.step, 0)
         local = programs.compute(leaves, batch)[1]
-        for _ in programs.run_of(0)[1:]:
+        for _ in filter(programs.begins, programs.run_of(0)[1:]):
             local = programs.compute_next(leaves, (), local)[1]
 
     def touch_results(self, call: Call) -> None:

@@ -8,6 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 import jaxft
 from jaxft._arrays._device_digest import StateDigest
+from jaxft._arrays._device_sums import adds_as_numpy, device_sums
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._exchange._partials import Partials
 from tests.accelerator import models
@@ -71,6 +72,41 @@ def test_contributions_of_the_device_are_summed_as_those_of_the_host() -> None:
     assert_same_bits(*means)
     assert np.isnan(means[0][0]).sum() == 3
     assert not np.array_equal(means[0][0][:50], contributions[0][0][:50])
+
+
+@pytest.mark.parametrize("pair", [("float32", "float32"), ("bfloat16", "float32"), ("float16", "float32")])
+def test_the_device_adds_as_numpy_does(pair: tuple[str, str]) -> None:
+    """Denormals and NaN included. So an accelerator adds the contributions that it has made; on CPU the host does."""
+    device = jax.devices()[0]
+    layout = Layout.of([LeafSpec("x", (3,), pair[0])])
+    found = device_sums(layout, (SingleDeviceSharding(device),))
+    if device.platform == "cpu":
+        assert found is None
+        return
+    assert adds_as_numpy(device, *pair)
+    assert found is not None
+    assert found.have_room()
+
+
+def test_contributions_are_summed_where_they_are_made_and_read_from_pinned_memory() -> None:
+    specs = [LeafSpec("a", (58,), "float32"), LeafSpec("b", (3, 7), "bfloat16")]
+    layout, device = Layout.of(specs), jax.devices()[0]
+    sums = device_sums(layout, (SingleDeviceSharding(device),) * 2)
+    contributions = [leaves(shard)[:2] for shard in range(5)]
+    on_host = Partials(layout, 5)
+    partials = Partials(layout, 5, sums)
+    for shard, each in enumerate(contributions):
+        on_host.add(shard, each)
+        partials.add(shard, jax.device_put(each, device))
+    if device.platform != "cpu":
+        (held,) = partials._on_device.values()
+        assert held.summed
+        partials.start_copies()
+        assert held.copies is not None
+        assert {copy.sharding.memory_kind for copy in held.copies} == {"pinned_host"}
+        view = np.asarray(held.copies[0])
+        assert view.ctypes.data == held.copies[0].unsafe_buffer_pointer(), "numpy made one more copy"
+    assert_same_bits(partials.mean_alone(), on_host.mean_alone())
 
 
 def test_what_is_in_pinned_host_memory_stays_there() -> None:

@@ -12,21 +12,35 @@ STEPS = 30
 GROUPS = ("group-0", "group-1", "group-2")
 
 
-@pytest.mark.parametrize("accelerated", [GROUPS, GROUPS[:1]], ids=["all", "one of three"])
-def test_a_kill_changes_nothing(accelerated: tuple[str, ...], tmp_path: Path) -> None:
+# Each leaf in a bucket, or all together.
+FINE, WHOLE = "1", str(1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("accelerated", "bucket_bytes", "options", "phase"),
+    [
+        (GROUPS, WHOLE, (), "exchange step 5"),
+        (GROUPS, FINE, (), "exchange step 5 stage 1"),
+        (GROUPS, FINE, ("--model", "sam"), "exchange step 5 stage 2"),
+        (GROUPS[:1], WHOLE, (), "exchange step 5"),
+    ],
+    ids=["all", "in buckets", "several stages in buckets", "one of three"],
+)
+def test_a_kill_changes_nothing(
+    accelerated: tuple[str, ...], bucket_bytes: str, options: tuple[str, ...], phase: str, tmp_path: Path
+) -> None:
     """Two groups compute what the third had, add it on their devices, and keep the state for it when it is back."""
     back = tmp_path / "back"
     gate = ("--gate", f"20:{back}")
 
     def flags(group: str) -> tuple[str, ...]:
-        own = ("--accelerator",) if group in accelerated else ()
-        return ("--steps", str(STEPS), *gate, *own)
+        own = ("--accelerator", bucket_bytes) if group in accelerated else ()
+        return ("--steps", str(STEPS), *options, *gate, *own)
 
     with cluster(tmp_path) as here:
         here.start_coordinator()
         workers = here.start_together(
-            GROUPS,
-            lambda group: (*flags(group), *(("--die", "exchange step 5") if group == "group-2" else ())),
+            GROUPS, lambda group: (*flags(group), *(("--die", phase) if group == "group-2" else ()))
         )
         here.until_dead(workers["group-2"])
         again = here.start("group-2", *flags("group-2"))
@@ -34,6 +48,6 @@ def test_a_kill_changes_nothing(accelerated: tuple[str, ...], tmp_path: Path) ->
         back.touch()
         survivors = [workers[group] for group in GROUPS[:2]]
         here.until_finished(*survivors, again)
-        assert {worker.digest for worker in (*survivors, again)} == {digest_alone(STEPS)}
+        assert {worker.digest for worker in (*survivors, again)} == {digest_alone(STEPS, *options)}
         for worker in survivors:
             assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))

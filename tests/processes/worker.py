@@ -203,7 +203,10 @@ def main() -> None:
         "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
     )
     parser.add_argument(
-        "--accelerator", action="store_true", help="have the CPU devices count as an accelerator"
+        "--accelerator",
+        type=int,
+        metavar="BYTES",
+        help="have the CPU devices count as an accelerator, with buckets of so many bytes",
     )
     parser.add_argument(
         "--sum-after", type=int, help="after that step, sum over all ranks outside of the step"
@@ -234,7 +237,7 @@ def main() -> None:
         logger.setLevel(logging.DEBUG)
         logger.addFilter(hold_at(text, Path(gate)))
     if arguments.accelerator:
-        pretend()
+        pretend(bucket_bytes=arguments.accelerator)
     if arguments.precision:
         jax.config.update("jax_default_matmul_precision", arguments.precision)
     if arguments.world == "env":

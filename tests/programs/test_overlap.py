@@ -132,7 +132,7 @@ def test_what_no_later_part_reads_is_not_kept() -> None:
     leaves = programs.state_leaves(layers())
     _, local = programs.compute(leaves, batch_for(0, 0))
     held = [sum(one is not None for one in local.rest)]
-    while local.stage + 1 < programs.stages:
+    while local.program + 1 < programs.stages:
         _, local = programs.compute_next(leaves, (), local)
         held.append(sum(one is not None for one in local.rest))
     assert held[0] > 0

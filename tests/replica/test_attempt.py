@@ -252,6 +252,35 @@ def test_an_accelerator_computes_nothing_again_after_an_attempt_that_ended_betwe
     np.testing.assert_array_equal(group.held.leaves[0], np.full(3, -15.0))
 
 
+def test_later_buckets_are_copied_while_the_first_is_exchanged(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the means of each are brought to the devices before the next is exchanged."""
+    seen: list[tuple[list[bool], list[str]]] = []
+
+    def alone(links: object, task: Task, shards: int, patience: Patience) -> None:
+        stages = group.attempts._work.stages
+        held = [dict(stage.partials._on_device) for stage in stages if stage.partials is not None]
+        copied = [all(one.copies is not None for one in each.values()) for each in held]
+        given = [type(one).__name__ for stage in stages for one in stage.given]
+        seen.append((copied, given))
+        task.partials.mean_into(task.result)
+
+    def two(state: Any, batch: jax.Array) -> tuple[Any, Any]:
+        one, other = jaxft.pmean((batch, 2.0 * batch))
+        return {"w": state["w"] - one + other}, {}
+
+    monkeypatch.setattr(_spans, "exchange_into", alone)
+    with pretended(bucket_bytes=1):
+        group = Group(listener, shards=2)
+        group.call = group.call._replace(programs=cut_programs(two, {"w": jnp.zeros(3)}, batch_for(0, 0)))
+        group.attempt(quorum(1, 2, group_1=(0, 1)))
+        assert seen == [([True, True], []), ([True, True], ["ArrayImpl"])]
+        assert len(group.heard.events) == 1, "one vote"
+        group.attempts.apply(group.call, STEP, group.record)
+    np.testing.assert_array_equal(group.held.leaves[0], np.full(3, 10.0))
+
+
 # Several exchanges
 
 

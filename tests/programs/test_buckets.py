@@ -1,0 +1,124 @@
+"""On an accelerator, what a program contributes is exchanged in buckets. CPU devices take its place."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxft
+from jaxft._programs import _programs
+from jaxft._programs._build import cut_programs
+from jaxft._programs._programs import MOST_BUCKETS, Bucket, Programs
+from tests.accelerators import pretended
+from tests.exchange.members import assert_same_bits
+
+SHAPES = {"a": (70, 3), "b": (9,), "c": (128,), "d": ()}
+
+
+def state() -> dict[str, Any]:
+    random = np.random.default_rng(3)
+    return {name: jnp.asarray(random.standard_normal(shape, np.float32)) for name, shape in SHAPES.items()}
+
+
+def batch_for(step: int, shard: int) -> jax.Array:
+    return jnp.float32(step + 0.1 * shard)
+
+
+def train_step(state: Any, batch: jax.Array) -> tuple[Any, Any]:
+    grads = jaxft.pmean(jax.tree.map(lambda leaf: jnp.sin(leaf * batch), state))
+    return jax.tree.map(lambda leaf, grad: leaf - 0.1 * grad, state, grads), {"at": batch}
+
+
+def twice(state: Any, batch: jax.Array) -> tuple[Any, Any]:
+    """Two stages, the second of which reads the means of the first."""
+    first = jaxft.pmean(jax.tree.map(lambda leaf: jnp.sin(leaf * batch), state))
+    second = jaxft.pmean(jax.tree.map(lambda leaf, mean: jnp.cos(leaf - mean * batch), state, first))
+    return jax.tree.map(lambda leaf, grad: leaf - 0.1 * grad, state, second), {"at": batch}
+
+
+def built(step: Any, bucket_bytes: int, **options: Any) -> Programs:
+    with pretended(bucket_bytes=bucket_bytes):
+        programs = cut_programs(step, state(), batch_for(0, 0), **options)
+        assert programs.buckets
+    return programs
+
+
+def trained(step: Any, shards: int, steps: int = 3) -> list[np.ndarray]:
+    run, now = jaxft.fault_tolerant(step, None, shards=shards), state()
+    for _ in range(steps):
+        now, _ = run(now, batch_for)
+    return list(map(np.asarray, jax.tree.leaves(now)))
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.integers(1, MOST_BUCKETS))
+def test_buckets_are_consecutive_and_about_equal(sizes: list[int], most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_programs, "BUCKET_BYTES", 100)
+        buckets = _programs._buckets(4, sizes, most)
+    assert [n for bucket in buckets for n in range(bucket.first, bucket.stop)] == list(range(len(sizes)))
+    assert all(bucket.program == 4 and bucket.first < bucket.stop for bucket in buckets)
+    total = sum(sizes)
+    assert len(buckets) <= max(1, min(most, total // 100)) + 1
+    for bucket in buckets[:-1]:
+        share = total / max(1, min(most, total // 100))
+        assert sum(sizes[bucket.first : bucket.stop]) <= share + max(sizes)
+
+
+def test_one_program_makes_several_buckets() -> None:
+    programs = built(train_step, 1)
+    assert programs.buckets == tuple(Bucket(0, n, n + 1) for n in range(4))
+    assert (programs.stages, programs.runs) == (4, (range(4),))
+    assert [programs.begins(stage) for stage in range(4)] == [True, False, False, False]
+    assert [programs.made_with(stage) for stage in range(4)] == [range(n, 4) for n in range(4)]
+    assert [layout.specs[0].shape for layout in programs.layouts] == list(SHAPES.values())
+
+
+def test_each_stage_is_divided_and_waits_for_the_means_that_it_reads() -> None:
+    programs = built(twice, 1)
+    assert [bucket.program for bucket in programs.buckets] == [0] * 4 + [1] * 4
+    assert programs.runs == (range(4), range(4, 8))
+    assert [programs.begins(stage) for stage in range(8)] == [True, *[False] * 3] * 2
+
+
+def test_overlapped_stages_are_divided_too() -> None:
+    programs = built(train_step, 1, overlap=2)
+    assert len({bucket.program for bucket in programs.buckets}) == 2
+    assert programs.stages == 4
+    assert programs.runs == (range(4),)
+
+
+def test_a_small_contribution_is_one_bucket() -> None:
+    programs = built(train_step, 1 << 20)
+    assert programs.buckets == (Bucket(0, 0, 4),)
+
+
+def test_on_cpu_nothing_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_programs, "BUCKET_BYTES", 1)
+    programs = cut_programs(train_step, state(), batch_for(0, 0))
+    assert programs.buckets == (Bucket(0, 0, 4),)
+
+
+@pytest.mark.parametrize("step", [train_step, twice])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_run_alone_has_the_same_bits(step: Any, shards: int) -> None:
+    wanted = trained(step, shards)
+    with pretended(bucket_bytes=1):
+        assert_same_bits(trained(step, shards), wanted)
+
+
+def test_means_are_brought_to_the_devices_as_apply_takes_them() -> None:
+    mesh = jax.make_mesh((4,), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    placed = jax.device_put(state(), sharding)
+    means = [np.full(shape, 2.0, np.float32) for shape in SHAPES.values()]
+    with pretended(bucket_bytes=1):
+        programs = cut_programs(train_step, placed, batch_for(0, 0))
+        given = [one for stage in range(4) for one in programs.to_devices(stage, means[stage : stage + 1])]
+        assert {one.sharding for one in given} == {sharding}
+        leaves, _ = programs.apply(programs.state_leaves(placed), given, None)
+        plain, _ = programs.apply(programs.state_leaves(jax.device_put(state(), sharding)), means, None)
+    assert_same_bits(list(map(np.asarray, leaves)), list(map(np.asarray, plain)))
