@@ -17,7 +17,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 # Of Slurm, XLA, helm and etcd.
 FOREIGN = {"--partition", "--gpus-per-node", "--time", "--signal", "--nodelist", "--set", "--name", "--help"}
 FOREIGN |= {"--auto-compaction-retention", "--max-request-bytes"}
-FOREIGN |= {"--xla_gpu_deterministic_ops", "--xla_gpu_exclude_nondeterministic_ops"}
+FOREIGN |= {"--xla_gpu_deterministic_ops", "--xla_gpu_exclude_nondeterministic_ops", "--xla_gpu_ftz"}
 # Of commands whose parser is not at hand: tests.loops, tests.simulation.
 OTHERS = {"--python", "--write", "--resume"}
 OWN = {
