@@ -8,7 +8,8 @@ Which of two NaNs a sum keeps makes no difference: the result of an exchange has
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,8 +27,6 @@ _COMPARED = 1 << 12
 # This part of a device's memory stays free: programs that are dispatched already may still take some.
 _SPARE_PART = 20
 
-_Add = Callable[[list[jax.Array], list[jax.Array]], list[jax.Array]]
-
 
 class DeviceSums:
     """Adds contributions of one layout on the device that made them.
@@ -35,23 +34,27 @@ class DeviceSums:
     Args:
         layout: of the contributions.
         shardings: those of their leaves, all on the same devices.
+        reserved_bytes: what the next `compute` takes of each device's memory, which sums must not take from it.
     """
 
-    def __init__(self, layout: Layout, shardings: Sequence[Sharding]) -> None:
+    def __init__(self, layout: Layout, shardings: Sequence[Sharding], reserved_bytes: int) -> None:
         self._dtypes = [spec.dtype for spec in layout.specs]
         self._sum_dtypes = [layout.regions[extent.region].sum_dtype for extent in layout.extents]
         self._shapes = [spec.shape for spec in layout.specs]
         self._shardings = list(shardings)
-        self._programs: dict[tuple[bool, bool], _Add] = {}
+        self._reserved_bytes = reserved_bytes
+        self._adders: dict[tuple[bool, bool], _Adder] = {}
 
     def compile(self) -> None:
         """Compile what can be needed: a failure of another group must not find a program missing."""
-        for summed in ((False, False), (True, False), (True, True)):
-            self._programs[summed] = self._compiled(*summed)
+        for left, right in ((False, False), (True, False), (True, True)):
+            self._adders[left, right] = _Adder(
+                self._sum_dtypes, self._shardings, self._specs(left), self._specs(right), consumes_left=left
+            )
 
     def have_room(self) -> bool:
-        """Whether each device has memory left for one more sum of all leaves."""
-        needed = sum(
+        """Whether each device has memory left for one more sum of all leaves, beside the next `compute`."""
+        needed = self._reserved_bytes + sum(
             np.dtype(dtype).itemsize * int(np.prod(sharding.shard_shape(shape)))
             for dtype, shape, sharding in zip(self._sum_dtypes, self._shapes, self._shardings, strict=True)
         )
@@ -59,27 +62,23 @@ class DeviceSums:
 
     def add(
         self, left: list[jax.Array], right: list[jax.Array], *, summed: tuple[bool, bool]
-    ) -> list[jax.Array]:
-        """Start to add the leaves of two nodes, in the dtype of sums. Returns without waiting.
+    ) -> list[jax.Array] | None:
+        """Start to add the leaves of two nodes, in the dtype of sums, without waiting. None: there is no room.
 
         Args:
-            left: of the left node; consumed if they are sums.
+            left: of the left node; consumed if they are sums, so that no room is needed.
             right: of its sibling.
             summed: whether each of them are sums, or a single contribution in the dtypes of the leaves.
         """
-        return self._programs[summed](left, right)
-
-    def _compiled(self, left: bool, right: bool) -> _Add:
-        def add(one: list[jax.Array], other: list[jax.Array]) -> list[jax.Array]:
-            return [
-                jax.lax.add(a.astype(dtype), b.astype(dtype))
-                for a, b, dtype in zip(one, other, self._sum_dtypes, strict=True)
-            ]
-
-        # A sum is overwritten by the next one. A single contribution may be needed for another quorum.
-        jitted = jax.jit(add, out_shardings=self._shardings, donate_argnums=(0,) if left else ())
-        jitted.lower(self._specs(left), self._specs(right)).compile()  # kept by JAX
-        return jitted
+        if summed[0]:
+            return self._adders[summed](left, right)
+        if not self.have_room():
+            return None
+        try:
+            return self._adders[summed](left, right)
+        except jax.errors.JaxRuntimeError as error:
+            _log.warning("A device could not add contributions, so the host does: %s", error)
+            return None
 
     def _specs(self, summed: bool) -> list[jax.ShapeDtypeStruct]:
         dtypes = self._sum_dtypes if summed else self._dtypes
@@ -89,8 +88,41 @@ class DeviceSums:
         ]
 
 
+class _Adder:
+    """One compiled program that adds leaves. A sum on the left is overwritten; a contribution may be needed again."""
+
+    def __init__(
+        self,
+        dtypes: Sequence[str],
+        shardings: Sequence[Sharding],
+        left: list[jax.ShapeDtypeStruct],
+        right: list[jax.ShapeDtypeStruct],
+        *,
+        consumes_left: bool,
+    ) -> None:
+        def add(one: list[jax.Array], other: list[jax.Array]) -> list[jax.Array]:
+            return [
+                jax.lax.add(a.astype(dtype), b.astype(dtype))
+                for a, b, dtype in zip(one, other, dtypes, strict=True)
+            ]
+
+        self._jitted = jax.jit(
+            add, out_shardings=list(shardings), donate_argnums=(0,) if consumes_left else ()
+        )
+        # Not by a first call: that would compile again for leaves that are not committed to their devices.
+        self._compiled = self._jitted.lower(left, right).compile()
+
+    def __call__(self, left: list[jax.Array], right: list[jax.Array]) -> list[jax.Array]:
+        try:
+            return self._compiled(left, right)
+        except ValueError:  # jit takes other layouts in memory, and a compiled program does not
+            return self._jitted(left, right)
+
+
 @functools.lru_cache(maxsize=64)  # batches of several shapes have the same contributions
-def device_sums(layout: Layout, shardings: tuple[Sharding, ...]) -> DeviceSums | None:
+def device_sums(
+    layout: Layout, shardings: tuple[Sharding, ...], reserved_bytes: int = 0
+) -> DeviceSums | None:
     """The sums of a layout, compiled; None where the host has to add: on CPU, and on what adds to other bits."""
     if not layout.specs:
         return None
@@ -99,42 +131,62 @@ def device_sums(layout: Layout, shardings: tuple[Sharding, ...]) -> DeviceSums |
         return None
     device = min(devices, key=lambda one: one.id)
     pairs = sorted({(region.dtype, region.sum_dtype) for region in layout.regions})
-    if not is_accelerator(device.platform) or not all(adds_as_numpy(device, *pair) for pair in pairs):
+    if not is_accelerator(device) or not all(adds_as_numpy(device, *pair) for pair in pairs):
         return None
-    sums = DeviceSums(layout, shardings)
+    sums = DeviceSums(layout, shardings, reserved_bytes)
     sums.compile()
+    _log.info("Shards are added on the devices: %d leaves on %d of %s.", len(shardings), len(devices), device)
     return sums
 
 
 def free_bytes(device: Any) -> int:
     """What a device's memory has left for sums; 0 if its backend does not tell."""
-    stats = device.memory_stats() or {}
+    stats = _memory_stats(device) or {}
     limit = stats.get("bytes_limit", 0)
     return limit - limit // _SPARE_PART - stats.get("bytes_in_use", 0)
+
+
+def _memory_stats(device: Any) -> Any:
+    return device.memory_stats()
 
 
 @functools.cache
 def adds_as_numpy(device: Any, dtype: str, sum_dtype: str) -> bool:
     """Whether a device adds values of a dtype, and of that in which they are summed, with numpy's bits."""
+    outcomes: list[int | Exception] = []
+
+    def compare() -> None:
+        try:
+            with jax.debug_nans(False), jax.debug_infs(False):
+                outcomes.append(sum(_differ(device, of, sum_dtype) for of in {dtype, sum_dtype}))
+        except Exception as error:  # said below: then the host adds
+            outcomes.append(error)
+
+    # In another thread, where no mesh of the user's is set.
+    thread = threading.Thread(target=compare, name="jaxft-sums", daemon=True)
+    thread.start()
+    thread.join()
+    (outcome,) = outcomes
+    if outcome:
+        _log.warning(
+            "%s does not add %s as numpy does (%s), so the host adds contributions. Look for --xla_gpu_ftz or a "
+            "fast-math flag in XLA_FLAGS.",
+            device,
+            dtype,
+            f"{outcome} of {_COMPARED} sums differ" if isinstance(outcome, int) else repr(outcome),
+        )
+    return not outcome
+
+
+def _differ(device: Any, dtype: str, sum_dtype: str) -> int:
+    """How many of the values are added to other bits than numpy's."""
     at = SingleDeviceSharding(device)
-    for of in {dtype, sum_dtype}:
-        one, other = (_values(of, seed) for seed in range(2))
-        with np.errstate(all="ignore"):
-            wanted = np.add(one, other, dtype=np.dtype(sum_dtype))
-        add = jax.jit(lambda a, b: jax.lax.add(a.astype(sum_dtype), b.astype(sum_dtype)))
-        found = np.asarray(add(jax.device_put(one, at), jax.device_put(other, at)))
-        differ = int(np.count_nonzero(_bits(found) != _bits(wanted)))
-        if differ:
-            _log.warning(
-                "%s adds %d of %d values of %s to other bits than numpy, so the host adds contributions. Look for "
-                "--xla_gpu_ftz or a fast-math flag in XLA_FLAGS.",
-                device,
-                differ,
-                _COMPARED,
-                of,
-            )
-            return False
-    return True
+    one, other = (_values(dtype, seed) for seed in range(2))
+    with np.errstate(all="ignore"):
+        wanted = np.add(one, other, dtype=np.dtype(sum_dtype))
+    add = jax.jit(lambda a, b: jax.lax.add(a.astype(sum_dtype), b.astype(sum_dtype)))
+    found = np.asarray(add(jax.device_put(one, at), jax.device_put(other, at)))
+    return int(np.count_nonzero(_bits(found) != _bits(wanted)))
 
 
 def _values(dtype: str, seed: int) -> np.ndarray:

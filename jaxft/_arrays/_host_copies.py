@@ -2,12 +2,19 @@
 
 A device reaches pinned memory by itself, at the speed of its link. To other memory the driver copies through a
 buffer. So an array of an accelerator is copied to memory of the kind `pinned_host`, where its backend has that (CUDA
-and ROCm do), and numpy reads it there without another copy. JAX keeps the memory of a dropped copy for the next.
+and ROCm do), and numpy reads it there without another copy. Of equal copies on several devices one is copied.
 
-What is in host memory already, as everything on CPU is, is its own copy.
+XLA takes pinned memory from a pool, keeps what was dropped for the next copy, and has a limit for it (64 GB, or
+XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB). Without pinned memory a copy is made at once, and waited for.
+
+What is in host memory already, as everything on CPU is, is read where it is.
 """
 
+import functools
+import logging
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,55 +22,118 @@ import numpy as np
 
 from jaxft._arrays._memory import aligned_empty
 
+_log = logging.getLogger("jaxft")
+
 _PINNED = "pinned_host"
 
+Index = tuple[slice, ...]
 
-def is_accelerator(platform: str) -> bool:
-    """Whether the devices of a platform have memory apart from the host's."""
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A copy of an array in host memory, complete or on its way: pieces that make up the whole, each once."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    pieces: tuple[tuple[Index, "jax.Array | np.ndarray"], ...]
+
+    def flat(self) -> np.ndarray:
+        """All elements in C order; waits for them. Read-only: it may be the memory of the copy."""
+        if len(self.pieces) == 1:
+            return np.ascontiguousarray(self.pieces[0][1]).reshape(-1)
+        size_bytes = self.dtype.itemsize * int(np.prod(self.shape))
+        flat = aligned_empty(size_bytes).view(self.dtype)
+        whole = flat.reshape(self.shape)
+        for index, piece in self.pieces:
+            whole[index] = np.asarray(piece)
+        return flat
+
+
+def pinned_limit_bytes() -> int:
+    """How much pinned memory XLA gives to a process on an accelerator."""
+    try:
+        return int(os.environ.get("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "64")) << 30
+    except ValueError:  # as XLA does
+        return 64 << 30
+
+
+def is_accelerator(device: Any) -> bool:
+    """Whether a device has memory apart from the host's."""
+    return _has_memory(device.platform)
+
+
+def _has_memory(platform: str) -> bool:
     return platform != "cpu"
 
 
 def on_accelerator(array: jax.Array) -> bool:
     """Whether an array is in the memory of an accelerator."""
-    return is_accelerator(_a_device(array).platform) and "host" not in (array.sharding.memory_kind or "")
-
-
-def host_copies(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Start to copy arrays to host memory; return the copies without waiting for them.
-
-    The arrays may be donated afterwards: a device reads them before it overwrites them.
-
-    Args:
-        arrays: on this process's devices, of any dtypes and shardings.
-    """
-    if not arrays or not is_accelerator(_a_device(arrays[0]).platform):
-        return list(arrays)  # fast path: all are of one backend
-    targets = [_target(array) for array in arrays]
-    copies = jax.device_put(list(arrays), targets)
-    for copy, target in zip(copies, targets, strict=True):
-        if target is None and on_accelerator(copy):
-            copy.copy_to_host_async()
-    return copies
+    return is_accelerator(_a_device(array)) and "host" not in (array.sharding.memory_kind or "")
 
 
 def flat_on_host(array: jax.Array) -> np.ndarray:
-    """The elements of an array in host memory, in C order; waits for it. Of equal pieces one is read."""
+    """The elements of an array that is in host memory, in C order; waits for it. Read-only."""
     if len(array.sharding.device_set) == 1:
         return np.ascontiguousarray(array).reshape(-1)
-    flat = aligned_empty(array.size * array.dtype.itemsize).view(array.dtype)
-    whole = flat.reshape(array.shape)
-    for piece in array.addressable_shards:
-        if piece.replica_id == 0:
-            whole[piece.index] = np.asarray(piece.data)
-    return flat
+    return HostCopy(array.shape, array.dtype, tuple(unique_pieces(array))).flat()
 
 
-def _target(array: jax.Array) -> jax.sharding.Sharding | None:
-    """Where to copy an array; None: nowhere, because it is in host memory or because there is none that is pinned."""
-    if not on_accelerator(array):
-        return None
-    kinds = {memory.kind for memory in _a_device(array).addressable_memories()}
-    return array.sharding.with_memory_kind(_PINNED) if _PINNED in kinds else None
+def host_copies(arrays: Sequence[jax.Array], *, pinned: bool = True) -> list[HostCopy]:
+    """Start to copy arrays to host memory; return the copies without waiting for them.
+
+    Arrays that were in the memory of an accelerator may be donated afterwards: it is read before it is overwritten.
+
+    Args:
+        arrays: on this process's devices, of any dtypes and shardings.
+        pinned: False: wait for each, and use no pinned memory.
+    """
+    pieces = [unique_pieces(array) for array in arrays]
+    away = [
+        piece
+        for array, of_array in zip(arrays, pieces, strict=True)
+        if on_accelerator(array)
+        for _, piece in of_array
+    ]
+    made = iter(_copied(away, pinned))
+    return [
+        HostCopy(
+            array.shape,
+            array.dtype,
+            tuple((index, next(made) if on_accelerator(array) else piece) for index, piece in of_array),
+        )
+        for array, of_array in zip(arrays, pieces, strict=True)
+    ]
+
+
+def unique_pieces(array: jax.Array) -> list[tuple[Index, jax.Array]]:
+    """What this process holds of an array, each piece once."""
+    if len(array.sharding.device_set) == 1:
+        return [(tuple(slice(None) for _ in array.shape), array)]
+    return [(shard.index, shard.data) for shard in array.addressable_shards if shard.replica_id == 0]
+
+
+def _copied(pieces: Sequence[jax.Array], pinned: bool) -> "Sequence[jax.Array | np.ndarray]":
+    """Copies of arrays on one accelerator each."""
+    if pinned and pieces and _has_pinned(_a_device(pieces[0])):
+        try:
+            return jax.device_put(
+                list(pieces), [piece.sharding.with_memory_kind(_PINNED) for piece in pieces]
+            )
+        except jax.errors.JaxRuntimeError as error:
+            _log.warning(
+                "There is no pinned host memory for copies of %.1f GB, so they are slower: %s. Raise "
+                "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB, or the host's limit of locked memory.",
+                sum(piece.nbytes for piece in pieces) / 1e9,
+                str(error).partition("\n")[0],
+            )
+    for piece in pieces:
+        piece.copy_to_host_async()  # so that they overlap
+    return [np.asarray(piece) for piece in pieces]
+
+
+@functools.cache
+def _has_pinned(device: Any) -> bool:
+    return _PINNED in {memory.kind for memory in device.addressable_memories()}
 
 
 def _a_device(array: jax.Array) -> Any:

@@ -56,13 +56,23 @@ def leaves_of(layout: Layout, regions: tuple[np.ndarray, ...]) -> list[np.ndarra
     ]
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """The host memory that programs can still get; None where the kernel does not tell."""
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
-    except OSError:
-        return None
-    return None if found is None else int(found[1]) * 1024
+def available_bytes(
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """The host memory that this process can still get, with the limit of its container; None if nothing tells."""
+    found: list[int] = []
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        found.append(1024 * _number(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text()))
+    with contextlib.suppress(OSError, TypeError, ValueError):  # no limit is "max"
+        used = int((cgroup / "memory.current").read_text())
+        cached = _number(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text())
+        found.append(int((cgroup / "memory.max").read_text()) - used + cached)
+    return min(found, default=None)
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text, re.MULTILINE)
+    return int(found[1])  # pyright: ignore[reportOptionalSubscript] (a TypeError says that it is not there)
 
 
 def _take_idle(size_bytes: int) -> mmap.mmap | None:

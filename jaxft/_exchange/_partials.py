@@ -9,23 +9,23 @@ Invariants:
   adds the shards that it was given in the new quorum and exchanges again.
 - A single contribution is kept in the leaves' own dtype, which is exact and, for half precisions, half the
   bytes on the wire. A partial sum is kept in the accumulation dtype, so it is rounded once, at the very end.
-- `add` changes nothing if it raises: leaves are checked before anything is merged.
+- `add` changes nothing if the leaves do not match the layout: they are checked before anything is merged.
 - The arrays passed to `add` are read for as long as their node is held (`_node_values.py`): they must not be donated
   or written to. Numpy arrays are copied, since the caller may write to them.
 
-On an accelerator nodes stay on the device, and are merged there, until `start_copies`: the sums of many shards are
-copied to the host once. Where the device has no room for a sum, the host adds.
+With `sums`, nodes stay on the accelerator that made them, and are merged there, until `start_copies`: the sums of
+many shards are copied to the host once. Where the device has no room for that, the host adds.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
 from jaxft._arrays._device_sums import DeviceSums
-from jaxft._arrays._host_copies import flat_on_host, host_copies, on_accelerator
+from jaxft._arrays._host_copies import HostCopy, flat_on_host, host_copies, on_accelerator
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._errors import ConfigurationError
@@ -34,7 +34,11 @@ from jaxft._exchange._reduce import BLOCK_ELEMENTS
 from jaxft._exchange._sums import combine_into
 from jaxft._exchange._tree import Node, parent, root
 
+# What a leaf of a contribution may be. A HostCopy may be on its way.
+Leaf = np.ndarray | jax.Array | HostCopy
+
 _NUMPY = (np.ndarray, np.generic)
+_NO_ARRAY = (*_NUMPY, HostCopy)  # of JAX
 
 
 @dataclass
@@ -43,7 +47,7 @@ class _OnDevice:
 
     arrays: list[jax.Array]
     summed: bool
-    copies: "list[jax.Array] | None" = None
+    copies: list[HostCopy] | None = None
 
     def start_copies(self) -> None:
         if self.copies is None:
@@ -52,7 +56,7 @@ class _OnDevice:
     def on_host(self, layout: Layout) -> Loose:
         self.start_copies()
         assert self.copies is not None
-        return Loose(layout, list(map(flat_on_host, self.copies)), summed=self.summed)
+        return Loose(layout, [copy.flat() for copy in self.copies], summed=self.summed)
 
 
 class Partials:
@@ -119,8 +123,10 @@ class Partials:
         flat = values.part(extent.region, extent.offset, extent.stop)
         return flat.reshape(self.layout.specs[number].shape)
 
-    def add(self, shard: int, leaves: "Sequence[np.ndarray | jax.Array]") -> None:
+    def add(self, shard: int, leaves: Sequence[Leaf]) -> None:
         """Add a shard's contribution, and merge every node that is complete.
+
+        What stays on a device is not waited for.
 
         Raises:
             ConfigurationError: the leaves do not match the layout. Nothing was added.
@@ -129,8 +135,8 @@ class Partials:
         assert not self.has(shard), f"shard {shard} was already added"
         node = Node(shard, shard + 1)
         _check_all(self.layout, leaves)
-        arrays = [leaf for leaf in leaves if not isinstance(leaf, _NUMPY)]
-        if arrays and len(arrays) == len(leaves) and on_accelerator(arrays[0]):
+        arrays = [leaf for leaf in leaves if not isinstance(leaf, _NO_ARRAY)]
+        if self._sums is not None and len(arrays) == len(leaves) and self._sums.have_room():
             self._on_device[node] = _OnDevice(arrays, summed=False)
         else:
             self._values[node] = Loose(self.layout, _flat(leaves))
@@ -148,7 +154,8 @@ class Partials:
             return
         for child in node.children:
             if child in self._on_device:
-                self._values[child] = self._on_device.pop(child).on_host(self.layout)
+                self._values[child] = self._on_device[child].on_host(self.layout)
+                del self._on_device[child]
         self._values[node] = merged(self.layout, self._values.pop(left), self._values.pop(right))
 
     def _merged_on_device(self, node: Node) -> bool:
@@ -156,9 +163,9 @@ class Partials:
         left, right = pair
         if self._sums is None or left is None or right is None or left.copies is not None:
             return False  # what is copied to the host is not consumed
-        if not left.summed and not self._sums.have_room():
-            return False
         made = self._sums.add(left.arrays, right.arrays, summed=(left.summed, right.summed))
+        if made is None:
+            return False
         for child in node.children:
             del self._on_device[child]
         self._on_device[node] = _OnDevice(made, summed=True)
@@ -182,7 +189,7 @@ class Partials:
                 combine_into(out[start:stop], {whole: total}, self.shards, region)
 
 
-def _check_all(layout: Layout, leaves: "Sequence[np.ndarray | jax.Array]") -> None:
+def _check_all(layout: Layout, leaves: Sequence[Leaf]) -> None:
     if len(leaves) != len(layout.specs):
         raise ConfigurationError(
             f"A contribution has {len(leaves)} leaves, but the exchange was laid out for {len(layout.specs)}. "
@@ -192,7 +199,7 @@ def _check_all(layout: Layout, leaves: "Sequence[np.ndarray | jax.Array]") -> No
         _check(leaf, spec)
 
 
-def _check(leaf: "np.ndarray | jax.Array", spec: LeafSpec) -> None:
+def _check(leaf: Leaf, spec: LeafSpec) -> None:
     # Compare dtypes, not their names: numpy builds the name again on each access.
     if tuple(leaf.shape) != spec.shape or leaf.dtype != _dtype(spec.dtype):
         raise ConfigurationError(
@@ -200,7 +207,7 @@ def _check(leaf: "np.ndarray | jax.Array", spec: LeafSpec) -> None:
             f"was laid out for {spec.shape} and {spec.dtype}. Every call of the step must pass the same "
             "shapes and dtypes."
         )
-    if not isinstance(leaf, _NUMPY) and not leaf.is_fully_addressable:
+    if not isinstance(leaf, _NO_ARRAY) and not leaf.is_fully_addressable:
         raise ConfigurationError(
             f"Leaf {spec.path!r} is spread over several processes, but each process can only contribute "
             "arrays on its own devices. Keep a group's arrays on the devices of its process."
@@ -210,10 +217,16 @@ def _check(leaf: "np.ndarray | jax.Array", spec: LeafSpec) -> None:
 _dtype = functools.cache(np.dtype)
 
 
-def _flat(leaves: "Sequence[np.ndarray | jax.Array]") -> list[np.ndarray]:
-    """The leaves on the host, flat and contiguous; copied only if they are not so already."""
-    copies = iter(host_copies([leaf for leaf in leaves if not isinstance(leaf, _NUMPY)]))
-    return [
-        np.array(leaf).reshape(-1) if isinstance(leaf, _NUMPY) else flat_on_host(next(copies))
-        for leaf in leaves
-    ]
+def _flat(leaves: Sequence[Leaf]) -> list[np.ndarray]:
+    """The leaves on the host, flat and contiguous; copied only if they are not so already. Waits for them."""
+    arrays = [leaf for leaf in leaves if not isinstance(leaf, _NO_ARRAY)]
+    # One program has made them, so all are in memory of the same kind.
+    copies = iter(host_copies(arrays) if arrays and on_accelerator(arrays[0]) else ())
+    return [_flat_leaf(leaf, copies) for leaf in leaves]
+
+
+def _flat_leaf(leaf: Leaf, copies: Iterator[HostCopy]) -> np.ndarray:
+    if isinstance(leaf, _NUMPY):
+        return np.array(leaf).reshape(-1)
+    copy = leaf if isinstance(leaf, HostCopy) else next(copies, None)
+    return flat_on_host(leaf) if copy is None else copy.flat()  # pyright: ignore[reportArgumentType]

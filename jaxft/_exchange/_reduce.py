@@ -1,15 +1,15 @@
-"""The arithmetic of means and sums: numpy on the host computes every sum of contributions here.
+"""The arithmetic of means and sums, which numpy defines.
 
 One rule. Contributions are added in the order of the tree (`_tree.py`) in the accumulation dtype: float32
 for bfloat16 and float16, a leaf's own dtype otherwise. For a mean, the root is divided by the number of shards,
 a true division in the accumulation dtype. The result is rounded once to the leaf's dtype. Every sum, of one group or
-of many, by chunk or as a whole, goes through `combine_into`, so the bits cannot differ. The compiled lane
-(`_compiled.py`) does the same faster; this is its definition.
+of many, by chunk or as a whole, ends in `combine_into`, so the bits cannot differ. The compiled lane (`_compiled.py`)
+does the same faster; this is its definition.
 
-Two things could break that. XLA may flush denormals where numpy does not, so XLA sums nothing here. And which of two
-NaNs survives an addition depends on where the element is in numpy's loop (the vectorised body and the tail disagree),
-and so on how the work was divided: every NaN of a result is replaced by the one quiet NaN. Integers have neither
-problem; they are exact and wrap around.
+Two things could break that. XLA may flush denormals where numpy does not, so it adds only on devices that have been
+seen to add as numpy does (`_device_sums.py`), and never on CPU. And which of two NaNs survives an addition depends on
+where the element is in numpy's loop (the vectorised body and the tail disagree), and so on how the work was divided:
+every NaN of a result is replaced by the one quiet NaN. Integers have neither problem; they are exact and wrap around.
 """
 
 import math

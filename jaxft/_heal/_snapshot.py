@@ -6,8 +6,8 @@ the donation of its array, when the first joiner asks for it, and at the latest 
 * On the CPU backend a host view of an array is not a copy, and JAX copies an array that has a live view instead of
   donating it. So the view is a copy-on-write snapshot. jaxlib does this but does not promise it, so every reader
   checks afterwards whether the array was overwritten (`intact`).
-* On an accelerator a copy to host memory is started, and not waited for: the device makes it while training goes on,
-  and reads the array before a donation overwrites it.
+* On an accelerator a copy to pinned host memory is started, and not waited for: the device makes it while training
+  goes on, and reads the array before a donation overwrites it.
 * For the few types that XLA packs (int4), a host view is a copy from the start.
 
 A leaf on several devices is joined, in C order, when its first byte is read. A joiner of several processes asks for
@@ -22,10 +22,20 @@ import jax
 import numpy as np
 from jaxft_protocol.ranks.lanes import Span
 
-from jaxft._arrays._host_copies import host_copies, on_accelerator
+from jaxft._arrays._host_copies import (
+    HostCopy,
+    host_copies,
+    is_accelerator,
+    on_accelerator,
+    pinned_limit_bytes,
+    unique_pieces,
+)
 from jaxft._arrays._leaf_types import LeafType, is_key, type_of
 from jaxft._arrays._pieces import Pieces
 from jaxft._heal._blob import Blob, BlobLayout, Spoiled, bytes_of
+
+# Copies of a larger state than this part of XLA's pinned memory go to other memory: gradients need the rest.
+PINNED_PART = 0.5
 
 _Piece = tuple[tuple[slice, ...], np.ndarray]
 
@@ -48,7 +58,10 @@ class Snapshot:
             return self._blobs[span]
 
     def capture(self, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Protect the state from the donation of its arrays; stop as soon as it is not `wanted`."""
+        """Protect the state from the donation of its arrays; stop as soon as it is not `wanted`.
+
+        On an accelerator copies are started, and only waited for where there is no pinned memory for all of them.
+        """
         with self._lock:
             sources = self._leaf_sources()
         for source in sources:
@@ -62,13 +75,18 @@ class Snapshot:
 
     @property
     def copied_bytes(self) -> int:
-        """The host memory that it takes beyond the state itself: the size of what is on an accelerator."""
+        """The most host memory that it takes on an accelerator; 0 on CPU, where the state lies there already."""
         with self._lock:
             return sum(source.copied_bytes for source in self._leaf_sources())
 
     def _leaf_sources(self) -> "list[_Leaf]":
         if self._sources is None:
             self._sources = [_Leaf(leaf) for leaf in self._leaves]
+            pinned = (
+                sum(source.copied_bytes for source in self._sources) <= PINNED_PART * pinned_limit_bytes()
+            )
+            for source in self._sources:
+                source.pinned = pinned
             self._leaves = []
         return self._sources
 
@@ -93,11 +111,11 @@ class _Leaf:
 
     def __init__(self, leaf: Any) -> None:
         self.type = type_of(leaf)
-        away = isinstance(leaf, jax.Array) and not is_key(leaf) and on_accelerator(leaf)
-        self.copied_bytes = self.type.size_bytes if away else 0
+        self.copied_bytes = _copied_bytes(leaf, self.type)
+        self.pinned = True
         self._lock = threading.Lock()
         self._leaf: Any = leaf
-        self._copy: jax.Array | None = None
+        self._copy: HostCopy | None = None
         self._pieces: list[_Piece] = []
         self._watched: list[jax.Array] = []  # arrays whose memory the pieces are
         self._flat: memoryview | None = None
@@ -136,8 +154,8 @@ class _Leaf:
         if self._leaf is None:
             return
         try:
-            if self.copied_bytes:
-                (self._copy,) = host_copies([self._leaf])
+            if _is_array(self._leaf) and on_accelerator(self._leaf):
+                (self._copy,) = host_copies([self._leaf], pinned=self.pinned)
             else:
                 self._pieces, self._watched = _host_pieces(self._leaf, self.type)
         except RuntimeError as error:  # deleted: released here, and donated, before a server read it
@@ -147,8 +165,12 @@ class _Leaf:
     def _read(self) -> None:
         """Have the leaf's pieces in host memory; waits for a copy."""
         self._capture()
-        if self._copy is not None:
+        if self._copy is None:
+            return
+        try:
             self._pieces, self._copy = _pieces_of(self._copy), None
+        except RuntimeError as error:  # the copy has failed
+            raise Spoiled(str(error)) from error
 
     def _join(self) -> memoryview:
         if len(self._pieces) == 1 and self._pieces[0][1].flags.c_contiguous:
@@ -208,13 +230,20 @@ def _host_pieces(leaf: Any, leaf_type: LeafType) -> tuple[list[_Piece], list[jax
     return pieces, watched
 
 
-def _pieces_of(copy: jax.Array) -> list[_Piece]:
-    """The pieces of a copy that only this leaf has, where they lie in host memory."""
-    return [
-        (_plain(shard.index, copy.shape), np.asarray(shard.data))
-        for shard in copy.addressable_shards
-        if shard.replica_id == 0
-    ]
+def _pieces_of(copy: HostCopy) -> list[_Piece]:
+    """The pieces of a copy where they lie in host memory; waits for them."""
+    return [(_plain(index, copy.shape), np.asarray(piece)) for index, piece in copy.pieces]
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not is_key(leaf)
+
+
+def _copied_bytes(leaf: Any, leaf_type: LeafType) -> int:
+    """What a leaf takes of the host's memory on an accelerator: twice its size if its pieces have to be joined."""
+    if not _is_array(leaf) or not is_accelerator(next(iter(leaf.sharding.addressable_devices))):
+        return 0
+    return leaf_type.size_bytes * (1 if len(unique_pieces(leaf)) == 1 else 2)
 
 
 def _plain(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:

@@ -6,8 +6,8 @@ heartbeats wait for a joiner. Before the training thread donates a pinned state,
 has asked for yet (see `_snapshot`).
 
 On an accelerator a thread starts the copies to host memory as soon as a state is pinned, beside the step. A state
-that would take more than half of the available host memory is not kept: its heal ends here, and the other donors may
-have room.
+that would take more than half of the host memory available to this group's processes is not kept: its heal ends here,
+and the other donors may have room.
 
 Everything is kept only while a joiner needs it. A joiner that holds a state says so (`holds`), and everything before
 that state is freed; `release` frees the rest. Joiners pinned at the same step share a snapshot.
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 from jaxft_protocol.ranks.lanes import Span
 
@@ -37,7 +38,8 @@ LOG_LIMIT_STATES = 2
 LOG_LIMIT_MIN_BYTES = 64 << 20
 LOG_LIMIT_MIN_STEPS = 8
 
-# The copy of a state on an accelerator may take this part of the host memory that is available.
+# The copies of a state on accelerators may take this part of the available host memory, if all of a group's processes
+# are on one host.
 HOST_PART = 0.5
 
 # How many ended heals are remembered, so that their joiners get an answer at once.
@@ -124,6 +126,7 @@ class StateStore:
         self._leaves: list[Any] = []
         self._pieces: Pieces | None = None
         self._state_bytes = 0
+        self._pool_bytes = 0  # the most that copies of states have taken at once
         self._pins: dict[int, _Pin] = {}
         self._over: deque[int] = deque(maxlen=_REMEMBERED_HEALS)
         self._snapshots: dict[int, Snapshot] = {}
@@ -249,17 +252,31 @@ class StateStore:
         copied_bytes = 0 if taken is None else taken.copied_bytes
         if taken is None or not copied_bytes:
             return
-        free_bytes = available_bytes()
-        if free_bytes is not None and copied_bytes > HOST_PART * free_bytes:
+        # What earlier copies took is kept by XLA for the next.
+        new_bytes = max(0, copied_bytes - self._pool_bytes)
+        part, free_bytes = HOST_PART / jax.process_count(), available_bytes()
+        if free_bytes is not None and new_bytes > part * free_bytes:
+            why = (
+                f"its copy takes {new_bytes / 1e9:.1f} GB more, and may take {part:.0%} of the "
+                f"{free_bytes / 1e9:.1f} GB of host memory that are available to this process. Use hosts with more "
+                "memory, or shard the state over more of them"
+            )
             with self._changed:
-                self._abandon_state(
-                    step,
-                    f"its copy would take {copied_bytes / 1e9:.1f} GB, and may take {HOST_PART:.0%} of the "
-                    f"{free_bytes / 1e9:.1f} GB of host memory that are available. Use hosts with more memory, or "
-                    "shard the state over more of them",
-                )
+                self._abandon_state(step, why)
             return
-        threading.Thread(target=self._capture, args=(step, taken), name="jaxft-snapshot", daemon=True).start()
+        self._pool_bytes = max(self._pool_bytes, copied_bytes)
+        _log.info(
+            "copies state %d to the host for joiners, beside the step: %.1f MB", step, copied_bytes / 1e6
+        )
+        thread = threading.Thread(
+            target=self._capture, args=(step, taken), name="jaxft-snapshot", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _log.warning(
+                "State %d is copied by the training thread, since there is no other: %s.", step, error
+            )
 
     def _capture(self, step: int, snapshot: Snapshot) -> None:
         """Protect a state from its donation. A failure ends the heals that need it, and not the training here."""
@@ -267,7 +284,8 @@ class StateStore:
             snapshot.capture(lambda: self._snapshots.get(step) is snapshot)
         except Exception as error:  # such as out of memory
             with self._changed:
-                self._abandon_state(step, f"it could not be captured: {error!r}")
+                if self._snapshots.get(step) is snapshot:
+                    self._abandon_state(step, f"it could not be captured: {error!r}")
 
     # ---- under the lock ----
 

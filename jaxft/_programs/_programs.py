@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxft_protocol.ranks.lanes import Span
 
-from jaxft._arrays._device_sums import DeviceSums, device_sums
+from jaxft._arrays._device_sums import DeviceSums, device_sums, free_bytes
 from jaxft._arrays._host_copies import is_accelerator
 from jaxft._arrays._lanes import Lanes, lane_devices
 from jaxft._arrays._layout import Layout, LeafSpec
@@ -89,6 +90,7 @@ class Programs:
     siblings: "Callable[[Any, Any], Programs] | None" = None
     separate: DonationGuard = field(default_factory=DonationGuard)
     _known: "dict[BatchKey, Programs]" = field(default_factory=dict, init=False)
+    _sums: dict[int, DeviceSums | None] = field(default_factory=dict, init=False)
     _layouts: dict[tuple[int, Span | None], Layout] = field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -179,7 +181,7 @@ class Programs:
     def on_accelerator(self) -> bool:
         """Whether contributions are made in the memory of accelerators."""
         shardings = jax.tree.leaves(self.executables.computes[0].output_shardings)
-        return any(is_accelerator(device.platform) for one in shardings[:1] for device in one.device_set)
+        return any(is_accelerator(device) for one in shardings[:1] for device in one.device_set)
 
     def compile_sums(self) -> None:
         """Compile what adds contributions on an accelerator, before a step needs it."""
@@ -188,9 +190,31 @@ class Programs:
 
     def sums(self, stage: int) -> DeviceSums | None:
         """What adds this process's contributions to an exchange on an accelerator. The first call compiles."""
+        if stage not in self._sums:
+            self._sums[stage] = self._made_sums(stage)
+        return self._sums[stage]
+
+    def _made_sums(self, stage: int) -> DeviceSums | None:
         if not self.stage_pieces[stage].whole:
             return None  # the pieces are on several devices, one by one
-        return device_sums(self.layouts[stage], tuple(self._shardings(stage)))
+        run = self.run_of(stage)
+        if len({self.buckets[each].program for each in run}) > 1:
+            return None  # they would wait for all programs of the run, which are started before
+        return device_sums(self.layouts[stage], tuple(self._shardings(stage)), self._compute_bytes)
+
+    def has_room_ahead(self) -> bool:
+        """Whether an accelerator has memory for one more `compute` while the results of the last are there."""
+        shardings = jax.tree.leaves(self.executables.computes[0].output_shardings)
+        devices = [device for one in shardings[:1] for device in one.addressable_devices]
+        return self.on_accelerator and all(free_bytes(device) >= self._compute_bytes for device in devices)
+
+    @functools.cached_property
+    def _compute_bytes(self) -> int:
+        """The memory that `compute` takes of each device, temporaries and results."""
+        found = [program.memory_analysis() for program in self.executables.computes]
+        if None in found:
+            return sys.maxsize  # not known: there is no room to be sure of
+        return sum(one.temp_size_in_bytes + one.output_size_in_bytes for one in found)
 
     def to_devices(self, stage: int, means: Sequence[np.ndarray]) -> Sequence[Any]:
         """Start to bring the means of an exchange to the devices of an accelerator, ahead of `apply`.

@@ -21,9 +21,10 @@ from jaxft_protocol.messages import GroupName, Member, NewQuorum, Step
 from jaxft_protocol.ranks.lanes import Span, rank_of
 from jaxft_protocol.replica.state import Applied, Attempt, ExchangeBroke, Exchanged
 
+from jaxft._arrays._host_copies import host_copies
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._links import Links, Peer
-from jaxft._exchange._partials import Partials
+from jaxft._exchange._partials import Leaf, Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import strands_of
 from jaxft._exchange._spans import Contribution, SpanLinks
@@ -49,7 +50,7 @@ STAGES_OF_PATIENCE = 8
 class _Stage:
     """What this group has computed for one exchange, and the means of the last one."""
 
-    contributions: dict[int, Sequence[jax.Array]] = field(default_factory=dict[int, Sequence[jax.Array]])
+    contributions: dict[int, Sequence[Leaf]] = field(default_factory=dict[int, Sequence[Leaf]])
     locals: dict[int, Local] = field(default_factory=dict[int, Local])
     partials: Partials | None = None
     means: list[np.ndarray] | None = None
@@ -197,9 +198,6 @@ class Attempts:
         """Compute what is missing of a run. Of the last shard, wait only for what the first exchange needs."""
         self._work.counted = ()
         started: list[int] = []
-        # An accelerator has its next programs, and their batch, before it has ended the last. On CPU they would take
-        # the cores from each other.
-        ahead = 1 if call.programs.on_accelerator else 0
         for shard in shards:
             if not self._ranks.decide("go on", not abort.is_set):
                 return False
@@ -212,6 +210,9 @@ class Attempts:
                     record.shards.append(shard)
             started.append(shard)
             last = shard == shards[-1]
+            # An accelerator has its next programs, and their batch, before it has ended the last. On CPU they would
+            # take the cores from each other.
+            ahead = 1 if call.programs.has_room_ahead() else 0
             while len(started) > (0 if last else ahead):
                 one = started.pop(0)
                 for number in run if started or not last else call.programs.made_with(run.start):
@@ -235,7 +236,12 @@ class Attempts:
             if number > run.start and programs.begins(number):
                 made, local = programs.compute_next(leaves, means, local)
             stage = work.stages[number]
-            stage.contributions[key] = programs.stage_pieces[number].split(programs.bucket(number, made))
+            contribution = programs.stage_pieces[number].split(programs.bucket(number, made))
+            if programs.on_accelerator and call.sums(number) is None:
+                # Now: a copy waits for all programs that were started before it.
+                stage.contributions[key] = host_copies(contribution)
+            else:
+                stage.contributions[key] = contribution
             stage.locals[key] = local if number == run.stop - 1 else local.only_counts()
 
     def _merge(self, call: Call, number: int, shard: int) -> None:
@@ -246,7 +252,7 @@ class Attempts:
         if key in stage.contributions and not stage.partials.has(shard):
             self._shard = shard  # its program may fail only now
             self._ranks.awaits_others(True)
-            if call.programs.on_accelerator:  # there, `add` waits for nothing
+            if call.sums(number) is not None:  # then `add` waits for nothing
                 jax.block_until_ready(stage.contributions[key])
             stage.partials.add(shard, stage.contributions[key])
             if call.shards is not None:

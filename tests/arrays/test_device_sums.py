@@ -3,9 +3,11 @@
 What it adds is in `tests/exchange/test_device_partials.py`.
 """
 
+import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
@@ -13,6 +15,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxft._arrays import _device_sums
 from jaxft._arrays._device_sums import adds_as_numpy, device_sums, free_bytes
 from jaxft._arrays._layout import Layout, LeafSpec
+from tests.accelerators import normal_values, pretended
 
 PAIRS = [
     ("float32", "float32"),
@@ -32,17 +35,7 @@ def _asked_again() -> None:
 def test_numbers_that_are_not_denormal_are_added_as_numpy_does(
     pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = _device_sums._values
-
-    def normal(dtype: str, seed: int) -> np.ndarray:
-        found = values(dtype, seed)
-        if np.dtype(dtype).kind in "iu":
-            return found
-        least = np.asarray(jax.numpy.finfo(dtype).smallest_normal, found.dtype)
-        with np.errstate(invalid="ignore"):  # NaNs that signal
-            return np.where(np.abs(found) < 8 * least, np.ones_like(found), found)
-
-    monkeypatch.setattr(_device_sums, "_values", normal)
+    monkeypatch.setattr(_device_sums, "_values", normal_values)
     assert adds_as_numpy(jax.devices()[0], *pair)
 
 
@@ -51,8 +44,84 @@ def test_a_device_that_flushes_denormals_is_told_from_one_that_does_not(
 ) -> None:
     """XLA's threads on CPU flush them."""
     assert not adds_as_numpy(jax.devices()[0], "float32", "float32")
+    assert re.search(r"does not add float32 as numpy does \(\d+ of 4096 sums differ\)", caplog.text)
     assert "--xla_gpu_ftz" in caplog.text
     assert adds_as_numpy(jax.devices()[0], "int32", "int32")
+
+
+def test_a_device_that_cannot_add_is_not_asked_to(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_device_sums, "_values", lambda dtype, seed: 1 // 0)
+    assert not adds_as_numpy(jax.devices()[0], "float32", "float32")
+    assert "(ZeroDivisionError('integer division or modulo by zero')), so the host adds" in caplog.text
+
+
+def test_the_users_mesh_and_checks_for_nan_are_not_those_of_the_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program on one device is an error where a mesh of several is set, and a NaN where JAX looks for them."""
+    monkeypatch.setattr(_device_sums, "_values", normal_values)
+    with jax.set_mesh(jax.make_mesh((4,), ("x",))), jax.debug_nans(True):
+        assert adds_as_numpy(jax.devices()[1], "float32", "float32")
+
+
+def test_sums_are_compiled_once_though_contributions_are_not_committed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Those of a state that nobody has placed are not. A program must not be missing after a failure."""
+    layout = Layout.of([LeafSpec("x", (6,), "bfloat16")])
+    one = jnp.arange(6, dtype=jnp.bfloat16)
+    assert not one.committed
+    with pretended(), jax.log_compiles(), caplog.at_level("WARNING"):
+        sums = device_sums(layout, (one.sharding,))
+        assert sums is not None
+        assert "Compiling" in caplog.text
+        caplog.clear()
+        two = sums.add([one], [one], summed=(False, False))
+        assert two is not None
+        three = sums.add(two, [one], summed=(True, False))
+        other = sums.add([one], [one], summed=(False, False))
+        assert three is not None
+        assert other is not None
+        (found,) = sums.add(three, other, summed=(True, True)) or ()
+    assert caplog.text == ""
+    np.testing.assert_array_equal(found, 5 * np.arange(6, dtype=np.float32))
+
+
+def test_room_is_for_one_more_sum_and_the_next_compute() -> None:
+    layout = Layout.of([LeafSpec("x", (6,), "bfloat16")])
+    one = jnp.arange(6, dtype=jnp.bfloat16)
+    with pretended(), pytest.MonkeyPatch.context() as patch:
+        sums = device_sums(layout, (one.sharding,), 1000)
+        assert sums is not None
+        for limit, room in ((1024, True), (1023, False)):
+            stats = {"bytes_limit": limit + limit // 19, "bytes_in_use": 0}
+            patch.setattr(_device_sums, "_memory_stats", lambda device, stats=stats: stats)
+            free = free_bytes(jax.devices()[0])
+            assert (free >= 1024) is room
+            assert sums.have_room() is room
+            assert (sums.add([one], [one], summed=(False, False)) is not None) is room
+
+
+def test_a_device_that_has_no_memory_after_all_leaves_the_sum_to_the_host(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    layout = Layout.of([LeafSpec("x", (6,), "float32")])
+    one = jnp.arange(6.0)
+
+    def full(*_: object) -> list[jax.Array]:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    with pretended():
+        sums = device_sums(layout, (one.sharding,))
+        assert sums is not None
+        for adder in sums._adders.values():
+            adder._compiled = full
+        assert sums.add([one], [one], summed=(False, False)) is None
+        with pytest.raises(jax.errors.JaxRuntimeError):  # a sum may be gone
+            sums.add([one], [one], summed=(True, False))
+    assert "could not add contributions, so the host does: RESOURCE_EXHAUSTED" in caplog.text
 
 
 def test_the_values_have_all_that_may_differ() -> None:

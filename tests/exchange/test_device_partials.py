@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxft._arrays import _device_sums
 from jaxft._arrays._device_sums import DeviceSums, device_sums
+from jaxft._arrays._host_copies import host_copies
 from jaxft._arrays._layout import Layout
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._tree import Node, cover
@@ -112,7 +113,7 @@ def test_shards_that_come_after_the_copies_are_added_on_the_host(copied: list[in
 
 
 def test_a_device_without_room_leaves_the_sums_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    sums = DeviceSums(LAYOUT, on_four())
+    sums = DeviceSums(LAYOUT, on_four(), 0)
     needed = sum(
         spec.size // (4 if spec.shape[:1] == (5000,) else 1) * region.sum_item_bytes
         for spec, region in (
@@ -122,10 +123,28 @@ def test_a_device_without_room_leaves_the_sums_to_the_host(monkeypatch: pytest.M
     for free, room in ((needed, True), (needed - 1, False)):
         monkeypatch.setattr(_device_sums, "free_bytes", lambda device, free=free: free)
         assert sums.have_room() is room
+    # No contribution is kept there either: the next `compute` needs the memory.
     partials = held(4, range(3), on_four())
-    assert set(partials._values) == {Node(0, 2)}
+    assert set(partials._values) == {Node(0, 2), Node(2, 3)}
     partials.add(3, placed(3, on_four()))
     assert_same_bits(partials.mean_alone(), reference_means(SPECS, 4))
+
+
+def test_room_that_is_gone_between_two_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    partials = held(4, [0], on_four())
+    assert set(partials._on_device) == {Node(0, 1)}
+    monkeypatch.setattr(_device_sums, "free_bytes", lambda device: 0)
+    for shard in (1, 2, 3):
+        partials.add(shard, placed(shard, on_four()))
+    assert not partials._on_device
+    assert_same_bits(partials.mean_alone(), reference_means(SPECS, 4))
+
+
+def test_copies_that_are_on_their_way_are_added_like_arrays() -> None:
+    partials = Partials(LAYOUT, 3)
+    for shard in range(3):
+        partials.add(shard, host_copies(placed(shard, on_four())))
+    assert_same_bits(partials.mean_alone(), reference_means(SPECS, 3))
 
 
 def test_members_with_and_without_an_accelerator_get_the_same_means() -> None:

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxft._arrays import _host_copies
+from jaxft._arrays._host_copies import HostCopy, host_copies
 from jaxft._heal import _snapshot, _store
 from jaxft._heal._snapshot import Snapshot
 from jaxft._heal._store import Gone, StateStore
@@ -80,27 +83,70 @@ def test_a_pinned_state_is_copied_before_a_step_overwrites_it(pinned_first: bool
 
 
 def test_the_training_thread_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[jax.Array] = []
-    pieces_of = _snapshot._pieces_of
+    """Not even where the thread that starts the copies is late: it starts them, and goes on."""
+    read: list[object] = []
+    pieces_of, asarray = _snapshot._pieces_of, np.asarray
 
-    def noted(copy: jax.Array) -> list[_snapshot._Piece]:
+    def noted(copy: HostCopy) -> list[_snapshot._Piece]:
         read.append(copy)
         return pieces_of(copy)
 
+    def waits(*given: Any, **named: Any) -> np.ndarray:
+        read.append(given)
+        return asarray(*given, **named)
+
     monkeypatch.setattr(_snapshot, "_pieces_of", noted)
-    monkeypatch.setattr(_store.threading.Thread, "start", lambda self: None)  # the thread is late
+    monkeypatch.setattr(_store.threading.Thread, "start", lambda self: None)
     store, leaves = StateStore(), [jnp.asarray(values((9,)))]
-    before = [raw(leaf) for leaf in leaves]
     store.publish(STEP, leaves)
     store.pin(1, STEP)
     assert not copied(store._snapshots[STEP])
-    store.before_donation()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "asarray", waits)
+        patch.setattr(jax, "block_until_ready", waits)
+        store.before_donation()
     assert copied(store._snapshots[STEP])
     assert not read
-    store.publish(STEP + 1, overwritten(leaves))
-    assert same_bits(leaves_of(store.state(1, deadline_s=soon())[1]), [np.asarray(values((9,)))])
+    (made,) = overwritten(leaves)
+    store.publish(STEP + 1, [made])
+    assert not same_bits([made], [values((9,))])
+    assert same_bits(leaves_of(store.state(1, deadline_s=soon())[1]), [values((9,))])
     assert len(read) == 1
-    assert before == [raw(jnp.asarray(values((9,))))]
+
+
+def test_a_thread_that_cannot_start_leaves_the_copies_to_the_training_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_store.threading.Thread, "start", refused)
+    store, leaves = StateStore(), [jnp.asarray(values((9,)))]
+    store.pin(1, STEP)
+    store.publish(STEP, leaves)
+    assert "State 7 is copied by the training thread, since there is no other: can't start" in caplog.text
+    store.before_donation()
+    store.publish(STEP + 1, overwritten(leaves))
+    assert same_bits(leaves_of(store.state(1, deadline_s=soon())[1]), [values((9,))])
+
+
+@pytest.mark.parametrize("limit_gb", ["0", "many"])
+def test_a_state_that_is_too_large_for_pinned_memory_is_copied_to_other(
+    limit_gb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", limit_gb)
+    store, leaves = StateStore(), state()
+    before = [raw(leaf) for leaf in leaves]
+    store.publish(STEP, leaves)
+    store.pin(1, STEP)
+    snapshot = store._snapshots[STEP]
+    patience.until(lambda: copied(snapshot), "the copies to be made")
+    copies = [source._copy for source in snapshot._leaf_sources() if source._copy is not None]
+    kinds = {type(piece) for copy in copies for _, piece in copy.pieces}
+    assert kinds == ({np.ndarray} if limit_gb == "0" else {type(leaves[0])})
+    store.before_donation()
+    store.publish(STEP + 1, overwritten(leaves))
+    assert [raw(leaf) for leaf in leaves_of(store.state(1, deadline_s=soon())[1])] == before
 
 
 def test_a_copy_that_has_no_room_ends_its_heals_and_not_the_training(
@@ -114,7 +160,7 @@ def test_a_copy_that_has_no_room_ends_its_heals_and_not_the_training(
         store.publish(STEP, leaves)
         with caplog.at_level(logging.ERROR):
             store.pin(1, STEP)
-        assert ("would take 0.0 GB, and may take 50% of the 0.0 GB" in caplog.text) == (not kept)
+        assert ("takes 0.0 GB more, and may take 50% of the 0.0 GB" in caplog.text) == (not kept)
         if kept:
             store.state(1, deadline_s=soon())
         else:
@@ -123,11 +169,22 @@ def test_a_copy_that_has_no_room_ends_its_heals_and_not_the_training(
         store.before_donation()
 
 
+def test_memory_that_earlier_copies_took_counts_as_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA keeps it for the next."""
+    store = StateStore()
+    for number, free_bytes in ((1, 8000), (2, 0)):
+        monkeypatch.setattr(_store, "available_bytes", lambda free_bytes=free_bytes: free_bytes)
+        store.publish(STEP + number, [jnp.asarray(values((1000,)))])
+        store.pin(number, STEP + number)
+        store.state(number, deadline_s=soon())
+        store.release(number)
+
+
 def test_a_copy_that_fails_ends_its_heals_and_not_the_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def failing(arrays: object) -> list[jax.Array]:
-        raise ValueError("RESOURCE_EXHAUSTED: no pinned memory")
+    def failing(arrays: object, *, pinned: bool) -> list[HostCopy]:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     monkeypatch.setattr(_snapshot, "host_copies", failing)
     store = StateStore()
@@ -135,19 +192,41 @@ def test_a_copy_that_fails_ends_its_heals_and_not_the_training(
     with caplog.at_level(logging.ERROR):
         store.pin(1, STEP)
         patience.until(lambda: not store._pins, "the heal to be abandoned")
-    assert "state 7 is lost, because it could not be captured: ValueError('RESOURCE_EXHAUSTED" in caplog.text
+    assert "state 7 is lost, because it could not be captured: Spoiled('RESOURCE_EXHAUSTED" in caplog.text
     store.before_donation()
 
 
-def test_what_is_copied_is_what_is_not_on_the_host() -> None:
-    assert Snapshot(state()).copied_bytes == 64 * 3 * 4 + 5 * 2 + 6
-    assert Snapshot([np.zeros(3), 2.0, *state()[3:5]]).copied_bytes == 0
+def test_the_end_of_an_old_copy_does_not_end_a_newer_heal(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StateStore()
+    store.publish(STEP, [jnp.asarray(values((9,)))])
+    store.pin(1, STEP)
+    old = store._snapshots[STEP]
+    store.release(1)
+    store.pin(2, STEP)
+    monkeypatch.setattr(old, "capture", lambda wanted: 1 // 0)
+    store._capture(STEP, old)
+    store.state(2, deadline_s=soon())
+
+
+def test_what_is_copied() -> None:
+    """A leaf in pieces has to be joined for a joiner, and what is in host memory already is overwritten there."""
+    assert Snapshot(state()).copied_bytes == 2 * 64 * 3 * 4 + 5 * 2 + 6 + 3 * 4
+    assert Snapshot([np.zeros(3), 2.0, jax.random.key(0)]).copied_bytes == 0
+
+
+def test_of_equal_copies_one_is_copied() -> None:
+    spread, copied = state()[:2]
+    for leaf, pieces in ((spread, 4), (copied, 1)):
+        (copy,) = host_copies([leaf])
+        assert len(copy.pieces) == pieces
+        assert {piece.sharding.memory_kind for _, piece in copy.pieces} == {"pinned_host"}
+        assert copy.flat().tobytes() == raw(leaf)
 
 
 def test_nothing_is_copied_on_cpu_before_it_is_overwritten() -> None:
     threads = set(threading.enumerate())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxft._arrays._host_copies.is_accelerator", lambda platform: platform != "cpu")
+        patch.setattr(_host_copies, "_has_memory", lambda platform: platform != "cpu")
         store = StateStore()
         store.publish(STEP, state()[:2])
         store.pin(1, STEP)

@@ -49,5 +49,7 @@ def test_a_kill_changes_nothing(
         survivors = [workers[group] for group in GROUPS[:2]]
         here.until_finished(*survivors, again)
         assert {worker.digest for worker in (*survivors, again)} == {digest_alone(STEPS, *options)}
-        for worker in survivors:
+        for group, worker in zip(GROUPS, survivors, strict=False):
+            assert worker.says("Shards are added on the devices") == (group in accelerated)
+            assert worker.says("to the host for joiners, beside the step") == (group in accelerated)
             assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))

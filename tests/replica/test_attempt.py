@@ -229,6 +229,60 @@ def test_an_accelerator_starts_the_next_shard_before_it_waits_for_the_last(
     np.testing.assert_array_equal(group.held.leaves[0], np.full(3, -15.0))
 
 
+def test_an_accelerator_without_room_starts_no_shard_ahead(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    add = Partials.add
+    monkeypatch.setattr(
+        Partials, "add", lambda self, shard, leaves: (done.append(f"add {shard}"), add(self, shard, leaves))
+    )
+
+    def noted_batch(step: int, shard: int) -> jax.Array:
+        done.append(f"batch {shard}")
+        return batch_for(step, shard)
+
+    with pretended(), pytest.MonkeyPatch.context() as patch:
+        group = Group(listener, shards=2, batch_for=noted_batch)
+        patch.setattr("jaxft._arrays._device_sums._memory_stats", lambda device: None)
+        group.attempt(quorum(1, 2, group_1=(0, 1)))
+    assert done == ["batch 0", "add 0", "batch 1", "add 1"]
+    group.attempts.apply(group.call, STEP, group.record)
+    np.testing.assert_array_equal(group.held.leaves[0], np.full(3, -10.0))
+
+
+def test_an_overlapped_stage_is_copied_before_the_next_one_is_started(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy waits for all programs that were started before it, so there are no sums on the device either."""
+    done: list[str] = []
+    compute, compute_next, copies = Programs.compute, Programs.compute_next, _attempt.host_copies
+
+    def noted(name: str, function: Any) -> Any:
+        def call(*given: Any) -> Any:
+            done.append(name)
+            return function(*given)
+
+        return call
+
+    monkeypatch.setattr(Programs, "compute", noted("compute", compute))
+    monkeypatch.setattr(Programs, "compute_next", noted("compute", compute_next))
+    monkeypatch.setattr(_attempt, "host_copies", noted("copy", copies))
+
+    def two(state: Any, batch: jax.Array) -> tuple[Any, Any]:
+        one, other = jaxft.pmean((batch + 0.0 * state["w"], jnp.sin(2.0 * batch + state["w"])))
+        return {"w": state["w"] - one + other}, {}
+
+    with pretended():
+        group = Group(listener, shards=2)
+        programs = cut_programs(two, {"w": jnp.zeros(3)}, batch_for(0, 0), overlap=2)
+        group.call = group.call._replace(programs=programs)
+        group.attempt(quorum(1, 2, group_1=(0, 1)))
+    assert programs.stages == 2
+    assert [group.call.sums(stage) for stage in (0, 1)] == [None, None]
+    assert done == ["compute", "copy", "compute", "copy"] * 2
+
+
 def test_an_accelerator_computes_nothing_again_after_an_attempt_that_ended_between_two_shards(
     listener: Listener,
 ) -> None:
