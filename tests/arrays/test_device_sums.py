@@ -69,7 +69,7 @@ def test_the_users_mesh_and_checks_for_nan_are_not_those_of_the_comparison(
 def test_sums_are_compiled_once_though_contributions_are_not_committed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Those of a state that nobody has placed are not. A program must not be missing after a failure."""
+    """Those of a state that was not placed are not. A program must not be missing after a failure."""
     layout = Layout.of([LeafSpec("x", (6,), "bfloat16")])
     one = jnp.arange(6, dtype=jnp.bfloat16)
     assert not one.committed
