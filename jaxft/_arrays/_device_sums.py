@@ -33,7 +33,7 @@ class DeviceSums:
 
     Args:
         layout: of the contributions.
-        shardings: those of their leaves, all on the same devices.
+        shardings: those of their leaves. A program adds those on the same devices.
         reserved_bytes: what the next `compute` takes of each device's memory, which sums must not take from it.
     """
 
@@ -43,22 +43,43 @@ class DeviceSums:
         self._shapes = [spec.shape for spec in layout.specs]
         self._shardings = list(shardings)
         self._reserved_bytes = reserved_bytes
-        self._adders: dict[tuple[bool, bool], _Adder] = {}
+        # The numbers of the leaves that are on the same devices, and what adds them.
+        on_devices: dict[frozenset[Any], list[int]] = {}
+        for number, sharding in enumerate(shardings):
+            on_devices.setdefault(frozenset(sharding.device_set), []).append(number)
+        self._together = list(on_devices.values())
+        self._adders: dict[tuple[bool, bool], list[_Adder]] = {}
+        self._needed_bytes = self._sum_bytes()
 
     def compile(self) -> None:
         """Compile what can be needed: a failure of another group must not find a program missing."""
         for left, right in ((False, False), (True, False), (True, True)):
-            self._adders[left, right] = _Adder(
-                self._sum_dtypes, self._shardings, self._specs(left), self._specs(right), consumes_left=left
-            )
+            self._adders[left, right] = [
+                _Adder(
+                    [self._sum_dtypes[number] for number in numbers],
+                    [self._shardings[number] for number in numbers],
+                    self._specs(numbers, left),
+                    self._specs(numbers, right),
+                    consumes_left=left,
+                )
+                for numbers in self._together
+            ]
 
     def have_room(self) -> bool:
         """Whether each device has memory left for one more sum of all leaves, beside the next `compute`."""
-        needed = self._reserved_bytes + sum(
-            np.dtype(dtype).itemsize * int(np.prod(sharding.shard_shape(shape)))
-            for dtype, shape, sharding in zip(self._sum_dtypes, self._shapes, self._shardings, strict=True)
+        return all(
+            free_bytes(device) >= self._reserved_bytes + needed
+            for device, needed in self._needed_bytes.items()
         )
-        return all(free_bytes(device) >= needed for device in self._shardings[0].addressable_devices)
+
+    def _sum_bytes(self) -> dict[Any, int]:
+        """What the sum of all leaves takes of each of this process's devices."""
+        found: dict[Any, int] = {}
+        for dtype, shape, sharding in zip(self._sum_dtypes, self._shapes, self._shardings, strict=True):
+            piece_bytes = np.dtype(dtype).itemsize * int(np.prod(sharding.shard_shape(shape)))
+            for device in sharding.addressable_devices:
+                found[device] = found.get(device, 0) + piece_bytes
+        return found
 
     def add(
         self, left: list[jax.Array], right: list[jax.Array], *, summed: tuple[bool, bool]
@@ -71,20 +92,31 @@ class DeviceSums:
             summed: whether each of them are sums, or a single contribution in the dtypes of the leaves.
         """
         if summed[0]:
-            return self._adders[summed](left, right)
+            return self._added(left, right, summed)
         if not self.have_room():
             return None
         try:
-            return self._adders[summed](left, right)
+            return self._added(left, right, summed)
         except jax.errors.JaxRuntimeError as error:
             _log.warning("A device could not add contributions, so the host does: %s", error)
             return None
 
-    def _specs(self, summed: bool) -> list[jax.ShapeDtypeStruct]:
+    def _added(
+        self, left: list[jax.Array], right: list[jax.Array], summed: tuple[bool, bool]
+    ) -> list[jax.Array]:
+        found: dict[int, jax.Array] = {}
+        for numbers, adder in zip(self._together, self._adders[summed], strict=True):
+            sums = adder([left[number] for number in numbers], [right[number] for number in numbers])
+            found.update(zip(numbers, sums, strict=True))
+        return [found[number] for number in range(len(left))]
+
+    def _specs(self, numbers: Sequence[int], summed: bool) -> list[jax.ShapeDtypeStruct]:
         dtypes = self._sum_dtypes if summed else self._dtypes
         return [
-            jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
-            for shape, dtype, sharding in zip(self._shapes, dtypes, self._shardings, strict=True)
+            jax.ShapeDtypeStruct(
+                self._shapes[number], jnp.dtype(dtypes[number]), sharding=self._shardings[number]
+            )
+            for number in numbers
         ]
 
 
@@ -126,9 +158,7 @@ def device_sums(
     """The sums of a layout, compiled; None where the host has to add: on CPU, and on what adds to other bits."""
     if not layout.specs:
         return None
-    devices = shardings[0].addressable_devices
-    if any(sharding.addressable_devices != devices for sharding in shardings):
-        return None
+    devices = {device for sharding in shardings for device in sharding.addressable_devices}
     device = min(devices, key=lambda one: one.id)
     pairs = sorted({(region.dtype, region.sum_dtype) for region in layout.regions})
     if not is_accelerator(device) or not all(adds_as_numpy(device, *pair) for pair in pairs):

@@ -190,23 +190,29 @@ class Programs:
 
     def sums(self, stage: int) -> DeviceSums | None:
         """What adds this process's contributions to an exchange on an accelerator. The first call compiles."""
-        if stage not in self._sums:
-            self._sums[stage] = self._made_sums(stage)
-        return self._sums[stage]
+        if stage not in self._sums and self.stage_pieces[stage].whole:
+            self._compile_sums(stage, self._shardings(stage))
+        return self._sums.get(stage)
 
-    def _made_sums(self, stage: int) -> DeviceSums | None:
-        if not self.stage_pieces[stage].whole:
-            return None  # the pieces are on several devices, one by one
-        run = self.run_of(stage)
-        if len({self.buckets[each].program for each in run}) > 1:
-            return None  # they would wait for all programs of the run, which are started before
-        return device_sums(self.layouts[stage], tuple(self._shardings(stage)), self._compute_bytes)
+    def made(self, stage: int, contribution: Sequence[Any]) -> None:
+        """Note where the parts of a first contribution are, in a group of several processes, and compile its sums."""
+        if stage not in self._sums:
+            self._compile_sums(stage, [part.sharding for part in contribution])
+
+    def _compile_sums(self, stage: int, shardings: Sequence[Any]) -> None:
+        programs = {self.buckets[each].program for each in self.run_of(stage)}
+        self._sums[stage] = (
+            device_sums(self.layouts[stage], tuple(shardings), self._compute_bytes)
+            if len(programs) == 1
+            else None  # sums would wait for all programs of the run, which are started before
+        )
 
     def has_room_ahead(self) -> bool:
         """Whether an accelerator has memory for one more `compute` while the results of the last are there."""
+        if not self.on_accelerator:
+            return False
         shardings = jax.tree.leaves(self.executables.computes[0].output_shardings)
-        devices = [device for one in shardings[:1] for device in one.addressable_devices]
-        return self.on_accelerator and all(free_bytes(device) >= self._compute_bytes for device in devices)
+        return all(free_bytes(device) >= self._compute_bytes for device in shardings[0].addressable_devices)
 
     @functools.cached_property
     def _compute_bytes(self) -> int:

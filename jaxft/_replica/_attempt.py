@@ -237,6 +237,8 @@ class Attempts:
                 made, local = programs.compute_next(leaves, means, local)
             stage = work.stages[number]
             contribution = programs.stage_pieces[number].split(programs.bucket(number, made))
+            if (call.shards or 1) > 1:
+                programs.made(number, contribution)
             if programs.on_accelerator and call.sums(number) is None:
                 # Now: a copy waits for all programs that were started before it.
                 stage.contributions[key] = host_copies(contribution)

@@ -158,12 +158,30 @@ def test_members_with_and_without_an_accelerator_get_the_same_means() -> None:
             assert_same_bits(means, reference_means(SPECS, 6))
 
 
-def test_leaves_of_several_sets_of_devices_are_added_on_the_host() -> None:
-    one, *others = jax.devices()
-    shardings = [SingleDeviceSharding(one), *(SingleDeviceSharding(others[0]) for _ in SPECS[1:])]
-    assert device_sums(LAYOUT, tuple(shardings)) is None
-    partials = held(3, range(3), shardings)
-    assert_same_bits(partials.mean_alone(), reference_means(SPECS, 3))
+def test_leaves_on_different_devices_are_added_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the parts of a process with several devices, in a group of several processes."""
+    one, other = jax.devices()[:2]
+    shardings = [SingleDeviceSharding(other if number % 3 else one) for number in range(len(SPECS))]
+    partials = held(5, range(5), shardings)
+    assert [held.summed for held in partials._on_device.values()] == [True]
+    assert_same_bits(partials.mean_alone(), reference_means(SPECS, 5))
+    sums = device_sums(LAYOUT, tuple(shardings))
+    assert sums is not None
+    needed = {
+        device: sum(
+            spec.size * LAYOUT.regions[extent.region].sum_item_bytes
+            for spec, extent, at in zip(SPECS, LAYOUT.extents, shardings, strict=True)
+            if at.device_set == {device}
+        )
+        for device in (one, other)
+    }
+    for free, room in (
+        (needed, True),
+        ({**needed, one: needed[one] - 1}, False),
+        ({**needed, other: needed[other] - 1}, False),
+    ):
+        monkeypatch.setattr(_device_sums, "free_bytes", lambda device, free=free: free[device])
+        assert sums.have_room() is room
 
 
 def test_nothing_to_add() -> None:

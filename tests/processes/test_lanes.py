@@ -51,15 +51,21 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    ("killed", "rank", "phase"),
-    [(4, 2, "exchange"), (2, 1, "compute"), pytest.param(1, 0, "apply", marks=pytest.mark.storm)],
+    ("killed", "rank", "phase", "flags"),
+    [
+        (4, 2, "exchange", ()),
+        (2, 1, "compute", ()),
+        pytest.param(1, 0, "apply", (), marks=pytest.mark.storm),
+        # The paths of an accelerator, with a bucket for each leaf.
+        pytest.param(2, 1, "exchange", ("--accelerator", "1"), id="accelerator"),
+    ],
 )
 def test_a_kill_in_a_group_of_any_number_of_processes_changes_nothing(
-    killed: int, rank: int, phase: str, undisturbed: str, tmp_path: Path
+    killed: int, rank: int, phase: str, flags: tuple[str, ...], undisturbed: str, tmp_path: Path
 ) -> None:
     """The group that comes back heals from groups of other numbers of processes, lane by lane."""
     present, back_in = tmp_path / "present", tmp_path / "back"
-    gate = ("--gate", f"{GATE}:{back_in}")
+    gate = ("--gate", f"{GATE}:{back_in}", *flags)
     with cluster(tmp_path) as here:
         here.start_coordinator()
         groups = {
