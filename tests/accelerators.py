@@ -32,6 +32,7 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (_device_sums, "_values", normal_values),
     (_device_sums, "_memory_stats", lambda device: {"bytes_limit": 1 << 40, "bytes_in_use": 0}),
     (_programs, "BUCKET_BYTES", _programs.BUCKET_BYTES),
+    (_programs, "MOST_BUCKETS", _programs.MOST_BUCKETS),
 )
 
 
@@ -39,12 +40,14 @@ def pretend(*, bucket_bytes: int = _programs.BUCKET_BYTES) -> None:
     """From now on, CPU devices count as accelerators in this process.
 
     Args:
-        bucket_bytes: how many bytes one exchange has at least, if a program contributes more.
+        bucket_bytes: how many bytes one exchange has at least, if a program contributes more. 1: each leaf has one.
     """
     for module, name, replacement in _REPLACED:
         assert hasattr(module, name)
         setattr(module, name, replacement)
     _programs.BUCKET_BYTES = bucket_bytes
+    if bucket_bytes == 1:
+        _programs.MOST_BUCKETS = 1 << 20
     _forget()
 
 

@@ -6,10 +6,11 @@ taken for granted: a device adds only if it has added chosen values as numpy doe
 Which of two NaNs a sum keeps makes no difference: the result of an exchange has one NaN only.
 """
 
+import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -142,13 +143,22 @@ class _Adder:
             add, out_shardings=list(shardings), donate_argnums=(0,) if consumes_left else ()
         )
         # Not by a first call: that would compile again for leaves that are not committed to their devices.
-        self._compiled = self._jitted.lower(left, right).compile()
+        with _any_values():
+            self._compiled = self._jitted.lower(left, right).compile()
 
     def __call__(self, left: list[jax.Array], right: list[jax.Array]) -> list[jax.Array]:
-        try:
-            return self._compiled(left, right)
-        except ValueError:  # jit takes other layouts in memory, and a compiled program does not
-            return self._jitted(left, right)
+        with _any_values():
+            try:
+                return self._compiled(left, right)
+            except ValueError:  # jit takes other layouts in memory, and a compiled program does not
+                return self._jitted(left, right)
+
+
+@contextlib.contextmanager
+def _any_values() -> Iterator[None]:
+    """Have JAX not look for NaN and infinities: as on the host, the result of the exchange is what is looked at."""
+    with jax.debug_nans(False), jax.debug_infs(False):
+        yield
 
 
 @functools.lru_cache(maxsize=64)  # batches of several shapes have the same contributions
@@ -187,7 +197,7 @@ def adds_as_numpy(device: Any, dtype: str, sum_dtype: str) -> bool:
 
     def compare() -> None:
         try:
-            with jax.debug_nans(False), jax.debug_infs(False):
+            with _any_values():
                 outcomes.append(sum(_differ(device, of, sum_dtype) for of in {dtype, sum_dtype}))
         except Exception as error:  # said below: then the host adds
             outcomes.append(error)

@@ -71,7 +71,7 @@ class Partials:
     def __init__(self, layout: Layout, shards: int, sums: DeviceSums | None = None) -> None:
         self.layout = layout
         self.shards = shards
-        self._sums = sums
+        self.sums = sums
         self._values: dict[Node, NodeValues] = {}
         self._on_device: dict[Node, _OnDevice] = {}  # of the nodes that are not in `_values` yet
 
@@ -136,7 +136,7 @@ class Partials:
         node = Node(shard, shard + 1)
         _check_all(self.layout, leaves)
         arrays = [leaf for leaf in leaves if not isinstance(leaf, _NO_ARRAY)]
-        if self._sums is not None and len(arrays) == len(leaves) and self._sums.have_room():
+        if self.sums is not None and len(arrays) == len(leaves) and self.sums.have_room():
             self._on_device[node] = _OnDevice(arrays, summed=False)
         else:
             self._values[node] = Loose(self.layout, _flat(leaves))
@@ -161,9 +161,9 @@ class Partials:
     def _merged_on_device(self, node: Node) -> bool:
         pair = [self._on_device.get(child) for child in node.children]
         left, right = pair
-        if self._sums is None or left is None or right is None or left.copies is not None:
+        if self.sums is None or left is None or right is None or left.copies is not None:
             return False  # what is copied to the host is not consumed
-        made = self._sums.add(left.arrays, right.arrays, summed=(left.summed, right.summed))
+        made = self.sums.add(left.arrays, right.arrays, summed=(left.summed, right.summed))
         if made is None:
             return False
         for child in node.children:

@@ -48,6 +48,7 @@ class Snapshot:
         self._leaves: list[Any] = list(leaves)
         self._pieces = pieces
         self._sources: list[_Leaf] | None = None
+        self.pinned = True  # whether copies go to pinned memory; known with `copied_bytes`
         self._blobs: dict[Span | None, Blob] = {}
 
     def blob(self, span: Span | None = None) -> Blob:
@@ -82,11 +83,10 @@ class Snapshot:
     def _leaf_sources(self) -> "list[_Leaf]":
         if self._sources is None:
             self._sources = [_Leaf(leaf) for leaf in self._leaves]
-            pinned = (
-                sum(source.copied_bytes for source in self._sources) <= PINNED_PART * pinned_limit_bytes()
-            )
+            copied_bytes = sum(source.copied_bytes for source in self._sources)
+            self.pinned = copied_bytes <= PINNED_PART * pinned_limit_bytes()
             for source in self._sources:
-                source.pinned = pinned
+                source.pinned = self.pinned
             self._leaves = []
         return self._sources
 

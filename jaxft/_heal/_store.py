@@ -126,7 +126,7 @@ class StateStore:
         self._leaves: list[Any] = []
         self._pieces: Pieces | None = None
         self._state_bytes = 0
-        self._pool_bytes = 0  # the most that copies of states have taken at once
+        self._pool_bytes = 0  # the most pinned memory that copies of states have taken at once
         self._pins: dict[int, _Pin] = {}
         self._over: deque[int] = deque(maxlen=_REMEMBERED_HEALS)
         self._snapshots: dict[int, Snapshot] = {}
@@ -252,8 +252,10 @@ class StateStore:
         copied_bytes = 0 if taken is None else taken.copied_bytes
         if taken is None or not copied_bytes:
             return
-        # What earlier copies took is kept by XLA for the next.
-        new_bytes = max(0, copied_bytes - self._pool_bytes)
+        with self._changed:
+            pinned_bytes = sum(one.copied_bytes for one in self._snapshots.values() if one.pinned)
+        # Pinned memory of earlier copies is kept by XLA for the next.
+        new_bytes = max(0, pinned_bytes - self._pool_bytes) if taken.pinned else copied_bytes
         part, free_bytes = HOST_PART / jax.process_count(), available_bytes()
         if free_bytes is not None and new_bytes > part * free_bytes:
             why = (
@@ -264,7 +266,7 @@ class StateStore:
             with self._changed:
                 self._abandon_state(step, why)
             return
-        self._pool_bytes = max(self._pool_bytes, copied_bytes)
+        self._pool_bytes = max(self._pool_bytes, pinned_bytes)
         _log.info(
             "copies state %d to the host for joiners, beside the step: %.1f MB", step, copied_bytes / 1e6
         )

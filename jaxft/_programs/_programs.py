@@ -4,6 +4,8 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import logging
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +30,8 @@ from jaxft._programs._leaves import DonationGuard, all_alive, own, refuse_tracer
 from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Picker, picker
 from jaxft._programs._trace import Traced
+
+_log = logging.getLogger("jaxft")
 
 # What tells batches apart: their structure and the abstract value of each leaf.
 BatchKey = tuple[PyTreeDef, tuple[Any, ...]]
@@ -209,10 +213,12 @@ class Programs:
 
     def has_room_ahead(self) -> bool:
         """Whether an accelerator has memory for one more `compute` while the results of the last are there."""
-        if not self.on_accelerator:
-            return False
+        return self.on_accelerator and self._have_room(self._compute_bytes)
+
+    def _have_room(self, size_bytes: int) -> bool:
+        """Whether each device has so much memory left."""
         shardings = jax.tree.leaves(self.executables.computes[0].output_shardings)
-        return all(free_bytes(device) >= self._compute_bytes for device in shardings[0].addressable_devices)
+        return all(free_bytes(device) >= size_bytes for device in shardings[0].addressable_devices)
 
     @functools.cached_property
     def _compute_bytes(self) -> int:
@@ -225,7 +231,8 @@ class Programs:
     def to_devices(self, stage: int, means: Sequence[np.ndarray]) -> Sequence[Any]:
         """Start to bring the means of an exchange to the devices of an accelerator, ahead of `apply`.
 
-        Returns them as `joined` takes them: on CPU, and in a group of several processes, as they are.
+        Returns them as `joined` takes them: as they are on CPU, in a group of several processes, and where the
+        devices have no room for them beside one more `compute`.
         """
         if not self.on_accelerator or not self.stage_pieces[stage].whole:
             return means
@@ -233,7 +240,13 @@ class Programs:
         shardings = [spec.sharding for spec in self.executables.means[start : start + len(means)]]
         if self.devices and None in shardings:
             return means  # `apply` decides where they go
-        return jax.device_put(list(means), shardings)
+        if not self._have_room(self._compute_bytes + sum(mean.nbytes for mean in means)):
+            return means
+        try:
+            return jax.device_put(list(means), shardings)
+        except jax.errors.JaxRuntimeError as error:
+            _log.warning("The means are brought to the devices later, by apply: %s", error)
+            return means
 
     @property
     def stages(self) -> int:
@@ -483,16 +496,16 @@ class Programs:
 
 
 def _buckets(program: int, sizes: Sequence[int], most: int) -> list[Bucket]:
-    """Divide contributions of so many bytes into consecutive buckets of about equal size."""
-    total = sum(sizes)
-    count = max(1, min(most, total // BUCKET_BYTES))
+    """Divide contributions of so many bytes into consecutive buckets, of which the last may be twice the others."""
+    least = max(BUCKET_BYTES, math.ceil(sum(sizes) / most))
     ends: list[int] = []
-    so_far = 0
+    bucket, rest = 0, sum(sizes)
     for number, size in enumerate(sizes, 1):
-        so_far += size
-        if so_far * count >= total * (len(ends) + 1) or number == len(sizes):
+        bucket, rest = bucket + size, rest - size
+        if most > 1 and bucket >= least and rest >= least:
             ends.append(number)
-    return [Bucket(program, *pair) for pair in itertools.pairwise([0, *ends])]
+            bucket = 0
+    return [Bucket(program, *pair) for pair in itertools.pairwise([0, *ends, len(sizes)])]
 
 
 def batch_key(leaves: Sequence[Any], tree: PyTreeDef) -> BatchKey:

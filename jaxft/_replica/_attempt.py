@@ -56,6 +56,10 @@ class _Stage:
     means: list[np.ndarray] | None = None
     given: Sequence[Any] = ()  # the means as programs take them: on the devices of an accelerator
 
+    @property
+    def adds_on_device(self) -> bool:
+        return self.partials is not None and self.partials.sums is not None
+
 
 @dataclass
 class _Work:
@@ -120,6 +124,8 @@ class Attempts:
         self._listener.check(len(quorum.members))
         if self._work.step != step:
             self.forget()
+        for stage in self._work.stages:
+            stage.given = ()  # of the last attempt: more shards may need the memory
         record.entered(quorum)
         record.attempts += 1
         if self._links is None or self._links.quorum_id != quorum.quorum_id:
@@ -131,8 +137,10 @@ class Attempts:
                 if not self._compute(call, stage, quorum, abort, record):
                     return
                 self._session.computed = (quorum.quorum_id, Step(step))
-                # From the first exchange on, time counts. Before a later one, peers may still compute.
-                more_s = STAGES_OF_PATIENCE * (time.monotonic() - began_s) if stage else 0.0
+                # From the first exchange on, time counts. Before a later one, peers may still compute, if there is
+                # something to compute.
+                computes = stage > 0 and call.programs.begins(stage)
+                more_s = STAGES_OF_PATIENCE * (time.monotonic() - began_s) if computes else 0.0
                 if not self._exchanged(call, stage, quorum, more_s, abort, record):
                     return
         self._vote(call, quorum, record)
@@ -239,7 +247,7 @@ class Attempts:
             contribution = programs.stage_pieces[number].split(programs.bucket(number, made))
             if (call.shards or 1) > 1:
                 programs.made(number, contribution)
-            if programs.on_accelerator and call.sums(number) is None:
+            if programs.on_accelerator and not stage.adds_on_device:
                 # Now: a copy waits for all programs that were started before it.
                 stage.contributions[key] = host_copies(contribution)
             else:
@@ -254,7 +262,7 @@ class Attempts:
         if key in stage.contributions and not stage.partials.has(shard):
             self._shard = shard  # its program may fail only now
             self._ranks.awaits_others(True)
-            if call.sums(number) is not None:  # then `add` waits for nothing
+            if stage.adds_on_device:  # then `add` waits for nothing
                 jax.block_until_ready(stage.contributions[key])
             stage.partials.add(shard, stage.contributions[key])
             if call.shards is not None:

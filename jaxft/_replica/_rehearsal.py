@@ -54,9 +54,12 @@ class Rehearsal:
         with told(self._session.got_on):
             # The first call has asked for this batch, to know its type.
             batch = call.batch_for(self._held.step, 0)
-        local = programs.compute(leaves, batch)[1]
-        for _ in filter(programs.begins, programs.run_of(0)[1:]):
-            local = programs.compute_next(leaves, (), local)[1]
+        made, local = programs.compute(leaves, batch)
+        for stage in programs.run_of(0):
+            if stage and programs.begins(stage):
+                made, local = programs.compute_next(leaves, (), local)
+            if (call.shards or 1) > 1:
+                programs.made(stage, programs.stage_pieces[stage].split(programs.bucket(stage, made)))
 
     def touch_results(self, call: Call) -> None:
         """Write once to the memory that the results of an exchange will take. Call it before the first state is held.

@@ -89,6 +89,17 @@ def test_sums_are_compiled_once_though_contributions_are_not_committed(
     np.testing.assert_array_equal(found, 5 * np.arange(6, dtype=np.float32))
 
 
+def test_sums_that_are_not_finite_are_no_error_where_jax_looks_for_them() -> None:
+    """On the host they are none either: `nonfinite=` says what happens to such a step."""
+    layout = Layout.of([LeafSpec("x", (2,), "float32")])
+    large = jax.device_put(np.array([3e38, np.nan], np.float32))
+    with jax.debug_nans(True), jax.debug_infs(True), pretended():
+        sums = device_sums(layout, (large.sharding,))
+        assert sums is not None
+        (found,) = sums.add([large], [large], summed=(False, False)) or ()
+        np.testing.assert_array_equal(np.asarray(found), [np.inf, np.nan])
+
+
 def test_room_is_for_one_more_sum_and_the_next_compute() -> None:
     layout = Layout.of([LeafSpec("x", (6,), "bfloat16")])
     one = jnp.arange(6, dtype=jnp.bfloat16)

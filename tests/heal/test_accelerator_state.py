@@ -180,6 +180,28 @@ def test_memory_that_earlier_copies_took_counts_as_there(monkeypatch: pytest.Mon
         store.release(number)
 
 
+def test_the_memory_of_two_copies_at_once_is_that_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StateStore()
+    for number, free_bytes in ((1, 8000), (2, 7999)):
+        monkeypatch.setattr(_store, "available_bytes", lambda free_bytes=free_bytes: free_bytes)
+        store.publish(STEP + number, [jnp.asarray(values((1000,)))])
+        store.pin(number, STEP + number)
+    store.state(1, deadline_s=soon())
+    with pytest.raises(Gone, match="heal 2 is over"):
+        store.state(2, deadline_s=soon())
+
+
+def test_memory_that_was_not_pinned_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "0")
+    store = StateStore()
+    for number, free_bytes, kept in ((1, 8000, True), (2, 7999, False)):
+        monkeypatch.setattr(_store, "available_bytes", lambda free_bytes=free_bytes: free_bytes)
+        store.publish(STEP + number, [jnp.asarray(values((1000,)))])
+        store.pin(number, STEP + number)
+        assert (number in store._pins) is kept
+        store.release(number)
+
+
 def test_a_copy_that_fails_ends_its_heals_and_not_the_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -55,17 +55,29 @@ def trained(step: Any, shards: int, steps: int = 3) -> list[np.ndarray]:
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.integers(1, MOST_BUCKETS))
-def test_buckets_are_consecutive_and_about_equal(sizes: list[int], most: int) -> None:
+def test_buckets_are_consecutive_and_none_is_small(sizes: list[int], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_programs, "BUCKET_BYTES", 100)
         buckets = _programs._buckets(4, sizes, most)
     assert [n for bucket in buckets for n in range(bucket.first, bucket.stop)] == list(range(len(sizes)))
     assert all(bucket.program == 4 and bucket.first < bucket.stop for bucket in buckets)
-    total = sum(sizes)
-    assert len(buckets) <= max(1, min(most, total // 100)) + 1
-    for bucket in buckets[:-1]:
-        share = total / max(1, min(most, total // 100))
-        assert sum(sizes[bucket.first : bucket.stop]) <= share + max(sizes)
+    assert len(buckets) <= most
+    least = max(100, sum(sizes) / most)
+    of_buckets = [sum(sizes[bucket.first : bucket.stop]) for bucket in buckets]
+    assert len(buckets) == 1 or min(of_buckets) >= least
+    assert all(size <= least + max(sizes) + 1 for size in of_buckets[:-1])
+    assert most == 1 or of_buckets[-1] <= 2 * (least + 1) + max(sizes)
+
+
+def test_a_large_leaf_leaves_no_small_buckets_behind_it() -> None:
+    mb = 1 << 20
+    sizes = [1024 * mb, *[mb // 64] * 3, *[300 * mb] * 4]
+    assert [bucket.stop for bucket in _programs._buckets(0, sizes, MOST_BUCKETS)] == [1, 5, 6, 7, 8]
+
+
+def test_leaves_without_elements_make_no_bucket() -> None:
+    assert len(_programs._buckets(0, [100, 0], 1)) == 1
+    assert len(_programs._buckets(0, [0, 0, 0], MOST_BUCKETS)) == 1
 
 
 def test_one_program_makes_several_buckets() -> None:
@@ -108,6 +120,26 @@ def test_a_run_alone_has_the_same_bits(step: Any, shards: int) -> None:
     wanted = trained(step, shards)
     with pretended(bucket_bytes=1):
         assert_same_bits(trained(step, shards), wanted)
+
+
+def test_means_that_have_no_room_stay_on_the_host(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    programs = built(train_step, 1)
+    mean = [np.zeros(9, np.float32)]
+    needed = programs._compute_bytes + 36
+
+    def full(*_: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    with pretended(bucket_bytes=1), pytest.MonkeyPatch.context() as patch:
+        for free, room in ((needed, True), (needed - 1, False)):
+            patch.setattr(_programs, "free_bytes", lambda device, free=free: free)
+            assert (programs.to_devices(1, mean)[0] is not mean[0]) is room
+        patch.setattr(_programs, "free_bytes", lambda device: needed)
+        patch.setattr(jax, "device_put", full)
+        assert programs.to_devices(1, mean) is mean
+    assert "brought to the devices later, by apply: RESOURCE_EXHAUSTED" in caplog.text
 
 
 def test_means_are_brought_to_the_devices_as_apply_takes_them() -> None:

@@ -229,6 +229,36 @@ def test_an_accelerator_starts_the_next_shard_before_it_waits_for_the_last(
     np.testing.assert_array_equal(group.held.leaves[0], np.full(3, -15.0))
 
 
+def test_means_of_an_attempt_that_failed_leave_the_devices(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the shards that this group takes over are computed, which need the memory."""
+    held: list[bool] = []
+
+    def noted_batch(step: int, shard: int) -> jax.Array:
+        held.append(any(len(stage.given) for stage in group.attempts._work.stages))
+        return batch_for(step, shard)
+
+    def alone(links: object, task: Task, shards: int, patience: Patience) -> None:
+        for each in task.result:
+            each.fill(0)
+
+    monkeypatch.setattr(_spans, "exchange_into", alone)
+    monkeypatch.setattr(Attempts, "_span_links", _without_links)
+    with pretended():
+        group = Group(listener, shards=2, batch_for=noted_batch)
+        group.attempt(quorum(1, 2, group_1=(0,), group_2=(1,)))
+        assert len(group.attempts._work.stages[0].given) == 1
+        group.attempt(quorum(2, 2, group_1=(0, 1)))
+    assert held == [False, False]
+
+
+def _without_links(
+    self: Attempts, call: Call, number: int, quorum: NewQuorum, abort: Abort
+) -> _spans.SpanLinks:
+    return _spans.SpanLinks(quorum.quorum_id, [None], abort, lambda *_: cast(Any, None))
+
+
 def test_an_accelerator_without_room_starts_no_shard_ahead(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,8 +341,10 @@ def test_later_buckets_are_copied_while_the_first_is_exchanged(
 ) -> None:
     """And the means of each are brought to the devices before the next is exchanged."""
     seen: list[tuple[list[bool], list[str]]] = []
+    waits_s: list[float] = []
 
     def alone(links: object, task: Task, shards: int, patience: Patience) -> None:
+        waits_s.append(patience.timeout_s)
         stages = group.attempts._work.stages
         held = [dict(stage.partials._on_device) for stage in stages if stage.partials is not None]
         copied = [all(one.copies is not None for one in each.values()) for each in held]
@@ -331,6 +363,7 @@ def test_later_buckets_are_copied_while_the_first_is_exchanged(
         group.attempt(quorum(1, 2, group_1=(0, 1)))
         assert seen == [([True, True], []), ([True, True], ["ArrayImpl"])]
         assert len(group.heard.events) == 1, "one vote"
+        assert waits_s == [15.0, 15.0], "no peer computes between two buckets"
         group.attempts.apply(group.call, STEP, group.record)
     np.testing.assert_array_equal(group.held.leaves[0], np.full(3, 10.0))
 
