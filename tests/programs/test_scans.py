@@ -104,7 +104,7 @@ def run(programs: Programs) -> tuple[list[bytes], Any]:
     leaves, means = programs.state_leaves(weights()), []
     made, local = programs.compute(leaves, batch())
     means += map(np.asarray, made)
-    while local.stage + 1 < programs.stages:
+    while local.program + 1 < programs.stages:
         made, local = programs.compute_next(leaves, (), local)
         means += map(np.asarray, made)
     new, metrics = programs.apply(leaves, means, local)
