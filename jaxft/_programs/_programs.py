@@ -5,7 +5,6 @@ import functools
 import hashlib
 import itertools
 import logging
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._leaf_types import LeafType, type_of
 from jaxft._arrays._pieces import Pieces, Spread
 from jaxft._errors import ConfigurationError
+from jaxft._programs._buckets import Bucket, divided
 from jaxft._programs._checks import refuse_disabled_jit
 from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._compile import Executables, Program, Spec
@@ -39,22 +39,6 @@ BatchKey = tuple[PyTreeDef, tuple[Any, ...]]
 
 class OtherTypes(ConfigurationError):
     """The programs were called with a state or a batch of other types than they were compiled for."""
-
-
-# On an accelerator, what a program contributes is exchanged in up to so many buckets: while one is exchanged, the
-# next is copied to the host, and the means of the last one to the devices.
-MOST_BUCKETS = 8
-# A bucket has at least about so many bytes: each is one more exchange, whose members wait for each other.
-BUCKET_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """What one exchange takes: contributions of one program, from `first` up to but not including `stop`."""
-
-    program: int
-    first: int
-    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +241,10 @@ class Programs:
     def buckets(self) -> tuple[Bucket, ...]:
         """What each exchange takes. Groups that have the same programs on the same kind of device divide alike."""
         rest = iter(self.contribution)
-        most = MOST_BUCKETS if self.on_accelerator else 1
         found: list[Bucket] = []
         for number, stage in enumerate(self.cut.stages):
             specs = list(itertools.islice(rest, len(stage.contributions)))
-            found += _buckets(number, [Layout.of([spec]).size_bytes for spec in specs], most)
+            found += divided(number, [Layout.of([spec]).size_bytes for spec in specs], self.on_accelerator)
         return tuple(found)
 
     def bucket(self, stage: int, made: Sequence[Any]) -> Sequence[Any]:
@@ -493,19 +476,6 @@ class Programs:
         if key not in self._known:
             self._known[key] = self.siblings(self.unflatten(state), batch)
         return self._known[key]
-
-
-def _buckets(program: int, sizes: Sequence[int], most: int) -> list[Bucket]:
-    """Divide contributions of so many bytes into consecutive buckets, of which the last may be twice the others."""
-    least = max(BUCKET_BYTES, math.ceil(sum(sizes) / most))
-    ends: list[int] = []
-    bucket, rest = 0, sum(sizes)
-    for number, size in enumerate(sizes, 1):
-        bucket, rest = bucket + size, rest - size
-        if most > 1 and bucket >= least and rest >= least:
-            ends.append(number)
-            bucket = 0
-    return [Bucket(program, *pair) for pair in itertools.pairwise([0, *ends, len(sizes)])]
 
 
 def batch_key(leaves: Sequence[Any], tree: PyTreeDef) -> BatchKey:

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxft
-from jaxft._programs import _programs
+from jaxft._programs import _buckets, _programs
+from jaxft._programs._buckets import Bucket, divided
 from jaxft._programs._build import cut_programs
-from jaxft._programs._programs import MOST_BUCKETS, Bucket, Programs
+from jaxft._programs._programs import Programs
 from tests.accelerators import pretended
 from tests.exchange.members import assert_same_bits
 
@@ -54,11 +55,12 @@ def trained(step: Any, shards: int, steps: int = 3) -> list[np.ndarray]:
     return list(map(np.asarray, jax.tree.leaves(now)))
 
 
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.integers(1, MOST_BUCKETS))
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.integers(1, 8))
 def test_buckets_are_consecutive_and_none_is_small(sizes: list[int], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_programs, "BUCKET_BYTES", 100)
-        buckets = _programs._buckets(4, sizes, most)
+        patch.setattr(_buckets, "BUCKET_BYTES", 100)
+        patch.setattr(_buckets, "MOST_BUCKETS", most)
+        buckets = divided(4, sizes, True)
     assert [n for bucket in buckets for n in range(bucket.first, bucket.stop)] == list(range(len(sizes)))
     assert all(bucket.program == 4 and bucket.first < bucket.stop for bucket in buckets)
     assert len(buckets) <= most
@@ -72,12 +74,12 @@ def test_buckets_are_consecutive_and_none_is_small(sizes: list[int], most: int) 
 def test_a_large_leaf_leaves_no_small_buckets_behind_it() -> None:
     mb = 1 << 20
     sizes = [1024 * mb, *[mb // 64] * 3, *[300 * mb] * 4]
-    assert [bucket.stop for bucket in _programs._buckets(0, sizes, MOST_BUCKETS)] == [1, 5, 6, 7, 8]
+    assert [bucket.stop for bucket in divided(0, sizes, True)] == [1, 5, 6, 7, 8]
 
 
 def test_leaves_without_elements_make_no_bucket() -> None:
-    assert len(_programs._buckets(0, [100, 0], 1)) == 1
-    assert len(_programs._buckets(0, [0, 0, 0], MOST_BUCKETS)) == 1
+    for sizes in ([100, 0], [0, 0, 0], [1 << 40, 0]):
+        assert len(divided(0, sizes, True)) == len(divided(0, sizes, False)) == 1
 
 
 def test_one_program_makes_several_buckets() -> None:
@@ -109,7 +111,7 @@ def test_a_small_contribution_is_one_bucket() -> None:
 
 
 def test_on_cpu_nothing_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_programs, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(_buckets, "BUCKET_BYTES", 1)
     programs = cut_programs(train_step, state(), batch_for(0, 0))
     assert programs.buckets == (Bucket(0, 0, 4),)
 
