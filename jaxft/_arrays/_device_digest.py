@@ -13,8 +13,8 @@ changes the digest.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from jaxft._arrays._ahead import compiled_ahead
 from jaxft._errors import ConfigurationError
 
 # A digest may take this long: 1 % of a step of 100 ms.
@@ -33,6 +34,8 @@ _BYTES_PER_S = {"cpu": 5e9}
 _BYTES_PER_S_ELSEWHERE = 500e9
 
 _Sums: TypeAlias = tuple[jax.Array, jax.Array]
+# From the leaves to the sums of each mesh's leaves, [leaves, 2] each.
+_Fold: TypeAlias = Callable[[list[jax.Array]], list[jax.Array]]
 _Kind: TypeAlias = tuple[Sharding, tuple[int, ...], np.dtype]  # of a leaf
 
 
@@ -68,29 +71,6 @@ class StateDigest:
             self._folds[kinds] = _fold_for(leaves)
         fold, order = self._folds[kinds]
         return PendingDigest(fold(list(leaves)), order)
-
-
-class _Fold:
-    """From the leaves to the sums of each mesh's leaves, [leaves, 2] each: one compiled program.
-
-    The leaves of a first state are often not committed, and later ones are: jit would compile twice.
-    """
-
-    def __init__(self, jitted: Any) -> None:
-        self._jitted = jitted
-        self._program: Any = None
-
-    def __call__(self, leaves: list[jax.Array]) -> list[jax.Array]:
-        program = self._program
-        if program is None:
-            program = self._program = self._jitted.lower(leaves).compile()
-        try:
-            return program(leaves)
-        except (
-            ValueError
-        ):  # jit takes leaves of int4 with another layout in memory, and a compiled program does not
-            self._program = self._jitted
-            return self._jitted(leaves)
 
 
 class PendingDigest:
@@ -149,7 +129,7 @@ def _fold_for(like: Sequence[jax.Array]) -> tuple[_Fold, list[int]]:
         for mesh in meshes
     ]
     order = [number for numbers in meshes.values() for number in numbers]
-    return _Fold(jax.jit(fold, out_shardings=results)), order
+    return compiled_ahead(jax.jit(fold, out_shardings=results), list(like)), order
 
 
 def _on_device(leaf: jax.Array, sharding: Sharding) -> jax.Array:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from jaxft._arrays._ahead import compiled_ahead
 from jaxft._arrays._host_copies import is_accelerator
 from jaxft._arrays._layout import Layout
 
@@ -27,6 +28,8 @@ _log = logging.getLogger("jaxft")
 _COMPARED = 1 << 12
 # This part of a device's memory stays free: programs that are dispatched already may still take some.
 _SPARE_PART = 20
+
+_Add = Callable[[list[jax.Array], list[jax.Array]], list[jax.Array]]
 
 
 class DeviceSums:
@@ -49,14 +52,14 @@ class DeviceSums:
         for number, sharding in enumerate(shardings):
             on_devices.setdefault(frozenset(sharding.device_set), []).append(number)
         self._together = list(on_devices.values())
-        self._adders: dict[tuple[bool, bool], list[_Adder]] = {}
+        self._adders: dict[tuple[bool, bool], list[_Add]] = {}
         self._needed_bytes = self._sum_bytes()
 
     def compile(self) -> None:
         """Compile what can be needed: a failure of another group must not find a program missing."""
         for left, right in ((False, False), (True, False), (True, True)):
             self._adders[left, right] = [
-                _Adder(
+                _adder(
                     [self._sum_dtypes[number] for number in numbers],
                     [self._shardings[number] for number in numbers],
                     self._specs(numbers, left),
@@ -106,8 +109,9 @@ class DeviceSums:
         self, left: list[jax.Array], right: list[jax.Array], summed: tuple[bool, bool]
     ) -> list[jax.Array]:
         found: dict[int, jax.Array] = {}
-        for numbers, adder in zip(self._together, self._adders[summed], strict=True):
-            sums = adder([left[number] for number in numbers], [right[number] for number in numbers])
+        for numbers, add in zip(self._together, self._adders[summed], strict=True):
+            with _any_values():
+                sums = add([left[number] for number in numbers], [right[number] for number in numbers])
             found.update(zip(numbers, sums, strict=True))
         return [found[number] for number in range(len(left))]
 
@@ -121,37 +125,27 @@ class DeviceSums:
         ]
 
 
-class _Adder:
-    """One compiled program that adds leaves. A sum on the left is overwritten; a contribution may be needed again."""
+def _adder(
+    dtypes: Sequence[str],
+    shardings: Sequence[Sharding],
+    left: list[jax.ShapeDtypeStruct],
+    right: list[jax.ShapeDtypeStruct],
+    *,
+    consumes_left: bool,
+) -> _Add:
+    """A compiled program that adds leaves. A sum on the left is overwritten; a contribution may be needed again."""
 
-    def __init__(
-        self,
-        dtypes: Sequence[str],
-        shardings: Sequence[Sharding],
-        left: list[jax.ShapeDtypeStruct],
-        right: list[jax.ShapeDtypeStruct],
-        *,
-        consumes_left: bool,
-    ) -> None:
-        def add(one: list[jax.Array], other: list[jax.Array]) -> list[jax.Array]:
-            return [
-                jax.lax.add(a.astype(dtype), b.astype(dtype))
-                for a, b, dtype in zip(one, other, dtypes, strict=True)
-            ]
+    def add(one: list[jax.Array], other: list[jax.Array]) -> list[jax.Array]:
+        return [
+            jax.lax.add(a.astype(dtype), b.astype(dtype))
+            for a, b, dtype in zip(one, other, dtypes, strict=True)
+        ]
 
-        self._jitted = jax.jit(
-            add, out_shardings=list(shardings), donate_argnums=(0,) if consumes_left else ()
+    donated = (0,) if consumes_left else ()
+    with _any_values():
+        return compiled_ahead(
+            jax.jit(add, out_shardings=list(shardings), donate_argnums=donated), left, right
         )
-        # Not by a first call: that would compile again for leaves that are not committed to their devices.
-        with _any_values():
-            self._compiled = self._jitted.lower(left, right).compile()
-
-    def __call__(self, left: list[jax.Array], right: list[jax.Array]) -> list[jax.Array]:
-        with _any_values():
-            try:
-                return self._compiled(left, right)
-            except ValueError:  # jit takes other layouts in memory, and a compiled program does not
-                return self._jitted(left, right)
 
 
 @contextlib.contextmanager
@@ -202,7 +196,7 @@ def adds_as_numpy(device: Any, dtype: str, sum_dtype: str) -> bool:
         except Exception as error:  # said below: then the host adds
             outcomes.append(error)
 
-    # In another thread, where no mesh of the user's is set.
+    # In another thread, where no mesh of the user's is set. It only compiles and runs, for which JAX has no deadline.
     thread = threading.Thread(target=compare, name="jaxft-sums", daemon=True)
     thread.start()
     thread.join()

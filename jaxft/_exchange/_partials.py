@@ -103,13 +103,12 @@ class Partials:
         return self._values[node].pieces(region)
 
     def select(self, layout: Layout, picks: Sequence[tuple[int, tuple[slice, ...]]]) -> "Partials":
-        """The same nodes, of some blocks of the leaves only. Shares the memory of blocks that lie together.
+        """The same nodes, of some blocks of the leaves only, after `to_host`. Shares memory where these lie together.
 
         Args:
             layout: the layout of the blocks.
             picks: for each block the number of its leaf, and where in the leaf it lies.
         """
-        self.to_host()
         found = Partials(layout, self.shards)
         for node, values in self._values.items():
             blocks = [

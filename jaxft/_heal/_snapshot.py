@@ -48,7 +48,9 @@ class Snapshot:
         self._leaves: list[Any] = list(leaves)
         self._pieces = pieces
         self._sources: list[_Leaf] | None = None
-        self.pinned = True  # whether copies go to pinned memory; known with `copied_bytes`
+        # On an accelerator, both known with the sources: what copies take, and whether they go to pinned memory.
+        self._copied_bytes = 0
+        self.pinned = True
         self._blobs: dict[Span | None, Blob] = {}
 
     def blob(self, span: Span | None = None) -> Blob:
@@ -78,15 +80,14 @@ class Snapshot:
     def copied_bytes(self) -> int:
         """The most host memory that it takes on an accelerator; 0 on CPU, where the state lies there already."""
         with self._lock:
-            return sum(source.copied_bytes for source in self._leaf_sources())
+            self._leaf_sources()
+            return self._copied_bytes
 
     def _leaf_sources(self) -> "list[_Leaf]":
         if self._sources is None:
-            self._sources = [_Leaf(leaf) for leaf in self._leaves]
-            copied_bytes = sum(source.copied_bytes for source in self._sources)
-            self.pinned = copied_bytes <= PINNED_PART * pinned_limit_bytes()
-            for source in self._sources:
-                source.pinned = self.pinned
+            self._copied_bytes = sum(map(_copied_bytes, self._leaves))
+            self.pinned = self._copied_bytes <= PINNED_PART * pinned_limit_bytes()
+            self._sources = [_Leaf(leaf, self.pinned) for leaf in self._leaves]
             self._leaves = []
         return self._sources
 
@@ -109,10 +110,9 @@ class _Leaf:
     Of an accelerator's array, a copy is started in between.
     """
 
-    def __init__(self, leaf: Any) -> None:
+    def __init__(self, leaf: Any, pinned: bool) -> None:
         self.type = type_of(leaf)
-        self.copied_bytes = _copied_bytes(leaf, self.type)
-        self.pinned = True
+        self._pinned = pinned
         self._lock = threading.Lock()
         self._leaf: Any = leaf
         self._copy: HostCopy | None = None
@@ -155,7 +155,7 @@ class _Leaf:
             return
         try:
             if _is_array(self._leaf) and on_accelerator(self._leaf):
-                (self._copy,) = host_copies([self._leaf], pinned=self.pinned)
+                (self._copy,) = host_copies([self._leaf], pinned=self._pinned)
             else:
                 self._pieces, self._watched = _host_pieces(self._leaf, self.type)
         except RuntimeError as error:  # deleted: released here, and donated, before a server read it
@@ -239,11 +239,11 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not is_key(leaf)
 
 
-def _copied_bytes(leaf: Any, leaf_type: LeafType) -> int:
+def _copied_bytes(leaf: Any) -> int:
     """What a leaf takes of the host's memory on an accelerator: twice its size if its pieces have to be joined."""
     if not _is_array(leaf) or not is_accelerator(next(iter(leaf.sharding.addressable_devices))):
         return 0
-    return leaf_type.size_bytes * (1 if len(unique_pieces(leaf)) == 1 else 2)
+    return type_of(leaf).size_bytes * (1 if len(unique_pieces(leaf)) == 1 else 2)
 
 
 def _plain(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:

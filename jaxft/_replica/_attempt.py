@@ -223,7 +223,7 @@ class Attempts:
             ahead = 1 if call.programs.has_room_ahead() else 0
             while len(started) > (0 if last else ahead):
                 one = started.pop(0)
-                for number in run if started or not last else call.programs.made_with(run.start):
+                for number in run if one != shards[-1] else call.programs.made_with(run.start):
                     self._merge(call, number, one)
                 self._work.counted = (*self._work.counted, self._key(call, one))
         return True
@@ -245,8 +245,7 @@ class Attempts:
                 made, local = programs.compute_next(leaves, means, local)
             stage = work.stages[number]
             contribution = programs.stage_pieces[number].split(programs.bucket(number, made))
-            if (call.shards or 1) > 1:
-                programs.made(number, contribution)
+            call.made(number, contribution)
             if programs.on_accelerator and not stage.adds_on_device:
                 # Now: a copy waits for all programs that were started before it.
                 stage.contributions[key] = host_copies(contribution)

@@ -36,7 +36,17 @@ class Call(NamedTuple):
 
     def sums(self, stage: int) -> DeviceSums | None:
         """What adds a group's shards on an accelerator; None: it has one, or the host adds them."""
-        return None if (self.shards or 1) == 1 else self.programs.sums(stage)
+        return self.programs.sums(stage) if self._adds else None
+
+    def made(self, stage: int, contribution: Sequence[Any]) -> None:
+        """Note where the parts of a contribution are, which decides what adds them."""
+        if self._adds:
+            self.programs.made(stage, contribution)
+
+    @property
+    def _adds(self) -> bool:
+        """Whether a group may have several shards to add."""
+        return (self.shards or 1) > 1
 
 
 class Engine(Protocol):

@@ -58,8 +58,7 @@ class Rehearsal:
         for stage in programs.run_of(0):
             if stage and programs.begins(stage):
                 made, local = programs.compute_next(leaves, (), local)
-            if (call.shards or 1) > 1:
-                programs.made(stage, programs.stage_pieces[stage].split(programs.bucket(stage, made)))
+            call.made(stage, programs.stage_pieces[stage].split(programs.bucket(stage, made)))
 
     def touch_results(self, call: Call) -> None:
         """Write once to the memory that the results of an exchange will take. Call it before the first state is held.
