@@ -52,29 +52,54 @@ EXPORT int lane_add(int dtype, int left_summed, int right_summed, void *out, con
     return 0;
 }
 
+/* One block of a sum: where it is, which may be a source or `slots`. */
+static struct value block_of(const struct lane_arithmetic *math, const int32_t *program, size_t steps,
+                             const void *const *sources, const uint8_t *summed, size_t start, size_t count,
+                             char slots[MOST_DEPTH][BLOCK_BYTES]) {
+    struct value stack[MOST_DEPTH];
+    size_t depth = 0;
+    for (size_t i = 0; i < steps; i++) {
+        int32_t source = program[i];
+        if (source >= 0) {
+            size_t item_bytes = summed[source] ? math->sum_bytes : math->leaf_bytes;
+            stack[depth++] = (struct value){(const char *)sources[source] + start * item_bytes, summed[source]};
+            continue;
+        }
+        depth--;
+        add(math, slots[depth - 1], stack[depth - 1], stack[depth], count);
+        stack[depth - 1] = (struct value){slots[depth - 1], 1};
+    }
+    return stack[0];
+}
+
 EXPORT int lane_combine(int dtype, double divisor, const int32_t *program, size_t steps, const void *const *sources,
-                 const uint8_t *summed, void *out, size_t size) {
+                        const uint8_t *summed, void *out, size_t size) {
     if (dtype < 0 || dtype >= LANE_DTYPES || !is_tree(program, steps, summed))
         return -1;
     const struct lane_arithmetic *math = lane_arithmetic_of(dtype);
     const size_t block = BLOCK_BYTES / math->sum_bytes;
-    struct value stack[MOST_DEPTH];
     _Alignas(64) char slots[MOST_DEPTH][BLOCK_BYTES];
     for (size_t start = 0; start < size; start += block) {
-        size_t count = size - start < block ? size - start : block, depth = 0;
-        for (size_t i = 0; i < steps; i++) {
-            int32_t source = program[i];
-            if (source >= 0) {
-                size_t item_bytes = summed[source] ? math->sum_bytes : math->leaf_bytes;
-                stack[depth++] = (struct value){(const char *)sources[source] + start * item_bytes, summed[source]};
-                continue;
-            }
-            depth--;
-            add(math, slots[depth - 1], stack[depth - 1], stack[depth], count);
-            stack[depth - 1] = (struct value){slots[depth - 1], 1};
-        }
+        size_t count = size - start < block ? size - start : block;
+        struct value sum = block_of(math, program, steps, sources, summed, start, count, slots);
         char *to = (char *)out + start * math->leaf_bytes;
-        (stack[0].summed ? math->finish_sum : math->finish_leaf)(to, stack[0].at, count, divisor);
+        (sum.summed ? math->finish_sum : math->finish_leaf)(to, sum.at, count, divisor);
+    }
+    return 0;
+}
+
+EXPORT int lane_sum(int dtype, const int32_t *program, size_t steps, const void *const *sources, const uint8_t *summed,
+                    void *out, size_t size) {
+    if (dtype < 0 || dtype >= LANE_DTYPES || !is_tree(program, steps, summed))
+        return -1;
+    const struct lane_arithmetic *math = lane_arithmetic_of(dtype);
+    const size_t block = BLOCK_BYTES / math->sum_bytes;
+    _Alignas(64) char slots[MOST_DEPTH][BLOCK_BYTES];
+    for (size_t start = 0; start < size; start += block) {
+        size_t count = size - start < block ? size - start : block;
+        struct value sum = block_of(math, program, steps, sources, summed, start, count, slots);
+        size_t item_bytes = sum.summed ? math->sum_bytes : math->leaf_bytes;
+        memcpy((char *)out + start * item_bytes, sum.at, count * item_bytes);
     }
     return 0;
 }

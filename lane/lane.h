@@ -76,6 +76,11 @@ int lane_mac(const uint8_t *key, uint64_t count, const uint8_t *header, const vo
 int lane_combine(int dtype, double divisor, const int32_t *program, size_t steps, const void *const *sources,
                  const uint8_t *summed, void *out, size_t size);
 
+/* The sum itself: in the dtype of sums, or of the leaves if it is a single contribution. The exported twin of
+ * `sum_into`. Returns like `lane_combine`. No source may be `out`. */
+int lane_sum(int dtype, const int32_t *program, size_t steps, const void *const *sources, const uint8_t *summed,
+             void *out, size_t size);
+
 /* Add two nodes in the dtype of sums; `out` may be the left one. The exported twin of `add_into`. Returns like that. */
 int lane_add(int dtype, int left_summed, int right_summed, void *out, const void *left, const void *right,
              size_t size);
@@ -85,7 +90,15 @@ int lane_add(int dtype, int left_summed, int right_summed, void *out, const void
 struct lane_region {
     double divisor; /* 0: the sum itself */
     char *result;
+    uint64_t first; /* where the part that I reduce begins */
     int32_t dtype;
+};
+
+/* A node that I sum chunks up to and keep, instead of the result. */
+struct lane_kept {
+    const int32_t *program;
+    uint32_t steps, single;
+    char *const *at; /* by region: where the part that I reduce begins */
 };
 
 /* Elements of a region, all reduced by one member. */
@@ -125,14 +138,15 @@ struct lane_secret {
 };
 
 struct lane_plan {
-    uint32_t me, members_size, nodes_size, steps, tag_bytes, window, in_place;
+    uint32_t me, members_size, nodes_size, kept_size, steps, tag_bytes, window, in_place;
     int32_t abort_fd;
     uint64_t pending_bytes; /* a channel's queue is filled up to here */
     uint64_t chunk_bytes;   /* of the longest payload */
     const struct lane_member *members;
     struct lane_region *regions;
     const struct lane_node *nodes;
-    const int32_t *program;
+    const int32_t *program; /* of the result; no steps: it is kept nodes that are summed, or it is there already */
+    const struct lane_kept *kept;
     const uint32_t *first_piece; /* for each of my nodes and region, and one more at the end */
     const struct lane_piece *pieces;
     char *const *scratch;       /* by slot of the window, and node: what others' values are received into */
@@ -161,8 +175,9 @@ struct lane_look {
     uint32_t is_watched;  /* it has something to send or to receive */
 };
 
-/* The sizes of region, chunk, node, piece, member, secret, plan, failure and look, by which Python knows a stale library. */
-#define LANE_SIZES 9
+/* The sizes of region, chunk, node, kept, piece, member, secret, plan, failure and look, by which Python knows a stale
+ * library. */
+#define LANE_SIZES 10
 void lane_sizes(uint32_t sizes[LANE_SIZES]);
 
 struct lane;

@@ -106,9 +106,16 @@ static int combine(struct lane *lane) {
             return lane_fail(lane, NULL, LANE_NO_MEMORY, 0);
     }
     char *out = lane_result(lane, chunk);
-    if (lane_combine(region->dtype, region->divisor, plan->program, plan->steps, lane->sources, lane->summed, out,
-                     chunk->size))
+    if (plan->steps > 0 && lane_combine(region->dtype, region->divisor, plan->program, plan->steps, lane->sources,
+                                        lane->summed, out, chunk->size))
         return lane_fail(lane, NULL, LANE_NO_TREE, 0);
+    for (uint32_t i = 0; i < plan->kept_size; i++) {
+        const struct lane_kept *kept = &plan->kept[i];
+        char *to = kept->at[chunk->region] +
+                   (chunk->offset - region->first) * (kept->single ? math->leaf_bytes : math->sum_bytes);
+        if (lane_sum(region->dtype, kept->program, kept->steps, lane->sources, lane->summed, to, chunk->size))
+            return lane_fail(lane, NULL, LANE_NO_TREE, 0);
+    }
     if (plan->results_out != NULL && plan->digest != NULL)
         lane_tag(lane, plan->me, 0, plan->results_out + (size_t)number * LANE_HEADER_BYTES, out,
                  chunk->size * math->leaf_bytes, lane->result_tags + (size_t)number * LANE_MOST_TAG_BYTES);
@@ -206,8 +213,9 @@ EXPORT void lane_why(const struct lane *lane, struct lane_failure *failure) { *f
 EXPORT void lane_sizes(uint32_t sizes[LANE_SIZES]) {
     const size_t known[LANE_SIZES] = {
         sizeof(struct lane_region), sizeof(struct lane_chunk),  sizeof(struct lane_node),
-        sizeof(struct lane_piece),  sizeof(struct lane_member), sizeof(struct lane_secret),
-        sizeof(struct lane_plan),   sizeof(struct lane_failure), sizeof(struct lane_look),
+        sizeof(struct lane_kept),   sizeof(struct lane_piece),  sizeof(struct lane_member),
+        sizeof(struct lane_secret), sizeof(struct lane_plan),   sizeof(struct lane_failure),
+        sizeof(struct lane_look),
     };
     for (int i = 0; i < LANE_SIZES; i++)
         sizes[i] = (uint32_t)known[i];
@@ -248,9 +256,9 @@ EXPORT struct lane *lane_open(const struct lane_plan *plan) {
     lane->polled = calloc(members, sizeof *lane->polled);
     lane->missing = calloc(chunks + 1, sizeof *lane->missing);
     lane->result_tags = calloc(chunks + 1, LANE_MOST_TAG_BYTES);
-    lane->gather = calloc(nodes, sizeof *lane->gather);
-    lane->sources = calloc(nodes, sizeof *lane->sources);
-    lane->summed = calloc(nodes, sizeof *lane->summed);
+    lane->gather = calloc(nodes + 1, sizeof *lane->gather); /* there may be no node, and calloc(0) may be NULL */
+    lane->sources = calloc(nodes + 1, sizeof *lane->sources);
+    lane->summed = calloc(nodes + 1, sizeof *lane->summed);
     if (!lane->channels || !lane->polled || !lane->missing || !lane->result_tags || !lane->gather || !lane->sources ||
         !lane->summed) {
         lane_close(lane);

@@ -64,6 +64,10 @@ class Library:
             *(ctypes.c_int, ctypes.c_double, ctypes.c_void_p, ctypes.c_size_t),
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
         ]
+        c.lane_sum.argtypes = [
+            *(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t),
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+        ]
         c.lane_add.argtypes = [
             *(ctypes.c_int, ctypes.c_int, ctypes.c_int),
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
@@ -89,26 +93,29 @@ class Library:
         self, out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: int, region: Region
     ) -> None:
         """The twin of `_reduce.combine_into`."""
+        assert out.dtype == region.dtype
+        tree = self._tree(out, sources, root(shards), region)
+        failed = self.c.lane_combine(code(region.dtype), divisor(region, shards), *tree)
+        assert not failed, f"{sorted(sources)} of {shards} shards is not a tree of sums"
+
+    def sum_into(self, out: np.ndarray, sources: Mapping[Node, np.ndarray], top: Node, region: Region) -> None:
+        """The twin of `_reduce.sum_into`."""
+        assert out.dtype == (region.dtype if top.size == 1 else region.sum_dtype)
+        failed = self.c.lane_sum(code(region.dtype), *self._tree(out, sources, top, region))
+        assert not failed, f"{sorted(sources)} of {top} is not a tree of sums"
+
+    def _tree(
+        self, out: np.ndarray, sources: Mapping[Node, np.ndarray], top: Node, region: Region
+    ) -> tuple[object, ...]:
+        """What `lane_combine` and `lane_sum` take of sources and where their sum goes."""
         nodes = tuple(sorted(sources))
         arrays = [sources[node] for node in nodes]
-        dtype = np.dtype(region.dtype)
-        assert out.dtype == dtype
         assert all(each.flags.c_contiguous and each.size == out.size for each in (out, *arrays))
-        program = tree_program(nodes, shards)
-        assert all(array.dtype in (dtype, region.sum_dtype) for array in arrays)
+        assert all(array.dtype in (region.dtype, region.sum_dtype) for array in arrays)
         summed = bytes(array.dtype == region.sum_dtype for array in arrays)
         pointers = (ctypes.c_void_p * len(arrays))(*map(address, arrays))
-        failed = self.c.lane_combine(
-            code(region.dtype),
-            divisor(region, shards),
-            address(program),
-            program.size,
-            pointers,
-            summed,
-            address(out),
-            out.size,
-        )
-        assert not failed, f"{nodes} of {shards} shards with summed={summed} is not a tree of sums"
+        program = tree_program(nodes, top)
+        return address(program), program.size, pointers, summed, address(out), out.size
 
     def add_into(self, out: np.ndarray, left: np.ndarray, right: np.ndarray, region: Region) -> None:
         """The twin of `_reduce.add_into`; which of two NaNs survives may differ."""
@@ -175,8 +182,8 @@ def address(array: np.ndarray) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def tree_program(nodes: tuple[Node, ...], shards: int) -> np.ndarray:
-    """The tree over all shards in postfix order: the number of a node, or -1 for the sum of the last two."""
+def tree_program(nodes: tuple[Node, ...], top: Node) -> np.ndarray:
+    """The tree below a node in postfix order: the number of one of the nodes, or -1 for the sum of the last two."""
     number = {node: at for at, node in enumerate(nodes)}
 
     def steps(node: Node) -> list[int]:
@@ -185,4 +192,4 @@ def tree_program(nodes: tuple[Node, ...], shards: int) -> np.ndarray:
         left, right = node.children
         return [*steps(left), *steps(right), -1]
 
-    return np.array(steps(root(shards)), np.int32)
+    return np.array(steps(top), np.int32)

@@ -23,8 +23,9 @@ class CompiledLane:
         self._c = library.c
         self._connections = links.connections
         self.task = task  # its memory is read and written
-        self._sheet = links.sheet(task.layout, task.partials.shards, task.strands)
-        self._sheet.begin(task.step, task.partials, task.result)
+        shards = task.partials.shards
+        self._sheet = links.sheet(task.plan or links.plan(task.layout, shards, task.strands), task.layout, shards)
+        self._sheet.begin(task.step, task.partials, task.result, task.kept)
         self._looks = (c.Look * len(links.members))()
         plan = self._sheet.plan
         for number, connection in links.connections.items():

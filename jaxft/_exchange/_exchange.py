@@ -64,7 +64,7 @@ def exchange_into(links: Links, task: Task, total_shards: int, patience: Patienc
     Raises:
         ExchangeFailed: names the peers that were seen to fail; none, if the abort flag was set.
     """
-    plan, partials = links.plan(task.layout, total_shards, task.strands), task.partials
+    plan, partials = task.plan or links.plan(task.layout, total_shards, task.strands), task.partials
     if partials.nodes != plan.nodes[links.me] or partials.shards != total_shards:
         raise ValueError(
             f"Group {links.members[links.me].group!r} holds the nodes {partials.nodes} of {partials.shards} shards, "

@@ -7,7 +7,9 @@ from typing import Protocol
 import numpy as np
 
 from jaxft._arrays._layout import Layout
+from jaxft._exchange._node_values import Sliced
 from jaxft._exchange._partials import Partials
+from jaxft._exchange._plan import Plan
 
 
 class Turn(enum.IntEnum):
@@ -37,6 +39,8 @@ class Task:
         partials: what this member contributes: exactly its shards of the quorum. Only read.
         result: where the means and sums are written, region by region. All strands write into the same arrays.
         strands: into how many strands the exchange is divided; the links know which of them they carry.
+        plan: who sums what; None: everyone a part (`Links.plan`).
+        kept: where the nodes go that the plan keeps, in its order.
     """
 
     layout: Layout
@@ -44,6 +48,8 @@ class Task:
     partials: Partials
     result: tuple[np.ndarray, ...]
     strands: int = 1
+    plan: Plan | None = None
+    kept: tuple[Sliced, ...] = ()
 
 
 class Lane(Protocol):

@@ -26,7 +26,7 @@ TAG = ctypes.CFUNCTYPE(c_int, c_uint32, c_int, c_void_p, c_void_p, c_size_t, c_v
 
 
 class Region(ctypes.Structure):
-    _fields_ = [("divisor", c_double), ("result", c_void_p), ("dtype", c_int32)]
+    _fields_ = [("divisor", c_double), ("result", c_void_p), ("first", c_uint64), ("dtype", c_int32)]
 
 
 class Chunk(ctypes.Structure):
@@ -35,6 +35,15 @@ class Chunk(ctypes.Structure):
 
 class Node(ctypes.Structure):
     _fields_ = [("owner", c_uint32), ("single", c_uint32), ("pieces", c_uint32)]
+
+
+class Kept(ctypes.Structure):
+    _fields_ = [
+        ("program", c_void_p),
+        ("steps", c_uint32),
+        ("single", c_uint32),
+        ("at", POINTER(c_void_p)),
+    ]
 
 
 class Piece(ctypes.Structure):
@@ -63,6 +72,7 @@ class Plan(ctypes.Structure):
         ("me", c_uint32),
         ("members_size", c_uint32),
         ("nodes_size", c_uint32),
+        ("kept_size", c_uint32),
         ("steps", c_uint32),
         ("tag_bytes", c_uint32),
         ("window", c_uint32),
@@ -74,6 +84,7 @@ class Plan(ctypes.Structure):
         ("regions", POINTER(Region)),
         ("nodes", POINTER(Node)),
         ("program", c_void_p),
+        ("kept", POINTER(Kept)),
         ("first_piece", POINTER(c_uint32)),
         ("pieces", POINTER(Piece)),
         ("scratch", POINTER(c_void_p)),
@@ -100,4 +111,4 @@ class Look(ctypes.Structure):
 
 
 # In the order of `lane_sizes`.
-ALL = (Region, Chunk, Node, Piece, Member, Secret, Plan, Failure, Look)
+ALL = (Region, Chunk, Node, Kept, Piece, Member, Secret, Plan, Failure, Look)

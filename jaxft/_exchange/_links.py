@@ -53,7 +53,7 @@ class Links:
         # Receive buffers for peers' chunks, by slot and node.
         self.scratch: dict[tuple[int, Node], np.ndarray] = {}
         self._plans: dict[tuple[str, int, int], Plan] = {}
-        self._sheets: dict[tuple[str, int, int], Sheet] = {}
+        self._sheets: dict[tuple[int, str], Sheet] = {}  # by the plan, which a sheet keeps, and the layout
         self._listener = listener
         for connection in self.connections.values():
             connection.sock.setblocking(False)
@@ -91,7 +91,7 @@ class Links:
             ExchangeFailed: names the members that could not be reached; none, if the abort flag was set.
             JaxftError: the listener failed.
         """
-        listener.check(len(members))
+        listener.check(len(members) - 1)
         number = [peer.group for peer in members].index(me)
         # `_mesh.py` fills in the group and incarnation to dial.
         request = ConnectionRequest(
@@ -136,11 +136,11 @@ class Links:
             self._plans[key] = Plan.of(layout, shards, total_shards, self.strand, strands)
         return self._plans[key]
 
-    def sheet(self, layout: Layout, total_shards: int, strands: int = 1) -> Sheet:
-        """The same plan for the compiled lane, cached like it."""
-        key = (layout.digest, total_shards, strands)
+    def sheet(self, plan: Plan, layout: Layout, total_shards: int) -> Sheet:
+        """A plan for the compiled lane, cached as long as these links."""
+        key = (id(plan), layout.digest)
         if key not in self._sheets:
-            plan, stamps = self.plan(layout, total_shards, strands), self.stamps(layout, 0)
+            stamps = self.stamps(layout, 0)
             self._sheets[key] = Sheet(
                 plan, layout, stamps, me=self.me, shards=total_shards, scratch=self.scratch
             )

@@ -48,6 +48,30 @@ class Packed:
         return [(0, self.regions[region])]
 
 
+@dataclass(frozen=True, slots=True)
+class Sliced:
+    """A part of each region, in place of all of it.
+
+    Attributes:
+        firsts: where in its region each part begins.
+        parts: the parts, flat.
+    """
+
+    firsts: tuple[int, ...]
+    parts: tuple[np.ndarray, ...]
+
+    def dtype(self, region: int) -> np.dtype:
+        return self.parts[region].dtype
+
+    def part(self, region: int, start: int, stop: int) -> np.ndarray:
+        first = self.firsts[region]
+        assert first <= start <= stop <= first + self.parts[region].size
+        return self.parts[region][start - first : stop - first]
+
+    def pieces(self, region: int) -> list[tuple[int, np.ndarray]]:
+        return [(self.firsts[region], self.parts[region])]
+
+
 class Loose:
     """Leaves in place. They must not be written to while this object lives."""
 

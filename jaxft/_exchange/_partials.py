@@ -18,7 +18,7 @@ many shards are copied to the host once. Where the device has no room for that, 
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -74,6 +74,13 @@ class Partials:
         self.sums = sums
         self._values: dict[Node, NodeValues] = {}
         self._on_device: dict[Node, _OnDevice] = {}  # of the nodes that are not in `_values` yet
+
+    @staticmethod
+    def of_nodes(layout: Layout, shards: int, values: Mapping[Node, NodeValues]) -> "Partials":
+        """Values that are there already, of nodes that are nobody's contribution alone."""
+        found = Partials(layout, shards)
+        found._values.update(values)
+        return found
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -66,11 +66,19 @@ class Plan:
         nodes: for each member, the nodes of the tree that it holds.
         chunks: for each member, the chunks that it combines, in order.
         one_trip: each member combines everything for itself, and no results are sent.
+        kept: for one round of an exchange in rows and columns (`_grid.py`): the nodes that a reducer sums up to, and
+            keeps, so that no results are sent. Empty: the results of the chunks are there already, and only sent.
+            None: reducers sum everything.
     """
 
     nodes: tuple[tuple[Node, ...], ...]
     chunks: tuple[tuple[Chunk, ...], ...]
     one_trip: bool
+    kept: tuple[Node, ...] | None = None
+
+    @property
+    def sends_results(self) -> bool:
+        return not self.one_trip and not self.kept
 
     @staticmethod
     def of(
@@ -98,23 +106,30 @@ class Plan:
             )
             return Plan(nodes=nodes, chunks=(everything,) * members, one_trip=True)
         parts = members * strands
-        most_bytes = _SCRATCH_BYTES // (WINDOW * sum(map(len, nodes)) * strands)
-        chunks = tuple(
-            _cut(layout, member * strands + strand, parts, most_bytes) for member in range(members)
-        )
+        most_bytes = chunk_limit_bytes(nodes, strands)
+        chunks = tuple(cut(layout, member * strands + strand, parts, most_bytes) for member in range(members))
         return Plan(nodes=nodes, chunks=chunks, one_trip=False)
 
 
-def _cut(layout: Layout, part: int, parts: int, most_bytes: int) -> tuple[Chunk, ...]:
+def chunk_limit_bytes(nodes: Sequence[Sequence[Node]], strands: int) -> int:
+    """The longest chunk with which the scratch memory for these members' nodes stays within its limit."""
+    return _SCRATCH_BYTES // (WINDOW * sum(map(len, nodes)) * strands)
+
+
+def cut(layout: Layout, part: int, parts: int, most_bytes: int) -> tuple[Chunk, ...]:
     """One of several equal parts of each region, in chunks of about so many bytes at most."""
     chunks: list[Chunk] = []
     for number, region in enumerate(layout.regions):
-        units = region.size // ALIGN_ELEMENTS
-        start = units * part // parts * ALIGN_ELEMENTS
-        stop = units * (part + 1) // parts * ALIGN_ELEMENTS
+        start, stop = part_of(region, part, parts)
         step = _chunk_size(region, stop - start, most_bytes)
         chunks += [Chunk(number, at, min(step, stop - at)) for at in range(start, stop, step)]
     return tuple(chunks)
+
+
+def part_of(region: Region, part: int, parts: int) -> tuple[int, int]:
+    """Where one of several equal parts of a region begins and ends. Parts of a part are parts of the region."""
+    units = region.size // ALIGN_ELEMENTS
+    return units * part // parts * ALIGN_ELEMENTS, units * (part + 1) // parts * ALIGN_ELEMENTS
 
 
 def _chunk_size(region: Region, slice_size: int, most_bytes: int) -> int:
@@ -160,7 +175,7 @@ def partials_to(receiver: int, *, stamp: Stamp, plan: Plan, layout: Layout) -> l
 
 def results_from(*, stamp: Stamp, plan: Plan, layout: Layout) -> list[Planned]:
     """The frames with the results that the stamp's member reduced; the same for every other member."""
-    if plan.one_trip:
+    if not plan.sends_results:
         return []
     frames: list[Planned] = []
     for number, chunk in enumerate(plan.chunks[stamp.sender]):

@@ -15,7 +15,7 @@ class PythonLane:
     def __init__(self, links: Links, task: Task) -> None:
         self.task = task
         layout = task.layout
-        plan = links.plan(layout, task.partials.shards, task.strands)
+        plan = task.plan or links.plan(layout, task.partials.shards, task.strands)
         stamps = links.stamps(layout, task.step)
         self._reducer = Reducer(
             plan,
@@ -24,6 +24,7 @@ class PythonLane:
             partials=task.partials,
             scratch=links.scratch,
             result=task.result,
+            kept=task.kept,
         )
         self._abort = links.abort
         self._results = results_from(stamp=stamps[links.me], plan=plan, layout=layout)

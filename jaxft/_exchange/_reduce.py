@@ -3,7 +3,7 @@
 One rule. Contributions are added in the order of the tree (`_tree.py`) in the accumulation dtype: float32
 for bfloat16 and float16, a leaf's own dtype otherwise. For a mean, the root is divided by the number of shards,
 a true division in the accumulation dtype. The result is rounded once to the leaf's dtype. Every sum, of one group or
-of many, by chunk or as a whole, ends in `combine_into`, so the bits cannot differ. The compiled lane (`_compiled.py`)
+of many, by chunk or as a whole, at once or by rows first, ends in `combine_into`, so the bits cannot differ. The compiled lane (`_compiled.py`)
 does the same faster; this is its definition.
 
 Two things could break that. XLA may flush denormals where numpy does not, so it adds only on devices that have been
@@ -54,6 +54,25 @@ def combine_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: in
             slots[0] = block if in_place else slots[0][: block.size]
             total = _sum(root(shards), parts, slots, 0)
             _finish(block, total, divisor, slots[0])
+
+
+def sum_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], top: Node) -> None:
+    """Write the sum of a node to `out`, as a partial sum for another exchange.
+
+    Args:
+        out: the destination, in the accumulation dtype, or in the leaves' own if `top` is one shard. No source may
+            overlap it.
+        sources: the values of the nodes that members hold: together the leaves of a tree whose root is `top`; as in
+            `combine_into`.
+        top: the node.
+    """
+    if top in sources:
+        np.copyto(out, sources[top])
+        return
+    with np.errstate(all="ignore"):
+        for start in range(0, out.size, BLOCK_ELEMENTS):
+            parts = {node: source[start : start + BLOCK_ELEMENTS] for node, source in sources.items()}
+            _sum(top, parts, [out[start : start + BLOCK_ELEMENTS]], 0)
 
 
 def _finish(out: np.ndarray, total: np.ndarray, divisor: int | None, scratch: np.ndarray) -> None:

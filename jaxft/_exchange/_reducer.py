@@ -8,7 +8,8 @@ from jaxft._arrays._layout import Layout
 from jaxft._arrays._memory import aligned_empty
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import WINDOW, Chunk, Plan, Planned, value_dtype
-from jaxft._exchange._reduce import combine_into
+from jaxft._exchange._node_values import Sliced
+from jaxft._exchange._reduce import combine_into, sum_into
 from jaxft._exchange._tree import Node
 
 Scratch = dict[tuple[int, Node], np.ndarray]  # by slot of the window, and node
@@ -34,9 +35,11 @@ class Reducer:
         partials: Partials,
         scratch: Scratch,
         result: Sequence[np.ndarray],
+        kept: Sequence[Sliced] = (),
     ) -> None:
         """Start with nothing received. The caller keeps `scratch` from one exchange to the next."""
         self.result = result
+        self._kept = kept
         self._plan = plan
         self._me = me
         self._layout = layout
@@ -80,8 +83,12 @@ class Reducer:
             for member, nodes in enumerate(self._plan.nodes)
             for node in nodes
         }
-        out = self.result[chunk.region][chunk.offset : chunk.stop]
-        combine_into(out, sources, self._partials.shards, region)
+        if self._plan.kept is None:
+            out = self.result[chunk.region][chunk.offset : chunk.stop]
+            combine_into(out, sources, self._partials.shards, region)
+        for top, kept in zip(self._plan.kept or (), self._kept, strict=True):
+            below = {node: part for node, part in sources.items() if node.is_within(top)}
+            sum_into(kept.part(chunk.region, chunk.offset, chunk.stop), below, top)
         self._next += 1
         return number
 
@@ -115,6 +122,8 @@ def window_of(plan: Plan, me: int) -> int:
 
 def in_place_node(plan: Plan, me: int) -> Node | None:
     """The node, if any, that is received directly into the result; see `combine_into`."""
+    if plan.kept is not None:
+        return None
     first_two = sorted(node for nodes in plan.nodes for node in nodes)[:2]
     return next((node for node in first_two if node not in plan.nodes[me]), None)
 

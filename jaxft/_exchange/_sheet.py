@@ -14,10 +14,11 @@ from jaxft._arrays._memory import aligned_empty
 from jaxft._exchange import _lane_structs as c
 from jaxft._exchange._compiled import address, code, divisor, tree_program
 from jaxft._exchange._frames import HEADER_BYTES, Stamp
+from jaxft._exchange._node_values import Sliced
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import CHUNK_BYTES, Chunk, Plan, Planned, partials_to, results_from
 from jaxft._exchange._reducer import Scratch, in_place_node, room, window_of
-from jaxft._exchange._tree import Node
+from jaxft._exchange._tree import Node, root
 
 _STEP_WORD = 3  # of a header, in words of 8 bytes
 
@@ -45,15 +46,18 @@ class Sheet:
             shards: the number of all shards.
             scratch: where partial sums are received; extended.
         """
+        self._of = plan
         self._layout = layout
         self._own = plan.nodes[me]
         nodes = sorted(node for held in plan.nodes for node in held)
         number = {node: at for at, node in enumerate(nodes)}
         self._headers = _Headers(plan, layout, stamps, me)
-        self._program = tree_program(tuple(nodes), shards)
         self._regions = _array(
-            c.Region, [(divisor(region, shards), None, code(region.dtype)) for region in layout.regions]
+            c.Region, [(divisor(region, shards), None, 0, code(region.dtype)) for region in layout.regions]
         )
+        empty = np.empty(0, np.int32)
+        self._program = tree_program(tuple(nodes), root(shards)) if plan.kept is None else empty
+        self._kept_programs = [_program_of(nodes, top) for top in plan.kept or ()]
         self.members = _array(
             c.Member,
             [
@@ -78,6 +82,7 @@ class Sheet:
             me=me,
             members_size=len(stamps),
             nodes_size=len(nodes),
+            kept_size=len(self._kept_programs),
             steps=self._program.size,
             window=window_of(plan, me),
             in_place=c.NONE if received is None else number[received],
@@ -91,9 +96,12 @@ class Sheet:
             results_out=self._headers.address("results out", me),
         )
 
-    def begin(self, step: int, partials: Partials, result: Sequence[np.ndarray]) -> None:
-        """Set the step, and where this member's contributions and the results lie. The caller keeps these."""
+    def begin(
+        self, step: int, partials: Partials, result: Sequence[np.ndarray], kept: Sequence[Sliced] = ()
+    ) -> None:
+        """Set the step, and where this member's contributions and what it sums lie. The caller keeps these."""
         self._headers.set_step(step)
+        self._set_kept(kept)
         for region, array in zip(self._regions, result, strict=True):
             region.result = address(array)
         first: list[int] = []
@@ -107,6 +115,18 @@ class Sheet:
             first.append(len(pieces))
         self.plan.first_piece = _array(ctypes.c_uint32, first)
         self.plan.pieces = _array(c.Piece, pieces)
+
+    def _set_kept(self, kept: Sequence[Sliced]) -> None:
+        for region, first in zip(self._regions, kept[0].firsts if kept else (), strict=False):
+            region.first = first
+        tops = self._of.kept or ()
+        self.plan.kept = _array(
+            c.Kept,
+            [
+                (address(program), program.size, top.size == 1, _array(ctypes.c_void_p, list(map(address, each.parts))))
+                for top, program, each in zip(tops, self._kept_programs, kept, strict=True)
+            ],
+        )
 
     def expected(self, member: int, *, results: int, partials: int) -> list[bytes]:
         """The headers that can come next from a member that has sent so many results and partial sums."""
@@ -149,7 +169,8 @@ class _Headers:
                 add("partials in", peer, partials_to(me, stamp=stamp, plan=plan, layout=layout))
                 add("results in", peer, results_from(stamp=stamp, plan=plan, layout=layout))
                 add("partials out", peer, partials_to(peer, stamp=stamps[me], plan=plan, layout=layout))
-        self._words = np.frombuffer(b"".join(joined), np.uint64).reshape(-1, HEADER_BYTES // 8).copy()
+        words = np.frombuffer(b"".join(joined) or bytes(HEADER_BYTES), np.uint64)  # of a round, there may be none
+        self._words = words.reshape(-1, HEADER_BYTES // 8).copy()
 
     def set_step(self, step: int) -> None:
         self._words[:, _STEP_WORD] = step
@@ -163,6 +184,13 @@ class _Headers:
         """One header; None if there are not so many."""
         start, stop = self._first[kind, member]
         return self._words[start + number].tobytes() if start + number < stop else None
+
+
+def _program_of(nodes: Sequence[Node], top: Node) -> np.ndarray:
+    """The tree below a node, by the numbers of all nodes."""
+    below = [number for number, node in enumerate(nodes) if node.is_within(top)]
+    program = tree_program(tuple(nodes[number] for number in below), top)
+    return np.array([below[step] if step >= 0 else step for step in program.tolist()], np.int32)
 
 
 def _array(kind: Any, rows: Sequence[Any]) -> Any:

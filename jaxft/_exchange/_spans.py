@@ -23,11 +23,10 @@ from jaxft._arrays._layout import Layout
 from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange._exchange import exchange_into
+from jaxft._exchange._grid_links import GridLinks, MakePatience, exchange_over
 from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
-from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import strands_of
 from jaxft._transport._sockets import Abort, wait_flags
 from jaxft._transport._threads import Team
@@ -83,7 +82,7 @@ class SpanLinks:
         quorum_id: int,
         spans: Sequence[Span | None],
         abort: Abort,
-        open_links: Callable[[Span | None, int, Abort, Links | None], Links],
+        open_links: Callable[[Span | None, int, Abort, Links | GridLinks | None], Links | GridLinks],
         before: "SpanLinks | None" = None,
         strands: int = 1,
     ) -> None:
@@ -95,13 +94,13 @@ class SpanLinks:
         ways = {Way(span, strand) for span in self._spans for strand in range(strands)}
         # Several exchanges end together, but a failure of one must not look like an abort from outside.
         self._stop = abort if len(ways) == 1 else Abort()
-        self._links: dict[Way, Links] = {}
+        self._links: dict[Way, Links | GridLinks] = {}
         self._before = {} if before is None else {**before._before, **before._links}
         for way in self._before.keys() - ways:
             self._before.pop(way).close()
 
     def exchange(
-        self, given: Contribution, *, step: int, total_shards: int, patience: Callable[[], Patience]
+        self, given: Contribution, *, step: int, total_shards: int, patience: MakePatience
     ) -> list[np.ndarray]:
         """Average or sum the contributions of all members; return the means in fresh memory. Raises ExchangeFailed.
 
@@ -109,7 +108,7 @@ class SpanLinks:
             given: what this process contributes.
             step: the step that the contributions are for.
             total_shards: the number of all shards of the step.
-            patience: makes the limit on a time without progress, for each thread.
+            patience: makes the limit on a time without progress, for each thread, and each round of a large quorum.
         """
         given.partials.to_host()
         of_spans = [given.tasks(span, step, self._strands) for span in self._spans]
@@ -117,7 +116,7 @@ class SpanLinks:
         def carry_out(way: Way, task: Task) -> None:
             if way not in self._links:
                 self._links[way] = self._open(*way, self._stop, self._before.pop(way, None))
-            exchange_into(self._links[way], task, total_shards, patience())
+            exchange_over(self._links[way], task, total_shards, patience)
 
         self._at_once(carry_out, [each for tasks in of_spans for each in tasks])
         found = [

@@ -39,6 +39,9 @@ class Node:
         middle = self.start + (1 << ((self.size - 1).bit_length() - 1))
         return Node(self.start, middle), Node(middle, self.stop)
 
+    def is_within(self, other: "Node") -> bool:
+        return other.start <= self.start and self.stop <= other.stop
+
     def __repr__(self) -> str:
         return f"[{self.start},{self.stop})"
 

@@ -23,6 +23,8 @@ from jaxft_protocol.replica.state import Applied, Attempt, ExchangeBroke, Exchan
 
 from jaxft._arrays._host_copies import host_copies
 from jaxft._errors import ExchangeFailed
+from jaxft._exchange._grid import peers_of_each
+from jaxft._exchange._grid_links import GridLinks, open_links
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Leaf, Partials
 from jaxft._exchange._patience import Patience
@@ -121,7 +123,7 @@ class Attempts:
         held = self._held
         assert step == held.step, f"asked for step {step} while holding state {held.step}"
         # Checked even if links exist: once the listener has ended, no group can join or heal from this one.
-        self._listener.check(len(quorum.members))
+        self._listener.check(peers_of_each(len(quorum.members)))
         if self._work.step != step:
             self.forget()
         for stage in self._work.stages:
@@ -346,7 +348,7 @@ class Attempts:
             ),
             step=step,
             total_shards=quorum.total_shards,
-            patience=lambda: self._patience(quorum, step, timeout_s / 2 + more_s),
+            patience=lambda later_s: self._patience(quorum, step, timeout_s / 2 + more_s + later_s),
         )
 
     def _span_links(self, call: Call, number: int, quorum: NewQuorum, abort: Abort) -> SpanLinks:
@@ -354,16 +356,18 @@ class Attempts:
         # Shorter than the exchange's timeout, so that members that wait for a link fail first.
         timeout_s = self._config.failure_timeout_s / 4
 
-        def open_links(span: Span | None, strand: int, abort: Abort, before: Links | None) -> Links:
+        def connected(
+            span: Span | None, strand: int, abort: Abort, before: Links | GridLinks | None
+        ) -> Links | GridLinks:
             lane = 0 if span is None else span.start
-            return Links.open(
+            return open_links(
                 self._listener,
                 job=self._config.job,
                 quorum_id=quorum.quorum_id,
                 me=self._me,
                 members=[_peer(member, lane, pieces.lanes.count, strand) for member in quorum.members],
                 abort=abort,
-                patience=self._patience(quorum, step, timeout_s + self._more_s),
+                patience=lambda later_s: self._patience(quorum, step, timeout_s + self._more_s + later_s),
                 lane=lane,
                 strand=strand,
                 before=before,
@@ -376,9 +380,9 @@ class Attempts:
             call.programs.span_layout(stage, span) for stage in range(call.programs.stages) for span in mine
         )
         strands = max(strands_of(layout, _threads(quorum)) for layout in layouts)
-        self._listener.check(len(quorum.members), strands)
+        self._listener.check(peers_of_each(len(quorum.members)), strands)
         _log.debug("quorum %d: exchanges in up to %d strands", quorum.quorum_id, strands)
-        return SpanLinks(quorum.quorum_id, mine, abort, open_links, self._links, strands)
+        return SpanLinks(quorum.quorum_id, mine, abort, connected, self._links, strands)
 
     def _patience(self, quorum: NewQuorum, step: int, timeout_s: float) -> Patience:
         attempt, session = (quorum.quorum_id, step), self._session

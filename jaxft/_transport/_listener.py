@@ -176,11 +176,11 @@ class Listener:
         """Close the connections for this quorum and older ones, and refuse later ones."""
         self._pending.forget(quorum_id)
 
-    def check(self, members: int, strands: int = 1) -> None:
+    def check(self, peers: int, strands: int = 1) -> None:
         """Raise the error that ended this listener, if one did; warn if a quorum of this size needs more descriptors.
 
         Args:
-            members: of the quorum.
+            peers: how many other members of the quorum are connected to this one.
             strands: how many connections there may be to each of them.
 
         Raises:
@@ -192,13 +192,13 @@ class Listener:
                 "other group can reach this one. Restart the group; its log has the traceback."
             ) from self._failure
         # For the current quorum, and for the next one while its connections are made.
-        needed = 2 * members * strands + _OWN_DESCRIPTORS
+        needed = 2 * peers * strands + _OWN_DESCRIPTORS
         if needed > self._descriptors and not self._warned_of_descriptors:
             self._warned_of_descriptors = True
             _log.warning(
-                "A quorum of %d groups may need %d file descriptors, but this process may open only %d: raise the "
-                "hard limit (`ulimit -Hn`, LimitNOFILE= of systemd), or lower `exchange_threads`.",
-                *(members, needed, self._descriptors),
+                "Connections to %d other groups may need %d file descriptors, but this process may open only %d: "
+                "raise the hard limit (`ulimit -Hn`, LimitNOFILE= of systemd), or lower `exchange_threads`.",
+                *(peers, needed, self._descriptors),
             )
 
     def close(self) -> None:

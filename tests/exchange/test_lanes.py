@@ -253,9 +253,9 @@ def test_each_exchange_of_a_step_keeps_its_sheet_and_they_share_memory() -> None
         Layout.of([replace(spec, path=f"{name} {spec.path}") for spec in BIG]) for name in ("up", "down")
     ]
     with mesh([[0], [1]]) as (links, _):
-        sheets = [links.sheet(layout, 2) for layout in twice]
+        sheets = [links.sheet(links.plan(layout, 2), layout, 2) for layout in twice]
         assert sheets[0] is not sheets[1]
-        assert [links.sheet(layout, 2) for layout in twice] == sheets
+        assert [links.sheet(links.plan(layout, 2), layout, 2) for layout in twice] == sheets
         received = [[address(part) for part in sheet._scratch if part.size] for sheet in sheets]
         assert received[0] == received[1]
         assert set(received[0]) == {address(part) for part in links.scratch.values()}

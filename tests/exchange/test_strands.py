@@ -76,7 +76,7 @@ class Member:
         )
         try:
             return self.links.exchange(
-                given, step=11, total_shards=total, patience=lambda: Patience(patience.FAR_S)
+                given, step=11, total_shards=total, patience=lambda later_s: Patience(patience.FAR_S)
             )
         except BaseException:
             self.links.close()  # as an attempt does
@@ -192,14 +192,14 @@ def test_small_exchanges_between_large_ones_need_one_strand() -> None:
 
 def _held_up(monkeypatch: pytest.MonkeyPatch, then: Callable[[Links], None], strand: int) -> None:
     """Do something to one strand's links of group-0 once they are made, before its exchange."""
-    carry_out = _spans.exchange_into
+    carry_out = _spans.exchange_over
 
     def held(links: Links, *rest: Any) -> None:
         if links.members[links.me].group == "group-0" and links.strand == strand:
             then(links)
         carry_out(links, *rest)
 
-    monkeypatch.setattr(_spans, "exchange_into", held)
+    monkeypatch.setattr(_spans, "exchange_over", held)
 
 
 @pytest.mark.parametrize("strand", range(STRANDS))

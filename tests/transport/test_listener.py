@@ -592,7 +592,8 @@ def test_too_few_descriptors_for_a_quorum_are_mentioned_once(caplog: pytest.LogC
             listener.check(4000)
     (said,) = caplog.messages
     assert (
-        "A quorum of 4000 groups may need 8500 file descriptors, but this process may open only 4096" in said
+        "Connections to 4000 other groups may need 8500 file descriptors, but this process may open only 4096"
+        in said
     )
 
 
