@@ -292,14 +292,14 @@ def test_no_strand_runs_on_if_there_is_no_room_for_the_last(monkeypatch: pytest.
 
 def test_no_strand_runs_on_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller closes its connections, and the next sockets of the process would get their descriptors."""
-    carry_out, begun = _spans.exchange_into, threading.Barrier(STRANDS)
+    carry_out, begun = _spans.exchange_over, threading.Barrier(STRANDS)
 
     def interrupting(*rest: Any) -> None:
         if begun.wait() == 0:
             interrupt()
         carry_out(*rest)
 
-    monkeypatch.setattr(_spans, "exchange_into", interrupting)
+    monkeypatch.setattr(_spans, "exchange_over", interrupting)
     working = _working(monkeypatch)
     with quorum(2) as members:
         member, peer = members

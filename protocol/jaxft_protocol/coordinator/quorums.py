@@ -19,8 +19,8 @@ The rule for counting (`settle`), where "living" members are those not lost sinc
 * the grace period is over -> members that have computed, are accused, and have not voted are evicted, and the step is
   retried.
 * the same members have already failed the same step once -> the most accused member is evicted (if two accuse each
-  other, the one whose name sorts last). So a dead link between two healthy groups evicts one of them and does not
-  stop the job.
+  other, the one whose name sorts last; one that accuses others, and is accused by none of them, has only closed its
+  connections). So a dead link between two healthy groups evicts one of them and does not stop the job.
 
 Only a tick ends the grace period, and only if the tick before it also found it over: if the coordinator itself was
 suspended, the votes that arrived meanwhile are counted first.
@@ -499,10 +499,22 @@ def _bit(draft: Draft, name: GroupName) -> int:
 def _most_accused(
     quorum: NewQuorum, failures: tuple[FailedVote, ...], accused: Counter[GroupName]
 ) -> GroupName:
-    """Return the member to evict when the same members keep failing; without any accusation, a failed voter."""
-    names = [member.group for member in quorum.members]
-    blamed = [name for name in names if accused[name]] or [failure.voter for failure in failures]
-    return max(blamed, key=lambda name: (accused[name], natural_key(name)))
+    """Return the member to evict when the same members keep failing; without any accusation, a failed voter.
+
+    A member closes its connections when it fails, and is accused by those who only see that. So one that accuses
+    others, none of whom accuse it, has passed a failure on: it is evicted only if there is no other.
+    """
+    accuses = {failure.voter: failure.accused for failure in failures}
+    blamed = [member.group for member in quorum.members if accused[member.group]]
+    first = [
+        name
+        for name in blamed
+        if not accuses.get(name) or any(name in accuses.get(other, ()) for other in accuses[name])
+    ]
+    return max(
+        first or blamed or [failure.voter for failure in failures],
+        key=lambda name: (accused[name], natural_key(name)),
+    )
 
 
 def _why(name: GroupName, failures: tuple[FailedVote, ...]) -> str:

@@ -280,6 +280,28 @@ def test_the_most_accused_goes_even_if_its_name_is_the_first():
     assert members(desk) == ["b", "c"]
 
 
+def test_who_only_passes_a_failure_on_stays_however_many_accuse_it():
+    # As in rows and columns: b and f lost each other; the others saw connections close in a cascade.
+    desk = running("a", "b", "c", "d", "e", "f")
+    for _ in range(2):
+        _all_fail(desk, a=["c"], b=["f"], c=["b"], d=["c"], e=["c"], f=["b"])
+    assert members(desk) == ["a", "c", "d", "e", "f"]
+
+
+def test_who_accuses_nobody_may_be_the_cause_of_a_cascade():
+    desk = running("a", "b", "c", "d")
+    for _ in range(2):
+        _all_fail(desk, a=["c"], b=["c"], c=["d"], d=[])
+    assert members(desk) == ["a", "b", "c"]
+
+
+def test_accusations_in_a_circle_leave_the_most_accused():
+    desk = running("a", "b", "c", "d")
+    for _ in range(2):
+        _all_fail(desk, a=["b"], b=["c"], c=["a"], d=["b"])
+    assert members(desk) == ["a", "c", "d"]
+
+
 def test_one_voice_is_one_accusation_however_often_it_is_raised():
     desk = running("a", "b", "c", "d")
     for _ in range(2):
