@@ -98,7 +98,9 @@ class Library:
         failed = self.c.lane_combine(code(region.dtype), divisor(region, shards), *tree)
         assert not failed, f"{sorted(sources)} of {shards} shards is not a tree of sums"
 
-    def sum_into(self, out: np.ndarray, sources: Mapping[Node, np.ndarray], top: Node, region: Region) -> None:
+    def sum_into(
+        self, out: np.ndarray, sources: Mapping[Node, np.ndarray], top: Node, region: Region
+    ) -> None:
         """The twin of `_reduce.sum_into`."""
         assert out.dtype == (region.dtype if top.size == 1 else region.sum_dtype)
         failed = self.c.lane_sum(code(region.dtype), *self._tree(out, sources, top, region))

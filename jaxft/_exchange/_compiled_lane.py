@@ -24,7 +24,9 @@ class CompiledLane:
         self._connections = links.connections
         self.task = task  # its memory is read and written
         shards = task.partials.shards
-        self._sheet = links.sheet(task.plan or links.plan(task.layout, shards, task.strands), task.layout, shards)
+        self._sheet = links.sheet(
+            task.plan or links.plan(task.layout, shards, task.strands), task.layout, shards
+        )
         self._sheet.begin(task.step, task.partials, task.result, task.kept)
         self._looks = (c.Look * len(links.members))()
         plan = self._sheet.plan

@@ -29,7 +29,7 @@ from jaxft._exchange import _plan
 from jaxft._exchange._plan import CHUNK_BYTES, Chunk, Plan, chunk_limit_bytes, cut, part_of
 from jaxft._exchange._tree import Node, cover
 
-# Measured with 4 KB to 4 MB a member: `python -m benchmarks exchange --members`.
+# Measured: below, the additional rounds cost more than the connections that they save (docs/performance.md).
 LEAST_MEMBERS = 48
 
 
@@ -61,9 +61,14 @@ class Grid:
         return tuple(row[place] for row in self.rows) if place < self.columns else ()
 
 
+def is_large(members: int) -> bool:
+    """Whether a quorum of this size exchanges in rows and columns. All its members know the size."""
+    return members >= LEAST_MEMBERS
+
+
 def peers_of_each(members: int) -> int:
     """To how many others a member of a quorum is connected, at most."""
-    if members < LEAST_MEMBERS:
+    if not is_large(members):
         return members - 1
     grid = Grid.of(members)
     return max(map(len, grid.rows)) + len(grid.rows) - 2
@@ -106,18 +111,28 @@ class Rounds:
             return (*(cut(layout, part, parts, limit_bytes) for part in slices), *nothing)
 
         place = row.index(me)
-        own = [part_of(each, slices[place], parts) if place < grid.columns else (0, 0) for each in layout.regions]
+        own = [
+            part_of(each, slices[place], parts) if place < grid.columns else (0, 0) for each in layout.regions
+        ]
         sums = chunks(chunk_limit_bytes(nodes, 2 * strands)) if held else ((),) * len(row)
         return Rounds(
             sums=Plan(nodes, sums, one_trip=False, kept=held),
-            means=_means(grid, slices[place], parts, layout, shards, total, strands) if place < grid.columns else None,
+            means=_means(grid, slices[place], parts, layout, shards, total, strands)
+            if place < grid.columns
+            else None,
             results=Plan(((),) * len(row), chunks(CHUNK_BYTES), one_trip=False, kept=()),
             slices=tuple(own),
         )
 
 
 def _means(
-    grid: Grid, part: int, parts: int, layout: Layout, shards: Sequence[Sequence[int]], total: int, strands: int
+    grid: Grid,
+    part: int,
+    parts: int,
+    layout: Layout,
+    shards: Sequence[Sequence[int]],
+    total: int,
+    strands: int,
 ) -> Plan:
     """The exchange of one slice within a column: each member contributes what its row has summed."""
     rows = len(grid.rows)
@@ -126,7 +141,9 @@ def _means(
     size_bytes = sum((stop - start) * region.item_bytes for region, (start, stop) in regions)
     if size_bytes * (rows - 1) <= _plan.ONE_TRIP_BYTES:
         everything = tuple(
-            Chunk(number, start, stop - start) for number, (_, (start, stop)) in enumerate(regions) if stop > start
+            Chunk(number, start, stop - start)
+            for number, (_, (start, stop)) in enumerate(regions)
+            if stop > start
         )
         return Plan(nodes, (everything,) * rows, one_trip=True)
     limit_bytes = chunk_limit_bytes(nodes, 2 * strands)

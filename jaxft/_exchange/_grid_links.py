@@ -1,5 +1,6 @@
 """The connections of one member of a large quorum, to its row and its column, and its exchange over them."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from jaxft._arrays._layout import Layout
 from jaxft._arrays._memory import aligned_empty
 from jaxft._exchange._exchange import exchange_into
-from jaxft._exchange._grid import LEAST_MEMBERS, Grid, Rounds
+from jaxft._exchange._grid import Grid, Rounds, is_large
 from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links
 from jaxft._exchange._mesh import Peer
@@ -15,8 +16,10 @@ from jaxft._exchange._node_values import Sliced
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import value_dtype
-from jaxft._transport._listener import Listener
+from jaxft._transport._listener import Connection, Listener
 from jaxft._transport._sockets import Abort
+
+_log = logging.getLogger("jaxft")
 
 # In a later round a peer may be waiting for one that this member is not connected to. That one's own peers notice
 # first, and are the ones to name it: each later round has this much more patience than the one before, as a part of
@@ -54,15 +57,24 @@ class GridLinks:
         """The rounds of this strand of an exchange, and memory for what its row sums; cached."""
         key = (layout.digest, total_shards, strands)
         if key not in self._rounds:
-            rounds = Rounds.of(self.grid, self.me, layout, self.shards, total_shards, self.row.strand, strands)
+            rounds = Rounds.of(
+                self.grid, self.me, layout, self.shards, total_shards, self.row.strand, strands
+            )
             self._rounds[key] = rounds, _memory_for(rounds, layout)
         return self._rounds[key]
+
+    def all_connections(self) -> list[Connection]:
+        found = [self.row] if self.column is None else [self.row, self.column]
+        return [connection for links in found for connection in links.all_connections()]
 
     def close(self) -> None:
         """Close every connection. Idempotent."""
         for links in (self.row, self.column):
             if links is not None:
                 links.close()
+
+
+AnyLinks = Links | GridLinks
 
 
 def _memory_for(rounds: Rounds, layout: Layout) -> tuple[Sliced, ...]:
@@ -90,8 +102,8 @@ def open_links(
     patience: MakePatience,
     lane: int = 0,
     strand: int = 0,
-    before: Links | GridLinks | None = None,
-) -> Links | GridLinks:
+    before: AnyLinks | None = None,
+) -> AnyLinks:
     """Connect to the other members of a quorum: to all, or in a large one to this member's row and column.
 
     The arguments, and what is raised, are those of `Links.open`.
@@ -111,7 +123,7 @@ def open_links(
             before=kept,
         )
 
-    if len(members) < LEAST_MEMBERS:
+    if not is_large(len(members)):
         if isinstance(before, GridLinks):
             before.close()
             before = None
@@ -134,10 +146,15 @@ def open_links(
         raise
     if column is None and old_column is not None:
         old_column.close()
-    return GridLinks(grid, number, tuple(peer.shards for peer in members), row, column)
+    made = GridLinks(grid, number, tuple(peer.shards for peer in members), row, column)
+    _log.debug(
+        "quorum %d exchanges in %d rows: connected to %d of %d other groups",
+        *(quorum_id, len(grid.rows), len(made.all_connections()), len(members) - 1),
+    )
+    return made
 
 
-def exchange_over(links: Links | GridLinks, task: Task, total_shards: int, patience: MakePatience) -> None:
+def exchange_over(links: AnyLinks, task: Task, total_shards: int, patience: MakePatience) -> None:
     """Carry out a task over either kind of connections. See `exchange_into`."""
     if isinstance(links, Links):
         exchange_into(links, task, total_shards, patience(0.0))
@@ -156,7 +173,10 @@ def exchange_over(links: Links | GridLinks, task: Task, total_shards: int, patie
                 task.layout, total_shards, dict(zip(rounds.sums.kept or (), kept, strict=True))
             )
             exchange_into(
-                links.column, replace(task, partials=summed, plan=rounds.means), total_shards, patience(more_s(1))
+                links.column,
+                replace(task, partials=summed, plan=rounds.means),
+                total_shards,
+                patience(more_s(1)),
             )
         nothing = Partials(task.layout, total_shards)
         exchange_into(

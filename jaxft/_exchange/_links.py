@@ -151,6 +151,9 @@ class Links:
         job, layout_tag = tag(self.job), tag(layout.digest)
         return [Stamp(n, job, self.quorum_id, step, layout_tag) for n in range(len(self.members))]
 
+    def all_connections(self) -> list[Connection]:
+        return list(self.connections.values())
+
     def exchange_ended(self) -> None:
         """Note that an exchange has ended here with all that belongs to it sent and received."""
         for number in self._ended:

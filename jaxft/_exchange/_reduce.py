@@ -3,8 +3,8 @@
 One rule. Contributions are added in the order of the tree (`_tree.py`) in the accumulation dtype: float32
 for bfloat16 and float16, a leaf's own dtype otherwise. For a mean, the root is divided by the number of shards,
 a true division in the accumulation dtype. The result is rounded once to the leaf's dtype. Every sum, of one group or
-of many, by chunk or as a whole, at once or by rows first, ends in `combine_into`, so the bits cannot differ. The compiled lane (`_compiled.py`)
-does the same faster; this is its definition.
+of many, by chunk or as a whole, at once or by rows first, ends in `combine_into`, so the bits cannot differ. The
+compiled lane (`_compiled.py`) does the same faster; this is its definition.
 
 Two things could break that. XLA may flush denormals where numpy does not, so it adds only on devices that have been
 seen to add as numpy does (`_device_sums.py`), and never on CPU. And which of two NaNs survives an addition depends on

@@ -123,7 +123,12 @@ class Sheet:
         self.plan.kept = _array(
             c.Kept,
             [
-                (address(program), program.size, top.size == 1, _array(ctypes.c_void_p, list(map(address, each.parts))))
+                (
+                    address(program),
+                    program.size,
+                    top.size == 1,
+                    _array(ctypes.c_void_p, list(map(address, each.parts))),
+                )
                 for top, program, each in zip(tops, self._kept_programs, kept, strict=True)
             ],
         )
@@ -169,7 +174,9 @@ class _Headers:
                 add("partials in", peer, partials_to(me, stamp=stamp, plan=plan, layout=layout))
                 add("results in", peer, results_from(stamp=stamp, plan=plan, layout=layout))
                 add("partials out", peer, partials_to(peer, stamp=stamps[me], plan=plan, layout=layout))
-        words = np.frombuffer(b"".join(joined) or bytes(HEADER_BYTES), np.uint64)  # of a round, there may be none
+        words = np.frombuffer(
+            b"".join(joined) or bytes(HEADER_BYTES), np.uint64
+        )  # of a round, there may be none
         self._words = words.reshape(-1, HEADER_BYTES // 8).copy()
 
     def set_step(self, step: int) -> None:

@@ -23,9 +23,8 @@ from jaxft._arrays._layout import Layout
 from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange._grid_links import GridLinks, MakePatience, exchange_over
+from jaxft._exchange._grid_links import AnyLinks, MakePatience, exchange_over
 from jaxft._exchange._lane import Task
-from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import strands_of
 from jaxft._transport._sockets import Abort, wait_flags
@@ -82,7 +81,7 @@ class SpanLinks:
         quorum_id: int,
         spans: Sequence[Span | None],
         abort: Abort,
-        open_links: Callable[[Span | None, int, Abort, Links | GridLinks | None], Links | GridLinks],
+        open_links: Callable[[Span | None, int, Abort, AnyLinks | None], AnyLinks],
         before: "SpanLinks | None" = None,
         strands: int = 1,
     ) -> None:
@@ -94,7 +93,7 @@ class SpanLinks:
         ways = {Way(span, strand) for span in self._spans for strand in range(strands)}
         # Several exchanges end together, but a failure of one must not look like an abort from outside.
         self._stop = abort if len(ways) == 1 else Abort()
-        self._links: dict[Way, Links | GridLinks] = {}
+        self._links: dict[Way, AnyLinks] = {}
         self._before = {} if before is None else {**before._before, **before._links}
         for way in self._before.keys() - ways:
             self._before.pop(way).close()

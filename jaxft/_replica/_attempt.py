@@ -24,8 +24,8 @@ from jaxft_protocol.replica.state import Applied, Attempt, ExchangeBroke, Exchan
 from jaxft._arrays._host_copies import host_copies
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._grid import peers_of_each
-from jaxft._exchange._grid_links import GridLinks, open_links
-from jaxft._exchange._links import Links, Peer
+from jaxft._exchange._grid_links import AnyLinks, open_links
+from jaxft._exchange._links import Peer
 from jaxft._exchange._partials import Leaf, Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import strands_of
@@ -356,9 +356,7 @@ class Attempts:
         # Shorter than the exchange's timeout, so that members that wait for a link fail first.
         timeout_s = self._config.failure_timeout_s / 4
 
-        def connected(
-            span: Span | None, strand: int, abort: Abort, before: Links | GridLinks | None
-        ) -> Links | GridLinks:
+        def connected(span: Span | None, strand: int, abort: Abort, before: AnyLinks | None) -> AnyLinks:
             lane = 0 if span is None else span.start
             return open_links(
                 self._listener,

@@ -14,8 +14,8 @@ import numpy as np
 from jaxft._arrays._layout import Layout
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import _compiled, _patience, _plan
-from jaxft._exchange._links import Links
+from jaxft._exchange import _compiled, _grid, _patience, _plan
+from jaxft._exchange._grid_links import AnyLinks, open_links
 from jaxft._exchange._mesh import Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
@@ -44,7 +44,9 @@ class _Trap:
 class _Process:
     """What runs in a member's process: its methods are called by name from the test."""
 
-    def __init__(self, pipe: Connection, number: int, total: int, lane: str, strands: int) -> None:
+    def __init__(
+        self, pipe: Connection, number: int, total: int, lane: str, strands: int, large: int
+    ) -> None:
         if lane == "python":
             _compiled.library = functools.cache(lambda: None)
         assert (_compiled.library() is None) == (lane == "python")
@@ -55,6 +57,7 @@ class _Process:
         self.layout = Layout.of(BIG)
         self.partials = Partials(self.layout, total)
         self.strands = strands
+        _grid.LEAST_MEMBERS = large
         _plan.STRAND_BYTES = self.layout.size_bytes // strands
         self.links: SpanLinks | None = None
 
@@ -66,24 +69,24 @@ class _Process:
             self.partials.add(shard, contribution(self.layout.specs, shard))
 
     def open(self, quorum_id: int, me: str, members: Sequence[Peer]) -> None:
-        def open_links(span: Any, strand: int, abort: Abort, before: Links | None) -> Links:
-            links = Links.open(
+        def connected(span: Any, strand: int, abort: Abort, before: AnyLinks | None) -> AnyLinks:
+            links = open_links(
                 self.listener,
                 job="job",
                 quorum_id=quorum_id,
                 me=me,
                 members=members,
                 abort=abort,
-                patience=Patience(patience.FAR_S),
+                patience=lambda later_s: Patience(patience.FAR_S),
                 strand=strand,
                 before=before,
             )
-            for connection in links.connections.values():
+            for connection in links.all_connections():
                 # So that an exchange takes many moves, however fast the others are.
                 connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
             return links
 
-        self.links = SpanLinks(quorum_id, [None], Abort(), open_links, self.links, self.strands)
+        self.links = SpanLinks(quorum_id, [None], Abort(), connected, self.links, self.strands)
 
     def exchange(self, trap: int | None, progress_timeout_s: float) -> Any:
         """Returns a digest of the means, or of a failure: whose it is, its text, and when it was."""
@@ -97,7 +100,7 @@ class _Process:
                 given,
                 step=11,
                 total_shards=self.partials.shards,
-                patience=lambda: Patience(progress_timeout_s, moved=moved),
+                patience=lambda later_s: Patience(progress_timeout_s + later_s, moved=moved),
             )
         except ExchangeFailed as error:
             self.links.close()  # as an attempt does
@@ -115,17 +118,22 @@ def digest(arrays: Sequence[np.ndarray]) -> str:
 
 
 class Member(Actor):
-    def __init__(self, number: int, total: int, lane: str, strands: int = 1) -> None:
-        super().__init__(_Process, number, total, lane, strands)
+    def __init__(
+        self, number: int, total: int, lane: str, strands: int = 1, large: int = _grid.LEAST_MEMBERS
+    ) -> None:
+        super().__init__(_Process, number, total, lane, strands, large)
         self.group = f"group-{number}"
 
 
 @contextmanager
 def started(
-    shards: Sequence[Sequence[int]], total: int, lane: str, strands: int = 1
+    shards: Sequence[Sequence[int]], total: int, lane: str, strands: int = 1, large: int = _grid.LEAST_MEMBERS
 ) -> Iterator[list[Member]]:
-    """Processes that hold these shards, and exchange with this lane, in so many strands."""
-    members = [Member(number, total, lane, strands) for number in range(len(shards))]
+    """Processes that hold these shards, and exchange with this lane, in so many strands.
+
+    A quorum of at least `large` members exchanges in rows and columns.
+    """
+    members = [Member(number, total, lane, strands, large) for number in range(len(shards))]
     try:
         for member, held in zip(members, shards, strict=True):
             member.tell("add", held)

@@ -77,6 +77,40 @@ def test_partial_sums_have_numpys_bits_but_for_nans(
     assert got.tobytes() == wanted.tobytes()
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(KINDS),
+    SIZES,
+    st.lists(st.integers(0, 3), min_size=1, max_size=17),
+    st.integers(0, 2**32),
+)
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_sums_that_are_kept_have_numpys_bits_but_for_nans(
+    instructions: str, kind: tuple, size: int, owners: list[int], seed: int
+) -> None:
+    """Up to any node that two of four members hold together, as in a row."""
+    library = loaded(instructions)
+    (operation, dtype), rng = kind, np.random.default_rng(seed)
+    region, total = Region(dtype, size, operation), len(owners)
+    row = [[shard for shard in range(total) if owners[shard] == member] for member in (0, 1)]
+    held = [node for shards in row for node in cover(shards, total)]
+    for top in cover([shard for shards in row for shard in shards], total):
+        sources = {
+            node: any_bits(rng, dtype if node.size == 1 else region.sum_dtype, size)
+            for node in held
+            if node.is_within(top)
+        }
+        wanted, got = (np.empty(size, dtype if top.size == 1 else region.sum_dtype) for _ in range(2))
+        _reduce.sum_into(wanted, sources, top)
+        library.sum_into(got, sources, top, region)
+        if top in sources:
+            assert got.tobytes() == wanted.tobytes() == sources[top].tobytes()
+        elif wanted.dtype.kind == "f":
+            assert np.array_equal(np.isnan(got), np.isnan(wanted))
+            got[np.isnan(got)] = wanted[np.isnan(wanted)] = 0
+        assert got.tobytes() == wanted.tobytes()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 def test_every_half_there_is(instructions: str, dtype: str) -> None:
@@ -122,16 +156,9 @@ def test_what_is_not_a_tree_is_refused_and_changes_nothing() -> None:
         (-1, [0], [0, 0]),
     ):
         steps = np.array(program, np.int32)
-        assert -1 == c.lane_combine(
-            code,
-            1.0,
-            steps.ctypes.data,
-            steps.size,
-            pointers.ctypes.data,
-            bytes(summed),
-            out.ctypes.data,
-            out.size,
-        )
+        tree = (steps.ctypes.data, steps.size, pointers.ctypes.data, bytes(summed), out.ctypes.data, out.size)
+        assert c.lane_combine(code, 1.0, *tree) == -1
+        assert c.lane_sum(code, *tree) == -1
     assert c.lane_add(0, 0, 1, out.ctypes.data, leaves[0].ctypes.data, leaves[1].ctypes.data, 4) == -1
     assert out.tolist() == [7.0] * 4
 

@@ -1,74 +1,41 @@
-"""Exchanges of large quorums, in rows and columns: the bits of an exchange at once."""
+"""Exchanges of large quorums, in rows and columns: the bits of an exchange at once, and who is to blame."""
 
 import itertools
 import socket
-from collections.abc import Iterator, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from jaxft._arrays._layout import Layout, LeafSpec
+from jaxft._arrays._layout import DTYPES, Layout, LeafSpec
 from jaxft._arrays._memory import leaves_of, result_regions
-from jaxft._exchange import _compiled, _grid
-from jaxft._exchange._grid import Grid, Rounds
-from jaxft._exchange._grid_links import GridLinks, exchange_over
+from jaxft._errors import ExchangeFailed
+from jaxft._exchange import _compiled, _exchange, _grid
+from jaxft._exchange._grid import Grid, Rounds, peers_of_each
+from jaxft._exchange._grid_links import AnyLinks, GridLinks, exchange_over, open_links
 from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links
+from jaxft._exchange._mesh import Peer
+from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
+from jaxft._exchange._plan import WINDOW, value_dtype
+from jaxft._transport._listener import Listener
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
 from tests import patience
 
+from .lanes import any_bits, loaded
 from .members import BIG, MIXED, assert_same_bits, partials_of, peers_of, reference_means, together
 from .single_thread import cut_into
+from .test_links import listeners
 
-
-@contextmanager
-def grid_of(shards: Sequence[Sequence[int]]) -> Iterator[list[GridLinks]]:
-    """The connections of every member of a grid, in memory."""
-    grid, peers = Grid.of(len(shards)), peers_of(shards)
-    ends: list[dict[int, Connection]] = [{} for _ in shards]
-
-    def connect(one: int, other: int) -> None:
-        if other not in ends[one]:
-            ends[one][other], ends[other][one] = map(Connection.plain, socket.socketpair())
-
-    def links(me: int, numbers: Sequence[int], abort: Abort) -> Links:
-        mine = {place: ends[me][number] for place, number in enumerate(numbers) if number != me}
-        return Links(
-            job="job",
-            quorum_id=4,
-            me=numbers.index(me),
-            members=[peers[number] for number in numbers],
-            connections=mine,
-            abort=abort,
-        )
-
-    for me in range(len(shards)):
-        for other in {*grid.row_of(me), *grid.column_of(me)} - {me}:
-            connect(me, other)
-    made: list[GridLinks] = []
-    for me in range(len(shards)):
-        abort, column = Abort(), grid.column_of(me)
-        row = links(me, grid.row_of(me), abort)
-        held = tuple(tuple(each) for each in shards)
-        made.append(GridLinks(grid, me, held, row, links(me, column, abort) if column else None))
-    try:
-        yield made
-    finally:
-        for one in made:
-            one.close()
-
-
-def exchanged(layout: Layout, shards: Sequence[Sequence[int]], links: Sequence[GridLinks]) -> list[object]:
-    total = sum(map(len, shards))
-
-    def run(one: GridLinks, mine: Sequence[int]) -> list[object]:
-        task = Task(layout, 11, partials_of(layout, total, mine), result_regions(layout))
-        exchange_over(one, task, total, lambda later_s: Patience(patience.FAR_S + later_s))
-        return leaves_of(layout, task.result)
-
-    return together([lambda one=one, mine=mine: run(one, mine) for one, mine in zip(links, shards, strict=True)])
+Shards = Sequence[Sequence[int]]
 
 
 def dealt(members: int, total: int) -> list[list[int]]:
@@ -77,15 +44,423 @@ def dealt(members: int, total: int) -> list[list[int]]:
     return [list(range(start, stop)) for start, stop in itertools.pairwise(ends)]
 
 
-@pytest.mark.parametrize("by", ["python", "compiled"])
-@pytest.mark.parametrize(("members", "total"), [(4, 4), (5, 5), (7, 11), (9, 4), (12, 12), (13, 16)])
-def test_a_grid_gets_the_bits_of_one_process(
-    members: int, total: int, by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if by == "python":
-        monkeypatch.setattr(_compiled, "library", lambda: None)
+# Who stands where
+
+
+@pytest.mark.parametrize("members", [4, 5, 8, 9, 12, 48, 50, 63, 64, 99, 1000])
+def test_everyone_is_in_one_row_and_in_one_column_at_most(members: int) -> None:
+    grid = Grid.of(members)
+    assert [member for row in grid.rows for member in row] == list(range(members))
+    lengths = {len(row) for row in grid.rows}
+    assert max(lengths) - min(lengths) <= 1
+    assert grid.columns == min(lengths)
+    in_columns = Counter(grid.column_of(member) for member in range(members))
+    assert sum(len(column) > 0 for column in in_columns) == grid.columns
+    assert all(len(column) == count for column, count in in_columns.items() if column)
+    assert in_columns[()] == members - grid.columns * len(grid.rows)
+
+
+def test_rows_and_columns_are_about_the_square_root() -> None:
+    assert (peers_of_each(47), peers_of_each(48), peers_of_each(64), peers_of_each(1000)) == (46, 12, 14, 62)
+    assert all(peers_of_each(members) <= 2 * members**0.5 for members in range(48, 2000))
+
+
+@pytest.mark.parametrize("strands", [1, 3])
+@pytest.mark.parametrize(("members", "total"), [(5, 5), (9, 20), (13, 7), (50, 50)])
+def test_each_element_is_summed_once_in_each_round(members: int, total: int, strands: int) -> None:
+    layout, shards, grid = Layout.of(BIG), dealt(members, total), Grid.of(members)
+    in_rows = [[np.zeros(region.size, int) for region in layout.regions] for _ in grid.rows]
+    in_columns = [np.zeros(region.size, int) for region in layout.regions]
+    for me, strand in itertools.product(range(members), range(strands)):
+        rounds = Rounds.of(grid, me, layout, shards, total, strand, strands)
+        row, place = grid.rows.index(grid.row_of(me)), grid.row_of(me).index(me)
+        for chunk in rounds.sums.chunks[place]:
+            in_rows[row][chunk.region][chunk.offset : chunk.stop] += 1
+        for plan in (rounds.sums, rounds.results):
+            for chunk in plan.chunks[place]:
+                first, stop = rounds.slices[chunk.region]
+                assert first <= chunk.offset < chunk.stop <= stop
+        if rounds.means is None:
+            assert not rounds.sums.chunks[place]
+            continue
+        assert sorted(node for nodes in rounds.means.nodes for node in nodes)[0].start == 0
+        for chunk in rounds.means.chunks[row] if not rounds.means.one_trip or row == 0 else ():
+            in_columns[chunk.region][chunk.offset : chunk.stop] += 1
+    assert all(
+        (count == (1 if held else 0)).all()
+        for row, held in zip(in_rows, _hold(grid, shards), strict=True)
+        for count in row
+    )
+    assert all((count == 1).all() for count in in_columns)
+
+
+def _hold(grid: Grid, shards: Shards) -> list[bool]:
+    return [any(shards[member] for member in row) for row in grid.rows]
+
+
+def test_a_thousand_groups_need_few_connections_and_little_memory() -> None:
+    """Of a 8B model on 64 accelerators: 250 MB of bfloat16 for each process."""
+    members, layout = 1000, Layout.of([LeafSpec("x", (125_000_000,), "bfloat16")])
+    grid, shards = Grid.of(members), dealt(members, members)
+    region = layout.regions[0]
+    for me in (0, 31, 500, 999):
+        rounds = Rounds.of(grid, me, layout, shards, members)
+        row, column = grid.row_of(me), grid.column_of(me)
+        assert len(row) + len(column) - 2 <= 63
+        scratch = 0
+        for plan, place in ((rounds.sums, row.index(me)), (rounds.means, grid.rows.index(row))):
+            if plan is None or not plan.chunks[place]:
+                continue  # the last of a longer row
+            longest = max(chunk.size for chunk in plan.chunks[place])
+            items = [np.dtype(value_dtype(region, node)).itemsize for held in plan.nodes for node in held]
+            scratch += WINDOW * longest * sum(items)
+            # Frames are not small: a header and a tag for each are nothing beside them.
+            assert longest * region.item_bytes >= 64 << 10
+        assert scratch <= 256 << 20
+        # What a row has summed travels as few nodes, for it holds neighbours.
+        assert len(rounds.sums.kept or ()) <= 2 * len(row).bit_length()
+
+
+# The bits
+
+
+@contextmanager
+def grid_of(shards: Shards, strand: int = 0) -> Iterator[list[GridLinks]]:
+    """The connections of every member of a grid, in memory."""
+    grid, peers = Grid.of(len(shards)), peers_of(shards)
+    held = tuple(tuple(each) for each in shards)
+    ends: list[dict[int, Connection]] = [{} for _ in shards]
+    for one, other in itertools.combinations(range(len(shards)), 2):
+        if other in (*grid.row_of(one), *grid.column_of(one)):
+            ends[one][other], ends[other][one] = map(Connection.plain, socket.socketpair())
+
+    def links(me: int, numbers: Sequence[int], abort: Abort) -> Links:
+        return Links(
+            job="job",
+            quorum_id=4,
+            me=numbers.index(me),
+            members=[peers[number] for number in numbers],
+            connections={place: ends[me][number] for place, number in enumerate(numbers) if number != me},
+            abort=abort,
+            strand=strand,
+        )
+
+    made: list[GridLinks] = []
+    for me in range(len(shards)):
+        abort, column = Abort(), grid.column_of(me)
+        row = links(me, grid.row_of(me), abort)
+        made.append(GridLinks(grid, me, held, row, links(me, column, abort) if column else None))
+    try:
+        yield made
+    finally:
+        for one in made:
+            one.close()
+
+
+def run(links: GridLinks, task: Task, *, timeout_s: float = patience.FAR_S) -> list[np.ndarray]:
+    """One member's exchange; the patience of later rounds is longer than any test."""
+    limit = lambda later_s: Patience(patience.FAR_S if later_s else timeout_s)  # noqa: E731
+    exchange_over(links, task, task.partials.shards, limit)
+    return leaves_of(task.layout, task.result)
+
+
+def task_of(partials: Partials, strands: int = 1) -> Task:
+    return Task(partials.layout, 11, partials, result_regions(partials.layout), strands)
+
+
+def exchanged(links: Sequence[GridLinks], partials: Sequence[Partials]) -> list[list[np.ndarray]]:
+    return together(
+        [
+            lambda one=one, mine=mine: run(one, task_of(mine))
+            for one, mine in zip(links, partials, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize(("members", "total"), [(4, 4), (7, 11), (9, 4), (13, 16)])
+def test_a_grid_gets_the_bits_of_one_process(members: int, total: int) -> None:
     shards = dealt(members, total)
     with grid_of(shards) as links:
         for specs in (MIXED, BIG, MIXED):
-            for means in exchanged(Layout.of(specs), shards, links):
+            layout = Layout.of(specs)
+            for means in exchanged(links, [partials_of(layout, total, mine) for mine in shards]):
                 assert_same_bits(means, reference_means(specs, total))
+
+
+KINDS = [(operation, dtype) for operation, dtypes in DTYPES.items() for dtype in dtypes]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    specs=st.lists(
+        st.tuples(st.sampled_from(KINDS), st.sampled_from([0, 1, 64, 65, 700, 5000])), min_size=1, max_size=4
+    ).map(lambda rows: [LeafSpec(f"{n}", (size,), kind[1], kind[0]) for n, (kind, size) in enumerate(rows)]),
+    members=st.integers(4, 9),
+    owners=st.lists(st.integers(0, 8), min_size=1, max_size=12),
+    chunk_bytes=st.sampled_from([512, 8192, 1 << 20]),
+    window=st.integers(1, 4),
+    one_trip=st.booleans(),
+    strands=st.integers(1, 2),
+    by=st.lists(st.sampled_from(["python", "compiled"]), min_size=9, max_size=9),
+    seed=st.integers(0, 2**32),
+)
+def test_any_grid_of_any_lanes_gets_numpys_bits(
+    specs: list[LeafSpec],
+    members: int,
+    owners: list[int],
+    chunk_bytes: int,
+    window: int,
+    one_trip: bool,
+    strands: int,
+    by: list[str],
+    seed: int,
+) -> None:
+    layout, total, rng = Layout.of(specs), len(owners), np.random.default_rng(seed)
+    shards = [[n for n, owner in enumerate(owners) if owner % members == member] for member in range(members)]
+    leaves = [[any_bits(rng, spec.dtype, spec.size) for spec in specs] for _ in range(total)]
+    compiled, own = loaded(None), threading.local()
+    tasks: list[Task] = []
+    wanted = Partials(layout, total)
+    for mine in shards:
+        held = Partials(layout, total)
+        for shard in mine:
+            held.add(shard, leaves[shard])
+            wanted.add(shard, leaves[shard])
+        tasks.append(task_of(held, strands))
+
+    def one(links: GridLinks, task: Task, lane: str) -> None:
+        own.lane = lane
+        run(links, task)
+
+    with pytest.MonkeyPatch.context() as patch, cut_into(chunk_bytes, window, one_trip):
+        patch.setattr(
+            _compiled, "library", lambda: compiled if getattr(own, "lane", "") == "compiled" else None
+        )
+        for strand in range(strands):
+            with grid_of(shards, strand) as links:
+                calls = [lambda given=given: one(*given) for given in zip(links, tasks, by, strict=False)]
+                assert together(calls) == [None] * members
+        expected = wanted.mean_alone()
+    for task in tasks:
+        assert_same_bits(leaves_of(layout, task.result), expected)
+
+
+# Who is to blame
+
+FOUND = [[0], [1], [2], [3], [4], [5], [6], [7], [8]]  # three rows of three: member 4 is in the middle
+
+
+def fail_together(
+    links: Sequence[GridLinks],
+    victim: int,
+    fault: Callable[[GridLinks], None],
+    monkeypatch: pytest.MonkeyPatch,
+    round_number: int = 0,
+    timeout_s: float = patience.FAR_S,
+) -> list[object]:
+    """The outcomes of all, where something happens to one member instead of one of its three rounds."""
+    layout, own, carry_out = Layout.of(BIG), threading.local(), _exchange.exchange_into
+
+    def round_of(links: Links, task: Task, *rest: object) -> None:
+        own.rounds = getattr(own, "rounds", -1) + 1
+        if own.number == victim and own.rounds == round_number:
+            fault(every[victim])
+            raise ConnectionAbortedError
+        carry_out(links, task, *rest)  # pyright: ignore[reportArgumentType]
+
+    def one(number: int) -> list[np.ndarray]:
+        own.number = number
+        return run(every[number], task_of(partials_of(layout, 9, FOUND[number])), timeout_s=timeout_s)
+
+    every = links
+    monkeypatch.setattr("jaxft._exchange._grid_links.exchange_into", round_of)
+    return together([lambda number=number: one(number) for number in range(len(links))])
+
+
+@pytest.mark.parametrize("round_number", [0, 1, 2])
+@pytest.mark.parametrize("victim", [0, 4])
+def test_a_death_in_any_round_ends_all_that_need_it_and_is_named(
+    victim: int, round_number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with grid_of(FOUND) as links:
+        outcomes = fail_together(links, victim, GridLinks.close, monkeypatch, round_number)
+        assert isinstance(outcomes[victim], ConnectionAbortedError)
+        failed = {n: out for n, out in enumerate(outcomes) if isinstance(out, ExchangeFailed)}
+        named = {n for n, out in failed.items() if f"group-{victim}" in out.peers}
+        # Its results are missing in its row. Others may have all that they need by then: the vote decides.
+        row = set(links[0].grid.row_of(victim)) - {victim}
+        column = set(links[0].grid.column_of(victim)) - {victim}
+        assert failed.keys() >= row
+        assert named & (row if round_number != 1 else row | column)
+        assert all(out.peers for out in failed.values())
+        for number in set(range(9)) - failed.keys() - {victim}:
+            assert_same_bits(outcomes[number], reference_means(BIG, 9))  # pyright: ignore[reportArgumentType]
+        for number in failed:
+            assert links[number].row.closed
+            assert links[number].column is None or links[number].column.closed
+
+
+def test_those_who_cannot_know_wait_for_those_who_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member stands still: its row names it. Most others see connections close in a cascade.
+
+    Its column waits for nobody else, so it hears of it by the next quorum, or by its own patience.
+    """
+    over, column = threading.Event(), (1, 7)
+    with grid_of(FOUND) as links:
+
+        def stand_still(one: GridLinks) -> None:
+            assert over.wait(patience.FAR_S)
+
+        def form_the_next_quorum() -> None:
+            others = [one for number, one in enumerate(links) if number not in (4, *column)]
+            try:
+                patience.until(lambda: all(one.row.closed for one in others), "all but its column to fail")
+            finally:
+                for number in column:
+                    links[number].row.abort.set("a new quorum")
+                over.set()
+
+        coordinator = threading.Thread(target=form_the_next_quorum)
+        coordinator.start()
+        outcomes = fail_together(links, 4, stand_still, monkeypatch, timeout_s=0.5)
+        patience.join(coordinator)
+    assert isinstance(outcomes.pop(4), ConnectionAbortedError)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, ExchangeFailed)]
+    assert len(failed) == 8
+    by_time = [out for out in failed if "made no progress" in str(out)]
+    assert {out.peers for out in by_time} == {("group-4",)}
+    aborted = [out for out in failed if "a new quorum" in str(out)]
+    assert [out.peers for out in aborted] == [()] * 2
+
+
+def test_later_rounds_have_more_patience() -> None:
+    asked: list[float] = []
+    layout = Layout.of(MIXED)
+
+    def patient(later_s: float) -> Patience:
+        asked.append(later_s)
+        return Patience(40.0)
+
+    with grid_of(dealt(4, 4)) as links:
+        tasks = [task_of(partials_of(layout, 4, [number])) for number in range(4)]
+        calls = [
+            lambda one=one, task=task: exchange_over(one, task, 4, patient)
+            for one, task in zip(links, tasks, strict=True)
+        ]
+        assert together(calls) == [None] * 4
+    # A quarter more, and a half; and several times as long as the rounds before took.
+    assert [round(later_s, 0) // 10 for later_s in sorted(asked)] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_an_abort_ends_a_round_and_blames_nobody() -> None:
+    layout = Layout.of(MIXED)
+    with grid_of(dealt(4, 4)) as links:
+        links[0].row.abort.set("a new quorum")
+        with pytest.raises(ExchangeFailed, match="a new quorum") as caught:
+            run(links[0], task_of(partials_of(layout, 4, [0])))
+        assert caught.value.peers == ()
+        assert links[0].row.closed
+        assert links[0].column is not None
+        assert links[0].column.closed
+
+
+# Connections that stay
+
+
+def quorum_of(
+    made: Sequence[Listener], quorum_id: int, numbers: Sequence[int], before: dict[int, AnyLinks]
+) -> dict[int, AnyLinks]:
+    """Let some processes open a quorum."""
+    shards = [[place] for place in range(len(numbers))]
+    peers = [
+        Peer(f"group-{number}", 7 + number, f"127.0.0.1:{made[number].port}", tuple(held))
+        for number, held in zip(numbers, shards, strict=True)
+    ]
+
+    def one(number: int) -> AnyLinks:
+        return open_links(
+            made[number],
+            job="job",
+            quorum_id=quorum_id,
+            me=f"group-{number}",
+            members=peers,
+            abort=Abort(),
+            patience=lambda later_s: Patience(patience.FAR_S),
+            before=before.pop(number, None),
+        )
+
+    opened = together([lambda number=number: one(number) for number in numbers])
+    return dict(zip(numbers, opened, strict=True))
+
+
+def ports(links: dict[int, AnyLinks]) -> dict[int, set[tuple[int, int]]]:
+    return {
+        number: {(one.sock.getsockname()[1], one.sock.getpeername()[1]) for one in each.all_connections()}
+        for number, each in links.items()
+    }
+
+
+def check(links: dict[int, AnyLinks]) -> None:
+    """What travels over them comes to the right bits."""
+    layout, total = Layout.of(MIXED), len(links)
+
+    def one(links: AnyLinks, shard: int) -> list[np.ndarray]:
+        task = task_of(partials_of(layout, total, [shard]))
+        exchange_over(links, task, total, lambda later_s: Patience(patience.FAR_S))
+        return leaves_of(layout, task.result)
+
+    calls = [lambda each=each, shard=shard: one(each, shard) for shard, each in enumerate(links.values())]
+    for means in together(calls):
+        assert_same_bits(means, reference_means(MIXED, total))
+
+
+def test_connections_of_rows_and_columns_stay_where_neighbours_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_grid, "LEAST_MEMBERS", 4)
+    everyone = list(range(6))  # two rows of three
+    with listeners(6) as made:
+        links = quorum_of(made, 1, everyone, {})
+        assert all(isinstance(one, GridLinks) for one in links.values())
+        first = ports(links)
+        assert {len(each) for each in first.values()} == {3}
+        check(links)
+        links = quorum_of(made, 2, everyone, links)
+        assert ports(links) == first
+        check(links)
+        # One leaves: two rows, of two and of three. Those who have changed places connect again.
+        links = quorum_of(made, 3, everyone[:-1], links)
+        assert ports(links)[0] & first[0]
+        check(links)
+        # So few that all are connected to all, and back again.
+        links = quorum_of(made, 4, everyone[:3], {number: links.pop(number) for number in everyone[:3]})
+        assert all(isinstance(one, Links) for one in links.values())
+        check(links)
+        links = quorum_of(made, 5, everyone, links)
+        assert all(isinstance(one, GridLinks) for one in links.values())
+        check(links)
+        for one in links.values():
+            one.close()
+
+
+def test_nothing_is_left_open_where_one_of_the_two_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_grid, "LEAST_MEMBERS", 4)
+    with listeners(4) as made:
+        links = quorum_of(made, 1, range(4), {})
+        check(links)
+        opened, seen = Links.open, list[Links]()
+
+        def fails_for_columns(listener: Listener, **given: Any) -> Links:
+            if given["members"][0].group == "group-0" and given["members"][1].group == "group-2":
+                assert given["before"] is not None
+                given["before"].close()
+                raise ExchangeFailed("no room", ("group-2",))
+            seen.append(opened(listener, **given))
+            return seen[-1]
+
+        monkeypatch.setattr(Links, "open", fails_for_columns)
+        outcomes = quorum_of(made, 2, range(4), links)
+        assert isinstance(outcomes[0], ExchangeFailed)
+        rows = [one for one in seen if one.members[one.me].group == "group-0"]
+        assert [one.closed for one in rows] == [True]
+        for one in outcomes.values():
+            if not isinstance(one, BaseException):
+                one.close()

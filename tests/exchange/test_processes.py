@@ -73,6 +73,31 @@ def test_survivors_of_a_kill_end_the_same_step_with_the_undisturbed_bits(
         assert [first.answer(), second.answer()] == [wanted, wanted]
 
 
+@pytest.mark.parametrize("trap", [1, 9])
+@pytest.mark.parametrize("victim", [0, 4])
+def test_survivors_of_a_kill_in_rows_and_columns_end_the_same_step_with_the_undisturbed_bits(
+    lane: str, victim: int, trap: int
+) -> None:
+    """Of two rows, of two and of three: the last member has no column. The four that are left are two and two."""
+    shards = [[0], [1], [2, 3], [4], [5]]
+    with started(shards, 6, lane, large=4) as members:
+        join(1, members, shards)
+        exchange_with_trap(members, victim, trap, progress_timeout_s=patience.FAR_S)
+        members[victim].process.kill()
+        left = [number for number in range(5) if number != victim]
+        for number in left:
+            peers, text, _ = members[number].answer()
+            assert peers
+            assert "step 11 in quorum 1 lost a peer" in text or UNCONNECTED in text
+        members[left[0]].ask("add", shards[victim])
+        dealt = [sorted(shards[left[0]] + shards[victim]), *(shards[number] for number in left[1:])]
+        survivors = [members[number] for number in left]
+        join(2, survivors, dealt)
+        for member in survivors:
+            member.tell("exchange", None, 30.0)
+        assert [member.answer() for member in survivors] == [digest(reference_means(SPECS, 6))] * 4
+
+
 def test_a_stopped_process_is_noticed_by_its_silence_and_may_come_back(lane: str) -> None:
     shards = [[0], [1], [2]]
     with started(shards, 3, lane) as members:

@@ -31,7 +31,7 @@ def test_no_byte_out_of_bounds_and_nothing_undefined(tmp_path: Path) -> None:
         "LD_PRELOAD": asan,
         "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps memory until it ends
     }
-    files = [f"tests/exchange/test_{name}.py" for name in ("compiled_sums", "lanes", "macs")]
+    files = [f"tests/exchange/test_{name}.py" for name in ("compiled_sums", "lanes", "macs", "grid")]
     done = patience.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files],
         cwd=ROOT,

@@ -26,6 +26,7 @@ from jax._src.lib import _jax
 
 import jaxft
 import lab._rank_caches  # noqa: F401  (ranks keep what they compile)
+from jaxft._exchange import _grid
 from tests.accelerators import pretend
 
 GATE_TIMEOUT_S = 3600.0  # the test comes to its end before it
@@ -209,6 +210,9 @@ def main() -> None:
         help="have the CPU devices count as an accelerator, with buckets of so many bytes",
     )
     parser.add_argument(
+        "--rows-from", type=int, help="exchange in rows and columns in quorums of so many groups or more"
+    )
+    parser.add_argument(
         "--sum-after", type=int, help="after that step, sum over all ranks outside of the step"
     )
     parser.add_argument(
@@ -238,6 +242,8 @@ def main() -> None:
         logger.addFilter(hold_at(text, Path(gate)))
     if arguments.accelerator:
         pretend(bucket_bytes=arguments.accelerator)
+    if arguments.rows_from:
+        _grid.LEAST_MEMBERS = arguments.rows_from
     if arguments.precision:
         jax.config.update("jax_default_matmul_precision", arguments.precision)
     if arguments.world == "env":

@@ -191,7 +191,9 @@ def test_a_worker_that_the_program_has_forked_keeps_nothing_open(ends: str, tmp_
                         poller = select.poll()
                         poller.register(sock, select.POLLRDHUP)
                         patience.until(lambda poller=poller: poller.poll(0), "the end of a connection")
-                patience.until(lambda: is_refused(port), "the end of the listener, which is the last to close")
+                patience.until(
+                    lambda: is_refused(port), "the end of the listener, which is the last to close"
+                )
                 os.kill(worker, 0)  # it is still there
             finally:
                 process.kill()
