@@ -19,7 +19,7 @@ from benchmarks._worker import serve
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._pieces import Pieces
 from jaxft._exchange import _compiled
-from jaxft._exchange._links import Links
+from jaxft._exchange._grid_links import AnyLinks, open_links
 from jaxft._exchange._mesh import Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
@@ -88,25 +88,25 @@ class Member:
 
     def _links_of(self, token: bool, threads: int) -> SpanLinks:
         if (token, threads) not in self._links:
-            open_links = functools.partial(self._open, token, len(self._links))
-            self._links[token, threads] = SpanLinks(1, [None], Abort(), open_links, strands=threads)
+            connected = functools.partial(self._open, token, len(self._links))
+            self._links[token, threads] = SpanLinks(1, [None], Abort(), connected, strands=threads)
         return self._links[token, threads]
 
     def _open(
-        self, token: bool, kind: int, span: Span | None, strand: int, abort: Abort, before: Links | None
-    ) -> Links:
+        self, token: bool, kind: int, span: Span | None, strand: int, abort: Abort, before: AnyLinks | None
+    ) -> AnyLinks:
         peers = [
             Peer(f"group-{number}", 1, f"127.0.0.1:{each[token]}", (number,))
             for number, each in enumerate(self._ports)
         ]
-        return Links.open(
+        return open_links(
             self._listeners[token],
             job="benchmark",
             quorum_id=1,
             me=f"group-{self._me}",
             members=peers,
             abort=abort,
-            patience=Patience(TIMEOUT_S),
+            patience=lambda later_s: Patience(TIMEOUT_S + later_s),
             lane=kind,  # so that each kind has its own connections
             strand=strand,
             before=before,
@@ -128,7 +128,7 @@ class Member:
                 given_by(partials),
                 step=self._step,
                 total_shards=self._members,
-                patience=lambda: Patience(TIMEOUT_S),
+                patience=lambda later_s: Patience(TIMEOUT_S + later_s),
             )
             spans.append((began_s, time.monotonic()))
             cpu_s += time.process_time() - began_cpu_s

@@ -77,7 +77,7 @@ class Partials:
 
     @staticmethod
     def of_nodes(layout: Layout, shards: int, values: Mapping[Node, NodeValues]) -> "Partials":
-        """Values that are there already, of nodes that are nobody's contribution alone."""
+        """Values of nodes that other members have a part in: what a row has summed."""
         found = Partials(layout, shards)
         found._values.update(values)
         return found

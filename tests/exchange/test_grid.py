@@ -303,7 +303,7 @@ def test_a_death_in_any_round_ends_all_that_need_it_and_is_named(
 def test_those_who_cannot_know_wait_for_those_who_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member stands still: its row names it. Most others see connections close in a cascade.
 
-    Its column waits for nobody else, so it hears of it by the next quorum, or by its own patience.
+    Its column waits for no one else, so it learns of it with the next quorum, or by its own patience.
     """
     over, column = threading.Event(), (1, 7)
     with grid_of(FOUND) as links:
@@ -352,7 +352,7 @@ def test_later_rounds_have_more_patience() -> None:
     assert [round(later_s, 0) // 10 for later_s in sorted(asked)] == [0] * 4 + [1] * 4 + [2] * 4
 
 
-def test_an_abort_ends_a_round_and_blames_nobody() -> None:
+def test_an_abort_ends_a_round_and_blames_no_one() -> None:
     layout = Layout.of(MIXED)
     with grid_of(dealt(4, 4)) as links:
         links[0].row.abort.set("a new quorum")

@@ -17,6 +17,7 @@ from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
 import jaxft
 from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._exchange import _spans
+from jaxft._exchange._grid_links import MakePatience
 from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
@@ -239,11 +240,11 @@ def test_means_of_an_attempt_that_failed_leave_the_devices(
         held.append(any(len(stage.given) for stage in group.attempts._work.stages))
         return batch_for(step, shard)
 
-    def alone(links: object, task: Task, shards: int, patience: Patience) -> None:
+    def alone(links: object, task: Task, shards: int, patience: MakePatience) -> None:
         for each in task.result:
             each.fill(0)
 
-    monkeypatch.setattr(_spans, "exchange_into", alone)
+    monkeypatch.setattr(_spans, "exchange_over", alone)
     monkeypatch.setattr(Attempts, "_span_links", _without_links)
     with pretended():
         group = Group(listener, shards=2, batch_for=noted_batch)
@@ -343,8 +344,8 @@ def test_later_buckets_are_copied_while_the_first_is_exchanged(
     seen: list[tuple[list[bool], list[str]]] = []
     waits_s: list[float] = []
 
-    def alone(links: object, task: Task, shards: int, patience: Patience) -> None:
-        waits_s.append(patience.timeout_s)
+    def alone(links: object, task: Task, shards: int, patience: MakePatience) -> None:
+        waits_s.append(patience(0.0).timeout_s)
         stages = group.attempts._work.stages
         held = [dict(stage.partials._on_device) for stage in stages if stage.partials is not None]
         copied = [all(one.copies is not None for one in each.values()) for each in held]
@@ -356,7 +357,7 @@ def test_later_buckets_are_copied_while_the_first_is_exchanged(
         one, other = jaxft.pmean((batch, 2.0 * batch))
         return {"w": state["w"] - one + other}, {}
 
-    monkeypatch.setattr(_spans, "exchange_into", alone)
+    monkeypatch.setattr(_spans, "exchange_over", alone)
     with pretended(bucket_bytes=1):
         group = Group(listener, shards=2)
         group.call = group.call._replace(programs=cut_programs(two, {"w": jnp.zeros(3)}, batch_for(0, 0)))
@@ -431,11 +432,11 @@ def test_a_later_exchange_waits_longer_because_peers_may_still_compute(
 ) -> None:
     waits_s: list[float] = []
 
-    def alone(links: object, task: Task, shards: int, patience: Patience) -> None:
-        waits_s.append(patience.timeout_s)
+    def alone(links: object, task: Task, shards: int, patience: MakePatience) -> None:
+        waits_s.append(patience(0.0).timeout_s)
         task.partials.mean_into(task.result)
 
-    monkeypatch.setattr(_spans, "exchange_into", alone)
+    monkeypatch.setattr(_spans, "exchange_over", alone)
     group = staged(listener, shards=1)
     began_s = time.monotonic()
     group.attempt(quorum(1, 1, group_1=(0,)))
@@ -456,14 +457,14 @@ def test_links_that_are_opened_for_a_later_exchange_wait_longer_too(
         waits_s.append(patience.timeout_s)
         return opened(*args, patience=patience, **kwargs)
 
-    def alone(links: Links, task: Task, shards: int, patience: Patience) -> None:
+    def alone(links: Links, task: Task, shards: int, patience: MakePatience) -> None:
         assert group.attempts._links is not None
         group.attempts._links._links.clear()
         links.close()
         task.partials.mean_into(task.result)
 
-    monkeypatch.setattr(_attempt.Links, "open", noted)
-    monkeypatch.setattr(_spans, "exchange_into", alone)
+    monkeypatch.setattr(Links, "open", noted)
+    monkeypatch.setattr(_spans, "exchange_over", alone)
     group.attempt(quorum(1, 1, group_1=(0,)))
     assert waits_s[0] == 7.5
     assert waits_s[1] > 7.5
