@@ -57,8 +57,8 @@ class Grid:
 
     def column_of(self, member: int) -> tuple[int, ...]:
         """The members of a member's column; none if it has no column."""
-        place = self.row_of(member).index(member)
-        return tuple(row[place] for row in self.rows) if place < self.columns else ()
+        position = self.row_of(member).index(member)
+        return tuple(row[position] for row in self.rows) if position < self.columns else ()
 
 
 def is_large(members: int) -> bool:
@@ -104,21 +104,21 @@ class Rounds:
         row, parts = grid.row_of(me), grid.columns * strands
         nodes = tuple(cover(shards[member], total) for member in row)
         held = _nodes_of(row, shards, total)
-        slices = [place * strands + strand for place in range(grid.columns)]
+        slices = [position * strands + strand for position in range(grid.columns)]
         nothing = ((),) * (len(row) - grid.columns)  # of those without a slice
 
         def chunks(limit_bytes: int) -> tuple[tuple[Chunk, ...], ...]:
             return (*(cut(layout, part, parts, limit_bytes) for part in slices), *nothing)
 
-        place = row.index(me)
+        position = row.index(me)
         own = [
-            part_of(each, slices[place], parts) if place < grid.columns else (0, 0) for each in layout.regions
+            part_of(each, slices[position], parts) if position < grid.columns else (0, 0) for each in layout.regions
         ]
         sums = chunks(chunk_limit_bytes(nodes, 2 * strands)) if held else ((),) * len(row)
         return Rounds(
             sums=Plan(nodes, sums, one_trip=False, kept=held),
-            means=_means(grid, slices[place], parts, layout, shards, total, strands)
-            if place < grid.columns
+            means=_means(grid, slices[position], parts, layout, shards, total, strands)
+            if position < grid.columns
             else None,
             results=Plan(((),) * len(row), chunks(CHUNK_BYTES), one_trip=False, kept=()),
             slices=tuple(own),

@@ -284,9 +284,14 @@ class AllComputed:
     step: Step
 
 
+# So many heartbeats of a group without a message to it get `Alive`. In an idle coordinator, an answer costs nearly
+# as much as a heartbeat.
+HEARTBEATS_PER_ANSWER = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The reply to a heartbeat. The shell sends it at once: it depends on no decision."""
+    """The reply to heartbeats, as any other message is. The shell sends it at once: it depends on no decision."""
 
 
 CoordinatorMessage = (

@@ -73,15 +73,15 @@ def test_each_element_is_summed_once_in_each_round(members: int, total: int, str
     in_columns = [np.zeros(region.size, int) for region in layout.regions]
     for me, strand in itertools.product(range(members), range(strands)):
         rounds = Rounds.of(grid, me, layout, shards, total, strand, strands)
-        row, place = grid.rows.index(grid.row_of(me)), grid.row_of(me).index(me)
-        for chunk in rounds.sums.chunks[place]:
+        row, position = grid.rows.index(grid.row_of(me)), grid.row_of(me).index(me)
+        for chunk in rounds.sums.chunks[position]:
             in_rows[row][chunk.region][chunk.offset : chunk.stop] += 1
         for plan in (rounds.sums, rounds.results):
-            for chunk in plan.chunks[place]:
+            for chunk in plan.chunks[position]:
                 first, stop = rounds.slices[chunk.region]
                 assert first <= chunk.offset < chunk.stop <= stop
         if rounds.means is None:
-            assert not rounds.sums.chunks[place]
+            assert not rounds.sums.chunks[position]
             continue
         assert sorted(node for nodes in rounds.means.nodes for node in nodes)[0].start == 0
         for chunk in rounds.means.chunks[row] if not rounds.means.one_trip or row == 0 else ():
@@ -108,10 +108,10 @@ def test_a_thousand_groups_need_few_connections_and_little_memory() -> None:
         row, column = grid.row_of(me), grid.column_of(me)
         assert len(row) + len(column) - 2 <= 63
         scratch = 0
-        for plan, place in ((rounds.sums, row.index(me)), (rounds.means, grid.rows.index(row))):
-            if plan is None or not plan.chunks[place]:
+        for plan, position in ((rounds.sums, row.index(me)), (rounds.means, grid.rows.index(row))):
+            if plan is None or not plan.chunks[position]:
                 continue  # the last of a longer row
-            longest = max(chunk.size for chunk in plan.chunks[place])
+            longest = max(chunk.size for chunk in plan.chunks[position])
             items = [np.dtype(value_dtype(region, node)).itemsize for held in plan.nodes for node in held]
             scratch += WINDOW * longest * sum(items)
             # Frames are not small: a header and a tag for each are nothing beside them.
@@ -140,7 +140,9 @@ def grid_of(shards: Shards, strand: int = 0) -> Iterator[list[GridLinks]]:
             quorum_id=4,
             me=numbers.index(me),
             members=[peers[number] for number in numbers],
-            connections={place: ends[me][number] for place, number in enumerate(numbers) if number != me},
+            connections={
+                position: ends[me][number] for position, number in enumerate(numbers) if number != me
+            },
             abort=abort,
             strand=strand,
         )
@@ -371,7 +373,7 @@ def quorum_of(
     made: Sequence[Listener], quorum_id: int, numbers: Sequence[int], before: dict[int, AnyLinks]
 ) -> dict[int, AnyLinks]:
     """Let some processes open a quorum."""
-    shards = [[place] for place in range(len(numbers))]
+    shards = [[position] for position in range(len(numbers))]
     peers = [
         Peer(f"group-{number}", 7 + number, f"127.0.0.1:{made[number].port}", tuple(held))
         for number, held in zip(numbers, shards, strict=True)
@@ -426,7 +428,7 @@ def test_connections_of_rows_and_columns_stay_where_neighbours_do(monkeypatch: p
         links = quorum_of(made, 2, everyone, links)
         assert ports(links) == first
         check(links)
-        # One leaves: two rows, of two and of three. Those who have changed places connect again.
+        # One leaves: two rows, of two and of three. Those who have changed positions connect again.
         links = quorum_of(made, 3, everyone[:-1], links)
         assert ports(links)[0] & first[0]
         check(links)

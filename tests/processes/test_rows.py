@@ -45,6 +45,6 @@ def test_a_kill_in_rows_and_columns_changes_nothing(victim: str, tmp_path: Path)
         for worker in survivors:
             assert worker.says("exchanges in 2 rows: connected to 2 of 3 other groups")
             assert worker.step > GATE
-        places = {"group-0": "2", "group-2": "3", "group-3": "3", "group-1": "2", "group-4": "2"}
+        peers = {"group-0": "2", "group-2": "3", "group-3": "3", "group-1": "2", "group-4": "2"}
         for worker, group in zip(survivors, (each for each in GROUPS if each != victim), strict=True):
-            assert worker.says(f"connected to {places[group]} of 4 other groups")
+            assert worker.says(f"connected to {peers[group]} of 4 other groups")
