@@ -1,5 +1,7 @@
 """The exchange: an all-reduce over a quorum. It ends for every member with the means and sums, or with an error.
 
+In a large quorum it is one of three rounds, over a row or a column (`_grid.py`).
+
 Theory of operation. The exchange is a reduce-scatter and an all-gather, overlapped chunk by chunk. The plan
 (`_plan.py`) makes each member the reducer of one slice of every region. For each chunk of its slice, a reducer
 receives the other members' partial sums, combines all nodes in the order of the tree, and sends the result to all.

@@ -1,4 +1,4 @@
-"""The connections of one quorum: a full mesh among its members.
+"""The connections of one quorum, or of a row or column of a large one: a full mesh among its members.
 
 Connections of the quorum before are used again where no exchange is under way at either end (`_continuing.py`). After
 a failed exchange they are not: bytes still in flight belong to an exchange that will not finish.
