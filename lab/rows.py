@@ -78,7 +78,7 @@ class Member:
             me=f"group-{self._me}",
             members=peers,
             abort=Abort(),
-            patience=lambda later_s: Patience(TIMEOUT_S + later_s),
+            patience=Patience(TIMEOUT_S),
         )
         return time.process_time() - began_s
 

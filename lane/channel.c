@@ -133,6 +133,15 @@ static int begin(struct lane *lane, struct channel *channel) {
         channel->header = partial;
         channel->chunk = channel->partials_in / member->nodes_size;
         channel->node = member->nodes[channel->partials_in++ % member->nodes_size];
+    } else if (member->progress_in != NULL && memcmp(channel->tail, member->progress_in, LANE_HEADER_BYTES) == 0) {
+        channel->header = member->progress_in;
+        channel->chunk = PROGRESS;
+        channel->node = NONE;
+        channel->payload = (char *)channel->tail; /* nothing of it is read */
+        channel->payload_bytes = channel->payload_have = 0;
+        channel->tail_have = 0;
+        channel->tail_want = lane->plan.tag_bytes + LANE_HEADER_BYTES; /* it comes before something else */
+        return 0;
     } else {
         return lane_fail(lane, channel, LANE_UNEXPECTED, 0);
     }
@@ -170,6 +179,7 @@ long lane_receive(struct lane *lane, struct channel *channel) {
     long taken = 0;
     for (int is_complete = 0; !is_complete && channel->tail_want > 0;) {
         size_t rest = channel->chunk == NONE ? 0 : channel->payload_bytes - channel->payload_have;
+        int moves = channel->chunk != PROGRESS || lane->plan.heeds_progress;
         struct iovec parts[2] = {
             {channel->payload + channel->payload_have, rest},
             {channel->tail + channel->tail_have, channel->tail_want - channel->tail_have},
@@ -180,7 +190,7 @@ long lane_receive(struct lane *lane, struct channel *channel) {
             return errno == EAGAIN || errno == EINTR ? taken : lane_fail(lane, channel, LANE_ERROR, errno);
         if (count == 0)
             return lane_fail(lane, channel, LANE_CLOSED, 0);
-        taken += count;
+        taken += moves ? count : 0;
         size_t of_payload = (size_t)count < rest ? (size_t)count : rest;
         channel->payload_have += of_payload;
         channel->tail_have += (size_t)count - of_payload;
@@ -192,6 +202,8 @@ long lane_receive(struct lane *lane, struct channel *channel) {
         if (channel->chunk == NONE && channel->tail_have == LANE_HEADER_BYTES) {
             if (begin(lane, channel))
                 return -1;
+            if (channel->chunk == PROGRESS && !lane->plan.heeds_progress)
+                taken = taken > LANE_HEADER_BYTES ? taken - LANE_HEADER_BYTES : 0;
             if (channel->paused)
                 return taken;
         }

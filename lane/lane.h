@@ -129,6 +129,7 @@ struct lane_member {
     const uint8_t *partials_in;      /* headers: for each of my chunks, of each of its nodes */
     const uint8_t *results_in;       /* for each of its chunks; NULL in a single trip */
     const uint8_t *partials_out;     /* for each of its chunks, of each of my nodes */
+    const uint8_t *progress_in;      /* of what it sends to say that bytes of an earlier round move; or NULL */
 };
 
 /* One direction of a connection: its key, and the sequence number of its next frame, which C and Python both advance. */
@@ -151,6 +152,7 @@ struct lane_plan {
     const struct lane_piece *pieces;
     char *const *scratch;       /* by slot of the window, and node: what others' values are received into */
     const uint8_t *results_out; /* headers; NULL in a single trip */
+    uint32_t heeds_progress;     /* what others send of that kind counts as moved bytes */
     /* For MACs: for each member what is sent to it, and what it sends. NULL: `digest` makes the tags. */
     const struct lane_secret *secrets;
     /* The checksum of a frame. NULL, and no secrets: `tag` makes the tags. */
@@ -173,6 +175,7 @@ struct lane_look {
     double moved_s;       /* when bytes last moved, on the clock of time.monotonic() */
     uint32_t owes;        /* it owes partial sums, which it can send without waiting for any other member */
     uint32_t is_watched;  /* it has something to send or to receive */
+    uint32_t is_idle;     /* nothing is queued for it */
 };
 
 /* The sizes of region, chunk, node, kept, piece, member, secret, plan, failure and look, by which Python knows a stale

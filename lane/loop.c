@@ -204,6 +204,7 @@ EXPORT void lane_looks(const struct lane *lane, struct lane_look *looks) {
         int is_arriving = channel->chunk != NONE && channel->node != NONE;
         looks[peer].moved_s = channel->moved_s;
         looks[peer].owes = !channel->paused && (is_arriving || channel->partials_in < channel->partials_size);
+        looks[peer].is_idle = channel->queued == 0;
         looks[peer].is_watched = peer != lane->plan.me && lane->polled[peer].events != 0;
     }
 }

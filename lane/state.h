@@ -7,6 +7,8 @@
 /* At most this many frames wait in a channel, and go into one system call. */
 #define MOST_FRAMES 16
 #define NONE UINT32_MAX
+/* In place of a chunk: a frame that only says that bytes move, without a payload. */
+#define PROGRESS (UINT32_MAX - 1)
 
 struct outgoing {
     const uint8_t *header;

@@ -106,7 +106,7 @@ class Member:
             me=f"group-{self._me}",
             members=peers,
             abort=abort,
-            patience=lambda later_s: Patience(TIMEOUT_S + later_s),
+            patience=Patience(TIMEOUT_S),
             lane=kind,  # so that each kind has its own connections
             strand=strand,
             before=before,

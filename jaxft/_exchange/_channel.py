@@ -36,6 +36,8 @@ class Channel:
         results: Sequence[Planned],
         buffer_for: Callable[[Planned], memoryview | None],
         arrived: Callable[[Planned], None],
+        progress_in: bytes | None = None,
+        heeds_progress: bool = False,
     ) -> None:
         """Start with nothing sent or received.
 
@@ -46,6 +48,8 @@ class Channel:
             results: the results that this peer will send.
             buffer_for: returns the buffer for a payload, or None if there is no room yet.
             arrived: called when a payload is complete.
+            progress_in: the header by which the peer says that it makes progress in an earlier round.
+            heeds_progress: such a frame counts as received bytes.
         """
         self.sock = connection.sock
         self.partials = deque(partials)
@@ -54,6 +58,9 @@ class Channel:
         self._tags_out, self._tags_in = connection.outgoing, connection.incoming
         self._buffer_for = buffer_for
         self._arrived = arrived
+        self._progress_in = progress_in
+        self._heeds_progress = heeds_progress
+        self._is_progress = False  # the current frame
         self._outgoing: Iterator[Frame] | None = outgoing
         self._urgent: deque[Frame] = deque()
         self._pending: deque[memoryview] = deque()
@@ -97,7 +104,10 @@ class Channel:
         return sent
 
     def receive(self) -> int:
-        """Read available bytes, up to the end of a frame. Raises OSError if the connection is lost."""
+        """Read available bytes, up to the end of a frame. Raises OSError if the connection is lost.
+
+        Returns how many; without those that only say that bytes move, if these do not count.
+        """
         if self.paused:
             raise ConnectionResetError("closed the connection")  # the only event polled for while paused
         taken = 0
@@ -108,13 +118,19 @@ class Channel:
                 return taken
             if count == 0:
                 raise ConnectionResetError("closed the connection")
-            taken += count
+            taken += count if self._heeds_progress or not self._is_progress else 0
             self._rest = self._rest[count:]
             if self._rest.nbytes:
                 continue
             if self._wanted_tag is not None:
                 self._complete()
                 return taken
+            if self._header == self._progress_in:
+                self._is_progress = True
+                taken -= 0 if self._heeds_progress else min(taken, HEADER_BYTES)
+                self._wanted_tag = self._tags_in.tag(self._header, b"")
+                self._rest = self._tag
+                continue
             if self._payload is not None:
                 self._wanted_tag = self._tags_in.tag(self._header, self._payload)
                 self._rest = self._tag
@@ -144,15 +160,17 @@ class Channel:
 
     def _complete(self) -> None:
         done = self._current
-        assert done is not None
+        assert (done is None) == self._is_progress
         assert self._wanted_tag is not None
         if not is_tag(self._tag, self._wanted_tag):
             raise ConnectionError(
                 "sent a frame whose tag does not match: its data were damaged or changed on the way"
             )
         self._current = self._payload = self._wanted_tag = None
+        self._is_progress = False
         self._rest = self._header if self.receiving else self._header[:0]
-        self._arrived(done)
+        if done is not None:
+            self._arrived(done)
 
     def _refill(self) -> None:
         while self._pending_bytes < CHUNK_BYTES and len(self._pending) < _PARTS * _FRAMES_PER_SEND:

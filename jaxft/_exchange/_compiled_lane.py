@@ -33,6 +33,7 @@ class CompiledLane:
         for number, connection in links.connections.items():
             self._sheet.members[number].fd = connection.sock.fileno()
         tags = [each for one in links.connections.values() for each in (one.outgoing, one.incoming)]
+        self._sheet.heed(task.heeds_progress)
         plan.abort_fd = links.abort.fileno()
         plan.tag_bytes = tags[0].size_bytes
         plan.secrets = _secrets(links.connections, len(links.members)) if library.macs else None
@@ -57,6 +58,10 @@ class CompiledLane:
     def unfinished(self) -> list[int]:
         looks = self._look()
         return [number for number in self._connections if looks[number].is_watched]
+
+    def idle(self) -> list[int]:
+        looks = self._look()
+        return [number for number in self._connections if looks[number].is_idle]
 
     def moved_s(self, number: int) -> float:
         return self._look()[number].moved_s

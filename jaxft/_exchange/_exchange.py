@@ -38,7 +38,7 @@ import logging
 import math
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import _compiled
@@ -52,7 +52,13 @@ from jaxft._transport._sockets import SLOW_WAIT_S
 _log = logging.getLogger("jaxft")
 
 
-def exchange_into(links: Links, task: Task, total_shards: int, patience: Patience) -> None:
+def exchange_into(
+    links: Links,
+    task: Task,
+    total_shards: int,
+    patience: Patience,
+    tell: Callable[[Lane], None] | None = None,
+) -> None:
     """Carry out a task: average or sum the contributions of all members of a quorum.
 
     The bits of the result do not depend on the members.
@@ -62,6 +68,7 @@ def exchange_into(links: Links, task: Task, total_shards: int, patience: Patienc
         task: the exchange, or one strand of it.
         total_shards: the number of all shards of the step.
         patience: the limit on a time without progress.
+        tell: called now and then while bytes move.
 
     Raises:
         ExchangeFailed: names the peers that were seen to fail; none, if the abort flag was set.
@@ -80,18 +87,18 @@ def exchange_into(links: Links, task: Task, total_shards: int, patience: Patienc
             f"The connections of quorum {links.quorum_id} are closed. The step needs a new quorum."
         )
     try:
-        _carry_out(links, task, patience)
+        _carry_out(links, task, patience, tell)
     except BaseException:
         links.close()
         raise
     links.exchange_ended()
 
 
-def _carry_out(links: Links, task: Task, patience: Patience) -> None:
+def _carry_out(links: Links, task: Task, patience: Patience, tell: Callable[[Lane], None] | None) -> None:
     library = _compiled.library()
     lane: Lane = PythonLane(links, task) if library is None else CompiledLane(library, links, task)
     try:
-        _Run(links, lane, task.step, patience).until_done()
+        _Run(links, lane, task.step, patience, tell or (lambda lane: None)).until_done()
     finally:
         lane.close()
 
@@ -99,11 +106,14 @@ def _carry_out(links: Links, task: Task, patience: Patience) -> None:
 class _Run:
     """One exchange, from the first byte to the last: looks after the abort flag, the time, and who is to blame."""
 
-    def __init__(self, links: Links, lane: Lane, step: int, patience: Patience) -> None:
+    def __init__(
+        self, links: Links, lane: Lane, step: int, patience: Patience, tell: Callable[[Lane], None]
+    ) -> None:
         self._links = links
         self._lane = lane
         self._step = step
         self._patience = patience
+        self._tell = tell
         self._begun_s = time.monotonic()
         self._checks_s = self._begun_s
         self._slow_s = SLOW_WAIT_S
@@ -120,6 +130,7 @@ class _Run:
                 raise self._failed((), f"was aborted: {self._links.abort.reason}")
             if turn is Turn.MOVED:
                 self._patience.moved()
+                self._tell(self._lane)
             self._check_time()
 
     def _check_time(self) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import lru_cache
 
-VERSION = 3
-PARTIAL, RESULT, CONTINUE = 1, 2, 3
+VERSION = 4
+PARTIAL, RESULT, CONTINUE, PROGRESS = 1, 2, 3, 4
 _MAGIC = b"JXFT"
 
 # magic, version, kind, sender, job, quorum, step, layout, node (start, stop), region, length, offset
@@ -27,7 +27,7 @@ class Header:
 
     magic: bytes
     version: int
-    kind: int  # PARTIAL: of a contribution or partial sum; RESULT: of the result; CONTINUE: `_continuing.py`
+    kind: int  # PARTIAL: of a contribution or partial sum; RESULT: of the result; and below
     sender: int  # the member's number in the quorum
     job: int  # a tag of the job's name
     quorum_id: int
@@ -70,6 +70,12 @@ class Stamp:
 
     def header_to_continue(self, exchanges: int) -> bytes:
         return self.header(CONTINUE, node=(0, 0), region=0, offset=exchanges, length_bytes=0)
+
+    def progress_header(self) -> bytes:
+        """Of a frame that says that bytes of an earlier round move (`_grid.py`): the same in all steps."""
+        return Stamp(self.sender, self.job, self.quorum_id, 0, 0).header(
+            PROGRESS, node=(0, 0), region=0, offset=0, length_bytes=0
+        )
 
 
 @lru_cache(maxsize=64)

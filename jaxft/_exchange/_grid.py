@@ -26,7 +26,7 @@ from itertools import pairwise
 
 from jaxft._arrays._layout import Layout
 from jaxft._exchange import _plan
-from jaxft._exchange._plan import CHUNK_BYTES, Chunk, Plan, chunk_limit_bytes, cut, part_of
+from jaxft._exchange._plan import CHUNK_BYTES, Chunk, Plan, check_dealt, chunk_limit_bytes, cut, part_of
 from jaxft._exchange._tree import Node, cover
 
 # Measured: below, the additional rounds cost more than the connections that they save (docs/performance.md).
@@ -101,6 +101,7 @@ class Rounds:
         strands: int = 1,
     ) -> "Rounds":
         """Divide an exchange. The arguments are those of `Plan.of`, and the number of this member."""
+        check_dealt(shards, total)
         row, parts = grid.row_of(me), grid.columns * strands
         nodes = tuple(cover(shards[member], total) for member in row)
         held = _nodes_of(row, shards, total)
@@ -112,7 +113,8 @@ class Rounds:
 
         position = row.index(me)
         own = [
-            part_of(each, slices[position], parts) if position < grid.columns else (0, 0) for each in layout.regions
+            part_of(each, slices[position], parts) if position < grid.columns else (0, 0)
+            for each in layout.regions
         ]
         sums = chunks(chunk_limit_bytes(nodes, 2 * strands)) if held else ((),) * len(row)
         return Rounds(

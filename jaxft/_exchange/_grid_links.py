@@ -9,12 +9,12 @@ from jaxft._arrays._layout import Layout
 from jaxft._arrays._memory import aligned_empty
 from jaxft._exchange._exchange import exchange_into
 from jaxft._exchange._grid import Grid, Rounds, is_large
-from jaxft._exchange._lane import Task
-from jaxft._exchange._links import Links
+from jaxft._exchange._lane import Lane, Task
+from jaxft._exchange._links import Links, open_all
 from jaxft._exchange._mesh import Peer
 from jaxft._exchange._node_values import Sliced
 from jaxft._exchange._partials import Partials
-from jaxft._exchange._patience import Patience
+from jaxft._exchange._patience import LOOK_S, Patience
 from jaxft._exchange._plan import value_dtype
 from jaxft._transport._listener import Connection, Listener
 from jaxft._transport._sockets import Abort
@@ -23,10 +23,8 @@ _log = logging.getLogger("jaxft")
 
 # In a later round a peer may be waiting for one that this member is not connected to. That one's own peers notice
 # first, and are the ones to name it: each later round has this much more patience than the one before, as a part of
-# the usual patience, ...
+# the usual patience.
 LATER_PATIENCE = 0.25
-# ... and this many times as long as the rounds before it took here: other rows may be slower.
-ROUNDS_OF_PATIENCE = 8
 
 # Makes the limit on a time without progress, with so many seconds more than usual.
 MakePatience = Callable[[float], Patience]
@@ -48,9 +46,9 @@ class GridLinks:
     me: int
     shards: tuple[tuple[int, ...], ...]
     row: Links
-    column: Links | None
+    column: Links | None = None
     _rounds: dict[tuple[str, int, int], tuple[Rounds, tuple[Sliced, ...]]] = field(
-        default_factory=dict[tuple[str, int, int], tuple[Rounds, tuple[Sliced, ...]]]
+        default_factory=dict[tuple[str, int, int], tuple[Rounds, tuple[Sliced, ...]]], init=False
     )
 
     def rounds(self, layout: Layout, total_shards: int, strands: int) -> tuple[Rounds, tuple[Sliced, ...]]:
@@ -63,15 +61,17 @@ class GridLinks:
             self._rounds[key] = rounds, _memory_for(rounds, layout)
         return self._rounds[key]
 
+    @property
+    def both(self) -> list[Links]:
+        return [self.row] if self.column is None else [self.row, self.column]
+
     def all_connections(self) -> list[Connection]:
-        found = [self.row] if self.column is None else [self.row, self.column]
-        return [connection for links in found for connection in links.all_connections()]
+        return [connection for links in self.both for connection in links.all_connections()]
 
     def close(self) -> None:
         """Close every connection. Idempotent."""
-        for links in (self.row, self.column):
-            if links is not None:
-                links.close()
+        for links in self.both:
+            links.close()
 
 
 AnyLinks = Links | GridLinks
@@ -99,7 +99,7 @@ def open_links(
     me: str,
     members: Sequence[Peer],
     abort: Abort,
-    patience: MakePatience,
+    patience: Patience,
     lane: int = 0,
     strand: int = 0,
     before: AnyLinks | None = None,
@@ -108,45 +108,26 @@ def open_links(
 
     The arguments, and what is raised, are those of `Links.open`.
     """
-
-    def opened(numbers: Sequence[int], more_s: float, kept: Links | None) -> Links:
-        return Links.open(
-            listener,
-            job=job,
-            quorum_id=quorum_id,
-            me=me,
-            members=[members[number] for number in numbers],
-            abort=abort,
-            patience=patience(more_s),
-            lane=lane,
-            strand=strand,
-            before=kept,
-        )
-
-    if not is_large(len(members)):
-        if isinstance(before, GridLinks):
-            before.close()
-            before = None
-        return opened(range(len(members)), 0.0, before)
-    old_row, old_column = (before.row, before.column) if isinstance(before, GridLinks) else (None, None)
-    if isinstance(before, Links):
-        before.close()
-    grid, number = Grid.of(len(members)), [peer.group for peer in members].index(me)
-    try:
-        row = opened(grid.row_of(number), 0.0, old_row)
-    except BaseException:
-        if old_column is not None:
-            old_column.close()
-        raise
-    try:
-        later_s = LATER_PATIENCE * patience(0.0).timeout_s
-        column = opened(found, later_s, old_column) if (found := grid.column_of(number)) else None
-    except BaseException:
-        row.close()
-        raise
-    if column is None and old_column is not None:
-        old_column.close()
-    made = GridLinks(grid, number, tuple(peer.shards for peer in members), row, column)
+    number = [peer.group for peer in members].index(me)
+    grid = Grid.of(len(members)) if is_large(len(members)) else None
+    parts = [range(len(members))] if grid is None else [grid.row_of(number), grid.column_of(number)]
+    older = [] if before is None else [before] if isinstance(before, Links) else before.both
+    links = open_all(
+        listener,
+        [part for part in parts if part],
+        job=job,
+        quorum_id=quorum_id,
+        me=me,
+        members=members,
+        abort=abort,
+        patience=patience,
+        lane=lane,
+        strand=strand,
+        before=older,
+    )
+    if grid is None:
+        return links[0]
+    made = GridLinks(grid, number, tuple(peer.shards for peer in members), *links)
     _log.debug(
         "quorum %d exchanges in %d rows: connected to %d of %d other groups",
         *(quorum_id, len(grid.rows), len(made.all_connections()), len(members) - 1),
@@ -155,33 +136,62 @@ def open_links(
 
 
 def exchange_over(links: AnyLinks, task: Task, total_shards: int, patience: MakePatience) -> None:
-    """Carry out a task over either kind of connections. See `exchange_into`."""
+    """Carry out a task over either kind of connections. See `exchange_into`.
+
+    In rows and columns, a peer may be in an earlier round, whose bytes this member does not see: so while bytes of a
+    round move, members say so to those who may wait for them in a later one.
+    """
     if isinstance(links, Links):
         exchange_into(links, task, total_shards, patience(0.0))
         return
-    rounds, kept = links.rounds(task.layout, total_shards, task.strands)
-    first = patience(0.0)
-
-    def more_s(round_number: int) -> float:
-        took_s = max(0.0, time.monotonic() - first.since_s)  # 0 while time does not count
-        return round_number * LATER_PATIENCE * first.timeout_s + ROUNDS_OF_PATIENCE * took_s
-
     try:
-        exchange_into(links.row, replace(task, plan=rounds.sums, kept=kept), total_shards, first)
-        if links.column is not None:
-            summed = Partials.of_nodes(
-                task.layout, total_shards, dict(zip(rounds.sums.kept or (), kept, strict=True))
-            )
-            exchange_into(
-                links.column,
-                replace(task, partials=summed, plan=rounds.means),
-                total_shards,
-                patience(more_s(1)),
-            )
-        nothing = Partials(task.layout, total_shards)
-        exchange_into(
-            links.row, replace(task, partials=nothing, plan=rounds.results), total_shards, patience(more_s(2))
-        )
+        _Rounds(links, task, total_shards, patience).carry_out()
     except BaseException:
         links.close()
         raise
+
+
+class _Rounds:
+    """The three rounds of one exchange."""
+
+    def __init__(self, links: GridLinks, task: Task, total_shards: int, patience: MakePatience) -> None:
+        self._links = links
+        self._task = task
+        self._total_shards = total_shards
+        self._patience = patience
+        self._later_s = LATER_PATIENCE * patience(0.0).timeout_s
+        self._told_s = time.monotonic()
+
+    def carry_out(self) -> None:
+        links, task = self._links, self._task
+        rounds, kept = links.rounds(task.layout, self._total_shards, task.strands)
+        sums = replace(task, plan=rounds.sums, kept=kept, heeds_progress=False)
+        exchange_into(links.row, sums, self._total_shards, self._patience(0.0), self._tell_in_sums)
+        if links.column is not None:
+            values = dict(zip(rounds.sums.kept or (), kept, strict=True))
+            summed = Partials.of_nodes(task.layout, self._total_shards, values)
+            means = replace(task, plan=rounds.means, partials=summed, heeds_progress=True)
+            patience = self._patience(self._later_s)
+            exchange_into(links.column, means, self._total_shards, patience, self._tell_in_means)
+        nothing = Partials(task.layout, self._total_shards)
+        results = replace(task, plan=rounds.results, partials=nothing, heeds_progress=True)
+        exchange_into(links.row, results, self._total_shards, self._patience(2 * self._later_s))
+
+    def _tell_in_sums(self, lane: Lane) -> None:
+        """The column may be in the second round, and the row in the third."""
+        if self._is_time():
+            self._links.row.tell(lane.idle())
+            if self._links.column is not None:
+                self._links.column.tell(self._links.column.connections)
+
+    def _tell_in_means(self, lane: Lane) -> None:
+        """The row may be in the third round."""
+        if self._is_time():
+            self._links.row.tell(self._links.row.connections)
+
+    def _is_time(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._told_s < LOOK_S:
+            return False
+        self._told_s = now_s
+        return True

@@ -41,6 +41,8 @@ class Task:
         strands: into how many strands the exchange is divided; the links know which of them they carry.
         plan: who sums what; None: everyone a part (`Links.plan`).
         kept: where the nodes go that the plan keeps, in its order.
+        heeds_progress: whether frames by which members say that they make progress in an earlier round count as moved
+            bytes; None: there are no such frames.
     """
 
     layout: Layout
@@ -50,6 +52,7 @@ class Task:
     strands: int = 1
     plan: Plan | None = None
     kept: tuple[Sliced, ...] = ()
+    heeds_progress: bool | None = None
 
 
 class Lane(Protocol):
@@ -71,6 +74,10 @@ class Lane(Protocol):
 
     def unfinished(self) -> list[int]:
         """The members to whom there is something to send, or from whom to receive."""
+        ...
+
+    def idle(self) -> list[int]:
+        """The members for whom nothing is queued, so that another frame may be sent to them between two turns."""
         ...
 
     def moved_s(self, number: int) -> float:

@@ -60,6 +60,7 @@ class Member(ctypes.Structure):
         ("partials_in", c_void_p),
         ("results_in", c_void_p),
         ("partials_out", c_void_p),
+        ("progress_in", c_void_p),
     ]
 
 
@@ -89,6 +90,7 @@ class Plan(ctypes.Structure):
         ("pieces", POINTER(Piece)),
         ("scratch", POINTER(c_void_p)),
         ("results_out", c_void_p),
+        ("heeds_progress", c_uint32),
         ("secrets", POINTER(Secret)),
         ("digest", c_void_p),
         ("tag", TAG),
@@ -107,7 +109,7 @@ class Failure(ctypes.Structure):
 
 
 class Look(ctypes.Structure):
-    _fields_ = [("moved_s", c_double), ("owes", c_uint32), ("is_watched", c_uint32)]
+    _fields_ = [("moved_s", c_double), ("owes", c_uint32), ("is_watched", c_uint32), ("is_idle", c_uint32)]
 
 
 # In the order of `lane_sizes`.

@@ -4,8 +4,10 @@ Connections of the quorum before are used again where no exchange is under way a
 a failed exchange they are not: bytes still in flight belong to an exchange that will not finish.
 """
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+import select
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from jaxft._exchange._plan import Plan
 from jaxft._exchange._sheet import Sheet
 from jaxft._exchange._tree import Node
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener
+from jaxft._transport._sockets import SEND_FLAGS
 
 _log = logging.getLogger("jaxft")
 
@@ -91,42 +94,21 @@ class Links:
             ExchangeFailed: names the members that could not be reached; none, if the abort flag was set.
             JaxftError: the listener failed.
         """
-        listener.check(len(members) - 1)
-        number = [peer.group for peer in members].index(me)
-        # `_mesh.py` fills in the group and incarnation to dial.
-        request = ConnectionRequest(
-            "exchange", job, me, members[number].incarnation, "", 0, quorum_id, lane=lane, strand=strand
-        )
-        listener.forget(quorum_id - 1)
-        stamps = [Stamp(n, tag(job), quorum_id, 0, 0) for n in range(len(members))]
-        kept = {} if before is None else before.give_up(members)
-        try:
-            connections = connect_mesh(
-                listener,
-                request,
-                me=number,
-                members=members,
-                kept=kept,
-                stamps=stamps,
-                abort=abort,
-                patience=patience,
-            )
-        except BaseException:
-            listener.forget(quorum_id)  # wake members that still wait for us
-            raise
-        ended = {n: one.exchanges for n, one in kept.items() if one.connection is connections[n]}
-        _log.debug("quorum %d: %d of %d connections kept", quorum_id, len(ended), len(connections))
-        return Links(
+        everyone = range(len(members))
+        (links,) = open_all(
+            listener,
+            [everyone],
             job=job,
             quorum_id=quorum_id,
-            me=number,
+            me=me,
             members=members,
-            connections=connections,
             abort=abort,
-            listener=listener,
-            ended=ended,
+            patience=patience,
+            lane=lane,
             strand=strand,
+            before=[] if before is None else [before],
         )
+        return links
 
     def plan(self, layout: Layout, total_shards: int, strands: int = 1) -> Plan:
         """The plan of this strand of an exchange, cached: a step has one for each of its exchanges."""
@@ -153,6 +135,24 @@ class Links:
 
     def all_connections(self) -> list[Connection]:
         return list(self.connections.values())
+
+    def tell(self, numbers: Iterable[int]) -> None:
+        """Say to some members that bytes of a round move, where no exchange is about to send to them.
+
+        Waits for none: one that takes no bytes is left out, and one that is lost is noticed when it is used.
+        """
+        header = Stamp(self.me, tag(self.job), self.quorum_id, 0, 0).progress_header()
+        poller = select.poll()
+        by_fd = {self.connections[number].sock.fileno(): self.connections[number] for number in numbers}
+        for fd in by_fd:
+            poller.register(fd, select.POLLOUT)
+        for fd, event in poller.poll(0):
+            if event != select.POLLOUT:
+                continue
+            frame = header + by_fd[fd].outgoing.tag(header, b"")
+            with contextlib.suppress(OSError):
+                sent = by_fd[fd].sock.send(frame, SEND_FLAGS)
+                assert sent == len(frame), "a connection that is ready has room for a short frame"
 
     def exchange_ended(self) -> None:
         """Note that an exchange has ended here with all that belongs to it sent and received."""
@@ -188,6 +188,78 @@ class Links:
         self._sheets.clear()
         if self._listener is not None:
             self._listener.forget(self.quorum_id)
+
+
+def open_all(
+    listener: Listener,
+    parts: Sequence[Sequence[int]],
+    *,
+    job: str,
+    quorum_id: int,
+    me: str,
+    members: Sequence[Peer],
+    abort: Abort,
+    patience: Patience,
+    lane: int,
+    strand: int,
+    before: Sequence[Links],
+) -> list[Links]:
+    """Connect to several parts of a quorum at once, each of which this member belongs to: links for each of them.
+
+    Args:
+        parts: the numbers of the members of each part. No other member is in two of them.
+        before: the links of an older quorum.
+
+    The other arguments, and what is raised, are those of `Links.open`.
+    """
+    number = [peer.group for peer in members].index(me)
+    wanted = {each for part in parts for each in part} - {number}
+    kept: dict[int, Kept] = {}
+    for links in before:
+        kept |= links.give_up(members)
+    for other in kept.keys() - wanted:
+        kept.pop(other).connection.close()
+    # `_mesh.py` fills in the group and incarnation to dial.
+    request = ConnectionRequest(
+        "exchange", job, me, members[number].incarnation, "", 0, quorum_id, lane=lane, strand=strand
+    )
+    listener.forget(quorum_id - 1)
+    stamps = [Stamp(n, tag(job), quorum_id, 0, 0) for n in range(len(members))]
+    try:
+        listener.check(len(wanted))
+        connections = connect_mesh(
+            listener,
+            request,
+            me=number,
+            members=members,
+            wanted=wanted,
+            kept=kept,
+            stamps=stamps,
+            abort=abort,
+            patience=patience,
+        )
+    except BaseException:
+        listener.forget(quorum_id)  # wake members that still wait for us
+        raise
+    ended = {n: one.exchanges for n, one in kept.items() if one.connection is connections[n]}
+    _log.debug("quorum %d: %d of %d connections kept", quorum_id, len(ended), len(connections))
+    made: list[Links] = []
+    for part in parts:
+        numbers = list(part)
+        made.append(
+            Links(
+                job=job,
+                quorum_id=quorum_id,
+                me=numbers.index(number),
+                members=[members[each] for each in numbers],
+                connections={at: connections[each] for at, each in enumerate(numbers) if each != number},
+                abort=abort,
+                listener=listener,
+                ended={at: ended[each] for at, each in enumerate(numbers) if each in ended},
+                strand=strand,
+            )
+        )
+    return made
 
 
 def _process(peer: Peer) -> tuple[str, int, int, str]:

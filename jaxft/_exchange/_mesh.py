@@ -1,4 +1,4 @@
-"""Connects the members of a quorum, each with each.
+"""Connects the members of a quorum, each with each, or with some in a large quorum.
 
 Of two members, the first in the quorum's order dials, unless both go on with a connection of the quorum before
 (`_continuing.py`). All that runs at once, and then connections from earlier members are taken: one unresponsive
@@ -7,7 +7,7 @@ member does not hide another, and is the only one blamed.
 
 import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxft._errors import ExchangeFailed
@@ -44,24 +44,26 @@ def connect_mesh(
     *,
     me: int,
     members: Sequence[Peer],
+    wanted: Collection[int],
     kept: Mapping[int, Kept],
     stamps: Sequence[Stamp],
     abort: Abort,
     patience: Patience,
 ) -> dict[int, Connection]:
-    """Connect to every other member; return the connections by the members' numbers. Raises ExchangeFailed.
+    """Connect to other members; return the connections by the members' numbers. Raises ExchangeFailed.
 
     Args:
         listener: where earlier members dial us.
         request: what is dialled with.
         me: our number.
         members: of the quorum.
+        wanted: the numbers of those to connect to, who connect to this one too.
         kept: connections of an older quorum, by the members' numbers; owned.
         stamps: of the frame by which each member goes on with such a connection.
         abort: ends the wait.
         patience: the limit on a time without progress.
     """
-    mesh = _Mesh(listener, request, me, members, abort, patience)
+    mesh = _Mesh(listener, request, me, members, sorted(wanted), abort, patience)
     try:
         mesh.begin(kept, stamps)
         while mesh.waiting:
@@ -84,6 +86,7 @@ class _Mesh:
     request: ConnectionRequest
     me: int
     members: Sequence[Peer]
+    wanted: Sequence[int]
     abort: Abort
     patience: Patience
     made: dict[int, Connection] = field(default_factory=dict[int, Connection])
@@ -95,8 +98,8 @@ class _Mesh:
             mine, theirs = (stamps[end].header_to_continue(exchanges) for end in (self.me, number))
             with contextlib.suppress(NotContinued):
                 self.waiting[number] = Continuing(connection, mine, theirs)
-        for number in range(self.me + 1, len(self.members)):
-            if number not in self.waiting:
+        for number in self.wanted:
+            if number > self.me and number not in self.waiting:
                 self._dial(number)
 
     def advance(self) -> None:
@@ -135,8 +138,9 @@ class _Mesh:
     def take_lower(self) -> None:
         """Wait for earlier members to dial us."""
         late: list[Peer] = []
-        for number, peer in enumerate(self.members[: self.me]):
-            if number in self.made:
+        for number in self.wanted:
+            peer = self.members[number]
+            if number > self.me or number in self.made:
                 continue
             take = functools.partial(
                 self.listener.take,

@@ -93,11 +93,7 @@ class Plan:
             strand: which strand of the exchange the plan is for.
             strands: how many there are.
         """
-        dealt = sorted(shard for held in shards for shard in held)
-        if dealt != list(range(total)):
-            raise ValueError(
-                f"The members' shards {[list(held) for held in shards]} are not each of 0 to {total - 1} once."
-            )
+        check_dealt(shards, total)
         members = len(shards)
         nodes = tuple(cover(held, total) for held in shards)
         if strands == 1 and layout.size_bytes * (members - 1) <= ONE_TRIP_BYTES:
@@ -109,6 +105,14 @@ class Plan:
         most_bytes = chunk_limit_bytes(nodes, strands)
         chunks = tuple(cut(layout, member * strands + strand, parts, most_bytes) for member in range(members))
         return Plan(nodes=nodes, chunks=chunks, one_trip=False)
+
+
+def check_dealt(shards: Sequence[Sequence[int]], total: int) -> None:
+    """Raise ValueError unless each shard is at one member."""
+    if sorted(shard for held in shards for shard in held) != list(range(total)):
+        raise ValueError(
+            f"The members' shards {[list(held) for held in shards]} are not each of 0 to {total - 1} once."
+        )
 
 
 def chunk_limit_bytes(nodes: Sequence[Sequence[Node]], strands: int) -> int:

@@ -38,6 +38,8 @@ class PythonLane:
                 results=results_from(stamp=stamps[number], plan=plan, layout=layout),
                 buffer_for=self._reducer.buffer_for,
                 arrived=self._reducer.arrived,
+                progress_in=None if task.heeds_progress is None else stamps[number].progress_header(),
+                heeds_progress=bool(task.heeds_progress),
             )
             for number, connection in links.connections.items()
         }
@@ -64,6 +66,9 @@ class PythonLane:
 
     def unfinished(self) -> list[int]:
         return [number for fd, number in self._by_fd.items() if fd in self._watched]
+
+    def idle(self) -> list[int]:
+        return [number for number, channel in self._channels.items() if not channel.sending]
 
     def moved_s(self, number: int) -> float:
         return self._moved_s[number]

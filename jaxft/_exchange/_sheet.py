@@ -52,6 +52,7 @@ class Sheet:
         nodes = sorted(node for held in plan.nodes for node in held)
         number = {node: at for at, node in enumerate(nodes)}
         self._headers = _Headers(plan, layout, stamps, me)
+        self._progress = [np.frombuffer(each.progress_header(), np.uint8).copy() for each in stamps]
         self._regions = _array(
             c.Region, [(divisor(region, shards), None, 0, code(region.dtype)) for region in layout.regions]
         )
@@ -70,6 +71,7 @@ class Sheet:
                     self._headers.address("partials in", member),
                     self._headers.address("results in", member),
                     self._headers.address("partials out", member),
+                    None,
                 )
                 for member in range(len(stamps))
             ],
@@ -115,6 +117,12 @@ class Sheet:
             first.append(len(pieces))
         self.plan.first_piece = _array(ctypes.c_uint32, first)
         self.plan.pieces = _array(c.Piece, pieces)
+
+    def heed(self, progress: bool | None) -> None:
+        """Whether frames that say that bytes move count as such; None: there are none."""
+        self.plan.heeds_progress = bool(progress)
+        for member, header in zip(self.members, self._progress, strict=True):
+            member.progress_in = None if progress is None else address(header)
 
     def _set_kept(self, kept: Sequence[Sliced]) -> None:
         for region, first in zip(self._regions, kept[0].firsts if kept else (), strict=False):

@@ -365,7 +365,7 @@ class Attempts:
                 me=self._me,
                 members=[_peer(member, lane, pieces.lanes.count, strand) for member in quorum.members],
                 abort=abort,
-                patience=lambda later_s: self._patience(quorum, step, timeout_s + self._more_s + later_s),
+                patience=self._patience(quorum, step, timeout_s + self._more_s),
                 lane=lane,
                 strand=strand,
                 before=before,

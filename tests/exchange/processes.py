@@ -77,7 +77,7 @@ class _Process:
                 me=me,
                 members=members,
                 abort=abort,
-                patience=lambda later_s: Patience(patience.FAR_S),
+                patience=Patience(patience.FAR_S),
                 strand=strand,
                 before=before,
             )

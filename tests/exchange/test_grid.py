@@ -1,11 +1,15 @@
 """Exchanges of large quorums, in rows and columns: the bits of an exchange at once, and who is to blame."""
 
+import gc
 import itertools
+import os
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +21,16 @@ from jaxft._arrays._layout import DTYPES, Layout, LeafSpec
 from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import _compiled, _exchange, _grid
+from jaxft._exchange._compiled_lane import CompiledLane
 from jaxft._exchange._grid import Grid, Rounds, peers_of_each
 from jaxft._exchange._grid_links import AnyLinks, GridLinks, exchange_over, open_links
-from jaxft._exchange._lane import Task
+from jaxft._exchange._lane import PeerLost, Task, Turn
 from jaxft._exchange._links import Links
 from jaxft._exchange._mesh import Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import WINDOW, value_dtype
+from jaxft._exchange._python_lane import PythonLane
 from jaxft._transport._listener import Listener
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
@@ -32,7 +38,8 @@ from tests import patience
 
 from .lanes import any_bits, loaded
 from .members import BIG, MIXED, assert_same_bits, partials_of, peers_of, reference_means, together
-from .single_thread import cut_into
+from .single_thread import cut_into, made_by, wired
+from .single_thread import run as run_lanes
 from .test_links import listeners
 
 Shards = Sequence[Sequence[int]]
@@ -164,6 +171,10 @@ def run(links: GridLinks, task: Task, *, timeout_s: float = patience.FAR_S) -> l
     limit = lambda later_s: Patience(patience.FAR_S if later_s else timeout_s)  # noqa: E731
     exchange_over(links, task, task.partials.shards, limit)
     return leaves_of(task.layout, task.result)
+
+
+# Enough for some dozens of turns in which little moves.
+PLENTY = (LeafSpec("x", (150_001,), "float32"), LeafSpec("y", (70_000,), "bfloat16"))
 
 
 def task_of(partials: Partials, strands: int = 1) -> Task:
@@ -324,7 +335,7 @@ def test_those_who_cannot_know_wait_for_those_who_can(monkeypatch: pytest.Monkey
 
         coordinator = threading.Thread(target=form_the_next_quorum)
         coordinator.start()
-        outcomes = fail_together(links, 4, stand_still, monkeypatch, timeout_s=0.5)
+        outcomes = fail_together(links, 4, stand_still, monkeypatch, timeout_s=patience.stretched(1.0))
         patience.join(coordinator)
     assert isinstance(outcomes.pop(4), ConnectionAbortedError)
     failed = [outcome for outcome in outcomes if isinstance(outcome, ExchangeFailed)]
@@ -341,7 +352,7 @@ def test_later_rounds_have_more_patience() -> None:
 
     def patient(later_s: float) -> Patience:
         asked.append(later_s)
-        return Patience(40.0)
+        return Patience(patience.FAR_S)
 
     with grid_of(dealt(4, 4)) as links:
         tasks = [task_of(partials_of(layout, 4, [number])) for number in range(4)]
@@ -350,8 +361,103 @@ def test_later_rounds_have_more_patience() -> None:
             for one, task in zip(links, tasks, strict=True)
         ]
         assert together(calls) == [None] * 4
-    # A quarter more, and a half; and several times as long as the rounds before took.
-    assert [round(later_s, 0) // 10 for later_s in sorted(asked)] == [0] * 4 + [1] * 4 + [2] * 4
+    assert set(asked) == {0.0, patience.FAR_S / 4, patience.FAR_S / 2}
+
+
+@pytest.mark.parametrize("computes_long", [False, True])
+@pytest.mark.parametrize("by", ["python", "compiled"])
+def test_a_slow_row_is_waited_for_while_its_bytes_move(
+    by: str, computes_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member moves its bytes bit by bit, for several times as long as the others are patient.
+
+    Or they have waited for it to compute before that, in later rounds, while time did not count.
+    """
+    compiled = None if by == "python" else loaded(None)
+    monkeypatch.setattr(_compiled, "library", lambda: compiled)
+    layout, timeout_s, slow = Layout.of(PLENTY), patience.stretched(0.8), 4
+    monkeypatch.setattr("jaxft._exchange._grid_links.LOOK_S", timeout_s / 4)
+    own, rounds, turns = threading.local(), Counter[int](), Counter[int]()
+    carry_out, ready = _exchange.exchange_into, threading.Event()
+
+    def round_of(links: Links, *rest: Any) -> None:
+        carry_out(links, *rest)
+        rounds[own.number] += 1
+
+    def a_bit(turn: Callable[[Any, float], Turn]) -> Callable[[Any, float], Turn]:
+        def turned(lane: object, seconds: float) -> Turn:
+            if own.number != slow or rounds[slow]:
+                return turn(lane, seconds)
+            turns[slow] += 1
+            time.sleep(timeout_s / 10)  # the fault itself
+            return turn(lane, 0.0)
+
+        return turned
+
+    monkeypatch.setattr("jaxft._exchange._grid_links.exchange_into", round_of)
+    for lane in (CompiledLane, PythonLane):
+        monkeypatch.setattr(lane, "turn", a_bit(lane.turn))
+
+    def one(number: int) -> list[np.ndarray]:
+        own.number = number
+        if number == slow and computes_long:
+            others = [other for other in range(9) if other not in links[slow].grid.row_of(slow)]
+            patience.until(lambda: all(rounds[other] for other in others), "the first round of the others")
+        if number == slow:
+            ready.set()
+        task = task_of(partials_of(layout, 9, FOUND[number]))
+        exchange_over(
+            links[number], task, 9, lambda later_s: Patience(timeout_s + later_s, counts=ready.is_set)
+        )
+        return leaves_of(layout, task.result)
+
+    with cut_into(16 << 10, 1, False), grid_of(FOUND) as links:
+        for connection in (each for one in links for each in one.all_connections()):
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
+        outcomes = together([lambda number=number: one(number) for number in range(9)])
+    assert {n: str(out) for n, out in enumerate(outcomes) if isinstance(out, BaseException)} == {}
+    assert turns[slow] > 15
+    for means in outcomes:
+        assert_same_bits(means, reference_means(PLENTY, 9))
+
+
+@pytest.mark.parametrize("by", ["python", "compiled"])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_what_says_that_bytes_move_counts_where_it_is_heeded(sealed: bool, by: str) -> None:
+    layout = Layout.of(MIXED)
+    make, pieces = made_by(by), lambda: itertools.repeat(1 << 20)
+    for heeds in (False, True):
+        with cut_into(1 << 20, 4, False), wired([[0], [1]], sealed=sealed, pieces=pieces) as (links, wires):
+            task = replace(task_of(partials_of(layout, 2, [0])), heeds_progress=heeds)
+            lane, peer = make(links[0], task), links[1]
+            while lane.turn(0.0) is Turn.MOVED:
+                pass
+            for _ in range(3):
+                assert lane.idle() == [1]
+                peer.tell([0])
+                before_s = lane.moved_s(1)
+                wires[1, 0].carry()
+                assert lane.turn(0.0) is (Turn.MOVED if heeds else Turn.STILL)
+                assert (lane.moved_s(1) > before_s) == heeds
+            # The exchange goes on as if nothing had been said, at either end.
+            other = make(peer, replace(task_of(partials_of(layout, 2, [1])), heeds_progress=not heeds))
+            run_lanes([lane, other], list(wires.values()))
+            for each in (lane, other):
+                assert_same_bits(leaves_of(layout, each.task.result), reference_means(MIXED, 2))
+                each.close()
+
+
+@pytest.mark.parametrize("by", ["python", "compiled"])
+def test_what_says_that_bytes_move_is_refused_where_all_are_connected_to_all(by: str) -> None:
+    layout = Layout.of(MIXED)
+    with wired([[0], [1]], sealed=False, pieces=lambda: itertools.repeat(1 << 20)) as (links, wires):
+        lane = made_by(by)(links[0], task_of(partials_of(layout, 2, [0])))
+        links[1].tell([0])
+        wires[1, 0].carry()
+        with pytest.raises(PeerLost, match="kind is 4, expected 1"):  # noqa: PT012
+            while True:
+                lane.turn(0.0)
+        lane.close()
 
 
 def test_an_abort_ends_a_round_and_blames_no_one() -> None:
@@ -370,13 +476,18 @@ def test_an_abort_ends_a_round_and_blames_no_one() -> None:
 
 
 def quorum_of(
-    made: Sequence[Listener], quorum_id: int, numbers: Sequence[int], before: dict[int, AnyLinks]
-) -> dict[int, AnyLinks]:
-    """Let some processes open a quorum."""
-    shards = [[position] for position in range(len(numbers))]
+    made: Sequence[Listener],
+    quorum_id: int,
+    numbers: Sequence[int],
+    before: dict[int, AnyLinks],
+    members: Sequence[int] | None = None,
+    abort: Callable[[int], Abort] = lambda number: Abort(),
+) -> dict[int, Any]:
+    """Let some processes open a quorum of these members, or of themselves; return what came of it."""
+    everyone = numbers if members is None else members
     peers = [
-        Peer(f"group-{number}", 7 + number, f"127.0.0.1:{made[number].port}", tuple(held))
-        for number, held in zip(numbers, shards, strict=True)
+        Peer(f"group-{number}", 7 + number, f"127.0.0.1:{made[number].port}", (position,))
+        for position, number in enumerate(everyone)
     ]
 
     def one(number: int) -> AnyLinks:
@@ -386,8 +497,8 @@ def quorum_of(
             quorum_id=quorum_id,
             me=f"group-{number}",
             members=peers,
-            abort=Abort(),
-            patience=lambda later_s: Patience(patience.FAR_S),
+            abort=abort(number),
+            patience=Patience(patience.FAR_S),
             before=before.pop(number, None),
         )
 
@@ -443,26 +554,26 @@ def test_connections_of_rows_and_columns_stay_where_neighbours_do(monkeypatch: p
             one.close()
 
 
-def test_nothing_is_left_open_where_one_of_the_two_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def open_sockets() -> int:
+    gc.collect()  # exceptions that were raised in threads keep their frames in circles
+    links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+    return sum(os.readlink(link).startswith("socket:") for link in links if os.path.lexists(link))
+
+
+def test_nothing_is_left_open_where_some_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """group-2 does not come to the second quorum: it is in the column of group-0 and in the row of group-3."""
     monkeypatch.setattr(_grid, "LEAST_MEMBERS", 4)
+    before = open_sockets()
     with listeners(4) as made:
         links = quorum_of(made, 1, range(4), {})
         check(links)
-        opened, seen = Links.open, list[Links]()
-
-        def fails_for_columns(listener: Listener, **given: Any) -> Links:
-            if given["members"][0].group == "group-0" and given["members"][1].group == "group-2":
-                assert given["before"] is not None
-                given["before"].close()
-                raise ExchangeFailed("no room", ("group-2",))
-            seen.append(opened(listener, **given))
-            return seen[-1]
-
-        monkeypatch.setattr(Links, "open", fails_for_columns)
-        outcomes = quorum_of(made, 2, range(4), links)
-        assert isinstance(outcomes[0], ExchangeFailed)
-        rows = [one for one in seen if one.members[one.me].group == "group-0"]
-        assert [one.closed for one in rows] == [True]
-        for one in outcomes.values():
-            if not isinstance(one, BaseException):
-                one.close()
+        absent, stop = links.pop(2), Abort()
+        timer = threading.Timer(0.2, stop.set, ["a new quorum"])
+        timer.start()
+        outcomes = quorum_of(made, 2, (0, 1, 3), links, range(4), lambda number: stop)
+        timer.join()
+        assert [type(outcome) for outcome in outcomes.values()] == [ExchangeFailed, GridLinks, ExchangeFailed]
+        for one in (absent, outcomes[1]):
+            one.close()
+        del absent, outcomes
+    assert open_sockets() <= before

@@ -16,6 +16,7 @@ from jaxft._arrays._layout import DTYPES, Layout, LeafSpec
 from jaxft._arrays._memory import leaves_of
 from jaxft._exchange import _compiled, _compiled_lane
 from jaxft._exchange._compiled import address
+from jaxft._exchange._frames import VERSION
 from jaxft._exchange._lane import PeerLost
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._python_lane import PythonLane
@@ -188,7 +189,7 @@ def test_both_lanes_make_the_same_of_any_bytes(
 def test_every_byte_of_a_header_counts(kind: int) -> None:
     with cut_into(1024, 2, False):
         stream = recorded(FUZZED, [[0], [1]], sealed=False, by="python")[1, 0]
-        start = stream.index(b"JXFT\x03" + bytes([kind]))
+        start = stream.index(b"JXFT" + bytes([VERSION]) + bytes([kind]))
         for at in range(start, start + 64):
             changed = stream[:at] + bytes([stream[at] ^ 0x80]) + stream[at + 1 :]
             one, other = (
