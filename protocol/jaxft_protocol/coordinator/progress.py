@@ -30,6 +30,8 @@ ends the wait; or no member is ahead, and none waits. Second case: all living me
 get `AllComputed`, and from that moment each counts the time in which its exchange moves no byte
 (`jaxft/_exchange/_patience.py`). So each member gets the sum and votes, or votes that it failed, or hangs before its
 vote. In the last case other members hold the sum and wait, or have accused it while it is silent, and it is evicted.
+If several members are silent while others hold the sum, one of them may hold up the others. They have at least
+`join_timeout_s`, in which the exchange's deadlines tell which one it is.
 Before that moment no exchange has a deadline, because a waiting member may be waiting for one that computes. A death
 is always noticed: the stream ends, or the heartbeats stop. When a quorum ends without a successor, its members also
 get `AllComputed` (`tell_over`), because there is no member to wait for.
@@ -174,9 +176,13 @@ def late(draft: Draft) -> list[Late]:
     # wait for. If several members are all behind, they are probably in a long step and do not hang.
     alone = living.bit_count() == 1
     for_joiner = patience if alone else max(patience, longest)
+    # One of several that lack the sum may hold the others up, as in the row of a large quorum. They know which: the
+    # deadline of their exchange comes first.
+    several = (living & ~voted).bit_count() > 1
+    for_sum = max(patience, job.options.join_timeout_s) if several else patience
     waits = (
         (computing, ballot.ahead_s, patience, "computed its shards"),
-        (living & ~voted, ballot.voted_s, patience, "voted"),
+        (living & ~voted, ballot.voted_s, for_sum, "voted"),
         (computing, none_ahead_s, for_joiner, "computed its shards"),
         (0 if computing else living & ~voted, joiner_s, for_joiner, "voted"),
     )

@@ -324,6 +324,30 @@ def test_several_that_have_computed_are_left_to_the_deadlines_of_their_exchange(
     assert members(desk) == ["c"]
 
 
+def test_of_several_that_lack_the_sum_only_the_one_that_the_others_name_is_put_out():
+    """One stands still at the end of the exchange of a large quorum: its row waits for it, and all others are done."""
+    desk = measured(*"abcdefghi", join_timeout_s=60.0)
+    desk.computed(*"abcdefghi")
+    for name in "abcdef":
+        desk.vote(name)
+    desk.wait(45.0)
+    assert members(desk) == list("abcdefghi")
+    desk.fail("g", "h")
+    desk.fail("i", "h")
+    desk.wait(2.0)
+    assert members(desk) == list("abcdefgi")
+
+
+def test_of_several_that_lack_the_sum_all_are_put_out_if_none_names_another():
+    desk = measured("a", "b", "c", join_timeout_s=60.0)
+    desk.computed("a", "b", "c")
+    desk.vote("a")
+    desk.wait(59.0)
+    assert members(desk) == ["a", "b", "c"]
+    desk.wait(2.0)
+    assert members(desk) == ["a"]
+
+
 def test_before_a_step_was_measured_nobody_is_put_out_soon():
     desk = running("a", "b")
     computed(desk, "a")
