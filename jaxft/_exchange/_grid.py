@@ -15,8 +15,8 @@ nearly the same too: (r - 1) / r of a contribution in each direction within a ro
 part within the column.
 Neighbours in the quorum have neighbouring shards, so a row holds few nodes; after a loss, they may be more.
 
-A member in a later round may wait for a peer that is in an earlier one, whose bytes it does not see. So while bytes of a
-round move, members say so to those who may wait for them (`_grid_links.py`), and these are patient.
+A member in a later round may wait for a peer that is in an earlier one, whose bytes it does not see. So while bytes
+of a round move, members say so to those who may wait for them (`_grid_links.py`), and these are patient.
 
 Rows differ in length by one at most. There are as many columns as the shortest row is long, so the last member of a
 longer row has no slice: it only contributes and receives.

@@ -325,7 +325,7 @@ def test_several_that_have_computed_are_left_to_the_deadlines_of_their_exchange(
 
 
 def test_of_several_that_lack_the_sum_only_the_one_that_the_others_name_is_put_out():
-    """One stands still at the end of the exchange of a large quorum: its row waits for it, and all others are done."""
+    """One stands still at the end of the exchange of a large quorum: its row waits for it, all others are done."""
     desk = measured(*"abcdefghi", join_timeout_s=60.0)
     desk.computed(*"abcdefghi")
     for name in "abcdef":
