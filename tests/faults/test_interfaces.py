@@ -61,6 +61,28 @@ def test_an_exchange_uses_all_interfaces_and_keeps_its_bits(tmp_path: Path) -> N
     figures.info("%.2f s a step by one interface, %.2f s by both", one_s, both_s)
 
 
+def test_a_group_in_one_network_meets_one_in_two(tmp_path: Path) -> None:
+    """All of their threads use the network that both have."""
+    if not available():
+        pytest.skip(MISSING)
+    with switch(("coordinator", *GROUPS), 2) as net, cluster(tmp_path) as here:
+        here.namespace, here.host = net.namespace, net.address("coordinator")
+        here.start_coordinator("--insecure")
+        net.set_interface("group-0", 1, "down")
+        hosts = {
+            "group-0": net.address("group-0"),
+            "group-1": f"{net.address('group-1')},{net.address('group-1', 1)}",
+        }
+
+        def flags(group: str) -> tuple[str, ...]:
+            return ("--steps", str(STEPS), *WIDTH, "--exchange-threads", "2", "--host", hosts[group])
+
+        workers = here.start_together(GROUPS, flags)
+        here.until_finished(*workers.values())
+        assert {worker.digest for worker in workers.values()} == {digest_alone(STEPS, *WIDTH)}
+        assert {event["attempts"] for event in workers["group-1"].steps()} == {1}
+
+
 class Job:
     """Two groups with two networks between them, and a third, `eth0`, to the coordinator."""
 
