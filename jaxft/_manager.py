@@ -83,7 +83,8 @@ class Manager:
         host: the address at which the other groups reach this one; by default that of the environment variable
             JAXFT_HOST, or else the one from which this machine reaches the coordinator. As `host:port` where what
             they dial is forwarded to this process. Several separated by commas, one for each network interface, if
-            exchanges are to use all of them.
+            exchanges are to use all of them: in every group in the same order of networks. One whose interface is
+            dead when this group joins is left out, with a warning, as long as another works.
         exchange_threads: how many threads this process offers for a large exchange, each with a connection to every
             other group. An exchange uses as many as all groups offer, and no more than one for each 4 MiB; the bits
             do not depend on it. By default that of the environment variable JAXFT_EXCHANGE_THREADS, or else one for

@@ -27,6 +27,7 @@ from jaxft._exchange._grid_links import AnyLinks, MakePatience, exchange_over
 from jaxft._exchange._lane import Task
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import strands_of
+from jaxft._transport._cores import stay_near
 from jaxft._transport._sockets import Abort, wait_flags
 from jaxft._transport._threads import Team
 
@@ -113,9 +114,7 @@ class SpanLinks:
         of_spans = [given.tasks(span, step, self._strands) for span in self._spans]
 
         def carry_out(way: Way, task: Task) -> None:
-            if way not in self._links:
-                self._links[way] = self._open(*way, self._stop, self._before.pop(way, None))
-            exchange_over(self._links[way], task, total_shards, patience)
+            exchange_over(self._links_for(way), task, total_shards, patience)
 
         self._at_once(carry_out, [each for tasks in of_spans for each in tasks])
         found = [
@@ -125,6 +124,11 @@ class SpanLinks:
             for mean in leaves_of(task.layout, task.result)
         ]
         return found if self._spans[0] is None else list(given.pieces.gathered(found))
+
+    def _links_for(self, way: Way) -> AnyLinks:
+        if way not in self._links:
+            self._links[way] = self._open(*way, self._stop, self._before.pop(way, None))
+        return self._links[way]
 
     def close(self) -> None:
         """Close every connection. Idempotent."""
@@ -136,11 +140,19 @@ class SpanLinks:
             for way, task in work:
                 carry_out(way, task)
             return
+
+        def carry_out_nearby(way: Way, task: Task) -> None:
+            # The thread is this strand's own, and ends with it.
+            stay_near([connection.sock for connection in self._links_for(way).all_connections()])
+            carry_out(way, task)
+
         running = _Running(len(work), self._stop)
         team = Team()
         try:
             for number, each in enumerate(work):
-                team.start(f"jaxft-exchange-{number}", functools.partial(running.run, carry_out, *each))
+                team.start(
+                    f"jaxft-exchange-{number}", functools.partial(running.run, carry_out_nearby, *each)
+                )
             wait_flags(self._abort, running.over)  # every wait of an exchange has a deadline
             if self._abort.is_set:
                 self._stop.set(self._abort.reason)

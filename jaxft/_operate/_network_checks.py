@@ -1,8 +1,9 @@
 """What `jaxft doctor` checks between this machine and the others."""
 
+import os
 import socket
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 import grpc
@@ -15,6 +16,8 @@ from jaxft._operate._port import ask, job_path
 from jaxft._operate._ports import held_here, host_and_port
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._endpoints import endpoints_at
+from jaxft._transport._cores import SYSFS, cores_near
+from jaxft._transport._interfaces import Held, held_addresses, ips_of
 from jaxft._transport._sockets import split_address
 
 TIMEOUT_S = 5.0
@@ -127,6 +130,35 @@ def own_address(coordinator: str, host: str | None) -> Iterator[Finding]:
         )
         return
     yield ok(f"this machine reaches itself at {', '.join(hosts)}, which it would tell the other groups")
+    yield from interfaces(hosts, held_addresses(), os.sched_getaffinity(0))
+
+
+def interfaces(
+    hosts: Sequence[str], held: Sequence[Held], allowed: Set[int], sysfs: Path = SYSFS
+) -> Iterator[Finding]:
+    """Say which network interface holds each address, whether it works, and which cores are near it.
+
+    Args:
+        hosts: the addresses, or names.
+        held: the addresses of this machine. One that it does not hold is left out: it may be forwarded here.
+        allowed: the cores that this process may use.
+        sysfs: where the kernel tells of each interface.
+    """
+    for host in hosts:
+        ips = ips_of(host)
+        one = next((each for each in held if each.address in ips), None)
+        if one is None:
+            continue
+        if not one.works:
+            yield warn(
+                f"network interface {one.interface}, which holds {host}, is down or has no carrier",
+                f"check its cable and its switch, and `ip addr show {one.interface}`; until it works, a group is "
+                "reached at its other addresses, if it has several",
+            )
+            continue
+        cores = cores_near(str(one.address), allowed, held, sysfs)
+        near = f"; threads of exchanges keep to the cores near it: {sorted(cores)}" if cores else ""
+        yield ok(f"network interface {one.interface}, which holds {host}, works{near}")
 
 
 def peers(url: str, *, ca: Path | None = None) -> Iterator[Finding]:
@@ -159,7 +191,7 @@ def _http_certificate(url: str) -> Iterator[Finding]:
 
 def _reached(job: str, group: str, address: str) -> Finding:
     """Check each process of a group, at each of its network interfaces."""
-    every = [each for endpoint in endpoints_at(address) for each in endpoint.addresses][:_MOST_GROUPS]
+    every = [each for endpoint in endpoints_at(address) for each in endpoint.living][:_MOST_GROUPS]
     each = ""
     try:
         for each in every:

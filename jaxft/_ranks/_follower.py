@@ -49,7 +49,7 @@ class Follower:
         connection: to rank 0; owned.
         rank: this process's rank.
         size: the number of ranks.
-        address: where the same rank of other groups reaches this one.
+        address: reads where the same rank of other groups reaches this one. Called at each beat.
         pins: keeps states for joiners, as rank 0 says.
         silence_s: how long rank 0 may be silent.
         first_s: how long it may be until its first message: it waits for the slowest of the other ranks.
@@ -62,7 +62,7 @@ class Follower:
         *,
         rank: int,
         size: int,
-        address: str,
+        address: Callable[[], str],
         pins: Pins,
         silence_s: float,
         first_s: float,
@@ -70,12 +70,14 @@ class Follower:
     ) -> None:
         self.rank = rank
         self.size = size
+        self.address = address()
         self.quorum: NewQuorum | None = None
         self.history = HistoryId(0)
         self.frontier: tuple[Step | None, bool] = (None, False)
         self.all_computed = (QuorumId(0), Step(0))
         self.computed = (QuorumId(0), Step(0))
         self._name = name
+        self._read_address = address
         self._pins = pins
         # Guards the core, which events of the training thread and of the link change.
         self._changed = threading.Condition()
@@ -99,7 +101,7 @@ class Follower:
             first_s=first_s,
             name=name,
         )
-        self._link.send(pb.RankMessage(hello=pb.RankHello(rank=rank, address=address)))
+        self._say_hello()
         self._link.start()
 
     # ---- as a session ----
@@ -107,11 +109,21 @@ class Follower:
     def post(self, event: Event) -> None:
         """Rank 0 posts for the whole group."""
 
+    def moves(self) -> bool:
+        """Rank 0 has the address of the last beat."""
+        return False
+
     def drain(self) -> None:
         """Have rank 0 leave the job for the whole group. A signal handler may call it: it takes no lock."""
         self._drains = True
 
+    def _say_hello(self) -> None:
+        self._link.send(pb.RankMessage(hello=pb.RankHello(rank=self.rank, address=self.address)))
+
     def _beat(self) -> bytes:
+        if (address := self._read_address()) != self.address:
+            self.address = address
+            self._say_hello()
         beat = pb.Beat(progress=self._progress, drains=self._drains)
         return pb.RankMessage(beat=beat).SerializeToString()
 

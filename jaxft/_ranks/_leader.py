@@ -60,7 +60,7 @@ class Leader:
         self.on_drain: Callable[[], None] | None = None
         # Reports to the job that the user's code has raised in another rank; set before the first step.
         self.on_raised: Callable[[Step, str, int | None], Settled] | None = None
-        self._addresses: list[queue.SimpleQueue[str]] = [queue.SimpleQueue() for _ in connections]
+        self._addresses = ["" for _ in connections]
         self._links = [
             Link(
                 connection,
@@ -79,18 +79,16 @@ class Leader:
             link.start()
 
     def addresses(self, timeout_s: float) -> list[str]:
-        """Where the other groups reach the other ranks, in their order.
+        """Where the other groups reach the other ranks, in their order, as each has told last.
 
         Raises:
-            TimeoutError: a rank has not told its address in time.
+            TimeoutError: a rank has not told its first address in time.
         """
-        found: list[str] = []
-        for rank, told in enumerate(self._addresses, 1):
-            try:
-                found.append(told.get(timeout=timeout_s))
-            except queue.Empty:
-                raise TimeoutError(f"rank {rank} has not told its address for {timeout_s:g} s") from None
-        return found
+        with self._changed:
+            if not self._changed.wait_for(lambda: all(self._addresses), timeout_s):
+                silent = 1 + self._addresses.index("")
+                raise TimeoutError(f"rank {silent} has not told its address for {timeout_s:g} s")
+            return list(self._addresses)
 
     def direct(self, directive: Directive) -> None:
         """Tell all ranks what comes next."""
@@ -244,7 +242,9 @@ class Leader:
                 if message.beat.drains and self.on_drain is not None:
                     self.on_drain()
             case "hello":
-                self._addresses[rank - 1].put(message.hello.address)
+                with self._changed:
+                    self._addresses[rank - 1] = message.hello.address
+                    self._changed.notify_all()
             case "outcome":
                 self._happened(core.Reported(rank, decode_outcome(message.outcome)))
             case "saved":

@@ -104,6 +104,14 @@ class Ranks(Protocol):
 class Leading(Ranks, Protocol):
     """What the session of rank 0 tells the other ranks."""
 
+    def addresses(self, timeout_s: float) -> Sequence[str]:
+        """Where the others reach the other ranks now, in their order.
+
+        Raises:
+            TimeoutError: a rank has not told its first address in time.
+        """
+        ...
+
     def direct(self, directive: Directive) -> None: ...
     def left(self) -> None: ...
     def pin(self, heal_id: int, step: int, *, log_only: bool) -> None: ...
@@ -116,6 +124,15 @@ class Directing(Protocol):
     """What a training thread gets its directives from: the session in rank 0, the link to rank 0 elsewhere."""
 
     computed: tuple[QuorumId, Step]
+
+    @property
+    def address(self) -> str:
+        """Where the others reach this process, as it has announced last; in rank 0, its whole group."""
+        ...
+
+    def moves(self) -> bool:
+        """Return whether an address that was announced is dead; if so, this group joins again without it."""
+        ...
 
     @property
     def quorum(self) -> NewQuorum | None: ...
@@ -141,6 +158,9 @@ class OneRank:
 
     rank = 0
     size = 1
+
+    def addresses(self, timeout_s: float) -> Sequence[str]:
+        return ()
 
     def direct(self, directive: Directive) -> None:
         """Rank 0's own training thread has it already."""

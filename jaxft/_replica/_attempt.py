@@ -34,7 +34,7 @@ from jaxft._programs._programs import Local
 from jaxft._progress import told
 from jaxft._ranks._ranks import Directing, Ranks, Verdict
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._endpoints import agreed_threads, endpoints_at
+from jaxft._replica._endpoints import Endpoint, agreed_threads, endpoints_at
 from jaxft._replica._engine import Call, OwnBatch
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
@@ -309,7 +309,8 @@ class Attempts:
             self._work.nonfinite = record.nonfinite = verdict.note
             return True
         self._drop_links()
-        if not verdict.stopped:
+        # An interface of this group may be dead: then it joins again without it, and accuses no group.
+        if not verdict.stopped and not self._session.moves():
             accused = tuple(GroupName(peer) for peer in verdict.accused)
             self._session.post(ExchangeBroke(quorum.quorum_id, Step(step), accused, verdict.failure))
         return False
@@ -356,6 +357,8 @@ class Attempts:
         # Shorter than the exchange's timeout, so that members that wait for a link fail first.
         timeout_s = self._config.failure_timeout_s / 4
 
+        me = _endpoint_of(quorum, self._me, self._ranks.rank)
+
         def connected(span: Span | None, strand: int, abort: Abort, before: AnyLinks | None) -> AnyLinks:
             lane = 0 if span is None else span.start
             return open_links(
@@ -363,7 +366,7 @@ class Attempts:
                 job=self._config.job,
                 quorum_id=quorum.quorum_id,
                 me=self._me,
-                members=[_peer(member, lane, pieces.lanes.count, strand) for member in quorum.members],
+                members=[_peer(member, lane, pieces.lanes.count, me, strand) for member in quorum.members],
                 abort=abort,
                 patience=self._patience(quorum, step, timeout_s + self._more_s),
                 lane=lane,
@@ -419,8 +422,12 @@ def _threads(quorum: NewQuorum) -> int:
     return agreed_threads(member.address for member in quorum.members) if len(quorum.members) > 1 else 1
 
 
-def _peer(member: Member, lane: int, lanes: int, strand: int) -> Peer:
-    """The member's process that holds a lane, at the address for a strand."""
+def _endpoint_of(quorum: NewQuorum, group: GroupName, rank: int) -> Endpoint:
+    return next(endpoints_at(member.address)[rank] for member in quorum.members if member.group == group)
+
+
+def _peer(member: Member, lane: int, lanes: int, me: Endpoint, strand: int) -> Peer:
+    """The member's process that holds a lane, at the address where `me` dials it for a strand."""
     ranks = endpoints_at(member.address)
     rank = rank_of(lane, len(ranks), lanes)
-    return Peer(member.group, member.incarnation, ranks[rank].address(strand), member.shards, rank)
+    return Peer(member.group, member.incarnation, me.way_to(ranks[rank], strand), member.shards, rank)

@@ -1,8 +1,8 @@
 """Where the other groups reach the processes of a group: the address of a member, which is text to the coordinator.
 
 A member's address lists its ranks in their order, separated by commas. Each gives one `host:port`, or several that
-are joined by "+": one for each of its network interfaces. "*4" at the end says that it offers four threads for an
-exchange: "10.0.0.1:7000+10.1.0.1:7000*4".
+are joined by "+": one for each of its network interfaces, or "-" in the place of one that is dead. "*4" at the end
+says that it offers four threads for an exchange: "10.0.0.1:7000+10.1.0.1:7000*4".
 """
 
 import os
@@ -18,6 +18,7 @@ _CORES_A_THREAD = 4
 _USUAL_MAX_THREADS = 4
 # The quota of this container in microseconds of each period: "200000 100000", or "max 100000" (cgroup-v2, cpu.max).
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_DEAD = "-"
 # Compared as text: a peer may send digits without end.
 _COUNTS = {str(number): number for number in range(1, MAX_THREADS + 1)}
 
@@ -27,7 +28,7 @@ class Endpoint:
     """One process, as the others reach it.
 
     Attributes:
-        addresses: `host:port`, one for each network interface that takes part.
+        addresses: `host:port`, one for each network interface that takes part; "" for one that is dead.
         threads: how many threads it offers for an exchange.
     """
 
@@ -35,11 +36,25 @@ class Endpoint:
     threads: int = 1
 
     def __str__(self) -> str:
-        return "+".join(self.addresses) + (f"*{self.threads}" if self.threads > 1 else "")
+        written = "+".join(address or _DEAD for address in self.addresses)
+        return written + (f"*{self.threads}" if self.threads > 1 else "")
 
-    def address(self, strand: int = 0) -> str:
-        """The address that a strand of an exchange dials: strands take turns at the interfaces."""
-        return self.addresses[strand % len(self.addresses)]
+    @property
+    def living(self) -> tuple[str, ...]:
+        """The addresses of interfaces that work."""
+        return tuple(filter(None, self.addresses))
+
+    def way_to(self, other: "Endpoint", strand: int = 0) -> str:
+        """The address at which this process dials another, for a heal or for a strand: strands take turns at them.
+
+        Only what lives at both ends counts: addresses in the same place are in the same network, which a process
+        without a living address there may not reach. If there is no such place, all that live at the other end count.
+        """
+        shared = [
+            theirs for mine, theirs in zip(self.addresses, other.addresses, strict=False) if mine and theirs
+        ]
+        ways = shared or other.living or other.addresses
+        return ways[strand % len(ways)]
 
 
 def endpoints_at(address: str) -> tuple[Endpoint, ...]:
@@ -50,6 +65,14 @@ def endpoints_at(address: str) -> tuple[Endpoint, ...]:
 def agreed_threads(addresses: Iterable[str]) -> int:
     """How many threads the members of a quorum use for an exchange: as many as all of them offer."""
     return min(endpoint.threads for address in addresses for endpoint in endpoints_at(address))
+
+
+def has_lost(announced: str, now: str) -> bool:
+    """Whether a member is no longer reached at one of the addresses that it has announced."""
+    before, after = (
+        {each for endpoint in endpoints_at(text) for each in endpoint.living} for text in (announced, now)
+    )
+    return not before <= after
 
 
 def usual_threads(interfaces: int) -> int:
@@ -82,6 +105,10 @@ def _has_port(host: str) -> bool:
 def _endpoint(text: str) -> Endpoint:
     addresses, star, threads = text.partition("*")
     if star and (number := _COUNTS.get(threads)) is not None:
-        return Endpoint(tuple(addresses.split("+")), number)
+        return Endpoint(_addresses(addresses), number)
     # What is no number stays part of an address, and dialling it fails with a message about it.
-    return Endpoint(tuple(text.split("+")))
+    return Endpoint(_addresses(text))
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple("" if address == _DEAD else address for address in text.split("+"))

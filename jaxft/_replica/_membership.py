@@ -22,6 +22,7 @@ from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._ranks._link import end_with
 from jaxft._ranks._ranks import OneRank
+from jaxft._replica._addresses import Addresses
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import Credentials
 from jaxft._replica._endpoints import endpoints_at
@@ -82,20 +83,24 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
         return _follow(config, store, credentials, rank, size)
     incarnation = Incarnation(secrets.randbits(63))
     listener = _listener(config, store, credentials, incarnation, rank)
-    address = str(config.endpoint(listener.port))
+    own = Addresses(config.endpoint(listener.port), config.group)
     leader = None
     if size > 1:
-        _announce(incarnation, address)
+        _announce(incarnation, str(own.now()))
         leader = _lead(config, listener, size)
-        address = ",".join([address, *leader.addresses(config.failure_timeout_s)])
     ranks = leader or OneRank()
-    identity = Identity(config.job, GroupName(config.group), incarnation, address, config.coordinator)
+
+    def address() -> str:
+        return ",".join([str(own.now()), *ranks.addresses(config.failure_timeout_s)])
+
+    identity = Identity(config.job, GroupName(config.group), incarnation, address(), config.coordinator)
     session = Session(
         identity,
         store,
         failure_timeout_s=config.failure_timeout_s,
         credentials=credentials,
         ranks=ranks,
+        address=address,
     )
     if leader is not None:
         leader.on_progress = session.got_on
@@ -174,24 +179,24 @@ def _follow(
 
     incarnation, leader_address = _hear_announcement()
     listener = _listener(config, store, credentials, incarnation, rank)
-    address = str(config.endpoint(listener.port))
+    own = Addresses(config.endpoint(listener.port), config.group)
     group = config.group
     request = ConnectionRequest("rank", config.job, group, incarnation, group, incarnation, rank)
     deadline_s = time.monotonic() + config.failure_timeout_s
     with _ends_without(0, config):
         (leader,) = endpoints_at(leader_address)
-        connection = dial(leader.address(), request, deadline_s=deadline_s, key=credentials.data_key)
+        connection = dial(own.now().way_to(leader), request, deadline_s=deadline_s, key=credentials.data_key)
     follower = Follower(
         connection,
         rank=rank,
         size=size,
-        address=address,
+        address=lambda: str(own.now()),
         pins=store,
         silence_s=silence_s(config.failure_timeout_s),
         first_s=config.failure_timeout_s,
         name=group,
     )
-    identity = Identity(config.job, GroupName(group), incarnation, address, config.coordinator)
+    identity = Identity(config.job, GroupName(group), incarnation, follower.address, config.coordinator)
     return Membership(identity, listener, follower, follower)
 
 

@@ -48,6 +48,7 @@ from jaxft_protocol.replica.state import (
     Idle,
     LeaveJob,
     Log,
+    Moved,
     Over,
     Phase,
     PinState,
@@ -65,6 +66,7 @@ from jaxft_protocol.replica.state import (
 from jaxft._errors import ConfigurationError, JaxftError, SessionFailed
 from jaxft._ranks._ranks import Leading, OneRank
 from jaxft._replica._credentials import Credentials
+from jaxft._replica._endpoints import has_lost
 from jaxft._replica._failures import error_of
 from jaxft._replica._loop import LoopThread, Watch
 from jaxft._replica._samples import Samples
@@ -101,11 +103,14 @@ class Session:
         failure_timeout_s: float,
         credentials: Credentials = Credentials(),  # noqa: B008  (a frozen value)
         ranks: Leading | None = None,
+        address: Callable[[], str] | None = None,
     ) -> None:
         self._replica = Replica(
             identity, failure_timeout_s, since_s=time.monotonic(), offline_since_s=time.monotonic()
         )
         self._pins = pins
+        # Reads where the others reach this group now.
+        self._read_address = address or (lambda: identity.address)
         self._ranks: Leading = ranks or OneRank()
         self._changed = threading.Condition()
         self._sequence = 0
@@ -126,7 +131,7 @@ class Session:
             credentials,
             group=identity.group,
             silence_s=min(GREETING_TIMEOUT_S, failure_timeout_s / 4),
-            on_open=lambda: self._handle(Connected()),
+            on_open=self._greet,
             on_message=self._hear,
         )
         self._closing = False
@@ -160,6 +165,23 @@ class Session:
         except RuntimeError:  # the loop has closed in the meantime; `_ended` says why
             self._check()
             raise
+
+    @property
+    def address(self) -> str:
+        """Where the others reach this group, as it has announced last: its ranks, separated by commas."""
+        return self._replica.identity.address
+
+    def moves(self) -> bool:
+        """Return whether an address that was announced is dead; if so, this group joins again without it.
+
+        Raises:
+            SessionFailed: the session has ended.
+        """
+        address = self._read_address()
+        if not has_lost(self.address, address):
+            return False
+        self.post(Moved(address))
+        return True
 
     def drain(self) -> None:
         """Ask to leave the job at the next step boundary. A signal handler may call it: it takes no lock."""
@@ -355,6 +377,16 @@ class Session:
             "from the others. If this happens again, report it with the log, which has the traceback.",
         )
 
+    def _look(self) -> None:
+        """Join again if an address that was announced is dead."""
+        address = self._read_address()
+        if has_lost(self.address, address):
+            self._handle(Moved(address))
+
+    def _greet(self) -> None:
+        self._handle(Moved(self._read_address()))
+        self._handle(Connected())
+
     def _handle(self, event: Event) -> None:
         if self._ended is not None:
             return
@@ -395,6 +427,7 @@ class Session:
             case Close(reason):
                 self._stream.hang_up(reason)
             case PinState(heal_id, step, log_only):
+                self._loop.call(self._look)  # a joiner is about to dial this group
                 self._pins.pin(heal_id, step, log_only=log_only)
                 self._ranks.pin(heal_id, step, log_only=log_only)
             case ReleasePin(heal_id):

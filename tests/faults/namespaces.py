@@ -1,6 +1,7 @@
 """A network of our own, in the kernel: a switch, and a namespace for each host, with rules for what gets through.
 
 The switch is a bridge in a separate namespace, so that nothing of this is to be seen outside, and nothing gets out.
+Hosts with several interfaces have a bridge for each of their networks.
 What must not get through is dropped there, as if a cable or a port of the switch were broken: the hosts notice
 nothing but silence.
 """
@@ -48,24 +49,24 @@ class Switch:
 
     def make(self) -> None:
         self._new("switch")
-        self._run("ip", "-n", self._prefix + "switch", "link", "add", "bridge0", "type", "bridge")
-        self._run("ip", "-n", self._prefix + "switch", "link", "set", "bridge0", "up")
-        for number, host in enumerate(self.hosts):
+        for interface in range(self._interfaces):
+            bridge = f"bridge{interface}"
+            self._run("ip", "-n", self._prefix + "switch", "link", "add", bridge, "type", "bridge")
+            self._run("ip", "-n", self._prefix + "switch", "link", "set", bridge, "up")
+        for host in self.hosts:
             self._new(host)
             own = self._prefix + host
             for interface in range(self._interfaces):
-                self._connect(
-                    host, f"port{number}" if not interface else f"port{number}-{interface}", interface
-                )
+                self._connect(host, interface)
             self._run(*f"ip -n {own} link set lo up".split())
         self._nft("add table bridge rules")
         self._nft("add chain bridge rules forward { type filter hook forward priority 0; }")
 
-    def _connect(self, host: str, port: str, interface: int) -> None:
+    def _connect(self, host: str, interface: int) -> None:
         switch, own = self._prefix + "switch", self._prefix + host
-        eth = f"eth{interface}"
+        port, eth = self._port(host, interface), f"eth{interface}"
         self._run(*f"ip -n {switch} link add {port} type veth peer name {eth} netns {own}".split())
-        self._run(*f"ip -n {switch} link set {port} master bridge0 up".split())
+        self._run(*f"ip -n {switch} link set {port} master bridge{interface} up".split())
         self._run(*f"ip -n {own} addr add {self.address(host, interface)}/24 dev {eth}".split())
         self._run(*f"ip -n {own} link set {eth} up".split())
 
@@ -74,6 +75,17 @@ class Switch:
         for name in reversed(self._made):
             with contextlib.suppress(subprocess.CalledProcessError):
                 self._run("ip", "netns", "delete", name)
+
+    def set_interface(self, host: str, interface: int, state: str) -> None:
+        """Set an interface "up" or "down" on its host."""
+        self._run(*f"ip -n {self.namespace(host)} link set eth{interface} {state}".split())
+
+    def set_port(self, host: str, interface: int, state: str) -> None:
+        """Set the port of the switch "up" or "down": without it, the host's interface has no carrier."""
+        self._run(*f"ip -n {self._prefix}switch link set {self._port(host, interface)} {state}".split())
+
+    def _port(self, host: str, interface: int) -> str:
+        return f"port{self.hosts.index(host)}" + (f"-{interface}" if interface else "")
 
     def cut(self, source: str, target: str) -> None:
         """Drop everything from one host to another."""

@@ -16,6 +16,7 @@ from jaxft._exchange._compiled import Library
 from jaxft._health._sources import slowness
 from jaxft._operate import _machine_checks, _network_checks
 from jaxft._operate._clock import ClockDifference
+from jaxft._transport._interfaces import Held, ip_of
 from jaxft._version import __version__
 from tests import patience
 from tests.clusters import cluster
@@ -232,6 +233,21 @@ def test_each_process_of_a_group_is_reached_at_each_interface() -> None:
         assert (found.level, f"{first}, {second}, {second}" in found.text) == ("ok", True), found.text
     found = _network_checks._reached("job", "group", f"{first}+{second}*4")
     assert (found.level, f"at {first}: " in found.text) == ("fail", True), found.text
+
+
+def test_the_doctor_names_the_interface_of_each_address_and_the_cores_near_it(tmp_path: Path) -> None:
+    (tmp_path / "eth0" / "device").mkdir(parents=True)
+    (tmp_path / "eth0" / "device" / "local_cpulist").write_text("0-1\n")
+    held = [Held("eth0", ip_of("10.0.0.1"), works=True), Held("eth1", ip_of("10.1.0.1"), works=False)]
+    hosts = ["10.0.0.1", "10.1.0.1", "10.2.0.1"]
+    works, dead = _network_checks.interfaces(hosts, held, {0, 1, 2, 3}, tmp_path)
+    assert works.level == "ok"
+    assert (
+        "eth0, which holds 10.0.0.1, works; threads of exchanges keep to the cores near it: [0, 1]"
+        in works.text
+    )
+    assert (dead.level, "eth1, which holds 10.1.0.1, is down" in dead.text) == ("warn", True)
+    assert "ip addr show eth1" in dead.advice
 
 
 def test_a_host_that_leads_nowhere_is_a_failure() -> None:

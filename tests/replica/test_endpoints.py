@@ -11,6 +11,7 @@ from jaxft._replica._endpoints import (
     Endpoint,
     agreed_threads,
     endpoints_at,
+    has_lost,
     usual_threads,
 )
 
@@ -21,6 +22,8 @@ from jaxft._replica._endpoints import (
         Endpoint(("a:1",)),
         Endpoint(("a:1",), 4),
         Endpoint(("10.0.0.1:7000", "[fe80::1%eth0]:7000"), MAX_THREADS),
+        Endpoint(("", "10.1.0.1:7000"), 2),
+        Endpoint(("10.0.0.1:7000", "")),
     ],
 )
 def test_an_endpoint_is_read_as_it_was_written(endpoint: Endpoint) -> None:
@@ -48,9 +51,51 @@ def test_what_is_no_number_of_threads_stays_part_of_the_address(text: str) -> No
     assert endpoints_at(text) == (Endpoint((text,)),)
 
 
+def ways(mine: str, theirs: str) -> list[str]:
+    """Where one process dials another for the strands of an exchange."""
+    (me,), (other,) = endpoints_at(mine), endpoints_at(theirs)
+    return [me.way_to(other, strand) for strand in range(3)]
+
+
 def test_strands_take_turns_at_the_interfaces() -> None:
-    endpoint = Endpoint(("a:1", "b:1"), 3)
-    assert [endpoint.address(strand) for strand in range(3)] == ["a:1", "b:1", "a:1"]
+    assert ways("x:1+y:1*3", "a:1+b:1*3") == ["a:1", "b:1", "a:1"]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "used"),
+    [
+        ("x:1+-", "a:1+b:1", "a:1"),
+        ("-+y:1", "a:1+b:1", "b:1"),
+        ("x:1+y:1", "-+b:1", "b:1"),
+        ("x:1", "a:1+b:1", "a:1"),
+        ("x:1+y:1", "a:1", "a:1"),
+        ("x:1+-", "-+b:1", "b:1"),  # a router may join their networks
+        ("-+y:1", "a:1", "a:1"),
+    ],
+)
+def test_both_ends_use_only_the_networks_that_live_at_both(mine: str, theirs: str, used: str) -> None:
+    assert set(ways(mine, theirs)) == {used}
+
+
+def test_an_endpoint_of_dead_addresses_alone_does_not_raise_here() -> None:
+    """No process tells it; dialling it fails with a word about it."""
+    assert ways("x:1", "-") == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("announced", "now", "lost"),
+    [
+        ("a:1+b:1*2,c:1", "a:1+b:1*2,c:1", False),
+        ("a:1+b:1*2,c:1", "a:1+-*2,c:1", True),
+        ("a:1+b:1,c:1+d:1", "a:1+b:1,-+d:1", True),
+        ("-+b:1", "a:1+b:1", False),  # one that is back waits for the next join
+        ("-+b:1", "a:1+-", True),
+    ],
+)
+def test_an_address_that_was_announced_is_missed_and_a_new_one_is_not(
+    announced: str, now: str, lost: bool
+) -> None:
+    assert has_lost(announced, now) == lost
 
 
 def test_members_use_as_many_threads_as_all_of_them_offer() -> None:

@@ -48,6 +48,7 @@ class Directed:
     """A session that gives these directives, and says no more."""
 
     all_computed = computed = (QuorumId(0), Step(0))
+    address = "127.0.0.1:1"
 
     def __init__(self, directives: Iterator[Directive]) -> None:
         self._directives = directives
@@ -61,6 +62,9 @@ class Directed:
 
     def wait_until_left(self, deadline_s: float, told: Step | None) -> None:
         return None
+
+    def moves(self) -> bool:
+        return False
 
     def post(self, event: Event) -> None: ...
     def got_on(self) -> None: ...
