@@ -10,7 +10,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from jaxft_protocol.messages import Commit, GroupName, HealId, Incarnation, QuorumId, Release, Step, Waiting
+from jaxft_protocol.messages import (
+    Commit,
+    GroupName,
+    HealId,
+    Incarnation,
+    QuorumId,
+    Release,
+    Step,
+    Stripe,
+    Waiting,
+)
 from jaxft_protocol.replica.state import Applied, Failure, FailureKind, Identity, LeaveNow, Prepared
 
 import jaxft
@@ -35,7 +45,7 @@ class Pins:
     def __init__(self, on_release: Callable[[], None] = lambda: None) -> None:
         self._on_release = on_release
 
-    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None:
+    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None:
         pass
 
     def release(self, heal_id: int) -> None:
