@@ -19,6 +19,7 @@ from jaxft_protocol.coordinator import (
     assign,
     bounds,
     digests,
+    donors,
     draft,
     draining,
     durable,
@@ -355,12 +356,12 @@ def _each_loss_makes_a_quorum(has_gathered: Any) -> Any:
 # ---- healing ----
 
 
-@mutant(sessions, "_donors", "kill", "crash", **_FOUR_THAT_DIFFER)
-def _an_uncommitted_donor(donors: Any) -> Any:
+@mutant(donors, "candidates", "kill", "crash", **_FOUR_THAT_DIFFER)
+def _an_uncommitted_donor(candidates: Any) -> Any:
     """Any group that has joined may donate, whatever it holds (TorchFT)."""
 
     def mutated(draft: Any) -> list[Group]:
-        held = donors(draft)
+        held = candidates(draft)
         return held and draft.select(lambda group: group.phase is not GroupPhase.PRESENT)
 
     return mutated
@@ -584,11 +585,12 @@ def _one_that_left_the_checkpoint_to_others_founds_the_job(join_or_wait: Any) ->
 def _donors_are_not_compared(pin: Any) -> Any:
     """A joiner gets its donors before these have reported their digests."""
 
-    def mutated(draft: Any, joiner: Any, step: Any, donors: Any) -> None:
-        pin(draft, joiner, step, donors)
+    def mutated(draft: Any, joiner: Any, step: Any, stripes: Any) -> None:
+        pin(draft, joiner, step, stripes)
         joiner = draft.job.groups[joiner.name]
         if joiner.pinned_step is not None:
-            sessions._tell_heal(draft, joiner, donors)  # pyright: ignore[reportPrivateUsage]
+            serving = [donor for donor, _ in stripes]
+            sessions._tell_heal(draft, joiner, serving)  # pyright: ignore[reportPrivateUsage]
 
     return mutated
 
