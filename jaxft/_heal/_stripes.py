@@ -232,11 +232,11 @@ class Stripes:
         if self.over.is_set or (len(self._taken) < self._donors and silent_s < self._stall_s):
             return  # a donor that has not said yet what it keeps may keep all of them
         stripes = [WHOLE if taken.live else taken.stripe for taken in self._taken.values()]
-        for span in self._free:
-            if stripes and not any(keeps(stripe, self._band(span)) for stripe in stripes):
-                self.lost = f"chunks {span.first} to {span.first + span.count - 1} of {self._layout.chunks}"
-                self.end(f"no donor keeps {self.lost}")
-                return
+        lost = [span for span in self._free if not any(keeps(stripe, self._band(span)) for stripe in stripes)]
+        if stripes and lost:
+            count, first = sum(span.count for span in lost), min(span.first for span in lost)
+            self.lost = f"{count} of {self._layout.chunks} chunks, from chunk {first} on"
+            self.end(f"no donor keeps {self.lost}")
 
     def _note_not_kept(self, taken: _Taken) -> None:
         """Give back the oldest request of a donor whose state is no longer live."""

@@ -118,7 +118,7 @@ def test_fewer_leaves_than_donors(count: int) -> None:
 def test_a_stripe_that_no_donor_keeps_any_more_ends_the_heal_at_once(state: list[np.ndarray]) -> None:
     began_s = patience.machine_s()
     with donors(state, 2, of=3) as keepers, joiner(*keepers, ("c", "127.0.0.1:1")) as fetcher:
-        wanted = r"no donor is left that keeps chunks 8 to 8 of 12 \(c: .*refused"
+        wanted = r"no donor is left that keeps 4 of 12 chunks, from chunk 8 on \(c: .*refused"
         with pytest.raises(HealFailed, match=wanted):
             fetch_state(fetcher, 0, like(state))
         assert not any(one.failed for one in fetcher._donors[:2]), "they did nothing wrong"
@@ -128,7 +128,7 @@ def test_a_stripe_that_no_donor_keeps_any_more_ends_the_heal_at_once(state: list
 def test_donors_of_which_the_coordinator_left_out_one(state: list[np.ndarray]) -> None:
     """It has sent no digest: none has failed in this heal."""
     with donors(state, 2, of=3) as keepers, joiner(*keepers) as fetcher:
-        wanted = r"keeps chunks 8 to 8 of 12 \(none has failed in this heal\)"
+        wanted = r"keeps 4 of 12 chunks, from chunk 8 on \(none has failed in this heal\)"
         with pytest.raises(HealFailed, match=wanted):
             fetch_state(fetcher, 0, like(state))
 
@@ -169,7 +169,9 @@ def test_a_donor_dies_before_within_or_after_its_stripe(sent: int, state: list[n
             if sent == 4:
                 assert same_bits(fetch_state(fetcher, 0, like(state)), state)
             else:
-                with pytest.raises(HealFailed, match=rf"keeps chunks {8 + sent} to .* of 12 \(dies: "):
+                with pytest.raises(
+                    HealFailed, match=rf"keeps {4 - sent} of 12 chunks, from chunk {8 + sent} on \(dies: "
+                ):
                     fetch_state(fetcher, 0, like(state))
 
 
@@ -177,7 +179,7 @@ def test_what_was_lost_is_found_again_at_a_newer_step(state: list[np.ndarray]) -
     """As the coordinator does it: a heal that failed begins again, and now each donor keeps all."""
     newer = [leaf + 1 for leaf in state]
     with donors(state, 2, of=3) as keepers:
-        with joiner(*keepers) as fetcher, pytest.raises(HealFailed, match="keeps chunks"):
+        with joiner(*keepers) as fetcher, pytest.raises(HealFailed, match="keeps 4 of 12 chunks"):
             fetch_state(fetcher, 0, like(state))
         for one in keepers:
             one.store.release(HEAL)
@@ -233,7 +235,9 @@ def test_a_donor_that_stands_still_with_its_stripe_ends_the_heal_soon(
     with donors(state, 2) as (quick, slow):
         slow.before_chunks = lambda: over.wait(LONG_S)
         with joiner(quick, slow) as fetcher:
-            with pytest.raises(HealFailed, match=r"that keeps chunks 6 to .*it sent nothing for"):
+            with pytest.raises(
+                HealFailed, match=r"that keeps 6 of 12 chunks, from chunk 6 on .*it sent nothing for"
+            ):
                 fetch_state(fetcher, 0, like(state))
             over.set()
 
@@ -250,7 +254,9 @@ def test_a_donor_that_never_says_what_it_keeps_is_not_waited_for_long(
 
     with donors(state, 2, of=3) as keepers, hostile("mute", script) as mute:
         with joiner(*keepers, mute) as fetcher:
-            with pytest.raises(HealFailed, match=r"that keeps chunks 8 to 8 of 12 \(mute: no answer yet\)"):
+            with pytest.raises(
+                HealFailed, match=r"that keeps 4 of 12 chunks, from chunk 8 on \(mute: no answer yet\)"
+            ):
                 fetch_state(fetcher, 0, like(state))
             over.set()
 

@@ -32,7 +32,7 @@ from jaxft_protocol.coordinator import (
     terms,
 )
 from jaxft_protocol.coordinator.job import Group, GroupPhase, Job, Persist
-from jaxft_protocol.messages import HealId, HistoryId, QuorumId, Release
+from jaxft_protocol.messages import HealId, HistoryId, QuorumId, Release, Stripe
 from jaxft_protocol.ranks import follower, lanes, leader
 from jaxft_protocol.ranks.messages import Outcome, StopWork, Verdict
 from jaxft_protocol.replica import healing as replica_healing
@@ -363,6 +363,17 @@ def _an_uncommitted_donor(candidates: Any) -> Any:
     def mutated(draft: Any) -> list[Group]:
         held = candidates(draft)
         return held and draft.select(lambda group: group.phase is not GroupPhase.PRESENT)
+
+    return mutated
+
+
+@mutant(donors, "chosen")
+def _all_donors_keep_the_same_stripe(chosen: Any) -> Any:
+    """The donors of a heal copy the same part of the state, so that the rest is lost when they train on."""
+
+    def mutated(draft: Any, joiner: Any, able: Any) -> Any:
+        stripes = chosen(draft, joiner, able)
+        return [(donor, Stripe(0, max(2, len(stripes)))) for donor, _ in stripes]
 
     return mutated
 
