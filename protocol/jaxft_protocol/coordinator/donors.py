@@ -2,7 +2,8 @@
 
 A donor has to copy what it keeps once it trains on. So at most `MAX_DONORS` donors are asked, and each of them for a
 stripe. If such a heal fails, or its donors differ, the next one asks all donors for the whole state: then it succeeds
-as long as one donor serves, and a majority of all of them says which state is right.
+as long as one donor serves, and a majority of all of them says which state is right. If that fails, it may be because
+no donor has room for the whole, so the one after it is of stripes again.
 """
 
 from jaxft_protocol.coordinator.draft import Draft
@@ -39,8 +40,8 @@ def chosen(draft: Draft, joiner: Group, able: list[Group]) -> list[tuple[Group, 
 
 
 def asks_all(joiner: Group) -> bool:
-    """Whether a heal of this group asks all donors for the whole state: its last one has failed."""
-    return joiner.heals_failed > 0
+    """Whether a heal of this group asks all donors for the whole state: its last one, of stripes, has failed."""
+    return joiner.heals_failed % 2 == 1
 
 
 def _heals_served(draft: Draft) -> dict[Holder, int]:

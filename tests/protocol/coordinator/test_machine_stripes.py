@@ -112,6 +112,19 @@ def test_a_heal_that_has_failed_asks_all_donors_for_all():
     assert {donor.group for donor in done.only(Heal)["new"].donors} == set(GROUPS)
 
 
+def test_if_that_fails_too_it_is_stripes_again():
+    """Where no donor has room for the whole state, none can ever keep it."""
+    desk = running(*GROUPS)
+    healing(desk, "new")
+    asked = [asked_by(desk.heal_failed("new"))]
+    for _ in range(3):
+        desk.heal_failed("new")
+        waited = [done for done in desk.wait(1.2) if done.only(Pin)]
+        asked.append(asked_by(waited[0]))
+    assert [len(one) for one in asked] == [7, 4, 7, 4]
+    assert [WHOLE in one.values() for one in asked] == [True, False, True, False]
+
+
 def test_after_a_heal_that_succeeded_it_is_stripes_again():
     desk = running(*GROUPS)
     healing(desk, "new")
