@@ -9,8 +9,8 @@ is asked for its stripe only. The blob completes as long as each chunk is kept b
 is kept by none, the fetch ends.
 
 A donor that has started to send is asked for its next span before it has sent the current one, so that it never waits
-for a request. Spans become smaller towards the end, and the last ones are not requested ahead: so donors that have the
-same chunks end at nearly the same time, each having sent what its link allows.
+for a request. Spans become smaller towards the end, and the last ones are not requested ahead: so donors that have
+the same chunks end at nearly the same time, each having sent what its link allows.
 
 A stalled donor holds up only the spans that it has taken. While others are free for it, no thread waits for a stalled
 donor; once none are, that is cut off much sooner than a donor that is alone (`_STALL_S`). Nor is one waited for any
