@@ -139,6 +139,10 @@ def test_a_lost_stripe_is_no_loss_while_the_state_of_another_donor_is_live(state
         donate(keepers[2])
         keepers[2].store.release(HEAL)
         with joiner(*keepers) as fetcher:
+            for one in keepers[:2]:
+                one.before_chunks = lambda: until(
+                    lambda: fetcher._donors[2].failed, "the third to be dropped"
+                )
             assert same_bits(fetch_state(fetcher, 0, like(state)), state)
             assert "heal 5 is over" in fetcher._donors[2].failed
 
@@ -218,9 +222,10 @@ def test_a_slow_donor_is_helped_by_one_whose_state_is_live(
     state: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_stripes, "_STALL_S", 0.2)
-    over = threading.Event()
+    asked, over = threading.Event(), threading.Event()
     with donors(state, 2, live=True) as (quick, slow):
-        slow.before_chunks = lambda: over.wait(LONG_S)
+        quick.before_chunks = lambda: asked.wait(LONG_S)
+        slow.before_chunks = lambda: asked.set() or over.wait(LONG_S)
         with joiner(quick, slow) as fetcher:
             assert same_bits(fetch_state(fetcher, 0, like(state)), state)
             assert "it sent nothing for" in fetcher._donors[1].failed
@@ -348,14 +353,18 @@ def test_means_are_whole_at_each_donor(state: list[np.ndarray]) -> None:
 
 
 def test_a_donor_that_does_not_keep_its_own_stripe_is_dropped(state: list[np.ndarray]) -> None:
+    lied = threading.Event()
+
     def script(sock: socket.socket, ask: Callable[[], Request]) -> None:
         ask()
         manifest(sock, state, stripe=[0, 2], live=True)
         while True:
             ask()
             send_text(sock, Status.NOT_KEPT, "it is not of the stripe")
+            lied.set()
 
     with donor("good", state) as good, hostile("liar", script) as liar, joiner(good, liar) as fetcher:
+        good.before_chunks = lambda: lied.wait(LONG_S)
         good.store.pin(HEAL, 0)
         donate(good)
         assert same_bits(fetch_state(fetcher, 0, like(state)), state)
