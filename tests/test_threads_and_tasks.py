@@ -32,7 +32,7 @@ KNOWN = {
     ("jaxft/data/_prefetch.py", "Prefetch.__init__"): "tests/data/test_prefetch.py",
     ("jaxft/data/_prefetch.py", "Prefetch.__call__"): "tests/data/test_prefetch.py",
     ("jaxft/_arrays/_device_sums.py", "adds_as_numpy"): "tests/arrays/test_device_sums.py",
-    ("jaxft/_heal/_store.py", "StateStore._start_copies"): "tests/heal/test_accelerator_state.py",
+    ("jaxft/_heal/_store.py", "StateStore._start_copy"): "tests/heal/test_accelerator_state.py",
     ("jaxft/_transport/_threads.py", "Team.start"): "tests/exchange/test_strands.py",
     ("jaxft/_ranks/_link.py", "Link.__init__"): "tests/ranks/test_link.py",
     ("jaxft/_ranks/_link.py", "Link.expect_end"): "tests/ranks/test_link.py",

@@ -138,6 +138,12 @@ class Pieces:
             return list(self.lanes.leaf_types)
         return self.lanes.types(span or self.own)
 
+    def leaf_numbers(self, span: Span | None = None) -> list[int]:
+        """As `types`: which leaf each of them is a part of."""
+        if self.whole and span is None:
+            return list(range(len(self._leaves)))
+        return [part.leaf for part in self.lanes.parts(span or self.own)]
+
     def spans(self, sizes: Iterable[int]) -> tuple[Span, ...]:
         """This process's lanes, cut as groups of these numbers of processes divide theirs."""
         return spans(self.own, sizes, self.lanes.count)

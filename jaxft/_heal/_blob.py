@@ -1,10 +1,12 @@
 """The layout of a list of leaves as one run of bytes, and its division into chunks.
 
 Each leaf starts at a multiple of 64 bytes, so that a joiner can receive the run into one aligned arena and make
-`jax.Array`s of it without a copy. Both ends derive the layout from shapes and dtypes, so it is never sent.
+`jax.Array`s of it without a copy. A chunk lies in one band (`_bands.py`): it ends where a leaf of another one starts.
+Both ends derive the layout from shapes and dtypes, so it is never sent.
 """
 
 import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from jaxft._arrays._leaf_types import LeafType
+from jaxft._heal._bands import EVERYWHERE
 
 ALIGN_BYTES = 64
 # Loopback and networks reach full speed from 1 MB on. A damaged chunk is fetched again as a whole.
@@ -24,15 +27,22 @@ class Spoiled(LookupError):
     """Memory that was about to be sent was overwritten or freed."""
 
 
+class NotKept(LookupError):
+    """This donor does not keep the requested chunk; another one does."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlobLayout:
     leaves: tuple[LeafType, ...]
     offsets: tuple[int, ...]
     ends: tuple[int, ...]  # without the padding
     total_bytes: int
+    starts: tuple[int, ...]  # of the chunks
+    bands: tuple[int, ...]  # of the chunks
 
     @staticmethod
-    def of(leaves: Sequence[LeafType]) -> "BlobLayout":
+    def of(leaves: Sequence[LeafType], bands: Sequence[int] | None = None) -> "BlobLayout":
+        """Lay out `leaves`, of which each lies in one of `bands`; None: each donor keeps all of them."""
         offsets: list[int] = []
         ends: list[int] = []
         position = 0
@@ -40,16 +50,20 @@ class BlobLayout:
             offsets.append(position)
             ends.append(position + leaf.size_bytes)
             position = -(-ends[-1] // ALIGN_BYTES) * ALIGN_BYTES
-        return BlobLayout(tuple(leaves), tuple(offsets), tuple(ends), position)
+        runs = _runs(offsets, ends, position, bands or [EVERYWHERE] * len(leaves))
+        chunks = [(at, band) for start, stop, band in runs for at in range(start, stop, CHUNK_BYTES)]
+        starts, bands_of_chunks = tuple(at for at, _ in chunks), tuple(band for _, band in chunks)
+        return BlobLayout(tuple(leaves), tuple(offsets), tuple(ends), position, starts, bands_of_chunks)
 
     @property
     def chunks(self) -> int:
-        return -(-self.total_bytes // CHUNK_BYTES)
+        return len(self.starts)
 
     def span_of(self, chunk: int) -> tuple[int, int]:
         """First byte and length of a chunk."""
-        start = chunk * CHUNK_BYTES
-        return start, min(CHUNK_BYTES, self.total_bytes - start)
+        start, following = self.starts[chunk], chunk + 1
+        stop = self.starts[following] if following < self.chunks else self.total_bytes
+        return start, stop - start
 
     def leaves_in(self, chunk: int) -> range:
         """The leaves that have bytes in a chunk, and empty leaves between them."""
@@ -64,11 +78,23 @@ class BlobLayout:
         ]
 
 
+def _runs(
+    offsets: Sequence[int], ends: Sequence[int], total_bytes: int, bands: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """First byte, end and band of each run of leaves of one band. Leaves without bytes are in no run."""
+    filled = [(at, band) for at, end, band in zip(offsets, ends, bands, strict=True) if end > at]
+    firsts = [next(run) for _, run in itertools.groupby(filled, key=lambda leaf: leaf[1])]
+    stops = [*(at for at, _ in firsts[1:]), total_bytes]
+    return [
+        (at, stop, band) for (at, band), stop in zip(firsts, stops, strict=False)
+    ]  # without leaves: no run
+
+
 class Source(Protocol):
     """A leaf that several threads at once serve to joiners."""
 
     def flat(self) -> memoryview:
-        """Its bytes, in C order. Raises Spoiled."""
+        """Its bytes, in C order. Raises Spoiled or NotKept."""
         ...
 
     def intact(self) -> bool:
@@ -89,7 +115,7 @@ class Blob:
             raise Spoiled(f"chunk {chunk} was overwritten while it was sent")
 
     def read(self, chunk: int) -> list[memoryview]:
-        """The bytes of a chunk, as views of the leaves and of padding. Raises Spoiled."""
+        """The bytes of a chunk, as views of the leaves and of padding. Raises Spoiled or NotKept."""
         start, length = self.layout.span_of(chunk)
         position, stop = start, start + length
         found: list[memoryview] = []

@@ -1,8 +1,9 @@
 """The joiner's end of healing: fetches state and means from all donors at once, and verifies each chunk.
 
 Each donor has a connection and a thread. A donor that fails in any way (EOF, silence, a wrong digest, other leaves,
-"gone") is dropped for the rest of the heal with a line in the log, and the others go on. The heal fails only when no
-donor is left. An unresponsive donor delays nothing while the others have all that is wanted.
+"gone") is dropped for the rest of the heal with a line in the log, and the others go on. The heal fails when no donor
+is left, or none that keeps some part of the state. An unresponsive donor delays nothing while the others have all
+that is wanted.
 """
 
 import functools
@@ -14,14 +15,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxft_protocol.credentials import DataKey
+from jaxft_protocol.messages import WHOLE
 from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._leaf_types import LeafType
 from jaxft._arrays._memory import aligned_empty
 from jaxft._errors import HealFailed
+from jaxft._heal._bands import bands_of
 from jaxft._heal._blob import ALIGN_BYTES, BlobLayout
-from jaxft._heal._frames import BadFrame, Kind, Request, Status, manifest, read_manifest
+from jaxft._heal._frames import BadFrame, Kind, Manifest, Request, Status, read_manifest
 from jaxft._heal._stripes import Stripes, ask, header, text
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, dial
 from jaxft._transport._sockets import Aborted
@@ -53,6 +56,7 @@ class _Donor:
         self.address = at.address
         self.request = replace(request, to_group=at.group, to_incarnation=at.incarnation, rank=at.rank)
         self.connection: Connection | None = None
+        self.answers = False  # it has said what it keeps
         self.failed = ""
 
     def fail(self, error: Exception) -> None:
@@ -99,13 +103,18 @@ class Fetcher:
         request = ConnectionRequest("heal", job, group, incarnation, "", 0, heal_id)
         self._donors = [_Donor(donor, request) for donor in donors]
 
-    def state(self, step: int, types: Sequence[LeafType], *, cancel: Abort) -> list[np.ndarray]:
-        """Fetch the pinned state `step`, whose leaves have these types.
+    def state(
+        self, step: int, types: Sequence[LeafType], bands: Sequence[int] | None = None, *, cancel: Abort
+    ) -> list[np.ndarray]:
+        """Fetch the pinned state `step`, whose leaves have these types and lie in these bands.
+
+        Without `bands` the leaves are those of the whole state.
 
         Raises:
-            HealFailed: no donor is left, the donors hold other leaves, or `cancel` was set.
+            HealFailed: no donor is left that keeps all or some of it, the donors hold other leaves, or `cancel` was
+                set.
         """
-        layout = BlobLayout.of(types)
+        layout = BlobLayout.of(types, bands_of(types) if bands is None else bands)
         # Not from the pool: a block of this size would be kept for the next contribution of this size.
         arena = _aligned(layout.total_bytes)
         self._fetch(self._request(Kind.STATE, step), layout, arena, cancel, list(types))
@@ -182,19 +191,29 @@ class Fetcher:
         if cancel.is_set:
             raise HealFailed(f"the heal was superseded: {cancel.reason}")
         if not stripes.complete:
-            reasons = "; ".join(f"{donor.name}: {donor.failed}" for donor in self._donors)
-            raise HealFailed(f"no donor is left ({reasons or 'the coordinator named none'})")
+            raise HealFailed(self._why_none_is_left(stripes.lost))
         self.transferred_bytes += layout.total_bytes
+
+    def _why_none_is_left(self, lost: str) -> str:
+        said = {
+            donor.name: donor.failed or ("" if donor.answers else "no answer yet") for donor in self._donors
+        }
+        reasons = "; ".join(f"{name}: {why}" for name, why in said.items() if why)
+        if lost:
+            return f"no donor is left that keeps {lost} ({reasons or 'none has failed in this heal'})"
+        return f"no donor is left ({reasons or 'the coordinator named none'})"
 
     def _serve(self, donor: _Donor, request: Request, stripes: Stripes, types: list[LeafType] | None) -> None:
         try:
             connection = self._connection(donor, stripes.over)
             if types is not None:
-                self._check_manifest(connection, request, types, stripes.over)
+                said = self._check_manifest(connection, request, types, stripes.over)
+                donor.answers = True
+                stripes.serve(connection, said.stripe, live=said.live)
             else:
                 held = self._request(Kind.HOLDS, request.step)
                 ask(connection, held, time.monotonic() + self._timeout_s, stripes.over)
-            stripes.serve(connection)
+                stripes.serve(connection)
         except Aborted:
             donor.close()  # stopped in the middle of a transfer; may be dialled again
         except Exception as error:  # a failing donor must not end the others
@@ -214,8 +233,9 @@ class Fetcher:
 
     def _check_manifest(
         self, connection: Connection, request: Request, types: list[LeafType], abort: Abort
-    ) -> None:
-        limit_bytes = 2 * len(manifest(request.step, types)) + _MORE_MANIFEST_BYTES
+    ) -> Manifest:
+        ours = Manifest(request.step, types, WHOLE, live=True)
+        limit_bytes = 2 * len(ours.encode()) + _MORE_MANIFEST_BYTES
         patient_until_s = time.monotonic() + self._timeout_s
         while True:
             deadline_s = time.monotonic() + self._timeout_s
@@ -228,11 +248,12 @@ class Fetcher:
                 raise TimeoutError(f"it was not ready for {self._timeout_s:g} s: {said}")
         if reply.status is not Status.OK:
             raise BadFrame(said)
-        step, theirs = read_manifest(said)
-        if step != request.step:
-            raise BadFrame(f"it keeps state {step}, not state {request.step}")
-        if theirs != types:
-            raise BadFrame(f"the leaves of its state differ: {_first_difference(theirs, types)}")
+        found = read_manifest(said)
+        if found.step != request.step:
+            raise BadFrame(f"it keeps state {found.step}, not state {request.step}")
+        if found.leaves != types:
+            raise BadFrame(f"the leaves of its state differ: {_first_difference(found.leaves, types)}")
+        return found
 
 
 def _first_difference(theirs: list[LeafType], ours: list[LeafType]) -> str:

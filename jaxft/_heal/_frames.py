@@ -1,15 +1,16 @@
 """The bytes of a heal connection: requests of fixed size, and a header of fixed size before each answer's payload.
 
 A tag of both (`_seals.py`) follows: nothing is used before it has been verified. A donor describes the state that it
-keeps with a *manifest*: its step and the shape and dtype of each leaf, as JSON.
+keeps with a *manifest*, as JSON: its step, the shape and dtype of each leaf, which stripe of it this donor keeps, and
+whether the state is still live, so that the rest can be asked for too.
 """
 
 import enum
 import json
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxft_protocol.messages import Stripe
 from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._leaf_types import LeafType
@@ -35,6 +36,7 @@ class Status(enum.IntEnum):
     NOT_YET = 1  # ask again
     GONE = 2  # this donor no longer keeps it
     BAD = 3  # the request is invalid
+    NOT_KEPT = 4  # this donor no longer has more than its stripe
 
 
 class BadFrame(ConnectionError):
@@ -86,15 +88,27 @@ class Reply:
         return Reply(Status(status), index, length)
 
 
-def manifest(step: int, leaves: Sequence[LeafType]) -> str:
-    return json.dumps({"step": step, "leaves": [[list(leaf.shape), leaf.dtype] for leaf in leaves]})
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    step: int
+    leaves: list[LeafType]
+    stripe: Stripe
+    live: bool
+
+    def encode(self) -> str:
+        leaves = [[list(leaf.shape), leaf.dtype] for leaf in self.leaves]
+        stripe = [self.stripe.number, self.stripe.count]
+        return json.dumps({"step": self.step, "leaves": leaves, "stripe": stripe, "live": self.live})
 
 
-def read_manifest(received: str) -> tuple[int, list[LeafType]]:
+def read_manifest(received: str) -> Manifest:
     """Parse a donor's manifest. Raises BadFrame if it is not one."""
     try:
         found = json.loads(received)
         leaves = [LeafType(tuple(map(int, shape)), str(dtype)) for shape, dtype in found["leaves"]]
-        return int(found["step"]), leaves
+        number, count = map(int, found["stripe"])
+        if not 0 <= number < count:
+            raise BadFrame(f"its manifest names stripe {number} of {count}, which keeps nothing")
+        return Manifest(int(found["step"]), leaves, Stripe(number, count), bool(found["live"]))
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
         raise BadFrame(f"its manifest cannot be read ({error!r}): {received[:80]!r}") from error

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from jaxft._heal._blob import Spoiled
-from jaxft._heal._frames import REQUEST_BYTES, BadFrame, Kind, Reply, Request, Status, manifest
+from jaxft._heal._blob import NotKept, Spoiled
+from jaxft._heal._frames import REQUEST_BYTES, BadFrame, Kind, Manifest, Reply, Request, Status
 from jaxft._heal._store import Gone, NotYet, StateStore
 from jaxft._transport._listener import Connection, ConnectionRequest, recv_exactly, send_all
 from jaxft._transport._seals import is_tag
@@ -56,13 +56,17 @@ class HealServer:
                     self._send_chunks(connection, request)
         except NotYet as error:
             _send_text(connection, Status.NOT_YET, str(error))
+        except NotKept as error:
+            _send_text(connection, Status.NOT_KEPT, str(error))
         except (Gone, Spoiled) as error:
             _send_text(connection, Status.GONE, str(error))
 
     def _send_manifest(self, connection: Connection, request: Request) -> None:
         deadline_s = time.monotonic() + LONG_POLL_S
         step, blob = self._store.state(request.heal_id, request.span, deadline_s=deadline_s)
-        _send_text(connection, Status.OK, manifest(step, blob.layout.leaves))
+        stripe, live = self._store.keeps(request.heal_id, request.span, deadline_s=deadline_s)
+        made = Manifest(step, list(blob.layout.leaves), stripe, live)
+        _send_text(connection, Status.OK, made.encode())
 
     def _send_chunks(self, connection: Connection, request: Request) -> None:
         deadline_s = time.monotonic() + LONG_POLL_S

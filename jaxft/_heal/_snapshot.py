@@ -1,13 +1,15 @@
 """A state that is kept for joiners while training goes on.
 
-A snapshot starts as references to the arrays, which costs nothing. Each leaf is *captured*, that is, protected from
-the donation of its array, when the first joiner asks for it, and at the latest before that donation:
+A snapshot starts as references to the arrays, which costs nothing. A leaf is *captured*, that is, protected from the
+donation of its array, when the first joiner asks for it. Before that donation the leaves of this donor's stripe
+(`_bands.py`) are captured, and those of the others that no joiner has asked for are let go:
 
 * On the CPU backend a host view of an array is not a copy, and JAX copies an array that has a live view instead of
   donating it. So the view is a copy-on-write snapshot. jaxlib does this but does not promise it, so every reader
   checks afterwards whether the array was overwritten (`intact`).
 * On an accelerator a copy to pinned host memory is started, and not waited for: the device makes it while training
-  goes on, and reads the array before a donation overwrites it.
+  goes on, and reads the array before a donation overwrites it. There only the stripe is served, so that a donor needs
+  host memory for no more.
 * For the few types that XLA packs (int4), a host view is a copy from the start.
 
 A leaf on several devices is joined, in C order, when its first byte is read. A joiner of several processes asks for
@@ -20,6 +22,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxft_protocol.messages import WHOLE, Stripe
 from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._host_copies import (
@@ -32,7 +35,8 @@ from jaxft._arrays._host_copies import (
 )
 from jaxft._arrays._leaf_types import LeafType, is_key, type_of
 from jaxft._arrays._pieces import Pieces
-from jaxft._heal._blob import Blob, BlobLayout, Spoiled, bytes_of
+from jaxft._heal._bands import bands_in, bands_of, keeps
+from jaxft._heal._blob import Blob, BlobLayout, NotKept, Spoiled, bytes_of
 
 # Copies of a larger state than this part of XLA's pinned memory go to other memory: gradients need the rest.
 PINNED_PART = 0.5
@@ -41,13 +45,16 @@ _Piece = tuple[tuple[slice, ...], np.ndarray]
 
 
 class Snapshot:
-    """A state: the pieces of this process, as `Pieces.split` returns them."""
+    """A state: the pieces of this process, as `Pieces.split` returns them, of which `stripe` is kept in any case."""
 
-    def __init__(self, leaves: Sequence[Any], pieces: Pieces | None = None) -> None:
+    def __init__(self, leaves: Sequence[Any], pieces: Pieces | None = None, stripe: Stripe = WHOLE) -> None:
         self._lock = threading.Lock()
         self._leaves: list[Any] = list(leaves)
         self._pieces = pieces
+        self.stripe = stripe
+        self._bands: list[int] = []
         self._sources: list[_Leaf] | None = None
+        self._let_go = False
         # On an accelerator, both known with the sources: what copies take, and whether they go to pinned memory.
         self._copied_bytes = 0
         self.pinned = True
@@ -61,7 +68,7 @@ class Snapshot:
             return self._blobs[span]
 
     def capture(self, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Protect the state from the donation of its arrays; stop as soon as it is not `wanted`.
+        """Protect the stripe from the donation of its arrays; stop as soon as it is not `wanted`.
 
         On an accelerator copies are started, and only waited for where there is no pinned memory for all of them.
         """
@@ -70,7 +77,22 @@ class Snapshot:
         for source in sources:
             if not wanted():
                 return
-            source.capture()
+            if source.kept:
+                source.capture()
+
+    def let_go(self) -> None:
+        """Drop what has not been captured: its arrays are about to be donated."""
+        with self._lock:
+            self._let_go = True
+            sources, self._leaves = self._sources or [], []
+        for source in sources:
+            source.let_go()
+
+    @property
+    def live(self) -> bool:
+        """Whether more than the stripe can be read."""
+        with self._lock:
+            return not self._let_go and all(source.live for source in self._leaf_sources())
 
     def intact(self) -> bool:
         with self._lock:
@@ -85,36 +107,45 @@ class Snapshot:
 
     def _leaf_sources(self) -> "list[_Leaf]":
         if self._sources is None:
-            self._copied_bytes = sum(map(_copied_bytes, self._leaves))
+            leaves, pieces = self._leaves, self._pieces
+            self._bands = bands_of([*map(type_of, leaves)]) if pieces is None else bands_in(pieces)
+            kept = [keeps(self.stripe, band) for band in self._bands]
+            self._copied_bytes = sum(
+                _copied_bytes(leaf) for leaf, mine in zip(leaves, kept, strict=True) if mine
+            )
             self.pinned = self._copied_bytes <= PINNED_PART * pinned_limit_bytes()
-            self._sources = [_Leaf(leaf, self.pinned) for leaf in self._leaves]
+            self._sources = [_Leaf(*pair, self.pinned) for pair in zip(leaves, kept, strict=True)]
             self._leaves = []
         return self._sources
 
     def _blob(self, span: Span | None) -> Blob:
         sources = self._leaf_sources()
         if span is None:
-            return Blob(BlobLayout.of([source.type for source in sources]), sources)
+            return Blob(BlobLayout.of([source.type for source in sources], self._bands), sources)
         assert self._pieces is not None
         types = self._pieces.types(span)
         parts = [
             _PartOf(sources[number], index, one)
             for (number, index), one in zip(self._pieces.picks(span), types, strict=True)
         ]
-        return Blob(BlobLayout.of(types), parts)
+        return Blob(BlobLayout.of(types, bands_in(self._pieces, span)), parts)
 
 
 class _Leaf:
     """One leaf: first the array, then (captured) host views or copies of its pieces, then one run of bytes.
 
-    Of an accelerator's array, a copy is started in between.
+    Of an accelerator's array, a copy is started in between. One that is not `kept` can be let go instead.
     """
 
-    def __init__(self, leaf: Any, pinned: bool) -> None:
+    def __init__(self, leaf: Any, kept: bool, pinned: bool) -> None:
         self.type = type_of(leaf)
+        self.kept = kept
+        # Whether it can be read as long as it is not let go.
+        self.live = kept or not (_is_array(leaf) and on_accelerator(leaf))
         self._pinned = pinned
         self._lock = threading.Lock()
-        self._leaf: Any = leaf
+        self._leaf: Any = leaf if self.live else None
+        self._gone = not self.live
         self._copy: HostCopy | None = None
         self._pieces: list[_Piece] = []
         self._watched: list[jax.Array] = []  # arrays whose memory the pieces are
@@ -126,6 +157,14 @@ class _Leaf:
             return
         with self._lock:
             self._capture()
+
+    def let_go(self) -> None:
+        """Drop the array, unless it has been captured."""
+        if self._leaf is None:  # as in `capture`
+            return
+        with self._lock:
+            self._gone = self._leaf is not None
+            self._leaf = None
 
     def flat(self) -> memoryview:
         with self._lock:
@@ -163,7 +202,9 @@ class _Leaf:
         self._leaf = None
 
     def _read(self) -> None:
-        """Have the leaf's pieces in host memory; waits for a copy."""
+        """Have the leaf's pieces in host memory; waits for a copy. Raises Spoiled or NotKept."""
+        if self._gone:
+            raise NotKept("it is not of the stripe that this donor keeps of the state")
         self._capture()
         if self._copy is None:
             return

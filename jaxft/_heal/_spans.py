@@ -8,6 +8,7 @@ from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._pieces import Pieces
+from jaxft._heal._bands import bands_in
 from jaxft._heal._fetch import Fetcher
 from jaxft._transport._listener import Abort
 
@@ -28,7 +29,10 @@ class SpanFetcher:
 
     def state(self, step: int, pieces: Pieces, *, cancel: Abort) -> Sequence[np.ndarray]:
         """The pinned state."""
-        found = [fetcher.state(step, pieces.types(span), cancel=cancel) for span, fetcher in self.fetchers]
+        found = [
+            fetcher.state(step, pieces.types(span), bands_in(pieces, span), cancel=cancel)
+            for span, fetcher in self.fetchers
+        ]
         return self._gathered(found, pieces)
 
     def edits(self, step: int, pieces: Pieces, *, cancel: Abort) -> Sequence[np.ndarray]:

@@ -2,15 +2,15 @@
 
 The training thread publishes each state, and calls `before_donation` before it donates one; the session's thread pins
 and releases; server threads read. No thread holds the lock while it copies or reads arrays, so neither training nor
-heartbeats wait for a joiner. Before the training thread donates a pinned state, it captures the leaves that no joiner
-has asked for yet (see `_snapshot`).
+heartbeats wait for a joiner. Before the training thread donates a pinned state, it captures its stripe of that (see
+`_snapshot`). The other donors keep the rest.
 
-On an accelerator a thread starts the copies to host memory as soon as a state is pinned, beside the step. A state
+On an accelerator a thread starts the copies to host memory as soon as a state is pinned, beside the step. A stripe
 that would take more than half of the host memory available to this group's processes is not kept: its heal ends here,
 and the other donors may have room.
 
 Everything is kept only while a joiner needs it. A joiner that holds a state says so (`holds`), and everything before
-that state is freed; `release` frees the rest. Joiners pinned at the same step share a snapshot.
+that state is freed; `release` frees the rest. Joiners pinned at the same step with the same stripe share a snapshot.
 """
 
 import logging
@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxft_protocol.messages import WHOLE, Stripe
 from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._memory import available_bytes
@@ -54,6 +55,9 @@ class NotYet(LookupError):
     """The requested data is expected, but did not come by the deadline."""
 
 
+# Of which state a snapshot is, and which stripe of that it keeps.
+_Kept = tuple[int, Stripe]
+
 # The parts of logged arrays that belong to some lanes.
 Cut = Callable[[Sequence[np.ndarray], Span], Sequence[np.ndarray]]
 
@@ -61,9 +65,14 @@ Cut = Callable[[Sequence[np.ndarray], Span], Sequence[np.ndarray]]
 @dataclass(slots=True)
 class _Pin:
     step: int
+    stripe: Stripe
     own: Span  # the lanes of this process
     # The states that the joiner's processes hold, by the lanes that each fetches here; None: all.
     holds: dict[Span | None, int] = field(default_factory=dict[Span | None, int])
+
+    @property
+    def kept(self) -> "_Kept":
+        return self.step, self.stripe
 
     @property
     def held(self) -> int:
@@ -129,7 +138,7 @@ class StateStore:
         self._pool_bytes = 0  # the most pinned memory that copies of states have taken at once
         self._pins: dict[int, _Pin] = {}
         self._over: deque[int] = deque(maxlen=_REMEMBERED_HEALS)
-        self._snapshots: dict[int, Snapshot] = {}
+        self._snapshots: dict[_Kept, Snapshot] = {}
         self._log: dict[int, _Logged] = {}
 
     # ---- the training thread ----
@@ -148,18 +157,19 @@ class StateStore:
             self._leaves = list(leaves)
             for kept in [kept for kept, snapshot in self._snapshots.items() if not snapshot.intact()]:
                 self._abandon_state(kept, "it was overwritten")
-            taken = self._take_snapshot()
+            taken = self._take_snapshots()
             self._changed.notify_all()
-        self._start_copies(step, taken)
+        self._start_copies(taken)
 
     def before_donation(self) -> None:
-        """Capture the current state if a joiner needs it: the donation overwrites it."""
+        """Capture of the current state what joiners need from here: the donation overwrites it."""
         with self._changed:
             step, self._leaves = self._step, []
             self._oldest = step + 1
-            snapshot = self._snapshots.get(step)
-        if snapshot is not None:
-            self._capture(step, snapshot)
+            current = {kept: snapshot for kept, snapshot in self._snapshots.items() if kept[0] == step}
+        for kept, snapshot in current.items():
+            self._capture(kept, snapshot)
+            snapshot.let_go()
 
     def log(
         self,
@@ -184,13 +194,16 @@ class StateStore:
 
     # ---- the session ----
 
-    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None:
-        """Keep state `step` for a heal, unless the joiner has it (`log_only`), and the means of each step since."""
+    def pin(self, heal_id: int, step: int, *, log_only: bool = False, stripe: Stripe = WHOLE) -> None:
+        """Keep a stripe of state `step` for a heal, and the means of each step since.
+
+        With `log_only` the joiner has the state. Until the state is donated, all of it can be read on CPU.
+        """
         with self._changed:
-            self._pins[heal_id] = _Pin(step, self._own, {None: step} if log_only else {})
-            taken = self._take_snapshot()
+            self._pins[heal_id] = _Pin(step, stripe, self._own, {None: step} if log_only else {})
+            taken = self._take_snapshots()
             self._changed.notify_all()
-        self._start_copies(step, taken)
+        self._start_copies(taken)
 
     def release(self, heal_id: int) -> None:
         with self._changed:
@@ -200,23 +213,30 @@ class StateStore:
 
     def state(self, heal_id: int, span: Span | None = None, *, deadline_s: float) -> tuple[int, Blob]:
         """The pinned step of a heal, and the part of its state that belongs to some lanes. Raises Gone or NotYet."""
+        step, snapshot = self._snapshot_for(heal_id, span, deadline_s)
+        return step, snapshot.blob(span)
+
+    def keeps(self, heal_id: int, span: Span | None = None, *, deadline_s: float) -> tuple[Stripe, bool]:
+        """Which stripe of that state is kept, and whether the rest can be read as well. Raises Gone or NotYet."""
+        _, snapshot = self._snapshot_for(heal_id, span, deadline_s)
+        return snapshot.stripe, snapshot.live
+
+    def _snapshot_for(self, heal_id: int, span: Span | None, deadline_s: float) -> tuple[int, Snapshot]:
         with self._changed:
             while True:
                 pin = self._pins.get(heal_id)
                 if pin is None and heal_id in self._over:
                     raise Gone(f"heal {heal_id} is over")
                 if pin is not None:
-                    snapshot = self._snapshots.get(pin.step) if pin.needs_state else None
+                    snapshot = self._snapshots.get(pin.kept) if pin.needs_state else None
                     if snapshot is not None:
                         self._check_lanes(span)
-                        step = pin.step
-                        break
+                        return pin.step, snapshot
                     if pin.step < self._oldest:
                         raise Gone(f"state {pin.step} of heal {heal_id} is not kept")
                 what = f"heal {heal_id} is not pinned" if pin is None else f"state {pin.step} is not reached"
                 if not self._changed.wait(deadline_s - time.monotonic()):
                     raise NotYet(f"{what} yet")
-        return step, snapshot.blob(span)
 
     def means(self, heal_id: int, step: int, span: Span | None = None, *, deadline_s: float) -> Blob:
         """The logged means of a step. Raises Gone or NotYet."""
@@ -247,11 +267,14 @@ class StateStore:
 
     # ---- copies, in any thread ----
 
-    def _start_copies(self, step: int, taken: Snapshot | None) -> None:
-        """Have an accelerator copy a new snapshot to the host, beside the step."""
-        copied_bytes = 0 if taken is None else taken.copied_bytes
-        if taken is None or not copied_bytes:
-            return
+    def _start_copies(self, taken: dict[_Kept, Snapshot]) -> None:
+        """Have an accelerator copy new snapshots to the host, beside the step."""
+        for kept, snapshot in taken.items():
+            if snapshot.copied_bytes:
+                self._start_copy(kept, snapshot)
+
+    def _start_copy(self, kept: _Kept, taken: Snapshot) -> None:
+        step, copied_bytes = kept[0], taken.copied_bytes
         with self._changed:
             pinned_bytes = sum(one.copied_bytes for one in self._snapshots.values() if one.pinned)
         # Pinned memory of earlier copies is kept by XLA for the next.
@@ -264,14 +287,14 @@ class StateStore:
                 "memory, or shard the state over more of them"
             )
             with self._changed:
-                self._abandon_state(step, why)
+                self._abandon_state(kept, why)
             return
         self._pool_bytes = max(self._pool_bytes, pinned_bytes)
         _log.info(
             "copies state %d to the host for joiners, beside the step: %.1f MB", step, copied_bytes / 1e6
         )
         thread = threading.Thread(
-            target=self._capture, args=(step, taken), name="jaxft-snapshot", daemon=True
+            target=self._capture, args=(kept, taken), name="jaxft-snapshot", daemon=True
         )
         try:
             thread.start()
@@ -280,14 +303,14 @@ class StateStore:
                 "State %d is copied by the training thread, since there is no other: %s.", step, error
             )
 
-    def _capture(self, step: int, snapshot: Snapshot) -> None:
-        """Protect a state from its donation. A failure ends the heals that need it, and not the training here."""
+    def _capture(self, kept: _Kept, snapshot: Snapshot) -> None:
+        """Protect a stripe from its donation. A failure ends the heals that need it, and not the training here."""
         try:
-            snapshot.capture(lambda: self._snapshots.get(step) is snapshot)
+            snapshot.capture(lambda: self._snapshots.get(kept) is snapshot)
         except Exception as error:  # such as out of memory
             with self._changed:
-                if self._snapshots.get(step) is snapshot:
-                    self._abandon_state(step, f"it could not be captured: {error!r}")
+                if self._snapshots.get(kept) is snapshot:
+                    self._abandon_state(kept, f"it could not be captured: {error!r}")
 
     # ---- under the lock ----
 
@@ -306,13 +329,14 @@ class StateStore:
                 f"{asked} are asked for, and this process holds the lanes from {own.start} up to {own.stop}"
             )
 
-    def _take_snapshot(self) -> Snapshot | None:
-        """Keep the current state if a joiner needs it; return the snapshot if it is new."""
-        if self._oldest != self._step or self._step in self._snapshots:
-            return None
-        if not any(pin.step == self._step and pin.needs_state for pin in self._pins.values()):
-            return None
-        taken = self._snapshots[self._step] = Snapshot(self._leaves, self._pieces)
+    def _take_snapshots(self) -> dict[_Kept, Snapshot]:
+        """Keep of the current state what joiners need; return the snapshots that are new."""
+        if self._oldest != self._step:
+            return {}
+        needed = {pin.kept for pin in self._pins.values() if pin.step == self._step and pin.needs_state}
+        new = needed - self._snapshots.keys()
+        taken = {kept: Snapshot(self._leaves, self._pieces, kept[1]) for kept in new}
+        self._snapshots |= taken
         return taken
 
     def _drop(self, heal_id: int) -> None:
@@ -322,16 +346,15 @@ class StateStore:
         self._changed.notify_all()
 
     def _trim(self) -> None:
-        states = {pin.step for pin in self._pins.values() if pin.needs_state}
-        for step in self._snapshots.keys() - states:
-            del self._snapshots[step]
+        for kept in self._snapshots.keys() - {pin.kept for pin in self._pins.values() if pin.needs_state}:
+            del self._snapshots[kept]
         oldest = min((pin.needs_means_from for pin in self._pins.values()), default=None)
         for step in [step for step in self._log if oldest is None or step < oldest]:
             del self._log[step]
 
-    def _abandon_state(self, step: int, why: str) -> None:
-        for heal_id in [one for one, pin in self._pins.items() if pin.step == step and pin.needs_state]:
-            _log.error("Abandoned heal %d: state %d is lost, because %s.", heal_id, step, why)
+    def _abandon_state(self, kept: _Kept, why: str) -> None:
+        for heal_id in [one for one, pin in self._pins.items() if pin.kept == kept and pin.needs_state]:
+            _log.error("Abandoned heal %d: state %d is lost, because %s.", heal_id, kept[0], why)
             self._drop(heal_id)
 
     def _bound_log(self) -> None:

@@ -1,15 +1,20 @@
 """Fetches one blob into one arena, in stripes from several donors at once.
 
 Chunks that have not been requested yet are free. Each donor has a thread, which takes spans of chunks, requests them,
-and verifies the tag of each chunk that arrives. Spans taken by a donor that fails become free again. So the blob
-completes as long as one donor serves.
+and verifies the tag of each chunk that arrives. Spans taken by a donor that fails become free again.
+
+A donor is asked for its stripe first: that it keeps in any case. As long as its state is *live*, that is, not yet
+donated, it is then asked for the rest as well. It says NOT_KEPT to a request that comes too late, and from then on it
+is asked for its stripe only. The blob completes as long as each chunk is kept by a donor that serves. As soon as one
+is kept by none, the fetch ends.
 
 A donor that has started to send is asked for its next span before it has sent the current one, so that it never waits
-for a request. Spans become smaller towards the end, and the last ones are not requested ahead: so all donors end at
-nearly the same time, each having sent what its link allows.
+for a request. Spans become smaller towards the end, and the last ones are not requested ahead: so donors that have
+the same chunks end at nearly the same time, each having sent what its link allows.
 
-A stalled donor holds up only the spans that it has taken. While other spans are free, no thread waits for it; once
-none are, it is cut off much sooner than a donor that is alone (`_STALL_S`).
+A stalled donor holds up only the spans that it has taken. While others are free for it, no thread waits for a stalled
+donor; once none are, that is cut off much sooner than a donor that is alone (`_STALL_S`). Nor is one waited for any
+longer that has not even said what it keeps.
 """
 
 import contextlib
@@ -21,7 +26,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from jaxft_protocol.messages import WHOLE, Stripe
 
+from jaxft._heal._bands import keeps
 from jaxft._heal._blob import BlobLayout
 from jaxft._heal._frames import MAX_TEXT_BYTES, REPLY_BYTES, BadFrame, Reply, Request, Status
 from jaxft._transport._listener import Abort, Connection, recv_exactly, send_all
@@ -49,8 +56,10 @@ class _Span:
 
 @dataclass(slots=True)
 class _Taken:
-    """The spans requested from a donor and not received yet, in order."""
+    """What a donor keeps, and the spans requested from it and not received yet, in order."""
 
+    stripe: Stripe = WHOLE
+    live: bool = True
     spans: deque[_Span] = field(default_factory=deque[_Span])
     moved_s: float = 0.0  # when its last chunk arrived, or when it was asked while idle
     stalled: bool = False
@@ -58,6 +67,8 @@ class _Taken:
 
 class Stripes:
     """The state that the donors' threads share. `over` is set at the end, and ends all their waits.
+
+    `lost` says which chunks no donor keeps, if the fetch has ended for that.
 
     Args:
         moved: called when a chunk has arrived. Must not block.
@@ -75,6 +86,7 @@ class Stripes:
     ) -> None:
         self.over = Abort()
         self.complete = False
+        self.lost = ""
         self._request = request
         self._layout = layout
         self._arena = arena.data
@@ -84,9 +96,10 @@ class Stripes:
         self._moved = moved
         self._changed = threading.Condition()
         self._missing = layout.chunks
-        self._free = deque([_Span(0, layout.chunks)])
+        self._free = deque(_spans_of(layout))
         self._free_chunks = layout.chunks
         self._taken: dict[socket.socket, _Taken] = {}
+        self._moved_s = time.monotonic()  # when a chunk arrived, or a donor said what it keeps
 
     # ---- the thread that wants the blob ----
 
@@ -103,17 +116,24 @@ class Stripes:
 
     # ---- the donors' threads ----
 
-    def serve(self, connection: Connection) -> None:
+    def serve(self, connection: Connection, stripe: Stripe = WHOLE, *, live: bool = True) -> None:
         """Fetch spans from one donor, until every chunk has arrived from some donor.
+
+        Args:
+            connection: to the donor.
+            stripe: what it keeps.
+            live: it can be asked for the rest as well.
 
         Raises:
             ConnectionError: the donor failed. Aborted, if the fetch ended in the middle of a span.
             TimeoutError: it stalled, or kept answering "not yet".
         """
         patient_until_s = time.monotonic() + self._timeout_s
-        taken = _Taken()
+        taken = _Taken(stripe, live)
         with self._changed:
             self._taken[connection.sock] = taken
+            self._moved_s = time.monotonic()
+            self._find_lost()
         try:
             while self._ask_for_some(connection, taken):
                 delay = self._fetch(connection, taken)
@@ -131,11 +151,14 @@ class Stripes:
             raise
         finally:
             self._put_back(taken)
+            with self._changed:
+                del self._taken[connection.sock]
 
     def leave(self) -> None:
         """Count this donor's thread as finished."""
         with self._changed:
             self._donors -= 1
+            self._find_lost()
             last = self._donors == 0
         if last:
             self.end("no donor is left")
@@ -148,11 +171,11 @@ class Stripes:
                     raise Aborted(self.over.reason)
                 if taken.spans:
                     return True
-                if self._free:
-                    span = self._take(taken)
+                if (span := self._take(taken)) is not None:
                     break
-                # Nothing is free now, but another donor may still fail and give back its spans.
+                # Nothing is free for it now, but another donor may still fail and give back its spans.
                 self._changed.wait(self._cut_off_stalled())
+                self._find_lost()
             else:
                 self.complete = True
                 span = None
@@ -169,28 +192,65 @@ class Stripes:
             if self._free_chunks < self._donors:  # leave the last ones to idle donors
                 return
             span = self._take(taken)
-        self._ask(connection, span)
+        if span is not None:
+            self._ask(connection, span)
 
     def _ask(self, connection: Connection, span: _Span) -> None:
         request = replace(self._request, first=span.first, count=span.count)
         ask(connection, request, time.monotonic() + self._timeout_s, self.over)
 
-    def _take(self, taken: _Taken) -> _Span:
-        """Move a span from the free chunks to a donor. Under the lock."""
+    def _take(self, taken: _Taken) -> _Span | None:
+        """Move a span from the free chunks to a donor; return None if it keeps none of them. Under the lock."""
+        free = self._free_for(taken)
+        if free is None:
+            return None
         most = SPAN_CHUNKS
         if self._donors > 1:
             share = self._free_chunks // self._donors
             most = max(1, min(most, share // _SPANS_OF_A_SHARE))
-        free = self._free[0]
         span = _Span(free.first, min(most, free.count))
         free.first, free.count = free.first + span.count, free.count - span.count
         if not free.count:
-            self._free.popleft()
+            self._free.remove(free)
         self._free_chunks -= span.count
         if not taken.spans:
             taken.moved_s = time.monotonic()
         taken.spans.append(span)
         return span
+
+    def _free_for(self, taken: _Taken) -> _Span | None:
+        """The free span that a donor is asked for next: of its stripe, if there is one. Under the lock."""
+        own = (span for span in self._free if keeps(taken.stripe, self._band(span)))
+        return next(own, self._free[0] if self._free and taken.live else None)
+
+    def _band(self, span: _Span) -> int:
+        return self._layout.bands[span.first]
+
+    def _find_lost(self) -> None:
+        """End the fetch if no donor keeps some of the free chunks. Under the lock."""
+        silent_s = time.monotonic() - self._moved_s
+        if self.over.is_set or (len(self._taken) < self._donors and silent_s < self._stall_s):
+            return  # a donor that has not said yet what it keeps may keep all of them
+        stripes = [WHOLE if taken.live else taken.stripe for taken in self._taken.values()]
+        lost = [span for span in self._free if not any(keeps(stripe, self._band(span)) for stripe in stripes)]
+        if stripes and lost:
+            count, first = sum(span.count for span in lost), min(span.first for span in lost)
+            self.lost = f"{count} of {self._layout.chunks} chunks, from chunk {first} on"
+            self.end(f"no donor keeps {self.lost}")
+
+    def _note_not_kept(self, taken: _Taken) -> None:
+        """Give back the oldest request of a donor whose state is no longer live."""
+        with self._changed:
+            span = taken.spans.popleft()
+            if keeps(taken.stripe, self._band(span)):
+                taken.spans.appendleft(span)
+                raise BadFrame(f"it does not keep chunk {span.first}, which is of its stripe")
+            taken.live = False
+            taken.moved_s = time.monotonic()
+            self._free.appendleft(span)
+            self._free_chunks += span.count
+            self._find_lost()
+            self._changed.notify_all()
 
     def _put_back(self, taken: _Taken) -> None:
         with self._changed:
@@ -224,11 +284,14 @@ class Stripes:
         """Fetch the oldest requested span; return the donor's message if it does not have it yet."""
         span = taken.spans[0]
         while span.count:
-            delay = self._fetch_chunk(connection, span.first)
-            if delay and len(taken.spans) > 1:
-                raise BadFrame(f"it stopped in the middle of a state or means: {delay}")
-            if delay:
-                return delay
+            status, said = self._fetch_chunk(connection, span.first)
+            if status is Status.NOT_KEPT:
+                self._note_not_kept(taken)
+                return ""
+            if status is Status.NOT_YET:
+                if len(taken.spans) > 1:
+                    raise BadFrame(f"it stopped in the middle of a state or means: {said}")
+                return said or "not yet"
             self._note_arrival(taken)
             self._ask_ahead(connection, taken)
         return ""
@@ -239,17 +302,18 @@ class Stripes:
             span.first, span.count = span.first + 1, span.count - 1
             if not span.count:
                 taken.spans.popleft()
-            taken.moved_s = time.monotonic()
+            taken.moved_s = self._moved_s = time.monotonic()
             self._missing -= 1
             self._moved()
 
-    def _fetch_chunk(self, connection: Connection, chunk: int) -> str:
+    def _fetch_chunk(self, connection: Connection, chunk: int) -> tuple[Status, str]:
+        """Receive a chunk, or what the donor says in its place: NOT_YET or NOT_KEPT, and why."""
         deadline_s = time.monotonic() + self._timeout_s
         reply = header(connection, deadline_s, self.over)
         if reply.status is not Status.OK:
             said = text(connection, reply, MAX_TEXT_BYTES, deadline_s, self.over)
-            if reply.status is Status.NOT_YET:
-                return said or "not yet"
+            if reply.status in (Status.NOT_YET, Status.NOT_KEPT):
+                return reply.status, said
             raise BadFrame(said)
         start, length = self._layout.span_of(chunk)
         if (reply.index, reply.length) != (chunk, length):
@@ -259,7 +323,18 @@ class Stripes:
         target = self._arena[start : start + length]
         if not _received(connection, reply, target, deadline_s, self.over, "a donor's chunk"):
             raise BadFrame(f"chunk {chunk} was damaged or changed on the way: its tag does not match")
-        return ""
+        return Status.OK, ""
+
+
+def _spans_of(layout: BlobLayout) -> list[_Span]:
+    """All chunks, in spans of one band each."""
+    found: list[_Span] = []
+    for chunk, band in enumerate(layout.bands):
+        if chunk and band == layout.bands[chunk - 1]:
+            found[-1].count += 1
+        else:
+            found.append(_Span(chunk, 1))
+    return found
 
 
 def ask(connection: Connection, request: Request, deadline_s: float, abort: Abort | None) -> None:

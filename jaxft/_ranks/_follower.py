@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step
+from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step, Stripe
 from jaxft_protocol.proto import ranks_pb2 as pb
 from jaxft_protocol.ranks import follower as core
 from jaxft_protocol.ranks import messages
@@ -38,7 +38,7 @@ _O = TypeVar("_O", Directed, Decided, Judged)
 
 
 class Pins(Protocol):
-    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None: ...
+    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None: ...
     def release(self, heal_id: int) -> None: ...
 
 
@@ -256,7 +256,8 @@ class Follower:
                 self._hear_order(message)
             case "pin_state":
                 pin = message.pin_state
-                self._pins.pin(pin.heal_id, pin.step, log_only=pin.log_only)
+                stripe = Stripe(pin.stripe, pin.stripes)
+                self._pins.pin(pin.heal_id, pin.step, log_only=pin.log_only, stripe=stripe)
             case "release_pin":
                 self._pins.release(message.release_pin.heal_id)
             case "all_computed":

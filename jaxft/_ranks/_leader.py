@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from jaxft_protocol.messages import Step
+from jaxft_protocol.messages import Step, Stripe
 from jaxft_protocol.proto import ranks_pb2 as pb
 from jaxft_protocol.ranks import leader as core
 from jaxft_protocol.ranks import messages
@@ -150,8 +150,10 @@ class Leader:
 
     # ---- the session's thread ----
 
-    def pin(self, heal_id: int, step: int, *, log_only: bool) -> None:
-        self._send(pb.LeaderMessage(pin_state=pb.PinState(heal_id=heal_id, step=step, log_only=log_only)))
+    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None:
+        pin = pb.PinState(heal_id=heal_id, step=step, log_only=log_only)
+        pin.stripe, pin.stripes = stripe.number, stripe.count
+        self._send(pb.LeaderMessage(pin_state=pin))
 
     def release(self, heal_id: int) -> None:
         message = pb.LeaderMessage()

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step
+from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step, Stripe
 from jaxft_protocol.ranks.messages import Verdict
 from jaxft_protocol.replica.state import Directive, Event, Failure
 
@@ -114,7 +114,7 @@ class Leading(Ranks, Protocol):
 
     def direct(self, directive: Directive) -> None: ...
     def left(self) -> None: ...
-    def pin(self, heal_id: int, step: int, *, log_only: bool) -> None: ...
+    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None: ...
     def release(self, heal_id: int) -> None: ...
     def all_computed(self, quorum_id: int, step: int) -> None: ...
     def close(self, error: str = "") -> None: ...
@@ -168,7 +168,7 @@ class OneRank:
     def left(self) -> None:
         """As `direct`."""
 
-    def pin(self, heal_id: int, step: int, *, log_only: bool) -> None:
+    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None:
         """As `direct`."""
 
     def release(self, heal_id: int) -> None:

@@ -26,6 +26,7 @@ from jaxft_protocol.messages import (
     NewQuorum,
     QuorumId,
     Step,
+    Stripe,
     Welcome,
 )
 from jaxft_protocol.replica import machine
@@ -90,7 +91,7 @@ _T = TypeVar("_T")
 class Pins(Protocol):
     """Keeps states for joiners (`jaxft._heal._store.StateStore`)."""
 
-    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None: ...
+    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None: ...
     def release(self, heal_id: int) -> None: ...
 
 
@@ -426,10 +427,10 @@ class Session:
                 self._loop.keep(self._connect(delay_s, address), "stream")
             case Close(reason):
                 self._stream.hang_up(reason)
-            case PinState(heal_id, step, log_only):
+            case PinState(heal_id, step, log_only, stripe):
                 self._loop.call(self._look)  # a joiner is about to dial this group
-                self._pins.pin(heal_id, step, log_only=log_only)
-                self._ranks.pin(heal_id, step, log_only=log_only)
+                self._pins.pin(heal_id, step, log_only=log_only, stripe=stripe)
+                self._ranks.pin(heal_id, step, log_only=log_only, stripe=stripe)
             case ReleasePin(heal_id):
                 self._pins.release(heal_id)
                 self._ranks.release(heal_id)

@@ -200,10 +200,22 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Stripe:
+    """Which part of a state a donor keeps for a heal: part `number` of `count` parts of about the same size."""
+
+    number: int = 0
+    count: int = 1
+
+
+WHOLE = Stripe()
+
+
+@dataclass(frozen=True, slots=True)
 class Pin:
     heal_id: HealId
     step: Step
     log_only: bool = False
+    stripe: Stripe = WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,8 +173,10 @@ def coordinator_to_proto(
         case m.Refused(reason, differences):
             listed = [pb.Difference(name=d.name, job=d.job, group=d.group) for d in differences]
             return pb.CoordinatorMessage(refused=pb.Refused(reason=reason, differences=listed))
-        case m.Pin(heal_id, step, log_only):
-            return pb.CoordinatorMessage(pin=pb.Pin(heal_id=heal_id, step=step, log_only=log_only))
+        case m.Pin(heal_id, step, log_only, stripe):
+            pin = pb.Pin(heal_id=heal_id, step=step, log_only=log_only)
+            pin.stripe, pin.stripes = stripe.number, stripe.count
+            return pb.CoordinatorMessage(pin=pin)
         case m.Release(heal_id):
             return pb.CoordinatorMessage(release=pb.Release(heal_id=heal_id))
         case m.Heal(heal_id, step, donors, log_only, history):
@@ -248,7 +250,7 @@ def _coordinator_from_proto(message: pb.CoordinatorMessage, base: m.NewQuorum | 
             return m.Refused(message.refused.reason, listed)
         case "pin":
             pin = message.pin
-            return m.Pin(m.HealId(pin.heal_id), m.Step(pin.step), pin.log_only)
+            return m.Pin(m.HealId(pin.heal_id), m.Step(pin.step), pin.log_only, _stripe(pin))
         case "release":
             return m.Release(m.HealId(message.release.heal_id))
         case "heal":
@@ -279,6 +281,12 @@ def _coordinator_from_proto(message: pb.CoordinatorMessage, base: m.NewQuorum | 
             return m.AllComputed(m.QuorumId(told.quorum_id), m.Step(told.step))
         case unknown:
             raise WireError(f"a message of kind {unknown!r} is not part of protocol {m.PROTOCOL_VERSION}")
+
+
+def _stripe(pin: pb.Pin) -> m.Stripe:
+    if pin.stripe >= pin.stripes:
+        raise WireError(f"a pin of stripe {pin.stripe} of {pin.stripes} keeps nothing")
+    return m.Stripe(pin.stripe, pin.stripes)
 
 
 def _heartbeat(heartbeat: pb.Heartbeat) -> m.Heartbeat:

@@ -48,6 +48,7 @@ from jaxft_protocol.messages import (
     QuorumId,
     Refused,
     Step,
+    Stripe,
     Vote,
     Waiting,
     Welcome,
@@ -609,6 +610,8 @@ def test_what_a_group_says_survives_the_wire(message: GroupMessage):
         ),
         NewQuorum(QuorumId(2), Step(1), 4, (), history=HistoryId(2**63 - 1)),
         Pin(HealId(4), Step(1), log_only=True),
+        Pin(HealId(4), Step(1), stripe=Stripe(0, 2)),
+        Pin(HealId(4), Step(1), stripe=Stripe(3, 4)),
         Heal(
             HealId(4),
             Step(1),
@@ -632,3 +635,10 @@ def test_what_a_group_says_survives_the_wire(message: GroupMessage):
 def test_what_the_coordinator_says_survives_the_wire(message: CoordinatorMessage):
     data = wire.coordinator_to_proto(message).SerializeToString()
     assert wire.coordinator_from_proto(pb.CoordinatorMessage.FromString(data)) == message
+
+
+@pytest.mark.parametrize(("stripe", "stripes"), [(0, 0), (2, 2), (5, 2)])
+def test_a_pin_of_a_stripe_that_is_none_is_refused(stripe: int, stripes: int):
+    said = pb.CoordinatorMessage(pin=pb.Pin(heal_id=4, step=1, stripe=stripe, stripes=stripes))
+    with pytest.raises(wire.WireError, match=f"a pin of stripe {stripe} of {stripes} keeps nothing"):
+        wire.coordinator_from_proto(said)

@@ -80,6 +80,7 @@ def test_a_donor_killed_in_a_heal_changes_nothing(tmp_path: Path) -> None:
             assert is_in_the_middle(job, "group-0")
         job.until_back("group-0")
         assert job.workers["group-0"].says("Dropped donor group-1")
+        assert job.workers["group-0"].says("no donor is left that keeps"), "the other one had trained on"
         job.former.append(job.workers.pop("group-1"))
         job.finish(digest_alone(STEPS, *WIDTH))
 

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._leaf_types import LeafType, type_of
 from jaxft._arrays._placement import place
+from jaxft._heal._bands import bands_of
 from jaxft._heal._blob import Blob, BlobLayout, HostArray
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._frames import REQUEST_BYTES, Kind, Reply, Request, Status
@@ -108,7 +109,8 @@ def leaves_of(blob: Blob) -> list[np.ndarray]:
 
 def blob_of_leaves(leaves: Sequence[Any]) -> Blob:
     arrays = [np.frombuffer(raw(leaf), type_of(leaf).dtype).reshape(type_of(leaf).shape) for leaf in leaves]
-    return Blob(BlobLayout.of([type_of(leaf) for leaf in leaves]), [HostArray(array) for array in arrays])
+    types = [type_of(leaf) for leaf in leaves]
+    return Blob(BlobLayout.of(types, bands_of(types)), [HostArray(array) for array in arrays])
 
 
 def specs_of(means: Sequence[np.ndarray]) -> list[LeafSpec]:
@@ -218,7 +220,8 @@ def fetch_state(
 def manifest(sock: socket.socket, leaves: Sequence[Any], *, step: int = 0, **changes: Any) -> None:
     """What a good donor answers to the first request."""
     types = [type_of(leaf) for leaf in leaves]
-    said = {"step": step, "leaves": [[list(one.shape), one.dtype] for one in types], **changes}
+    listed = [[list(one.shape), one.dtype] for one in types]
+    said = {"step": step, "leaves": listed, "stripe": [0, 1], "live": True, **changes}
     send_text(sock, Status.OK, json.dumps(said))
 
 

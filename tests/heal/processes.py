@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+from jaxft_protocol.messages import WHOLE, Stripe
 
 from jaxft._heal import _server
 from jaxft._heal._blob import Blob
@@ -64,14 +65,20 @@ class _Process:
     def address(self) -> str:
         return f"127.0.0.1:{self.listener.port}"
 
-    def hold(self, size_mb: int, steps: int) -> None:
-        """Pin state 0, and train over some steps."""
+    def hold(self, size_mb: int, steps: int, stripe: Stripe) -> None:
+        """Pin a stripe of state 0, and train over some steps."""
         self.store.publish(0, state_of(size_mb))
-        self.store.pin(HEAL, 0)
+        self.store.pin(HEAL, 0, stripe=stripe)
         for step in range(steps):
             self.store.log(step, means_of(step))
             self.store.before_donation()
             self.store.publish(step + 1, [])
+
+    def hold_again(self, size_mb: int, step: int) -> None:
+        """Pin a newer state, which is the same here, for the next heal."""
+        self.store.release(HEAL)
+        self.store.publish(step, state_of(size_mb))
+        self.store.pin(HEAL + 1, step)
 
     def set_trap(self, chunk: int) -> None:
         """Counted from 1."""
@@ -94,12 +101,14 @@ class DonorProcess(Actor):
 
 
 @contextmanager
-def donors(names: Sequence[str], *, size_mb: int = 24, steps: int = 0) -> Iterator[list[DonorProcess]]:
-    """Processes that hold the same state, pinned, and the means of some steps."""
+def donors(
+    names: Sequence[str], *, size_mb: int = 24, steps: int = 0, striped: bool = False
+) -> Iterator[list[DonorProcess]]:
+    """Processes that hold the same state, pinned, and the means of some steps; `striped`: a stripe of it each."""
     made = [DonorProcess(name) for name in names]
     try:
-        for one in made:
-            one.ask("hold", size_mb, steps)
+        for number, one in enumerate(made):
+            one.ask("hold", size_mb, steps, Stripe(number, len(made)) if striped else WHOLE)
         yield made
     finally:
         for one in made:

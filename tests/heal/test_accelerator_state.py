@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxft_protocol.messages import WHOLE
 
 from jaxft._arrays import _host_copies
 from jaxft._arrays._host_copies import HostCopy, host_copies
@@ -74,7 +75,7 @@ def test_a_pinned_state_is_copied_before_a_step_overwrites_it(pinned_first: bool
     if not pinned_first:
         store.pin(1, STEP)
     # A thread does it, long before the training thread has to.
-    patience.until(lambda: copied(store._snapshots[STEP]), "the copies to be started")
+    patience.until(lambda: copied(store._snapshots[STEP, WHOLE]), "the copies to be started")
     store.before_donation()
     store.publish(STEP + 1, overwritten(leaves))
     blob = store.state(1, deadline_s=soon())[1]
@@ -100,12 +101,12 @@ def test_the_training_thread_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) 
     store, leaves = StateStore(), [jnp.asarray(values((9,)))]
     store.publish(STEP, leaves)
     store.pin(1, STEP)
-    assert not copied(store._snapshots[STEP])
+    assert not copied(store._snapshots[STEP, WHOLE])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(np, "asarray", waits)
         patch.setattr(jax, "block_until_ready", waits)
         store.before_donation()
-    assert copied(store._snapshots[STEP])
+    assert copied(store._snapshots[STEP, WHOLE])
     assert not read
     (made,) = overwritten(leaves)
     store.publish(STEP + 1, [made])
@@ -139,7 +140,7 @@ def test_a_state_that_is_too_large_for_pinned_memory_is_copied_to_other(
     before = [raw(leaf) for leaf in leaves]
     store.publish(STEP, leaves)
     store.pin(1, STEP)
-    snapshot = store._snapshots[STEP]
+    snapshot = store._snapshots[STEP, WHOLE]
     patience.until(lambda: copied(snapshot), "the copies to be made")
     copies = [source._copy for source in snapshot._leaf_sources() if source._copy is not None]
     kinds = {type(piece) for copy in copies for _, piece in copy.pieces}
@@ -222,11 +223,11 @@ def test_the_end_of_an_old_copy_does_not_end_a_newer_heal(monkeypatch: pytest.Mo
     store = StateStore()
     store.publish(STEP, [jnp.asarray(values((9,)))])
     store.pin(1, STEP)
-    old = store._snapshots[STEP]
+    old = store._snapshots[STEP, WHOLE]
     store.release(1)
     store.pin(2, STEP)
     monkeypatch.setattr(old, "capture", lambda wanted: 1 // 0)
-    store._capture(STEP, old)
+    store._capture((STEP, WHOLE), old)
     store.state(2, deadline_s=soon())
 
 
@@ -252,5 +253,5 @@ def test_nothing_is_copied_on_cpu_before_it_is_overwritten() -> None:
         store = StateStore()
         store.publish(STEP, state()[:2])
         store.pin(1, STEP)
-        assert store._snapshots[STEP].copied_bytes == 0
+        assert store._snapshots[STEP, WHOLE].copied_bytes == 0
     assert {one.name for one in set(threading.enumerate()) - threads} == set()

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import step_models
+from jaxft_protocol.messages import Stripe
 
 import jaxft
 from jaxft._arrays._digest import digest
+from jaxft._heal import _bands
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._programs._build import Programs, cut_programs
@@ -133,15 +135,20 @@ def programs_for() -> Callable[[int], Programs]:
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("donors", [1, 2])
+@pytest.mark.parametrize(("donors", "stripes"), [(1, 1), (2, 1), (2, 2), (3, 3)])
 def test_a_joiner_ends_with_the_bits_of_the_donors(
-    donors: int, devices: int, programs_for: Callable[[int], Programs]
+    donors: int,
+    stripes: int,
+    devices: int,
+    programs_for: Callable[[int], Programs],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(_bands, "UNDIVIDED_BYTES", 0)
     programs = programs_for(devices)
     with trainings(donors, programs, devices) as running:
-        for donor, training in running:
+        for number, (donor, training) in enumerate(running):
             training.run_to(3)
-            donor.store.pin(HEAL, 3)
+            donor.store.pin(HEAL, 3, stripe=Stripe(number % stripes, stripes))
             training.run_to(5)  # before the joiner comes
         with joiner(*(donor for donor, _ in running), heal_id=HEAL) as fetcher:
             ours = first_state(devices, seed=9)

@@ -513,7 +513,8 @@ def test_answers() -> None:
         one.store.pin(HEAL, 6)
         one.store.log(6, means)
         status, _, said = answer(sock, Request(Kind.MANIFEST, HEAL, 6))
-        assert (status, json.loads(said)) == ("OK", {"step": 6, "leaves": [[[4, 4], "float32"]]})
+        wanted = {"step": 6, "leaves": [[[4, 4], "float32"]], "stripe": [0, 1], "live": True}
+        assert (status, json.loads(said)) == ("OK", wanted)
         assert answer(sock, Request(Kind.STATE, HEAL, 6, 0, 1)) == ("OK", 0, values((4, 4)).tobytes())
         assert answer(sock, Request(Kind.MEANS, HEAL, 6, 1, 1))[:2] == ("OK", 1)
         run = blob_of(means)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxft._transport._listener import Abort
 from tests import patience
 
 from .donors import LONG_S, fetch_state, in_thread, joiner, same_bits, specs_of
-from .processes import DonorProcess, donors, means_of, state_of
+from .processes import HEAL, DonorProcess, donors, means_of, state_of
 
 pytestmark = pytest.mark.processes
 
@@ -122,3 +123,79 @@ def test_a_donor_is_killed_between_the_state_and_the_means() -> None:
         kill(b)
         with pytest.raises(HealFailed, match=r"a: .*b: "):
             fetcher.means(2, specs_of(means_of(2)), cancel=Abort())
+
+
+# ---- donors that keep a stripe each ----
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 12])
+def test_a_donor_is_killed_within_its_stripe_and_the_heal_begins_again(chunk: int) -> None:
+    with donors(["a", "b"], steps=2, striped=True) as (a, b):
+        with joiner(a.address, b.address) as fetcher:
+            fetched = both_at_it(fetcher, a, b, chunk)
+            kill(a)
+            b.ask("open_trap")
+            with pytest.raises(
+                HealFailed, match=r"no donor is left that keeps \d+ of 25 chunks, from chunk \d+ on \(a: "
+            ):
+                fetched()
+        b.ask("hold_again", SIZE_MB, 2)
+        with joiner(b.address, heal_id=HEAL + 1) as fetcher:
+            assert same_bits(fetch_state(fetcher, 2, zeros()), state_of(SIZE_MB))
+
+
+def test_a_donor_is_killed_within_its_stripe_while_the_state_of_the_other_is_live() -> None:
+    with donors(["a", "b"], striped=True) as (a, b), joiner(a.address, b.address) as fetcher:
+        fetched = both_at_it(fetcher, a, b, 4)
+        kill(a)
+        b.ask("open_trap")
+        assert same_bits(fetched(), state_of(SIZE_MB))
+        assert fetcher._donors[0].failed
+
+
+def test_a_donor_is_killed_after_its_stripe() -> None:
+    arrived, all_of_a = list[int](), threading.Event()
+
+    def moved() -> None:
+        arrived.append(1)
+        if len(arrived) == SIZE_MB // 2:
+            all_of_a.set()
+
+    with donors(["a", "b"], steps=1, striped=True) as (a, b):
+        with joiner(a.address, b.address, moved=moved) as fetcher:
+            b.ask("set_trap", 1)
+            fetched = in_thread(lambda: fetch_state(fetcher, 0, zeros()))
+            assert b.answer() == "in the trap"
+            assert all_of_a.wait(LONG_S)
+            kill(a)
+            b.ask("open_trap")
+            assert same_bits(fetched(), state_of(SIZE_MB))
+            assert same_bits(fetcher.means(0, specs_of(means_of(0)), cancel=Abort()), means_of(0))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_donor_that_is_stopped_with_its_stripe_ends_the_heal_soon(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_stripes, "_STALL_S", 0.3)
+    with donors(["a", "b"], steps=1, striped=True) as (a, b):
+        with joiner(a.address, b.address, timeout_s=LONG_S) as fetcher:
+            began_s = patience.machine_s()
+            if before:
+                os.kill(a.pid, signal.SIGSTOP)
+                fetched = in_thread(lambda: fetch_state(fetcher, 0, zeros()))
+            else:
+                fetched = both_at_it(fetcher, a, b, 3)
+                os.kill(a.pid, signal.SIGSTOP)
+                b.ask("open_trap")
+            with pytest.raises(HealFailed, match=r"that keeps \d+ of 25 chunks, from chunk \d+ on \(a: "):
+                fetched()
+            assert patience.machine_s() - began_s < LONG_S / 2
+            os.kill(a.pid, signal.SIGCONT)
+
+
+def test_four_donors_with_a_stripe_each() -> None:
+    with donors("abcd", steps=1, striped=True) as all_of_them:
+        with joiner(*(one.address for one in all_of_them)) as fetcher:
+            assert same_bits(fetch_state(fetcher, 0, zeros()), state_of(SIZE_MB))
+            assert not any(one.failed for one in fetcher._donors)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jaxft_protocol.messages import WHOLE
 
 from jaxft._heal import _store
 from jaxft._heal._snapshot import Snapshot
@@ -223,7 +224,7 @@ def test_two_heals_at_different_steps() -> None:
     store.release(1)
     assert has_state(store, 2, 5)
     assert sorted(store._log) == [5, 6, 7]
-    assert sorted(store._snapshots) == [5]
+    assert sorted(step for step, _ in store._snapshots) == [5]
 
 
 def test_two_heals_at_one_step_share_a_snapshot() -> None:
@@ -400,7 +401,7 @@ def test_a_heal_that_is_released_during_the_capture_costs_no_more_of_it(
     store = standing_at(2)
     store.pin(1, 2)
     captured: list[int] = []
-    leaf_class = type(store._snapshots[2].blob().sources[0])
+    leaf_class = type(store._snapshots[2, WHOLE].blob().sources[0])
     monkeypatch.setattr(leaf_class, "capture", lambda self: (captured.append(1), store.release(1)))
     train(store, 2, 3)
     assert len(captured) == 1

@@ -15,7 +15,7 @@ from jaxft._transport._seals import Connection
 
 from .donors import MB, blob_of_leaves, fetch_state, hostile, joiner, manifest, same_bits, send_chunk, values
 
-STATE = [values((5 * MB,)), values((5,), "bfloat16")]  # 21 chunks
+STATE = [values((5 * MB + 5,))]  # 21 chunks
 BLOB = blob_of_leaves(STATE)
 
 

@@ -10,7 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
-from jaxft_protocol.messages import GroupName, Heal, HealId, Incarnation, Member, NewQuorum, QuorumId, Step
+from jaxft_protocol.messages import (
+    GroupName,
+    Heal,
+    HealId,
+    Incarnation,
+    Member,
+    NewQuorum,
+    QuorumId,
+    Step,
+    Stripe,
+)
 from jaxft_protocol.proto import ranks_pb2 as pb
 from jaxft_protocol.replica.state import (
     Apply,
@@ -52,8 +62,8 @@ class Kept:
     address: str = "h:2"
     said: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
 
-    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None:
-        self.said.append(("pin", heal_id, step, log_only))
+    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None:
+        self.said.append(("pin", heal_id, step, log_only, stripe))
 
     def release(self, heal_id: int) -> None:
         self.said.append(("release", heal_id))
@@ -339,11 +349,11 @@ def test_the_leader_stops_the_others_also_when_it_has_its_own_part(pair: Pair) -
 
 
 def test_pins_overtake_what_the_training_thread_does(pair: Pair) -> None:
-    pair.leader.pin(4, 7, log_only=True)
+    pair.leader.pin(4, 7, log_only=True, stripe=Stripe(1, 3))
     pair.leader.release(4)
     pair.leader.all_computed(3, 5)
     patience.until(lambda: pair.follower.all_computed == (3, 5), "the message")
-    assert pair.kept.said == [("pin", 4, 7, True), ("release", 4)]
+    assert pair.kept.said == [("pin", 4, 7, True, Stripe(1, 3)), ("release", 4)]
 
 
 def test_a_rank_whose_loop_ends_early_is_named(pair: Pair) -> None:

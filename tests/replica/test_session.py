@@ -19,6 +19,7 @@ from jaxft_protocol.messages import (
     QuorumId,
     Release,
     Step,
+    Stripe,
     Waiting,
 )
 from jaxft_protocol.replica.state import Applied, Failure, FailureKind, Identity, LeaveNow, Prepared
@@ -45,7 +46,7 @@ class Pins:
     def __init__(self, on_release: Callable[[], None] = lambda: None) -> None:
         self._on_release = on_release
 
-    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None:
+    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None:
         pass
 
     def release(self, heal_id: int) -> None:

@@ -6,7 +6,7 @@ import time
 import pytest
 from jaxft_coordinator._server import Server
 from jaxft_protocol.coordinator.job import Options
-from jaxft_protocol.messages import GroupName, Hello, Incarnation, Step, Welcome
+from jaxft_protocol.messages import GroupName, Hello, Incarnation, Step, Stripe, Welcome
 from jaxft_protocol.replica import machine as core
 from jaxft_protocol.replica import state as r
 
@@ -15,7 +15,7 @@ from tests import patience
 
 
 class NoPins:
-    def pin(self, heal_id: int, step: int, *, log_only: bool = False) -> None: ...
+    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None: ...
 
     def release(self, heal_id: int) -> None: ...
 

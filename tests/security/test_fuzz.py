@@ -27,7 +27,8 @@ from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft._arrays._leaf_types import LeafType
 from jaxft._checkpoints._manifest import Damaged, Manifest, _checksum
 from jaxft._exchange import _frames
-from jaxft._heal._frames import REPLY_BYTES, REQUEST_BYTES, BadFrame, Reply, Request, manifest, read_manifest
+from jaxft._heal import _frames as heal_frames
+from jaxft._heal._frames import REPLY_BYTES, REQUEST_BYTES, BadFrame, Reply, Request, read_manifest
 from jaxft._transport import _handshake
 from jaxft._transport._handshake import BadRequest
 from jaxft._transport._listener import ConnectionRequest, Listener, dial
@@ -400,7 +401,13 @@ json_values = st.recursive(
     max_leaves=8,
 )
 manifest_like = st.fixed_dictionaries(
-    {}, optional={"step": json_values, "leaves": st.lists(st.lists(json_values, max_size=3), max_size=3)}
+    {},
+    optional={
+        "step": json_values,
+        "leaves": st.lists(st.lists(json_values, max_size=3), max_size=3),
+        "stripe": st.lists(json_values, max_size=3) | json_values,
+        "live": json_values,
+    },
 )
 
 
@@ -408,11 +415,12 @@ manifest_like = st.fixed_dictionaries(
 @given(st.text(max_size=100) | json_values.map(json.dumps) | manifest_like.map(json.dumps))
 def test_any_manifest_of_a_donor(said: str) -> None:
     try:
-        step, leaves = read_manifest(said)
+        found = read_manifest(said)
     except BadFrame:
         return
-    assert isinstance(step, int)
-    assert all(isinstance(leaf, LeafType) for leaf in leaves)
+    assert isinstance(found.step, int)
+    assert all(isinstance(leaf, LeafType) for leaf in found.leaves)
+    assert 0 <= found.stripe.number < found.stripe.count
 
 
 @pytest.mark.parametrize(
@@ -425,7 +433,8 @@ def test_manifests_that_are_meant_to_break_json(said: str) -> None:
 
 def test_a_manifest_comes_back_as_it_was() -> None:
     leaves = [LeafType((3, 4), "float32"), LeafType((), "bfloat16")]
-    assert read_manifest(manifest(7, leaves)) == (7, leaves)
+    made = heal_frames.Manifest(7, leaves, m.Stripe(1, 3), live=False)
+    assert read_manifest(made.encode()) == made
 
 
 # ---- checkpoints ----

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jaxft_protocol import credentials
 from jaxft_protocol.credentials import DataKey, JobKey
+from jaxft_protocol.messages import WHOLE
 
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._leaf_types import type_of
@@ -23,7 +24,7 @@ from jaxft._exchange._mesh import Peer
 from jaxft._exchange._patience import Patience
 from jaxft._heal._blob import BlobLayout
 from jaxft._heal._fetch import DonorAt, Fetcher
-from jaxft._heal._frames import REQUEST_BYTES, Kind, Reply, Request, Status, manifest
+from jaxft._heal._frames import REQUEST_BYTES, Kind, Manifest, Reply, Request, Status
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._transport._listener import Abort, Connection, Listener
@@ -103,7 +104,7 @@ def forge_state(victim: socket.socket, tags: Tags) -> None:
             continue
         said = FORGED[0].tobytes().ljust(BlobLayout.of([type_of(FORGED[0])]).total_bytes, b"\0")
         if request.kind is Kind.MANIFEST:
-            said = manifest(0, [type_of(FORGED[0])]).encode()
+            said = Manifest(0, [type_of(FORGED[0])], WHOLE, live=True).encode().encode()
         header = Reply(Status.OK, 0, len(said)).encode()
         victim.sendall(header + said + tags.tag(header, said))
 

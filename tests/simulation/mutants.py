@@ -19,6 +19,7 @@ from jaxft_protocol.coordinator import (
     assign,
     bounds,
     digests,
+    donors,
     draft,
     draining,
     durable,
@@ -31,7 +32,7 @@ from jaxft_protocol.coordinator import (
     terms,
 )
 from jaxft_protocol.coordinator.job import Group, GroupPhase, Job, Persist
-from jaxft_protocol.messages import HealId, HistoryId, QuorumId, Release
+from jaxft_protocol.messages import HealId, HistoryId, QuorumId, Release, Stripe
 from jaxft_protocol.ranks import follower, lanes, leader
 from jaxft_protocol.ranks.messages import Outcome, StopWork, Verdict
 from jaxft_protocol.replica import healing as replica_healing
@@ -355,13 +356,24 @@ def _each_loss_makes_a_quorum(has_gathered: Any) -> Any:
 # ---- healing ----
 
 
-@mutant(sessions, "_donors", "kill", "crash", **_FOUR_THAT_DIFFER)
-def _an_uncommitted_donor(donors: Any) -> Any:
+@mutant(donors, "candidates", "kill", "crash", **_FOUR_THAT_DIFFER)
+def _an_uncommitted_donor(candidates: Any) -> Any:
     """Any group that has joined may donate, whatever it holds (TorchFT)."""
 
     def mutated(draft: Any) -> list[Group]:
-        held = donors(draft)
+        held = candidates(draft)
         return held and draft.select(lambda group: group.phase is not GroupPhase.PRESENT)
+
+    return mutated
+
+
+@mutant(donors, "chosen")
+def _all_donors_keep_the_same_stripe(chosen: Any) -> Any:
+    """The donors of a heal copy the same part of the state, so that the rest is lost when they train on."""
+
+    def mutated(draft: Any, joiner: Any, able: Any) -> Any:
+        stripes = chosen(draft, joiner, able)
+        return [(donor, Stripe(0, max(2, len(stripes)))) for donor, _ in stripes]
 
     return mutated
 
@@ -584,11 +596,12 @@ def _one_that_left_the_checkpoint_to_others_founds_the_job(join_or_wait: Any) ->
 def _donors_are_not_compared(pin: Any) -> Any:
     """A joiner gets its donors before these have reported their digests."""
 
-    def mutated(draft: Any, joiner: Any, step: Any, donors: Any) -> None:
-        pin(draft, joiner, step, donors)
+    def mutated(draft: Any, joiner: Any, step: Any, stripes: Any) -> None:
+        pin(draft, joiner, step, stripes)
         joiner = draft.job.groups[joiner.name]
         if joiner.pinned_step is not None:
-            sessions._tell_heal(draft, joiner, donors)  # pyright: ignore[reportPrivateUsage]
+            serving = [donor for donor, _ in stripes]
+            sessions._tell_heal(draft, joiner, serving)  # pyright: ignore[reportPrivateUsage]
 
     return mutated
 

@@ -207,11 +207,12 @@ class Process(Trainer):
                 self.world.after(delay_s, self._connect, address)
             case r.Close(reason):
                 self._hang_up(reason)
-            case r.PinState(heal_id, number):
+            case r.PinState(heal_id, number, _, stripe):
                 held = len(self.history) + self._applying
                 if number < held:  # what it is to keep, or to log, is gone
                     raise Violation("a pin comes before the commit", f"{self.name} at {held}: pin {number}")
                 self.pins[heal_id] = number
+                self.stripes[heal_id] = stripe
                 self.crew.pin(heal_id, number)
             case r.ReleasePin(heal_id):
                 self._release(heal_id)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from jaxft_protocol.messages import GroupName, Heal, Member, NewQuorum, QuorumId, Step
+from jaxft_protocol.messages import WHOLE, GroupName, Heal, Member, NewQuorum, QuorumId, Step, Stripe
 from jaxft_protocol.ranks import follower, lanes, leader
 from jaxft_protocol.ranks.lanes import Span
 from jaxft_protocol.ranks.messages import Decided, Directed, Judged, Order, StopWork, Verdict
 from jaxft_protocol.replica import state as r
 
+from .stripes import Keeper, feeders
 from .truth import Violation
 
 if TYPE_CHECKING:
@@ -669,19 +670,31 @@ class Crew:
     def _donors_of(
         self, rank: int, heal: Heal, step: Step | None = None
     ) -> "list[tuple[Trainer, int]] | None":
-        """For each span of a rank, a donor's rank that serves it: the snapshot, or the means of a step."""
+        """For each span of a rank, the donors' ranks that serve it: the snapshot, or the means of a step."""
         donors = self.process.donors(heal)
-        sizes = {self.size, *(donor.crew.size for donor in donors)}
+        spans = self._spans(rank, {self.size, *(donor.crew.size for donor in donors)})
         found: list[tuple[Trainer, int]] = []
-        for span in self._spans(rank, sizes):
+        for span in spans:
             ranks = [(donor, reached(span, donor.name, donor.crew.size)) for donor in donors]
             able = [(donor, at) for donor, at in ranks if donor.crew.serves(at, heal, step)]
-            if not able:
+            keepers = [
+                Keeper(one, one[0].crew.keeps(heal, step), one[0].crew.still_holds(one[1], heal))
+                for one in able
+            ]
+            serving = feeders(keepers, self.world.random() if keepers else 0.0)
+            if not serving:
                 return None
-            found.append(able[int(self.world.random() * len(able))])
-        if len(found) > 1:
+            found += serving
+        if len(spans) > 1:
             self.world.sometimes.note("healed in spans")
         return found
+
+    def keeps(self, heal: Heal, step: Step | None) -> Stripe:
+        """What of a state, or of the means of a step, this group keeps: means are whole at each donor."""
+        return self.process.stripes[heal.heal_id] if step is None else WHOLE
+
+    def still_holds(self, rank: int, heal: Heal) -> bool:
+        return len(self.history_of(rank)) == heal.step and (rank > 0 or self.process.still_holds(heal.step))
 
     def serves(self, rank: int, heal: Heal, step: Step | None) -> bool:
         if self.is_dead(rank):

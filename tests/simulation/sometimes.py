@@ -26,6 +26,8 @@ RARE: dict[str, str] = {
     "odd one out": "a group is evicted because its state is not the majority's",
     "heal failed half-way": "no donor is left after the snapshot was in place",
     "donor died mid-heal": "... and another one served",
+    "healed in stripes": "a joiner takes parts of a state from donors that have trained on, and keep no more",
+    "stripe lost": "... or cannot, because one of these donors is gone",
     "joiner died mid-heal": "its donors let go of what they kept",
     "nearly there": "a joiner enters a quorum before it has the last sum",
     "crash before durable": "the coordinator dies while a record is being written, and it is not there afterwards",

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jaxft_protocol.messages import GroupName, Heal, HistoryId, NewQuorum, QuorumId, Step
+from jaxft_protocol.messages import GroupName, Heal, HistoryId, NewQuorum, QuorumId, Step, Stripe
 from jaxft_protocol.replica import machine as core
 from jaxft_protocol.replica import state as r
 
 from .clock import Clock
 from .ranks import Crew
+from .stripes import Keeper, feeders
 from .truth import Violation
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Trainer:
         self.sums: set[tuple[QuorumId, Step]] = set()
         self.digests: set[tuple[Step, int]] = set()  # that it has told, each with its state
         self.pins: dict[int, Step] = {}
+        self.stripes: dict[int, Stripe] = {}  # of all heals that it was ever asked to serve
         self.log: dict[int, QuorumId] = {}
         self.crew = Crew(self, world.setting.size_of(name))
         # What it does.
@@ -96,6 +98,10 @@ class Trainer:
         """Of the state that it holds. The same shards summed in the same order are the same bits."""
         line = len(self.history) if self.world.truth.same_bits else self.history
         return zlib.crc32(repr((self.root, line, sorted(self.skipped), self.flipped)).encode())
+
+    def still_holds(self, step: Step) -> bool:
+        """Whether no step has overwritten that state, or is about to."""
+        return len(self.history) == step and not self._applying
 
     def told_digest(self) -> int:
         """Return the digest of the state that it holds, and remember it."""
@@ -531,20 +537,28 @@ class Trainer:
 
     def _fetch(self, heal: Heal, until_s: float) -> None:
         donors = self._donors(heal)
-        if any(_keeps(donor, heal) for donor in donors):
+        keepers = _keepers(donors, heal)
+        if feeders(keepers, 0.0):
             delay_s = self.world.random() * self.world.setting.fetch_s
             self.world.after(delay_s, self.run, self.token, self._fetch_ends, heal, until_s)
+        elif donors and len(keepers) == len(donors):
+            self.world.sometimes.note("stripe lost")
+            self._fetched(r.HealBroke(heal.heal_id, "no donor keeps some of the state"))
         else:
             self._try_again(self._fetch, donors, heal, until_s)
 
     def _fetch_ends(self, heal: Heal, until_s: float) -> None:
         donors = self._donors(heal)
-        keepers = [donor for donor in donors if _keeps(donor, heal)]
-        if not keepers:
-            self._try_again(self._fetch, donors, heal, until_s)
+        keepers = _keepers(donors, heal)
+        fed_by = feeders(keepers, self.world.random() if keepers else 0.0)
+        if not fed_by:
+            self._fetch(heal, until_s)
             return
-        donor = keepers[int(self.world.random() * len(keepers))]
-        self.world.truth.check_fed(self, heal, donor)
+        if len(fed_by) > 1:
+            self.world.sometimes.note("healed in stripes")
+        for donor in fed_by:
+            self.world.truth.check_fed(self, heal, donor)
+        donor = max(fed_by, key=lambda donor: donor.flipped_in(heal.step))
         self.root, self.history = donor.root, donor.history[: heal.step]
         self.flipped, self.flipped_at = donor.flipped_in(heal.step), donor.flipped_at
         self.skipped = frozenset(step for step in donor.skipped if step < heal.step)
@@ -578,8 +592,12 @@ class Trainer:
         return [donor for donor in found if not donor.dead and not cables.link_is_cut(donor.name, self.name)]
 
 
-def _keeps(donor: Trainer, heal: Heal) -> bool:
-    return donor.pins.get(heal.heal_id) == heal.step and len(donor.history) >= heal.step
+def _keepers(donors: list[Trainer], heal: Heal) -> list[Keeper[Trainer]]:
+    return [
+        Keeper(donor, donor.stripes[heal.heal_id], donor.still_holds(heal.step))
+        for donor in donors
+        if donor.pins.get(heal.heal_id) == heal.step and len(donor.history) >= heal.step
+    ]
 
 
 def _key(directive: r.Directive) -> object:

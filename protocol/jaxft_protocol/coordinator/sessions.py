@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from jaxft_protocol.coordinator import bounds, digests, founding, halting, quorums, terms
+from jaxft_protocol.coordinator import bounds, digests, donors, founding, halting, quorums, terms
 from jaxft_protocol.coordinator.assign import MAX_WEIGHT
 from jaxft_protocol.coordinator.draft import Draft, as_member, names_text
 from jaxft_protocol.coordinator.job import Close, Group, GroupPhase, Holder, Send, SessionId
@@ -30,6 +30,7 @@ from jaxft_protocol.messages import (
     Refused,
     Release,
     Step,
+    Stripe,
     Waiting,
     Welcome,
 )
@@ -278,27 +279,32 @@ def plan_heals(draft: Draft) -> None:
     if frontier is None:
         return
     stale = draft.select(lambda group: group.phase is GroupPhase.STALE and group.heals_again_s <= draft.now_s)
-    donors = _donors(draft) if stale else []
+    able = donors.candidates(draft) if stale else []
     for group in stale:
-        if not donors:
+        if not able:
             if draft.job.finished is not None:
                 _tell_finished(draft, group)
             continue
-        _pin(draft, draft.put(group, phase=GroupPhase.HEALING), frontier.step, donors)
-        draft.log(f"{group.name} heals to step {frontier.step} from {names_text(donors)}")
+        stripes = donors.chosen(draft, group, able)
+        _pin(draft, draft.put(group, phase=GroupPhase.HEALING), frontier.step, stripes)
+        names = names_text([donor for donor, _ in stripes])
+        draft.log(f"{group.name} heals to step {frontier.step} from {names}")
 
 
-def _pin(draft: Draft, joiner: Group, step: Step, donors: list[Group]) -> None:
+def _pin(draft: Draft, joiner: Group, step: Step, stripes: list[tuple[Group, Stripe]]) -> None:
     """Let donors keep state `step`, and ask for its digest: a donor with a corrupt state must not feed a joiner."""
-    heal_id = _ask_donors(draft, step, donors, log_only=False)
-    holders = tuple(donor.holder for donor in donors)
+    heal_id = _new_heal_id(draft)
+    for donor, stripe in stripes:
+        draft.send(donor, Pin(heal_id, step, stripe=stripe))
+    serving = [donor for donor, _ in stripes]
+    holders = tuple(donor.holder for donor in serving)
     joiner = draft.put(
         joiner, heal_id=heal_id, donors=holders, pinned_step=step, pinned={}, pinned_s=draft.now_s
     )
-    if len(donors) == 1:
-        _tell_heal(draft, joiner, donors)  # there is nothing to compare
+    if len(serving) == 1:
+        _tell_heal(draft, joiner, serving)  # there is nothing to compare
         return
-    draft.send(joiner, Waiting(f"the digest of state {step} at {names_text(donors)}", held=True))
+    draft.send(joiner, Waiting(f"the digest of state {step} at {names_text(serving)}", held=True))
 
 
 def _tell_donors(draft: Draft, joiner: Group) -> None:
@@ -311,17 +317,21 @@ def _tell_donors(draft: Draft, joiner: Group) -> None:
     joiner = draft.job.groups.get(joiner.name, joiner)
     if joiner.pinned_step is None or joiner.name not in draft.job.groups:
         return  # the digests for another joiner have ended this heal, or the job
-    donors = [donor for donor in _present(draft, joiner.donors) if donor.phase in _DONATES]
-    if not donors:
+    asked = [donor for donor in _present(draft, joiner.donors) if donor.phase in _DONATES]
+    if not asked:
         _give_up_heal(draft, joiner)
         return
-    told = [donor for donor in donors if donor.holder in joiner.pinned]
+    told = [donor for donor in asked if donor.holder in joiner.pinned]
     options = draft.job.options
-    few = 0 < 2 * len(told) <= len(donors)
+    few = 0 < 2 * len(told) <= len(asked)
     most_s = max(options.heartbeat_timeout_s, options.join_timeout_s if few else 0.0)
-    if len(told) < len(donors) and draft.now_s - joiner.pinned_s <= most_s:
+    if len(told) < len(asked) and draft.now_s - joiner.pinned_s <= most_s:
         return
     given = {donor.name: joiner.pinned[donor.holder] for donor in told}
+    if len(set(given.values())) > 1 and _others_can_tell(draft, joiner):
+        draft.log(f"{joiner.name} does not heal: {digests.listed(given)}; asks all donors")
+        _give_up_heal(draft, joiner)
+        return
     odd = digests.odd_ones(given)
     if odd is None:
         halting.diverge(draft, digests.listed(given))
@@ -329,21 +339,28 @@ def _tell_donors(draft: Draft, joiner: Group) -> None:
     for donor in told:
         if donor.name in odd:
             quorums.put_out_odd(draft, donor.holder, given)
-    _tell_heal(draft, joiner, [donor for donor in told if donor.name not in odd] or donors)
+    _tell_heal(draft, joiner, [donor for donor in told if donor.name not in odd] or asked)
     quorums.lose(draft, *odd)
 
 
-def _tell_heal(draft: Draft, joiner: Group, donors: list[Group]) -> None:
+def _others_can_tell(draft: Draft, joiner: Group) -> bool:
+    """Whether there are donors that were not asked for their digest, because a few are enough if they agree."""
+    if donors.asks_all(joiner):
+        return False
+    return any(donor.holder not in joiner.donors for donor in donors.candidates(draft))
+
+
+def _tell_heal(draft: Draft, joiner: Group, serving: list[Group]) -> None:
     step, heal_id, frontier = joiner.pinned_step, joiner.heal_id, draft.job.frontier
     assert step is not None
     assert heal_id is not None
     assert frontier is not None
-    serving = tuple(donor.holder for donor in donors)
+    holders = tuple(donor.holder for donor in serving)
     for donor in _present(draft, joiner.donors):
-        if donor.holder not in serving:
+        if donor.holder not in holders:
             draft.send(donor, Release(heal_id))
-    joiner = draft.put(joiner, donors=serving, pinned_step=None, pinned={})
-    draft.send(joiner, Heal(heal_id, step, _as_members(donors), history=draft.job.history))
+    joiner = draft.put(joiner, donors=holders, pinned_step=None, pinned={})
+    draft.send(joiner, Heal(heal_id, step, _as_members(serving), history=draft.job.history))
     if frontier.step != step:
         draft.send(joiner, FrontierMoved(frontier.step))
 
@@ -370,32 +387,32 @@ def plan_following(draft: Draft) -> None:
         lambda group: group.phase is GroupPhase.READY and (group.heal_id is None or group.spare)
     )
     for group in standing:
-        donors = draft.select(lambda other: quorums.is_member(other) and other.holder in frontier.holders)
-        new = [donor for donor in donors if donor.holder not in group.donors]
+        followed = draft.select(lambda other: quorums.is_member(other) and other.holder in frontier.holders)
+        new = [donor for donor in followed if donor.holder not in group.donors]
         if group.step != frontier.step or not new:
             continue
         follower = draft.release_heal(group)
-        _begin_following(draft, follower, frontier.step, donors)
-        draft.log(f"{group.name} stands by at step {frontier.step}, follows {names_text(donors)}")
+        _begin_following(draft, follower, frontier.step, followed)
+        draft.log(f"{group.name} stands by at step {frontier.step}, follows {names_text(followed)}")
 
 
-def _begin_following(draft: Draft, group: Group, step: Step, donors: list[Group]) -> None:
+def _begin_following(draft: Draft, group: Group, step: Step, followed: list[Group]) -> None:
     """Tell donors what to log for `group`, then send `group` its donors."""
-    heal_id = _ask_donors(draft, step, donors, log_only=True)
-    draft.put(group, heal_id=heal_id, donors=tuple(donor.holder for donor in donors))
-    draft.send(group, Heal(heal_id, step, _as_members(donors), True, draft.job.history))
+    heal_id = _new_heal_id(draft)
+    for donor in followed:
+        draft.send(donor, Pin(heal_id, step, log_only=True))
+    draft.put(group, heal_id=heal_id, donors=tuple(donor.holder for donor in followed))
+    draft.send(group, Heal(heal_id, step, _as_members(followed), True, draft.job.history))
 
 
-def _ask_donors(draft: Draft, step: Step, donors: list[Group], *, log_only: bool) -> HealId:
+def _new_heal_id(draft: Draft) -> HealId:
     heal_id = HealId(draft.job.last_heal_id + 1)
     draft.update(last_heal_id=heal_id)
-    for donor in donors:
-        draft.send(donor, Pin(heal_id, step, log_only))
     return heal_id
 
 
-def _as_members(donors: list[Group]) -> tuple[Member, ...]:
-    return tuple(as_member(donor) for donor in donors)
+def _as_members(groups: list[Group]) -> tuple[Member, ...]:
+    return tuple(as_member(group) for group in groups)
 
 
 def _held_now(draft: Draft, group: Group, message: HealFailed) -> dict[str, object]:
@@ -404,15 +421,6 @@ def _held_now(draft: Draft, group: Group, message: HealFailed) -> dict[str, obje
     if (message.step, history) == (group.step, group.history) or group.holder in draft.job.distrusted:
         return {}
     return {"step": message.step, "history": history, "digest": None}
-
-
-def _donors(draft: Draft) -> list[Group]:
-    """Return the donors: members; else groups that are ready; else groups that are leaving."""
-    holders = draft.holders()
-    for phase in (GroupPhase.MEMBER, GroupPhase.READY):
-        if staying := [holder for holder in holders if holder.phase is phase]:
-            return staying
-    return holders
 
 
 def finish(draft: Draft) -> None:

@@ -350,14 +350,18 @@ class Commit(_message.Message):
     def __init__(self, quorum_id: _Optional[int] = ..., step: _Optional[int] = ..., next: _Optional[_Union[NewQuorum, _Mapping]] = ...) -> None: ...
 
 class Pin(_message.Message):
-    __slots__ = ("heal_id", "step", "log_only")
+    __slots__ = ("heal_id", "step", "log_only", "stripe", "stripes")
     HEAL_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOG_ONLY_FIELD_NUMBER: _ClassVar[int]
+    STRIPE_FIELD_NUMBER: _ClassVar[int]
+    STRIPES_FIELD_NUMBER: _ClassVar[int]
     heal_id: int
     step: int
     log_only: bool
-    def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ..., log_only: bool = ...) -> None: ...
+    stripe: int
+    stripes: int
+    def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ..., log_only: bool = ..., stripe: _Optional[int] = ..., stripes: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("heal_id",)

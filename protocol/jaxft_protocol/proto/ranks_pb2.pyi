@@ -186,14 +186,18 @@ class StopWork(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class PinState(_message.Message):
-    __slots__ = ("heal_id", "step", "log_only")
+    __slots__ = ("heal_id", "step", "log_only", "stripe", "stripes")
     HEAL_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOG_ONLY_FIELD_NUMBER: _ClassVar[int]
+    STRIPE_FIELD_NUMBER: _ClassVar[int]
+    STRIPES_FIELD_NUMBER: _ClassVar[int]
     heal_id: int
     step: int
     log_only: bool
-    def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ..., log_only: bool = ...) -> None: ...
+    stripe: int
+    stripes: int
+    def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ..., log_only: bool = ..., stripe: _Optional[int] = ..., stripes: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("progress", "drains")

@@ -71,7 +71,7 @@ def _answer_pins(draft: Draft) -> None:
 def pin(draft: Draft, message: Pin) -> None:
     heal_id, due = message.heal_id, draft.replica.digests_due
     draft.update(pins=draft.replica.pins | {heal_id})
-    draft.effects.append(PinState(heal_id, message.step, message.log_only))
+    draft.effects.append(PinState(heal_id, message.step, message.log_only, message.stripe))
     if not message.log_only:
         draft.update(digests_due={**due, heal_id: message.step})
         _answer_pins(draft)

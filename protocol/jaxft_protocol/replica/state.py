@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxft_protocol.messages import (
+    WHOLE,
     CoordinatorMessage,
     GroupMessage,
     GroupName,
@@ -15,6 +16,7 @@ from jaxft_protocol.messages import (
     NewQuorum,
     QuorumId,
     Step,
+    Stripe,
     Vote,
 )
 
@@ -271,6 +273,7 @@ class PinState:
     heal_id: HealId
     step: Step
     log_only: bool = False
+    stripe: Stripe = WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from jaxft_protocol.messages import (
     Ready,
     Release,
     Step,
+    Stripe,
     Waiting,
     Welcome,
 )
@@ -22,14 +23,15 @@ from .helpers import Desk, committed, healing, members, running, shards, tried_a
 # ---- donors ----
 
 
-def test_a_joiner_gets_all_holders_as_donors_and_each_of_them_a_pin():
+def test_a_joiner_gets_all_of_a_few_holders_as_donors_and_each_of_them_a_pin():
     desk = running("a", "b")
     desk.commit()
     done = desk.come("c", digest="fresh")
     heal = done.only(Heal)["c"]
     assert (heal.step, [donor.address for donor in heal.donors]) == (1, ["a:1", "b:1"])
-    pin = Pin(heal.heal_id, Step(1))
-    assert done.only(Pin) == {"a": pin, "b": pin}
+    assert done.only(Pin) == {
+        name: Pin(heal.heal_id, Step(1), stripe=Stripe(number, 2)) for number, name in enumerate("ab")
+    }
 
 
 def test_pins_precede_the_heal_and_every_later_commit():
