@@ -214,6 +214,7 @@ def open_all(
     """
     number = [peer.group for peer in members].index(me)
     wanted = {each for part in parts for each in part} - {number}
+    listener.check(len(wanted))
     kept: dict[int, Kept] = {}
     for links in before:
         kept |= links.give_up(members)
@@ -226,7 +227,6 @@ def open_all(
     listener.forget(quorum_id - 1)
     stamps = [Stamp(n, tag(job), quorum_id, 0, 0) for n in range(len(members))]
     try:
-        listener.check(len(wanted))
         connections = connect_mesh(
             listener,
             request,

@@ -127,7 +127,8 @@ class SpanLinks:
 
     def _links_for(self, way: Way) -> AnyLinks:
         if way not in self._links:
-            self._links[way] = self._open(*way, self._stop, self._before.pop(way, None))
+            self._links[way] = self._open(*way, self._stop, self._before.get(way))
+            self._before.pop(way, None)
         return self._links[way]
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ import pytest
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import _exchange, _patience, _reducer
-from jaxft._exchange._frames import PARTIAL, Stamp, tag
+from jaxft._exchange._frames import PARTIAL, VERSION, Stamp, tag
 from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import Plan, partials_to, results_from
@@ -121,7 +121,7 @@ def test_raw_header_is_the_first_header() -> None:
         (raw_header(offset=2**63), "offset is 9223372036854775808, expected 0"),
         (raw_header(region=7), "region is 7, expected 0"),
         (raw_header(node_start=0), "node_start is 0, expected 1"),
-        (first_header()[:4] + b"\x09" + first_header()[5:], "version is 9, expected 3"),
+        (first_header()[:4] + b"\x09" + first_header()[5:], f"version is 9, expected {VERSION}"),
         (first_header()[:5] + b"\x07" + first_header()[6:], "kind is 7, expected 1"),
     ],
 )

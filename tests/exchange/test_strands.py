@@ -196,7 +196,7 @@ def test_small_exchanges_between_large_ones_need_one_strand() -> None:
 def test_each_strand_stays_near_its_network_card_and_its_caller_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before, carry_out = os.sched_getaffinity(0), _spans.exchange_into
+    before, carry_out = os.sched_getaffinity(0), _spans.exchange_over
     asked: list[str] = []
     strands: list[set[int]] = []
 
@@ -213,7 +213,7 @@ def test_each_strand_stays_near_its_network_card_and_its_caller_does_not(
         return os.sched_getaffinity(0)
 
     monkeypatch.setattr(_cores, "_near", near)
-    monkeypatch.setattr(_spans, "exchange_into", noted)
+    monkeypatch.setattr(_spans, "exchange_over", noted)
     with quorum() as members:
         open_all(members, 1)
         callers = together(

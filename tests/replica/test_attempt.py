@@ -17,7 +17,7 @@ from jaxft_protocol.replica.state import Applied, Event, ExchangeBroke, Exchange
 import jaxft
 from jaxft._errors import ConfigurationError, ExchangeFailed, JaxftError
 from jaxft._exchange import _spans
-from jaxft._exchange._grid_links import MakePatience
+from jaxft._exchange._grid_links import AnyLinks, MakePatience
 from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
@@ -469,10 +469,10 @@ def test_links_that_are_opened_for_a_later_exchange_wait_longer_too(
 ) -> None:
     """Lanes without a leaf in the first exchange have no links before the second, for which peers still compute."""
     waits_s: list[float] = []
-    opened = Links.open
+    opened = _attempt.open_links
     group = staged(listener, shards=1)
 
-    def noted(*args: Any, patience: Patience, **kwargs: Any) -> Links:
+    def noted(*args: Any, patience: Patience, **kwargs: Any) -> AnyLinks:
         waits_s.append(patience.timeout_s)
         return opened(*args, patience=patience, **kwargs)
 
@@ -482,7 +482,7 @@ def test_links_that_are_opened_for_a_later_exchange_wait_longer_too(
         links.close()
         task.partials.mean_into(task.result)
 
-    monkeypatch.setattr(Links, "open", noted)
+    monkeypatch.setattr(_attempt, "open_links", noted)
     monkeypatch.setattr(_spans, "exchange_over", alone)
     group.attempt(quorum(1, 1, group_1=(0,)))
     assert waits_s[0] == 7.5
