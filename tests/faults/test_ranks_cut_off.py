@@ -16,7 +16,7 @@ from jaxft._launch._ranks import free_ports
 from tests import patience
 from tests.clusters import Cluster, Worker, cluster
 from tests.faults.namespaces import MISSING, Switch, available, switch
-from tests.processes.ranks import Group, start_ranks
+from tests.processes.ranks import Group, digest_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -150,15 +150,7 @@ def net() -> Iterator[Switch]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return digest_of(tmp_path_factory.mktemp("alone"), "--steps", str(STEPS))
-
-
-def digest_of(folder: Path, *flags: str) -> str:
-    """The digest of the same training by one process with as many devices, without a job."""
-    with cluster(folder) as here:
-        alone = start_ranks(here, "alone", 1, flags, devices=RANKS, coordinated=False)
-        here.until_finished(*alone.ranks)
-        return alone.leader.events()[-1]["digest"]
+    return digest_of(tmp_path_factory.mktemp("alone"), RANKS, "--steps", str(STEPS))
 
 
 @contextmanager
@@ -355,7 +347,7 @@ def test_a_rank_that_is_cut_off_from_its_donors_heals_when_it_reaches_them(
 def test_a_rank_whose_heal_takes_long_is_waited_for_while_bytes_move(net: Switch, tmp_path: Path) -> None:
     """Rank 0 has what it needs at once, and waits for the other longer than `failure_timeout_s`."""
     steps, width = 6, ("--width", "60000")
-    undisturbed = digest_of(tmp_path, "--steps", str(steps), *width)
+    undisturbed = digest_of(tmp_path, RANKS, "--steps", str(steps), *width)
     # Three matrices of 16 rows with 4 bytes, and three of 4 columns with 2 or 4, of which each rank holds a half.
     least_bytes = 60_000 * (3 * 16 * 4 + 3 * 4 * 2) / RANKS
     # A donor gives up a joiner that takes 30 s for a chunk: seven in 90 s are quicker.
@@ -380,7 +372,7 @@ def test_a_rank_whose_heal_takes_long_is_waited_for_while_bytes_move(net: Switch
 def test_a_rank_whose_exchange_takes_long_is_waited_for_while_bytes_move(net: Switch, tmp_path: Path) -> None:
     """Rank 0 of both groups has its lanes at once, and waits for the other longer than `failure_timeout_s`."""
     steps, width = 6, ("--width", "60000")
-    undisturbed = digest_of(tmp_path, "--steps", str(steps), *width)
+    undisturbed = digest_of(tmp_path, RANKS, "--steps", str(steps), *width)
     # The gradients of a matrix of 16 rows and of one of 4 columns, of which each rank sends a half.
     least_bytes = 60_000 * (16 + 4) * 4 / RANKS
     with job_on(net, tmp_path, most_failure_s=45.0) as job:

@@ -13,7 +13,7 @@ import pytest
 
 from tests import patience
 from tests.launch.test_hosts import HERE, children_of
-from tests.launch.test_real import Training, ranks_of, training_ranks
+from tests.launch.test_real import Training, ranks_of, training_ranks, undisturbed_ranks
 
 GROUPS = ("group-0", "group-1")
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
@@ -28,11 +28,6 @@ def pids_of(job: Training, part: str) -> list[int]:
 
 
 def test_a_rank_and_a_host_are_lost_and_the_bits_stay(tmp_path: Path) -> None:
-    with training_ranks(tmp_path / "undisturbed", GROUPS[:1]) as job:
-        job.until_step(1, *ranks_of(GROUPS[:1]))
-        job.hurry()
-        assert job.running.status() == 0, job.running.text()
-        (undisturbed,) = job.digests(*ranks_of(GROUPS[:1]))
     words = ("--hosts", ",".join(HOSTS), "--remote-shell", HERE, "--job", "toy")
     with training_ranks(tmp_path / "run", GROUPS, *words, nproc=1) as job:
         job.until_step(3, *ranks_of(GROUPS))
@@ -50,7 +45,7 @@ def test_a_rank_and_a_host_are_lost_and_the_bits_stay(tmp_path: Path) -> None:
             until_back(job, f"group-1.{rank}", before)
         job.hurry()
         assert job.running.status() == 0, job.running.text()
-    assert job.digests(*ranks_of(GROUPS)) == {undisturbed}
+    assert job.digests(*ranks_of(GROUPS)) == {undisturbed_ranks(tmp_path)}
     assert {event["group"] for event in job.running.events("group_restarts")} == {"group-1@127.0.0.3"}
 
 

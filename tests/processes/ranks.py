@@ -3,9 +3,10 @@
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from jaxft._launch._ranks import free_ports
-from tests.clusters import Cluster, Worker
+from tests.clusters import Cluster, Worker, cluster
 
 AGAIN = 75
 
@@ -55,3 +56,14 @@ def start_ranks(
             for rank in range(ranks)
         ],
     )
+
+
+def digest_of(folder: Path, devices: int, *flags: str) -> str:
+    """The digest of the same training by one process with as many devices as a group's ranks, without a job.
+
+    Two processes would give the same bits, and wait for each other in busy loops of gloo.
+    """
+    with cluster(folder) as here:
+        alone = start_ranks(here, "alone", 1, flags, devices=devices, coordinated=False)
+        here.until_finished(*alone.ranks)
+        return alone.leader.events()[-1]["digest"]

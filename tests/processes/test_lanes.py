@@ -7,7 +7,7 @@ import pytest
 
 from jaxft._launch._ranks import free_ports
 from tests.clusters import Cluster, cluster
-from tests.processes.ranks import Group, assert_ends_with_its_group
+from tests.processes.ranks import Group, assert_ends_with_its_group, digest_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -34,7 +34,6 @@ def start(
                 name,
                 *("--world", f"{rank}:{world}", "--steps", str(STEPS), *flags),
                 *(("--die", die[1]) if die is not None and die[0] == rank else ()),
-                coordinated=name != "alone",
             )
             for rank in range(ranks)
         ],
@@ -43,11 +42,7 @@ def start(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of the same training by one process, without a job."""
-    with cluster(tmp_path_factory.mktemp("alone")) as here:
-        group = start(here, "alone", 1)
-        here.until_finished(*group.ranks)
-        return group.leader.events()[-1]["digest"]
+    return digest_of(tmp_path_factory.mktemp("alone"), DEVICES, "--steps", str(STEPS))
 
 
 @pytest.mark.parametrize(

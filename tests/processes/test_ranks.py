@@ -10,14 +10,14 @@ from jaxft_protocol import credentials
 from jaxft._launch._ranks import free_ports
 from tests.clusters import Cluster, cluster
 from tests.operate import port
-from tests.processes.ranks import AGAIN, Group, assert_ends_with_its_group
+from tests.processes.ranks import AGAIN, Group, assert_ends_with_its_group, digest_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-STEPS = 40
+STEPS = 18
 KILLED_AT = 5
-GATE = 10
-LAST_GATE = 30
+GATE = 7
+LAST_GATE = 12
 RANKS = 2
 # Of four shards in two groups, group-1 computes the third and the fourth.
 UNREADABLE = ("--unreadable", "5:2")
@@ -77,13 +77,7 @@ def start_together(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of the same training by one group of as many processes, without a job."""
-    with cluster(tmp_path_factory.mktemp("alone")) as here:
-        group = start(here, "alone", coordinated=False)
-        here.until_finished(*group.ranks)
-        digests = {worker.events()[-1]["digest"] for worker in group.ranks}
-        assert len(digests) == 1
-        return digests.pop()
+    return digest_of(tmp_path_factory.mktemp("alone"), RANKS, "--steps", str(STEPS))
 
 
 @pytest.mark.parametrize(

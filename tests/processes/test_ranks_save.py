@@ -7,7 +7,7 @@ import pytest
 from orbax.checkpoint.experimental import v1 as ocp
 
 from tests.clusters import Cluster, cluster
-from tests.processes.ranks import Group, assert_ends_with_its_group, start_ranks
+from tests.processes.ranks import Group, assert_ends_with_its_group, digest_of, start_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -52,10 +52,7 @@ def kill_once_saved(here: Cluster, *groups: Group, step: int) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with cluster(tmp_path_factory.mktemp("alone")) as here:
-        alone = start_ranks(here, "alone", 1, ("--steps", str(STEPS)), devices=2, coordinated=False)
-        here.until_finished(*alone.ranks)
-        return alone.leader.events()[-1]["digest"]
+    return digest_of(tmp_path_factory.mktemp("alone"), 2, "--steps", str(STEPS))
 
 
 def test_groups_that_all_die_resume_with_the_same_bits(undisturbed: str, tmp_path: Path) -> None:
