@@ -14,7 +14,8 @@ from tests import patience
 from tests.launch.launches import Launch, launch
 from tests.shared import compiled_environment
 
-PROGRAM = (sys.executable, str(Path(__file__).with_name("ladder_program.py")), "{folder}", "400")
+STEPS = 120
+PROGRAM = (sys.executable, str(Path(__file__).with_name("ladder_program.py")), "{folder}", str(STEPS))
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
@@ -60,5 +61,5 @@ def test_four_devices_then_two_then_four(tmp_path: Path) -> None:
     assert {len(shards) for shards in on_two} == {2}
     assert len(steps_of(running, "group-1")[-2]["shards"]) == 3
     # group-0 has applied each step once: none was lost while the other changed its mesh.
-    assert [one["step"] for one in steps_of(running, "group-0")[:-1]] == list(range(400))
+    assert [one["step"] for one in steps_of(running, "group-0")[:-1]] == list(range(STEPS))
     assert all(event["warm"] for event in running.events("group_started"))
