@@ -25,7 +25,9 @@ from examples.mlp.train import Flags, make_train_step, train
 from jaxft._launch._events import FinishedEvent, parse_event
 from jaxft.data import Batches
 from tests import patience
-from tests.clusters import cluster, started_fresh
+from tests.clusters import cluster
+from tests.forks import Script
+from tests.shared import shared
 
 pytestmark = pytest.mark.unoptimized
 
@@ -231,14 +233,14 @@ def test_two_groups_end_as_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "4",
         "--digest-at-end",
     )
-    flags += ("--compilation-cache", str(tmp_path / "cache"))
+    flags += ("--compilation-cache", str(shared("compiled")))
     with cluster(tmp_path) as here:
         here.start_coordinator("--min-replicas", "2")
         for group, devices in (("a", 2), ("b", 2), ("alone", 1)):
             joins = () if group == "alone" else ("--coordinator", f"localhost:{here.port}", "--group", group)
             events = ("--events", str(tmp_path / f"{group}.jsonl"), "--cpu-devices", str(devices))
-            command = (sys.executable, "-m", "examples.mlp.train", *flags, *joins, *events)
-            here.started.append(started_fresh(command, tmp_path / f"{group}.log"))
+            process = Script("examples.mlp.train", (*flags, *joins, *events), tmp_path / f"{group}.log")
+            here.started.append(process)
         for process in here.started[1:]:
             here.until(lambda process=process: process.poll() == 0, "all to end")
     told = {

@@ -73,9 +73,10 @@ def test_the_plain_loop_of_the_page_runs_and_learns(port: Path, tmp_path: Path) 
 def test_a_kill_changes_no_bit_of_a_run_alone(port: Path, tmp_path: Path) -> None:
     flags = ("--port", str(port), "--steps", str(STEPS))
     with cluster(tmp_path) as here:
+        alone = here.start("alone", *flags, script=GROUP, coordinated=False)
+        here.until_finished(alone)  # what it has compiled serves the others
         # Of two groups that are needed one dies, so the job cannot end before it is back.
         here.start_coordinator("--min-replicas", "2")
-        alone = here.start("alone", *flags, script=GROUP, coordinated=False)
         survivor = here.start("group-0", *flags, script=GROUP)
         victim = here.start("group-1", *flags, "--die", f"exchange step {STEPS // 2}", script=GROUP)
         here.until_dead(victim)
