@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[1]
 WORKER = ROOT / "tests" / "processes" / "worker.py"
 DEADLINE_S = 60.0
 ALONE_STEPS = 120
+# With flags there are fewer: some widen the model, and few tests have the same ones.
+FLAGGED_STEPS = 20
 # The job begins as soon as all groups that are present have joined, instead of waiting for one heartbeat timeout for
 # groups that may hold a newer state: here none comes.
 AT_ONCE = ("--founding-wait-ms", "0")
@@ -197,10 +199,11 @@ def started_fresh(command: tuple[str, ...], log_path: Path, **variables: str) ->
 def digest_alone(steps: int, *flags: str) -> str:
     """The digest of the same training after so many steps, alone and without a failure.
 
-    One run serves all tests that are content with `ALONE_STEPS`. The one without flags runs in a fresh interpreter
-    and compiles everything itself: if groups agree with it, sharing compiled programs changes no bit.
+    One run serves all tests that are content with `ALONE_STEPS`, or, with the same flags, with `FLAGGED_STEPS`. The
+    one without flags runs in a fresh interpreter and compiles everything itself: if groups agree with it, sharing
+    compiled programs changes no bit.
     """
-    length = max(steps, ALONE_STEPS)
+    length = max(steps, FLAGGED_STEPS if flags else ALONE_STEPS)
     folder = shared("alone") / hashlib.sha256(repr((length, flags)).encode()).hexdigest()
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("wb") as lock:
