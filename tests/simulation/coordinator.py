@@ -29,6 +29,7 @@ from jaxft_protocol.coordinator.job import (
     Tick,
 )
 from jaxft_protocol.messages import (
+    Alive,
     Evicted,
     GroupMessage,
     Halted,
@@ -112,7 +113,7 @@ class Life:
             self._handle(SessionClosed(stream.id, "its connection closed"))
         elif stream.id not in self._closed:
             if type(message) is Heartbeat:
-                stream.heartbeat()
+                stream.down(Alive())
             if type(message) is Vote and message.ok:
                 self._check_compared(message)
             self._handle(Received(stream.id, message))

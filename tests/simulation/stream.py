@@ -4,7 +4,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from jaxft_protocol.coordinator.job import SessionId
-from jaxft_protocol.messages import HEARTBEATS_PER_ANSWER, Alive, CoordinatorMessage, GroupMessage
+from jaxft_protocol.messages import CoordinatorMessage, GroupMessage
 from jaxft_protocol.replica import state as r
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ class Stream:
         self.silent_since_s: float | None = None  # whether or not an end has noticed
         self._ups: deque[GroupMessage | None] = deque()  # under way; None is the end
         self._downs: deque[CoordinatorMessage | None] = deque()
-        self.unanswered = 0  # heartbeats since the last message to the group
         self._up_s = self._down_s = world.now_s  # when the last one arrives
         self._up_ends_s = self._down_ends_s = NEVER
         self._up_held_s = 0.0  # what is still under way arrives only then
@@ -84,15 +83,8 @@ class Stream:
         self._up_s = max(self._up_s, world.now_s + 0.0002 + world.random() * world.setting.delay_s)
         world.at(self._up_s, self._arrive_up)
 
-    def heartbeat(self) -> None:
-        """As `_Session.heartbeat` of the server."""
-        self.unanswered += 1
-        if self.unanswered == HEARTBEATS_PER_ANSWER:
-            self.down(Alive())
-
     def down(self, message: CoordinatorMessage | None) -> None:
         world = self.world
-        self.unanswered = 0
         self._downs.append(message)
         self._down_s = max(self._down_s, world.now_s + 0.0002 + world.random() * world.setting.delay_s)
         world.at(self._down_s, self._arrive_down)
