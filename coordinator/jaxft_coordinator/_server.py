@@ -109,7 +109,7 @@ class _Session:
     closed: bool = False
 
     def heartbeat(self) -> None:
-        """Answer every second heartbeat in a row."""
+        """Answer every third heartbeat in a row."""
         self.unanswered += 1
         if self.unanswered == HEARTBEATS_PER_ANSWER:
             self.put(_ALIVE)

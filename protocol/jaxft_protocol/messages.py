@@ -296,9 +296,9 @@ class AllComputed:
     step: Step
 
 
-# So many heartbeats of a group without a message to it get `Alive`. In an idle coordinator, an answer costs nearly
-# as much as a heartbeat.
-HEARTBEATS_PER_ANSWER = 2
+# So many heartbeats of a group without a message to it get `Alive`. Answers to each would be a third of what an idle
+# coordinator does.
+HEARTBEATS_PER_ANSWER = 3
 
 
 @dataclass(frozen=True, slots=True)

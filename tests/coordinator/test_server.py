@@ -20,6 +20,7 @@ from jaxft_protocol import deltas, wire
 from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import GroupPhase, Options, Tick
 from jaxft_protocol.messages import (
+    HEARTBEATS_PER_ANSWER,
     Alive,
     AllComputed,
     Commit,
@@ -226,19 +227,19 @@ def test_a_silent_group_is_put_out():
     run(scenario)
 
 
-def test_every_second_heartbeat_in_a_row_is_answered():
+def test_every_third_heartbeat_in_a_row_is_answered():
     async def scenario() -> None:
         async with serving() as server, pair(server) as (a, _, _):
-            for _ in range(3):
+            for _ in range(HEARTBEATS_PER_ANSWER + 1):
                 await a.say(Heartbeat())
             await a.say(Vote(QuorumId(1), Step(0), ok=False, reason="to be answered"))
             heard: list[object] = []
             while not isinstance(heard[-1] if heard else None, NewQuorum):
                 heard.append(await a.hear())
             assert [type(each) for each in heard].count(Alive) == 1
-            # What is sent meanwhile is an answer: the third heartbeat was the first since then.
-            await a.say(Heartbeat())
-            await a.say(Heartbeat())
+            # What was sent is an answer too.
+            for _ in range(HEARTBEATS_PER_ANSWER):
+                await a.say(Heartbeat())
             assert await a.hear_until(Alive) == Alive()
 
     run(scenario)
