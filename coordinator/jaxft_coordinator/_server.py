@@ -31,7 +31,6 @@ from jaxft_protocol.coordinator.job import (
     SessionId,
 )
 from jaxft_protocol.messages import (
-    HEARTBEATS_PER_ANSWER,
     Alive,
     CoordinatorMessage,
     Evicted,
@@ -105,20 +104,12 @@ class _Session:
     # The last quorum on this stream: the next one is sent as the difference from it.
     carried: NewQuorum | None = None
     outbox: Outbox[Said | None] = field(default_factory=lambda: Outbox(MAX_OUTBOX_MESSAGES))
-    unanswered: int = 0  # heartbeats since the last message to the group
     closed: bool = False
-
-    def heartbeat(self) -> None:
-        """Answer every third heartbeat in a row."""
-        self.unanswered += 1
-        if self.unanswered == HEARTBEATS_PER_ANSWER:
-            self.put(_ALIVE)
 
     def put(self, message: Said | None) -> None:
         """Queue `message`; None ends the stream after the messages queued so far."""
         if self.closed:
             return
-        self.unanswered = 0
         if message is None:
             self.closed = True
         try:
@@ -418,7 +409,7 @@ class Server(pb_grpc.CoordinatorServicer):
             return
         self._jobs.step(session.job, Received(session.id, message))
         if isinstance(message, Heartbeat):
-            session.heartbeat()
+            session.put(_ALIVE)
 
     def _closed(self, session: _Session, reason: str) -> None:
         self._admission.leave(session.id)

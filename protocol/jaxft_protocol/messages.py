@@ -296,14 +296,9 @@ class AllComputed:
     step: Step
 
 
-# So many heartbeats of a group without a message to it get `Alive`. Answers to each would be a third of what an idle
-# coordinator does.
-HEARTBEATS_PER_ANSWER = 3
-
-
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The reply to heartbeats, as any other message is. The shell sends it at once: it depends on no decision."""
+    """The reply to a heartbeat. The shell sends it at once: it depends on no decision."""
 
 
 CoordinatorMessage = (

@@ -20,8 +20,6 @@ from jaxft_protocol import deltas, wire
 from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import GroupPhase, Options, Tick
 from jaxft_protocol.messages import (
-    HEARTBEATS_PER_ANSWER,
-    Alive,
     AllComputed,
     Commit,
     CoordinatorMessage,
@@ -223,24 +221,6 @@ def test_a_silent_group_is_put_out():
             beating.cancel()
             assert isinstance(again, NewQuorum)
             assert [member.group for member in again.members] == ["a"]
-
-    run(scenario)
-
-
-def test_every_third_heartbeat_in_a_row_is_answered():
-    async def scenario() -> None:
-        async with serving() as server, pair(server) as (a, _, _):
-            for _ in range(HEARTBEATS_PER_ANSWER + 1):
-                await a.say(Heartbeat())
-            await a.say(Vote(QuorumId(1), Step(0), ok=False, reason="to be answered"))
-            heard: list[object] = []
-            while not isinstance(heard[-1] if heard else None, NewQuorum):
-                heard.append(await a.hear())
-            assert [type(each) for each in heard].count(Alive) == 1
-            # What was sent is an answer too.
-            for _ in range(HEARTBEATS_PER_ANSWER):
-                await a.say(Heartbeat())
-            assert await a.hear_until(Alive) == Alive()
 
     run(scenario)
 

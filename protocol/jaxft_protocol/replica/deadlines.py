@@ -7,8 +7,8 @@ from jaxft_protocol.replica.state import Close, FailureKind, Phase, Tick
 
 # A coordinator answers a Hello in milliseconds. If it is frozen, or its machine is gone, it does not answer at all.
 GREETING_TIMEOUT_S = 5.0
-# The coordinator waits for five heartbeats, and answers three at a time: four may be late, in either direction.
-HEARTBEATS_UNANSWERED = 7
+# The coordinator waits for as many heartbeats of a group: the timeout is the same in both directions.
+HEARTBEATS_UNANSWERED = 5
 
 
 def tick(draft: Draft, event: Tick) -> None:
